@@ -14,7 +14,7 @@ if __name__ == "__main__":
     from pages.parts import frame
 
     icon = Path(__file__).parent / "pages" / "parts" / "icon.svg"
-    pages = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com
+    pages = {  # no icons: the browser would fetch each from fonts.gstatic.com as the tab's icon
         "This run": [
             st.Page("pages/run_overview.py", title="Overview", url_path="overview", default=True),
             st.Page("pages/loss_scale.py", title="Loss scale", url_path="loss-scale"),

@@ -1,8 +1,8 @@
 """The app behind a server's checks; `ampscope serve` starts it with `streamlit run server.py`.
 
-Streamlit's own checks cover only the WebSocket, take any port of this machine for the same site, and ask a server on
-the internet for this machine's address when a foreign origin connects. `Guard` checks every request instead: the
-Host has to be one of those allowed, the Origin the server's own, and no foreign page may put the app into a frame.
+Streamlit's own checks cover only the WebSocket, treat any port of this machine as the same site, and ask a server on
+the internet for this machine's address when a foreign origin connects. `Guard` checks every request instead: the Host
+must be an allowed one, the Origin the server's own, and no foreign page may show the app in a frame.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -23,7 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'self'",  # clickjacking would reach Start and Delete
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # the address names the run
+    "Referrer-Policy": "same-origin",  # the address contains the run's name
 }
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1; before the handshake is done, uvicorn answers 403
@@ -43,7 +43,7 @@ class Guard:
             return await self.app(scope, receive, send)
         headers = Headers(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        doubled = len(headers.getlist("host")) > 1 or len(headers.getlist("origin")) > 1  # which one would count?
+        doubled = len(headers.getlist("host")) > 1 or len(headers.getlist("origin")) > 1  # ambiguous
         allowed = not doubled and self.rules.host_allowed(host) and self.rules.origin_allowed(origin, host)
         if scope["type"] == "websocket":
             return await self._session(scope, receive, send, allowed)

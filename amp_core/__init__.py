@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Run", "RunError", "__version__", "diagnose", "load_run", "watch"]
 
 _LAZY = {
-    "watch": "amp_core.record",  # imports torch, which the reading half never pays for
+    "watch": "amp_core.record",  # imports torch, which the reading half does not need
     "diagnose": "amp_core.findings",  # imports pandas, which the recording half does not need
     "Finding": "amp_core.findings",
 }

@@ -4,8 +4,8 @@
     ampscope compare --workload text-gpt --precisions fp32,bf16,fp16 --steps 200 --out runs/cmp
 
 Exit codes: 0 fine, 1 findings (or a failed training), 2 bad input (one line on stderr says what would be right), 130
-interrupted, 141 nobody reads the output on. A subcommand is a module of `amp_core.cli` with `add(subparsers)` and
-`run(arguments)`; none of them imports torch before it needs it.
+interrupted, 141 the reader of the output has closed it. A subcommand is a module of `amp_core.cli` with
+`add(subparsers)` and `run(arguments)`; none of them imports torch before it needs it.
 """
 
 import argparse
@@ -52,7 +52,7 @@ CLOSED = 141
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that reports a mistake in one line, like everything else here."""
+    """argparse that reports a mistake in one line, like all errors here."""
 
     def error(self, message: str) -> NoReturn:
         raise RunError(f"{message} (see {self.prog} --help)")
@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever read the output, such as `head`, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at exit
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # pending output would be written at exit
         return CLOSED
     except RunError as error:
         print(printable(f"ampscope: {' '.join(str(error).split())}"), file=sys.stderr)

@@ -62,7 +62,7 @@ class Format:
     autocast: bool = False
     """Whether torch.autocast takes its dtype."""
     family: str = ""
-    """What GPUs, data sheets and kernel names call it, e.g. `fp8` for both FP8 formats; empty where that
+    """What GPUs, data sheets and kernel names call it, e.g. `fp8` for both FP8 formats; empty if that
     is its name. See `kernel_precision`."""
     spellings: tuple[str, ...] = ()
     """Other names of its dtype in lower case: of C++, CUDA and CUTLASS (`half`, `__half`, `half_t`), without the
@@ -89,7 +89,7 @@ class Format:
 
     @property
     def by_block(self) -> bool:
-        """Whether what a value becomes depends on the other values of its block."""
+        """Whether the result of rounding a value depends on the other values of its block."""
         return self.scaling.by == "block"
 
     @property
@@ -99,7 +99,7 @@ class Format:
 
     @property
     def kernel_precision(self) -> str:
-        """What kernels and tensor cores call it: `family`, or its own name."""
+        """Its name in kernels and for tensor cores: `family`, or its own name."""
         return self.family or self.name
 
     @property
@@ -244,13 +244,13 @@ def format_of(spelling: object) -> Format | None:
 
 
 def dtype_of(spelling: str) -> str | None:
-    """torch's name of a dtype, integers included, by any of its names; None where torch has no such dtype."""
+    """torch's name of a dtype, integers included, by any of its names; None if torch has no such dtype."""
     dtype = format_of(spelling) or _integer_of(spelling)
     return None if dtype is None else dtype.dtype
 
 
 def kernel_precision_of(spelling: str) -> str | None:
-    """What kernels and tensor cores call a dtype (`Format.kernel_precision`), by any of its names."""
+    """The name of a dtype in kernels and for tensor cores (`Format.kernel_precision`), by any of its names."""
     dtype = format_of(spelling) or _integer_of(spelling)
     return None if dtype is None else dtype.kernel_precision
 
@@ -264,7 +264,7 @@ def memory_bits_of(kernel_precision: str) -> int | None:
 
 
 def element_bytes(spelling: object) -> int | None:
-    """Bytes that an element of a dtype takes, by any of its names; None where it is not a dtype."""
+    """Bytes that an element of a dtype takes, by any of its names; None if it is not a dtype."""
     dtype = format_of(spelling) or _integer_of(spelling)
     return None if dtype is None else max(dtype.memory_bits // 8, 1)
 
@@ -280,7 +280,7 @@ def limits_to_show() -> list[str]:
 
 
 def autocast_dtypes() -> tuple[str, ...]:
-    """torch's names of the dtypes that autocast takes."""
+    """torch's names of the dtypes that autocast accepts."""
     return tuple(f.dtype for f in FORMATS.values() if f.autocast and f.dtype is not None)
 
 

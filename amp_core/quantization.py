@@ -14,6 +14,7 @@ cuBLAS documentation, "1D block scaling for FP8 and FP4 data types" (`rceil`, NV
 rowwise, NVFP4 in two levels), DeepSeek-V3 (FP8 in blocks of 128), Transformer Engine (delayed scaling; powers of two).
 """
 
+import math
 from dataclasses import dataclass
 
 from amp_core.formats import FORMATS, Format, Scaling
@@ -36,6 +37,20 @@ ELEMENTS: dict[str, Format] = {
     )
 }
 """Formats of single values in quantized tensors, and of their scales, by name. E8M0 is a power of two without sign."""
+
+OPERANDS = {
+    "weight": ("forward", "input_grad"),
+    "activation": ("forward", "weight_grad"),
+    "output_grad": ("input_grad", "weight_grad"),
+}
+"""The operands of the three products of a linear layer. Of each, as a matrix [rows, columns], the product whose
+contraction its columns are, and that whose contraction its rows are. Weights are [outputs, inputs], the others [tokens,
+features]; an activation is the layer's input."""
+
+EIGHTHS, FINE_OCTAVES, OCTAVES = 8, 4, 48
+"""How runs count distances below twice the top of a block: in eighths of the four highest octaves, then in octaves;
+what lies below the last is counted there."""
+BINS = EIGHTHS * FINE_OCTAVES + OCTAVES - FINE_OCTAVES
 
 RULES = ("amax", "amax-pow2", "floor", "rceil")
 TENSOR, ROW = "tensor", "row"
@@ -96,6 +111,20 @@ class Recipe:
         return self.block == TENSOR
 
     @property
+    def key(self) -> str:
+        """How a run names the scaling under which it recorded blocks, e.g. `e8m0 floor` or `fp32 amax 1.75`: the
+        scale's format, the rule and, with `amax`, the element's largest value over its power of two. Rules that round
+        to another power of two are predicted from what was recorded under these two."""
+        if self.scale.name == "e8m0":
+            return "e8m0 floor"
+        return f"{self.scale.name} amax {self.top:g}" + (", 2 levels" if self.levels == 2 else "")
+
+    @property
+    def top(self) -> float:
+        """The element's largest value over its power of two, e.g. 1.75 for E4M3."""
+        return math.ldexp(self.element.max_value, -self.element.max_exponent)
+
+    @property
     def scaling(self) -> str:
         """The scaling in words, e.g. `E8M0 per 32 values, amax rounded down to a power of two`."""
         top = f"{self.element.max_value:g}"
@@ -150,7 +179,6 @@ RECIPES: dict[str, Recipe] = {
         _mx("mxfp6-e3m2", "MXFP6 E3M2", "fp6-e3m2"),
         _mx("mxfp6-e2m3", "MXFP6 E2M3", "fp6-e2m3"),
         _mx("mxfp4-e2m1", "MXFP4", "fp4-e2m1", aliases=("mxfp4",)),
-        _mx("mxfp4-e2m1-rceil", "MXFP4 RCEIL", "fp4-e2m1", "rceil", aliases=("mxfp4-rceil",)),
         _mx("mxint8", "MXINT8", "int8"),
         Recipe("nvfp4", "NVFP4", _E2M1, 16, _E4M3, "amax", levels=2),
         Recipe("nvfp4-2d", "NVFP4 2D", _E2M1, 16, _E4M3, "amax", levels=2, weight_block=(16, 16)),
@@ -159,9 +187,23 @@ RECIPES: dict[str, Recipe] = {
 """All recipes by name. `nvfp4-2d` has weights in tiles of 16 × 16, as NVIDIA's pretraining recipe."""
 
 
+def scalings(kind: str) -> dict[tuple[str, str], Recipe]:
+    """The ways of scaling a tensor of that kind that a run records, by block and key, each with one of its recipes."""
+    result: dict[tuple[str, str], Recipe] = {}
+    for recipe in RECIPES.values():
+        if recipe.rule in ("amax", "floor"):
+            result.setdefault((block_name(recipe.block_of(kind)), recipe.key), recipe)
+    return result
+
+
+def is_recipe(name: object) -> bool:
+    """Whether a recipe has that name or alias."""
+    return any(name in (recipe.name, *recipe.aliases) for recipe in RECIPES.values())
+
+
 def find_recipe(name: object) -> Recipe:
     """The recipe of that name or alias. Raises `RunError` for an unknown one."""
     for recipe in RECIPES.values():
-        if isinstance(name, str) and name in (recipe.name, *recipe.aliases):
+        if name in (recipe.name, *recipe.aliases):
             return recipe
     raise RunError(f"recipe={name!r} is unknown; choose one of {', '.join(RECIPES)}")

@@ -4,6 +4,7 @@ import streamlit as st
 
 from amp_core import Run, diagnose
 from amp_core.analysis import Overview, overview, tensor_core_use
+from amp_core.findings import first_sentence
 from amp_core.views import DEVICE, LOSS, MEMORY, PHASES
 from pages.parts import cards, charts, head, live, loaders, warm_up, words
 from pages.parts.hardware import ranks
@@ -32,7 +33,8 @@ def of_profile(run: Run) -> None:
     missing = isinstance(planned, int) and planned > 0
     if missing:
         st.warning(f"{words.plural(planned, 'step')} were planned and none is here: the run's folder is not complete.")
-    findings.banner(diagnosed, f"{work}. No training steps were recorded.", ended_well=not missing, run=run)
+    said = loaders.analysed(first_sentence, run) or f"{work}. No training steps were recorded."
+    findings.banner(diagnosed, said, ended_well=not missing, run=run)
     head.profiled(run)
     findings.causes(diagnosed, run)
     findings.remarks(diagnosed, run)
@@ -44,7 +46,8 @@ def of_training(run: Run, entry: Entry) -> None:
     head.ending(run)
     ended_well = view.status not in ("failed", "lost")
     diagnosed = loaders.analysed(diagnose, run)
-    findings.banner(diagnosed, summary(view), ended_well=ended_well, run=run)
+    said = loaders.analysed(first_sentence, run) or summary(view)
+    findings.banner(diagnosed, said, ended_well=ended_well, run=run)
     tour.show(entry)
     costs_and_gains.show(run, view, findings.unmuted_problems(diagnosed, run))
     if view.loss_first is None:  # an imported trace has steps but no loss

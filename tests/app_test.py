@@ -1,4 +1,4 @@
-"""The app under Streamlit's AppTest, as a page is opened by its address.
+"""The app under Streamlit's AppTest; a page is opened by its address.
 
 app = app_test(run="run/a").run()
 app.switch_page("pages/loss_scale.py").run()
@@ -10,10 +10,10 @@ from typing import Any
 from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
-from tests.places import ROOT
+from tests.paths import ROOT
 
 # An AppTest looks for components in the metadata of every installed package, which takes longer than most pages do. The
-# packages stay the same, so one look is enough.
+# packages do not change, so one scan is enough.
 manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
 
 

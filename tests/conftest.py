@@ -1,18 +1,20 @@
-"""What all tests begin with: one thread per process, which cases run when, and the runs that many tests read."""
+"""Shared setup: one thread per process, the selection of cases, and the runs that many tests read."""
 
 import os
 import signal
 
-# Set before torch, numpy and Arrow are imported, which read it then; processes that tests start inherit it. The models
-# are tiny: several threads would only wait for each other, and for the other workers of pytest-xdist. Tests about
-# threads set the number themselves.
+# Set before the imports of torch, numpy and Arrow, which read it; processes that tests start inherit it. The models are
+# tiny: several threads would only wait for each other and for the other workers of pytest-xdist. Tests about threads
+# set the number themselves.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
-# A shell starts what runs in its background with SIGINT ignored, and child processes inherit that. Tests send it to
-# them.
+# A shell starts what runs in its background with SIGINT ignored, and `nohup` ignores SIGHUP; child processes inherit
+# that. Tests send both to them. A handler is not inherited: theirs is the default, and a hangup ends no tests here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 import json
 import sys
@@ -22,16 +24,16 @@ from pathlib import Path
 import pytest
 
 from amp_core import Run, load_run
+from tests.run_folders import HEAD
 from tests.synthetic import SAMPLES, write_all
-from tests.written import HEAD
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="run what is marked `whole` too")
+    parser.addoption("--whole", action="store_true", help="also run cases marked `whole`")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `whole`, unless it is asked for."""
+    """Deselect cases marked `whole`, unless `--whole` is given."""
     if config.getoption("--whole"):
         return
     left_out = [item for item in items if item.get_closest_marker("whole")]
@@ -42,14 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _torch_is_restored() -> Iterator[None]:
-    """No test leaves torch patched: every recorder is closed, and restores what it patched."""
+    """No test leaves torch patched: every recorder is closed, and restores all patched functions."""
     before = patched_in_torch()
     yield
-    assert patched_in_torch() in (before, []), "torch stays patched: close every recorder, also where a loop raises"
+    assert patched_in_torch() in (before, []), "torch stays patched: close every recorder, even if a loop raises"
 
 
 def patched_in_torch() -> list[str]:
-    """What AMPscope has patched in torch just now, and what it listens to; empty while nothing is recorded."""
+    """The functions of torch that AMPscope patches now, and its hooks; empty while nothing is recorded."""
     if "amp_core.record.torch_internals" not in sys.modules:
         return []
     import torch
@@ -74,12 +76,12 @@ def patched_in_torch() -> list[str]:
         "optimizer steps": bool(optimizer._global_optimizer_pre_hooks or optimizer._global_optimizer_post_hooks),
         "operators": bool(_get_current_dispatch_mode_stack()),
     }
-    patched = [f"{owner.__name__}.{name}" for owner, name in functions if _is_of_ours(vars(owner)[name])]
-    return patched + [what for what, listened_to in states.items() if listened_to]
+    patched = [f"{owner.__name__}.{name}" for owner, name in functions if _is_ours(vars(owner)[name])]
+    return patched + [name for name, is_hooked in states.items() if is_hooked]
 
 
-def _is_of_ours(function: object) -> bool:
-    """Whether this function, or one that it wraps, is defined in amp_core."""
+def _is_ours(function: object) -> bool:
+    """Whether amp_core defines this function, or one that it wraps."""
     while function is not None:
         if function.__globals__["__name__"].startswith("amp_core."):
             return True
@@ -100,14 +102,14 @@ def several_threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Every synthetic run, written once for all tests, and the recorded samples under the names they have there."""
+    """Every synthetic run, written once for all tests, and the sample runs, by name."""
     paths = write_all(tmp_path_factory.mktemp("runs")) | {f"sample {name}": path for name, path in SAMPLES.items()}
     return {name: load_run(path) for name, path in paths.items()}
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Path:
-    """The head of a run that another program writes."""
+def foreign_run(tmp_path: Path) -> Path:
+    """The folder of a run that another program wrote, with only its head."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps(HEAD))

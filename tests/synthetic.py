@@ -19,7 +19,7 @@ import numpy as np
 
 from amp_core.formats import FORMATS
 from amp_core.store.writer import RunWriter
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 from tests.synthetic_kernels import GPU, add_window
 from tests.synthetic_memory import memory_rows
 from tests.synthetic_ops import add_trace
@@ -42,7 +42,7 @@ _STORED = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens in a run. `spike` adds to the log2 of all gradients from step `first` to before step `last`."""
+    """The course of a run. `spike` adds to the log2 of all gradients from step `first` to before step `last`."""
 
     precision: str = "fp16"
     steps: int = 120
@@ -148,13 +148,13 @@ def live(
 
 
 class SyntheticRun:
-    """A run in the making: `writer` is its RunWriter, `path` its folder, `step` the next step."""
+    """A run that is being written: `writer` is its RunWriter, `path` its folder, `step` the next step."""
 
     def __init__(self, folder: str | os.PathLike[str], what: Scenario, rank: int = 0) -> None:
         self.what = what
         self.step = 0
         self._random = np.random.default_rng(what.seed)
-        # Rounding makes recipes differ a little where seeds do not.
+        # Rounding makes recipes differ slightly under the same seed.
         self._rounding = np.random.default_rng([what.seed, sum(map(ord, what.precision))])
         self._scale = what.init_scale if what.scaler else 1.0
         self._clean = 0
@@ -280,7 +280,7 @@ class SyntheticRun:
 
 
 def rounded(values: np.ndarray, stored: str) -> np.ndarray:
-    """`values` rounded to float16, bfloat16 or float32 (ties to even), given as float32."""
+    """`values` rounded to float16, bfloat16 or float32 (ties to even), as float32."""
     with np.errstate(over="ignore", under="ignore"):
         single = values.astype(np.float32)
         if stored == "float16":
@@ -292,7 +292,7 @@ def rounded(values: np.ndarray, stored: str) -> np.ndarray:
 
 
 def measure(values: np.ndarray, dtype: str) -> dict[str, Any]:
-    """The columns of `tensors` for `values` as a tensor of `dtype` would give them: plain NumPy, one line a fact."""
+    """The columns of `tensors` for a tensor of `dtype` with these values, in plain NumPy."""
     tiny = {f.dtype: f.min_normal for f in FORMATS.values()}[dtype]
     size = np.abs(values.astype(np.float64))
     finite = size[np.isfinite(size)]

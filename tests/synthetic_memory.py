@@ -1,4 +1,4 @@
-"""Rows of `memory` as a step of a small model writes them, on CUDA with peaks between the moments and on a CPU without.
+"""Rows of `memory` like those of a step of a small model, on CUDA with peaks between the moments, on a CPU without.
 
 writer.append("memory", memory_rows(step=4, device="cuda:0", precision="bf16", parameters=8 * 2**20))
 """
@@ -11,7 +11,7 @@ CONTEXT = 300 * 2**20
 
 
 def memory_rows(step: int, device: str, precision: str, parameters: int = 8 * 2**20) -> dict[str, list[Any]]:
-    """Columns of one sampled step: AMP halves the activations, but for a quarter, and copies the weights."""
+    """Columns of a sampled step: AMP halves three quarters of the activations, and copies the weights."""
     low = precision in ("fp16", "bf16", "fp16-unscaled")
     of_block = 6 * parameters * (5 if low else 8) // 8
     copied = parameters // 2 if low else 0

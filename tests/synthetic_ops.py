@@ -1,11 +1,11 @@
-"""A traced step of a small transformer without a GPU: rows of `ops` made up by hand.
+"""A traced step of a small transformer without a GPU: hand-written rows of `ops`.
 
     write(tmp_path / "a", "traced")                   # a scenario of tests.synthetic that has such a step
-    add_trace(writer, "cuda")                         # or into a run of one's own; KINDS has the others
+    add_trace(writer, "cuda")                         # or into any run; KINDS has the others
 
 Two blocks of attention (its products called in a way that autocast does not reach), LayerNorm and a linear layer, a
-head that is kept in FP32 on purpose, and the loss. `cpu` is what autocast's lists for the CPU make of the same step,
-`foreign` what a profiler's trace tells of it: neither policies nor casts.
+head that is kept in FP32 on purpose, and the loss. `cpu` is the same step under autocast's lists for the CPU, `foreign`
+its trace from a profiler, without policies and casts.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def op(
     shapes: str = "[]",
     inputs: str | None = None,
 ) -> dict[str, Any]:
-    """One row of an operator that is no cast; `ran` is the dtype of its output, and of its inputs unless given."""
+    """A row of an operator that is not a cast; `ran` is the dtype of its output, and by default of its inputs."""
     return {
         "module": module,
         "op": f"aten::{name}",
@@ -53,7 +53,7 @@ def op(
 
 
 def cast(module: str, way: str, by: str, phase: str = "forward", of: str = "other", **more: int) -> dict[str, Any]:
-    """One row of a cast, `way` being `float32 float16` and the like."""
+    """A row of a cast; `way` is a pair of dtypes such as `float32 float16`."""
     narrow, wide = way.split()
     return {
         "module": module,

@@ -25,7 +25,7 @@ from amp_core.formats import (
 )
 from amp_core.traces.operators import precision_of, refine
 from tests.analysis.numerics.test_what_if import row, run_of
-from tests.edited import run_edited
+from tests.edited_package import run_edited_copy
 
 FP12 = Format(
     "fp12-e5m6", "FP12", "float12_e5m6", 5, 6, 65024.0, True,
@@ -41,7 +41,7 @@ def fp12(monkeypatch):
 
 
 def wide(folder):
-    """A run with a gradient over more octaves than an 8-bit format has."""
+    """A run with a gradient that spans more octaves than an 8-bit format."""
     return run_of(folder, [row("w", [5] * 40, -60, kind=kind) for kind in ("weight_grad", "output_grad")])
 
 
@@ -56,12 +56,12 @@ def test_a_format_is_scaled_by_its_definition_not_its_name(tmp_path, monkeypatch
     pd.testing.assert_frame_equal(one.reset_index(drop=True), other.reset_index(drop=True))
 
 
-def test_a_format_scaled_by_block_is_refused_where_no_blocks_were_recorded(tmp_path, monkeypatch):
+def test_a_block_scaled_format_is_refused_if_no_blocks_were_recorded(tmp_path, monkeypatch):
     mx = dataclasses.replace(FORMATS["fp8-e4m3"], name="mxfp8-e4m3", label="MXFP8 E4M3", dtype=None, scaling=MX)
     monkeypatch.setitem(FORMATS, mx.name, mx)
     run = wide(tmp_path / "run")
     for ask in (
-        lambda: what_if(run, ("fp16", "mxfp8-e4m3"), (0,)),
+        lambda: what_if(run, ("fp16", "mxfp8-e4m3"), (0,)),  # also where a recipe has that name
         lambda: what_if(run, ("mxfp8-e4m3",), (0,), scaling="tensor"),
         lambda: safe_window(run, "mxfp8-e4m3"),
     ):
@@ -69,7 +69,7 @@ def test_a_format_scaled_by_block_is_refused_where_no_blocks_were_recorded(tmp_p
             ask()
     assert mx not in element_formats() and mx.name not in limits_to_show()
     assert mx.name not in set(layer_advice(run)["fp8_format"])
-    with pytest.raises(RunError, match=r"choose one of fp64, fp32, tf32, fp16, bf16, fp8-e4m3, fp8-e5m2$"):
+    with pytest.raises(RunError, match=r"choose one of fp64, fp32, tf32, fp16, bf16, fp8-e4m3, fp8-e5m2, fp8-tens"):
         what_if(run, ("fp99",))
 
 
@@ -89,7 +89,7 @@ def test_traces_and_operators_know_its_dtype(fp12):
     assert eligible_ops._precision('["c10::Float12_e5m6", "float12_e5m6"]') == "fp12"
 
 
-def test_it_stands_between_eight_and_sixteen_bits(fp12):
+def test_the_added_format_is_listed_between_eight_and_sixteen_bits(fp12):
     names = [form.name for form in narrowest_first() if not form.by_block]
     assert names == ["fp8-e5m2", "fp8-e4m3", "fp12-e5m6", "bf16", "fp16", "tf32", "fp32", "fp64"]
     assert limits_to_show() == ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2", "fp12-e5m6"]
@@ -113,7 +113,7 @@ def test_the_precision_map_names_it_between_its_neighbours(fp12):
 
 
 def test_kernel_names_are_read_with_it(tmp_path):
-    """With a copy of the package: the patterns of kernel names are made when their module is imported."""
+    """In a copy of the package, because the patterns of kernel names are compiled at import."""
     line = (
         'Format("fp12-e5m6", "FP12", None, 5, 6, 65024.0, True, family="fp12", spellings=("fp12_t",), '
         'kernel_tokens=("e5m6",)),'
@@ -123,4 +123,4 @@ def test_kernel_names_are_read_with_it(tmp_path):
         "print(types.of_xmma('sm90_xmma_gemm_e5m6e5m6_e5m6f32_f32_tn_n'), types.of_template('gemm<fp12_t, 4>'))\n"
     )
     end = "    )\n}  # fmt: skip"
-    assert run_edited(tmp_path, {"amp_core/formats.py": (end, line)}, code).split() == ["fp12", "fp12"]
+    assert run_edited_copy(tmp_path, {"amp_core/formats.py": (end, line)}, code).split() == ["fp12", "fp12"]

@@ -1,4 +1,5 @@
-"""Facts about number formats, against torch: its finfo, every value of the narrow formats, and casts at the limits."""
+"""Facts about number formats, compared with torch: its finfo, every value of the narrow formats, and casts at the
+limits."""
 
 import math
 
@@ -39,7 +40,7 @@ def test_finfo_agrees(fmt: Format) -> None:
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.name)
-def test_every_value_of_the_format(fmt: Format) -> None:
+def test_every_value_of_the_format_is_classified_correctly(fmt: Format) -> None:
     values = every_value(fmt)
     positive = np.sort(values[np.isfinite(values) & (values > 0)])
     assert positive[0] == fmt.min_subnormal and positive[-1] == fmt.max_value
@@ -51,7 +52,7 @@ def test_every_value_of_the_format(fmt: Format) -> None:
     assert np.array_equal(subnormal, fmt.min_subnormal * np.arange(1, 2**fmt.mantissa_bits))
     assert fmt.min_normal in positive and math.log2(fmt.min_normal) == fmt.min_normal_exponent
     per_power = np.unique(exponents[positive >= fmt.min_normal], return_counts=True)[1]
-    whole = per_power[:-1] if fmt.name == "fp8-e4m3" else per_power  # its largest mantissa is spent on NaN
+    whole = per_power[:-1] if fmt.name == "fp8-e4m3" else per_power  # its largest mantissa encodes NaN
     assert (whole == 2**fmt.mantissa_bits).all()
     assert bool(np.isinf(values).any()) is fmt.has_inf
 
@@ -61,17 +62,17 @@ def test_flush_threshold_is_the_largest_magnitude_that_becomes_zero(fmt: Format)
     limit = fmt.flush_threshold
     assert cast(fmt, limit) == 0.0
     assert cast(fmt, math.nextafter(limit, 0)) == 0.0
-    above = float(np.nextafter(np.float32(limit), np.float32(1)))  # torch casts by way of float32
+    above = float(np.nextafter(np.float32(limit), np.float32(1)))  # torch casts through float32
     assert cast(fmt, above) == fmt.min_subnormal
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.name)
-def test_overflow_threshold_is_where_finite_ends(fmt: Format) -> None:
+def test_overflow_threshold_is_the_smallest_magnitude_that_overflows(fmt: Format) -> None:
     limit = fmt.overflow_threshold
     below, above = (float(np.nextafter(np.float32(limit), np.float32(to))) for to in (0, math.inf))
     assert cast(fmt, below) == fmt.max_value
     if fmt.has_inf:
-        assert cast(fmt, limit) == math.inf and cast(fmt, -limit) == -math.inf  # the tie goes to even: past the end
+        assert cast(fmt, limit) == math.inf and cast(fmt, -limit) == -math.inf  # the tie rounds to even: overflow
     else:
         assert limit == (448 + 480) / 2 and cast(fmt, limit) == fmt.max_value
         assert math.isnan(cast(fmt, above)) or cast(fmt, above) == fmt.max_value  # older torch, newer torch
@@ -92,14 +93,14 @@ def test_formats_are_looked_up_by_dtype_widest_first() -> None:
     assert widths == sorted(widths, reverse=True)
 
 
-def test_no_name_of_a_dtype_stands_for_two() -> None:
+def test_no_name_refers_to_two_dtypes() -> None:
     names = [name for f in FORMATS.values() for name in {f.name, f.dtype, *f.spellings} - {None}]
     names += [name for i in INTEGERS.values() for name in (i.dtype, *i.spellings)]
     assert len(names) == len(set(names)) and all(name == name.lower() for name in names if name)
 
 
 @pytest.mark.parametrize("fmt", STORED, ids=lambda f: f.name)
-def test_a_dtype_is_known_by_what_torch_calls_it(fmt: Format) -> None:
+def test_a_dtype_is_known_by_torchs_name(fmt: Format) -> None:
     torchs = dtype(fmt)
     assert format_of(str(torchs)) is fmt and format_of(fmt.dtype) is fmt and dtype_of(str(torchs)) == fmt.dtype
     assert element_bytes(str(torchs)) == torchs.itemsize
@@ -112,5 +113,5 @@ def test_integers_have_the_size_that_torch_gives_them(name: str) -> None:
     assert format_of(name) is None
 
 
-def test_names_that_are_no_dtype_are_none() -> None:
+def test_other_names_give_no_dtype() -> None:
     assert (format_of(None), format_of("Scalar"), dtype_of("TensorList"), element_bytes("")) == (None,) * 4

@@ -1,4 +1,4 @@
-"""The layers of the house: a package imports only from packages below it, and nobody's private names."""
+"""The layers of the product: a package imports only from packages below it, and no private names."""
 
 import ast
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def modules() -> list[tuple[str, Path]]:
 
 
 def imported(file: Path) -> Iterator[tuple[str, str]]:
-    """Modules of AMPscope that a file imports from, below `amp_core`, and the names that it takes."""
+    """Modules below `amp_core` that a file imports from, and the imported names."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("amp_core."):
             yield from ((node.module.removeprefix("amp_core."), alias.name) for alias in node.names)
@@ -57,8 +57,8 @@ BACKENDS = ("record.backends",)
 """Where an accelerator's own functions may be called; elsewhere a recorder asks its backend."""
 
 
-def of_one_accelerator(file: Path) -> Iterator[str]:
-    """What in a file holds for CUDA alone: uses of `torch.cuda`, and comparisons with its name."""
+def cuda_specific(file: Path) -> Iterator[str]:
+    """Code in a file that is specific to CUDA: uses of `torch.cuda`, and comparisons with its name."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda":
             yield f"line {node.lineno}: torch.cuda"
@@ -71,15 +71,15 @@ def of_one_accelerator(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", ["record", "train", "tune"])
-def test_only_backends_know_one_accelerator_from_another(package: str) -> None:
+def test_only_backends_contain_code_for_one_accelerator(package: str) -> None:
     ours = [(name, file) for name, file in modules() if name.partition(".")[0] == package]
-    result = {name: list(of_one_accelerator(file)) for name, file in ours if not name.startswith(BACKENDS)}
+    result = {name: list(cuda_specific(file)) for name, file in ours if not name.startswith(BACKENDS)}
     assert {name: lines for name, lines in result.items() if lines} == {}
     backend = dict(ours).get("record.backends.cuda")
-    assert backend is None or list(of_one_accelerator(backend))  # the check sees what it is after
+    assert backend is None or list(cuda_specific(backend))  # the check itself detects such code
 
 
-def test_few_modules_lie_at_the_top() -> None:
+def test_few_modules_are_at_the_top_level() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= MAX_MODULES_AT_THE_TOP
 
 

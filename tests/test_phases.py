@@ -7,10 +7,10 @@ from amp_core.analysis.steps import TIMES
 from amp_core.figures import colours
 from amp_core.record import step_phases
 from amp_core.schema import TABLES
-from tests.edited import run_edited
+from tests.edited_package import run_edited_copy
 
 
-def test_the_phases_are_written_once_and_in_one_order():
+def test_the_phases_are_defined_once_and_in_one_order():
     names = ["data", "forward", "backward", "optimizer", "watch"]
     assert list(phases.PHASES) == names == list(step_phases.PHASES) and (*names, "other") == PHASES
     assert phases.COLUMNS == tuple(f"{name}_ms" for name in names) == TIMES[1:]
@@ -19,7 +19,7 @@ def test_the_phases_are_written_once_and_in_one_order():
     assert set(ranks.WAITING_PHASES["fsdp"]) < set(phases.COLUMNS)
 
 
-def test_a_phase_more_is_recorded_analysed_and_drawn(tmp_path):
+def test_an_added_phase_is_recorded_analysed_and_drawn(tmp_path):
     line = 'Phase("communicate", "talking to ranks", "time between ranks"),'
     code = """
 from amp_core import load_run
@@ -41,5 +41,5 @@ assert (phases_ms["communicate"], phases_ms["other"]) == (3.0, 2.0), phases_ms
 assert "communicate" in PHASES
 print([trace.name for trace in phase_figure(phase_times(run)).data])
 """
-    text = run_edited(tmp_path, {"amp_core/phases.py": ('Phase("watch"', line)}, code)
+    text = run_edited_copy(tmp_path, {"amp_core/phases.py": ('Phase("watch"', line)}, code)
     assert text.strip() == "['forward', 'talking to ranks', 'other']"

@@ -1,4 +1,4 @@
-"""What the README promises is what is there."""
+"""The README is correct: its commands, flags and code work."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ import pytest
 
 from amp_core.__main__ import parser
 from amp_core.schema import TABLES
-from tests.places import ROOT, SAMPLE_RUNS
+from tests.paths import ROOT, SAMPLE_RUNS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (SAMPLE_RUNS / "README.md").read_text(encoding="utf-8")
@@ -23,13 +23,13 @@ def test_ci_runs_the_readmes_test_command():
     assert "./dev test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def test_dev_refuses_what_it_does_not_know():
+def test_dev_refuses_unknown_commands():
     done = subprocess.run([ROOT / "dev", "tests"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr == "usage: ./dev app | test | lint\n"
 
 
 def test_the_loop_in_the_readme_runs(tmp_path, monkeypatch):
-    """The README's own lines, on a model, on the CPU."""
+    """The code of the README, verbatim, with a small model on the CPU."""
     monkeypatch.chdir(tmp_path)
     loop = next(b for b in blocks(README, "python") if "with watch(" in b).replace('"cuda"', '"cpu"')
     setup = """
@@ -53,12 +53,12 @@ COMMANDS = [line for line in "".join(blocks(README, "bash")).splitlines() if lin
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_each_command_in_the_readme_is_one(line):
+def test_each_command_in_the_readme_is_valid(line):
     parser().parse_args(shlex.split(line, comments=True)[1:])
 
 
-def test_each_flag_that_the_readme_speaks_of_is_one():
-    """In comments beside commands, and in the text by itself or in a part of a command."""
+def test_each_flag_in_the_readme_exists():
+    """In comments beside commands, and in the text, alone or in a part of a command."""
     (commands,) = (action.choices for action in parser()._actions if isinstance(action.choices, dict))
     known = {name: set(command._option_string_actions) for name, command in commands.items()}
     spoken = [*COMMANDS, *re.findall(r"`(ampscope [^`]+)`", README)]
@@ -74,6 +74,6 @@ def test_the_format_page_describes_every_column_as_the_schema_does(table):
     assert section.startswith(TABLES[table].doc)
     rows = re.findall(r"^\| `(\w+)` \| ([\w ]+) \| (.*?)(?: \(missing: .*\))? \|$", section, flags=re.MULTILINE)
     described = [
-        (c.name, str(c.type).replace("list<item: int64>", "list of int64"), c.doc) for c in TABLES[table].columns
+        (c.name, re.sub(r"list<item: (\w+)>", r"list of \1", str(c.type)), c.doc) for c in TABLES[table].columns
     ]
     assert rows == described

@@ -1,6 +1,6 @@
-"""The README's reference results: each figure is that of a run in `sample_runs/`, computed here again.
+"""The README's reference results: each figure is recomputed here from a run in `sample_runs/`.
 
-`python -m tests.test_reference_results` prints the table as it has to stand there.
+`python -m tests.test_reference_results` prints the table for the README.
 """
 
 import re
@@ -10,7 +10,7 @@ from amp_core import Run, load_run
 from amp_core.__main__ import parser
 from amp_core.analysis import compare
 from amp_core.analysis.numerics.histograms import true_counts
-from tests.places import ROOT, SAMPLE_RUNS
+from tests.paths import ROOT, SAMPLE_RUNS
 
 NOT_YET = "not measured yet"
 ABLATION = ("fp32", "fp16-unscaled", "fp16-static-128", "fp16-dynamic")
@@ -27,7 +27,7 @@ def on_gpu() -> list[str]:
 
 
 def losses_of_ablation() -> str:
-    """Final losses of the LSTM, and what they are of FP32's."""
+    """Final losses of the LSTM, also relative to FP32."""
     table = compare([sample(f"ablation/{name}") for name in ABLATION]).recipes
     first = table["loss_final"].iloc[0]
     changes = [f"{value:.3g} ({100 * (value / first - 1):+.1f} %)" for value in table["loss_final"].iloc[1:]]
@@ -35,7 +35,7 @@ def losses_of_ablation() -> str:
 
 
 def held_out() -> str:
-    """Losses of the same GPT on text that it has not seen; one seed each, which settles nothing."""
+    """Losses of the same GPT on held-out text; one seed each, which decides nothing."""
     losses = [sample(name).head.results["eval_loss"] for name in ("fp32", "bf16", "fp16-healthy")]
     fp32, bf16, fp16 = (f"{loss:.3f}" for loss in losses)
     return f"held-out loss {fp32} in FP32, {bf16} in BF16, {fp16} in FP16; of one seed, so no verdict"
@@ -52,7 +52,7 @@ def in_the_band() -> str:
 
 
 def on_this_cpu() -> str:
-    """Where it does not pay: a CPU without FP16 instructions, and a model too small."""
+    """A case without gain: a CPU without FP16 instructions, and a model that is too small."""
     table = compare([sample(name) for name in ("fp32", "bf16", "fp16-healthy")]).recipes
     bf16, fp16 = (f"{1 / ratio:.2g}" for ratio in table["speed_ratio"].iloc[1:])
     return f"not on this CPU: BF16 {bf16} × slower, FP16 {fp16} × slower"
@@ -64,7 +64,7 @@ BERT = "ampscope compare --workload text-bert --size large --precisions fp32,tf3
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """FormatMyth, what was measured, and with which command."""
+    """The myth, the measurement, and its command."""
     return [
         (
             "Over 2.5 × faster than conventional training",
@@ -95,23 +95,23 @@ def section() -> str:
     return readme.split("## Reference results\n", 1)[1].split("\n## ", 1)[0]
 
 
-def test_the_table_is_what_the_sample_runs_say() -> None:
+def test_the_table_has_the_figures_of_the_sample_runs() -> None:
     result = re.search(r"\| said .*?(?=\n\n|\Z)", section(), flags=re.DOTALL)
     assert result is not None and result[0].strip() == table()
 
 
-def test_what_was_not_measured_is_so_because_no_sample_is_of_a_gpu() -> None:
+def test_figures_are_missing_only_because_no_sample_is_of_a_gpu() -> None:
     assert section().count(NOT_YET) >= 4
-    assert on_gpu() == [], "there are runs of a GPU now: put their figures into the table"
+    assert on_gpu() == [], "there are GPU runs now: add their figures to the table"
 
 
-def test_each_command_is_one() -> None:
+def test_each_command_is_valid() -> None:
     for _, _, command in rows():
         words = shlex.split(command)[1:]
         parser().parse_args(words if words[0] == "tune" else [*words, "--out", "x"])
 
 
-def test_the_ablation_bears_the_claim_out() -> None:
+def test_the_ablation_supports_the_claim() -> None:
     first, unscaled, static, dynamic = compare([sample(f"ablation/{n}") for n in ABLATION]).recipes["loss_final"]
     assert unscaled > 2 * first and abs(static / first - 1) < 0.02 and abs(dynamic / first - 1) < 0.02
 

@@ -24,14 +24,14 @@ TASK = ("workload", "size", "batch_size", "accumulate", "device")
 MAX_MARKS = 2000
 """At most so many skipped steps are marked, evenly chosen: more marks cannot be distinguished."""
 _EVENT_TEXTS = {"phase change": "", "resumed": "training resumed", "traced": "operators traced"}
-"""Kinds of events that begin a phase, and their texts; empty where the event has its own."""
+"""Kinds of events that begin a phase, and their texts; empty if the event has its own."""
 
 
 def step_marks(run: Run) -> pd.DataFrame:
     """The marks of a run's time axes: skipped steps, and steps at which a phase of the run begins.
 
     Phases are the end of the warm-up, which timings leave out, audits, profiled and traced steps, a resumed run, and
-    changes of watching. Columns: step, samples (cumulative; NaN where not recorded), time_s, kind (`skipped`
+    changes of watching. Columns: step, samples (cumulative; NaN if not recorded), time_s, kind (`skipped`
     or `change`), what (in words).
     """
     frame = attempts_with_axes(run)

@@ -50,7 +50,7 @@ class Overview:
     speed: SpeedSummary
     memory: MemorySummary
     duration_s: float | None
-    """From the run's creation to its last row."""
+    """From the run's creation to its last row; of an imported run, to its last step: its events are of the import."""
     eta_s: float | None
     """Estimated seconds to the end at the pace of the last steps; None unless live with a planned number of steps."""
     results: Mapping[str, Any]
@@ -92,7 +92,10 @@ def overview(run: Run) -> Overview:
 
 
 def _duration(run: Run, frame: pd.DataFrame) -> float | None:
-    times = pd.concat([frame["time_s"].astype(float), run.events["time_s"].astype(float)]).dropna()
+    parts = [frame["time_s"].astype(float)]
+    if run.head.config.get("source") != "import":
+        parts.append(run.events["time_s"].astype(float))
+    times = pd.concat(parts).dropna()
     return float(times.max()) if len(times) else None
 
 

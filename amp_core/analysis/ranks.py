@@ -47,7 +47,7 @@ class RankEnd:
     last_step: int | None
     """The last step that it recorded."""
     ended_s: float
-    """Seconds since 1970; NaN where not known."""
+    """Seconds since 1970; NaN if not known."""
 
     def in_words(self) -> str:
         """For instance `rank 1 failed after step 12: ValueError: boom`."""
@@ -147,7 +147,7 @@ def end_in_words(run: Run) -> str | None:
 
 def rank_table(run: Run) -> pd.DataFrame:
     """One row per rank: rank, steps, last_step, skipped, loss_scale (the last), memory_peak_bytes, the median of each
-    time of a step without the warm-up (step_ms, data_ms, …; NaN where not measured), status, reason."""
+    time of a step without the warm-up (step_ms, data_ms, …; NaN if not measured), status, reason."""
     frame = _rows(run)
     ends = {e.rank: e for e in rank_ends(run)}
     steps = np.unique(frame["step"].to_numpy())

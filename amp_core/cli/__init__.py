@@ -1,4 +1,4 @@
 """The subcommands of `ampscope`, one module each.
 
-`add(subparsers)` declares a command, `run(arguments)` carries it out and gives its exit code.
+`add(subparsers)` declares a command; `run(arguments)` executes it and returns its exit code.
 """

@@ -1,7 +1,7 @@
-"""`ampscope compare`: train the same model on the same data in several precisions, and set the runs side by side.
+"""`ampscope compare`: train the same model on the same data in several precisions, and compare the runs.
 
-Each run is a process of its own, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns,
-a block of steps each, so that whatever slows the machine down slows all of them; see `amp_core.train.turns.interleave`.
+Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns, a
+block of steps each, so that a slowdown of the machine affects all of them; see `amp_core.train.turns.interleave`.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _progress(steps: int) -> Callable[[int], None]:
-    """Print how far all runs are: every two seconds, and at the end."""
+    """Print the progress of all runs: every two seconds, and at the end."""
     began = last = time.monotonic()
 
     def report(done: int) -> None:

@@ -1,4 +1,4 @@
-"""`ampscope diagnose RUN`: what is wrong with a run, for people, for scripts and for CI jobs."""
+"""`ampscope diagnose RUN`: the findings of a run, for people, scripts and CI jobs."""
 
 import argparse
 import json
@@ -49,7 +49,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings, worst first. Returns 1 if one that is not muted is at or above `--fail-on`."""
-    from amp_core.findings import GUIDE, diagnose
+    from amp_core.findings import GUIDE, diagnose, first_sentence
 
     opened = load_run(arguments.folder)
     for option in ("mute", "unmute"):
@@ -66,12 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
             "run": opened.name,
             "status": opened.status,
             "end_reason": opened.end_reason,
+            "first_sentence": first_sentence(opened),
             "findings": [_plain(f.to_dict()) for f in shown],
         }
         print(json.dumps(record | {"muted": muted_codes}, indent=1, allow_nan=False))
     else:
         if broke_off := end_in_words(opened):
             print(printable(f"{broke_off}\n"))
+        if sentence := first_sentence(opened):
+            print(printable(f"{sentence}\n"))
         print(printable(in_words(shown)))
         if muted_codes:
             print(f"\nmuted: {', '.join(muted_codes)}")
@@ -80,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def end_in_words(run: "Run") -> str:
-    """That the run failed or was lost, and why: not a finding, but a problem. Empty for every other run."""
+    """States that the run failed or was lost, and why: a problem, but not a finding. Empty for every other run."""
     if run.status not in ("failed", "lost"):
         return ""
     made = f"after {count} steps" if (count := run.table("steps").num_rows) else "before its first step"
@@ -107,5 +110,5 @@ def in_words(findings: "list[Finding]") -> str:
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with numbers that JSON cannot hold as words."""
+    """The record, with NaN and infinities, which JSON cannot hold, as strings."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

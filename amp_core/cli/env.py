@@ -1,4 +1,5 @@
-"""`ampscope env`: versions, processor, GPUs, what their tensor cores do, and which precision recipe to try first."""
+"""`ampscope env`: versions, processor, GPUs, the formats of their tensor cores, and which precision recipe to try
+first."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`ampscope forecast`: what AMP would give on GPUs that one does not have. A forecast, not a measurement.
+"""`ampscope forecast`: the gain of AMP on GPUs that are not here. A forecast, not a measurement.
 
 ampscope forecast --workload text-bert --size large --gpu V100,A100,H100
 ampscope forecast runs/a --gpu L4            a run with a traced step (train … --trace-ops)

@@ -21,7 +21,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Import, and print what was understood and what was not."""
+    """Import, and print which tags were understood and which were not."""
     from amp_core.interop import import_tensorboard
 
     with reading_untrusted(f"logdir={arguments.logdir!r}"):

@@ -2,7 +2,7 @@
 
 import argparse
 
-from amp_core.cli.untrusted import add_run_output, reading_untrusted
+from amp_core.cli.untrusted import add_run_output, printable, reading_untrusted
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,13 +20,18 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Import, and print a summary. The files are untrusted, so their memory is bounded."""
     from amp_core.store.run import load_run
-    from amp_core.traces import import_traces
+    from amp_core.traces import import_notes, import_traces
 
     with reading_untrusted(f"traces={arguments.traces!r:.200}"):
         folder = import_traces(arguments.traces, arguments.out, arguments.name)
     print(folder)
     imported = load_run(folder)
+    for note in import_notes(imported):
+        print(printable(f"note: {note}"))
     kernels = imported.kernels
+    if "launches_without_kernels" in imported.head.config:
+        print("work of the device is missing; ampscope diagnose tells how to record it")
+        return 0
     on_gpu = kernels[kernels["tensor_core"].notna()]
     total_us = float(on_gpu["total_us"].sum())
     if total_us > 0:

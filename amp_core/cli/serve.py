@@ -111,7 +111,7 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         "server.maxUploadSize": str(arguments.max_upload),
         "server.enableStaticServing": "false",
         "server.disconnectedSessionTTL": "30",  # a lost connection may come back; a closed tab keeps nothing
-        "server.fileWatcherType": "none",  # a server's pages do not change, and watching costs every session
+        "server.fileWatcherType": "none",  # a server's pages do not change, and watching the files costs every session
         "browser.gatherUsageStats": "false",
         "client.showErrorDetails": "type",
         "global.developmentMode": "false",
@@ -177,7 +177,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _check_open(address: str, rules: Rules) -> None:
-    """Raises `RunError` if strangers could reach Start, Stop and Delete."""
+    """Raise `RunError` if anyone on the network could start, stop and delete runs."""
     if any(has_sign_in(secrets) for secrets in _secrets()):
         for name in ("Authlib", "httpx"):
             if find_spec(name.lower()) is None:
@@ -190,7 +190,7 @@ def _check_open(address: str, rules: Rules) -> None:
 
 
 def _check_free(address: str, port: int) -> None:
-    """Raises `RunError` if nothing can listen there: Streamlit would print a traceback."""
+    """Raise `RunError` if the server cannot listen there: Streamlit would print a traceback."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as listening:

@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = TrainConfig.from_dict(values)
     if hasattr(arguments, "profile"):
         config.check_profile()
-    # OpenMP reads this when torch is loaded. By default its threads spin while they wait, which on a machine that has
-    # a browser or a second job to run makes training on the CPU up to 20 times slower; sleeping costs nothing here.
+    # OpenMP reads this when torch is loaded. By default its threads spin while they wait. Beside a browser or a second
+    # job, that makes training on the CPU up to 20 times slower; sleeping costs nothing here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     rank = int(os.environ.get("RANK", "0"))
     if config.nproc > 1 and "WORLD_SIZE" not in os.environ:
@@ -93,7 +93,7 @@ def in_words(summary: "Summary") -> str:
     if summary.loss_first is not None:
         lines.append(f"loss {summary.loss_first:.4g} → {summary.loss_last:.4g}")
     lines += [f"{name.replace('eval_', 'held-out ')} {value:.4g}" for name, value in summary.results.items()]
-    if summary.skipped is None:  # the folder is gone; the log shows that
+    if summary.skipped is None:  # the folder was deleted; the log shows that
         return "\n".join([*lines, f"final loss scale {summary.loss_scale:g}; the record is gone with its folder"])
     lines.append(f"{summary.skipped} steps skipped, final loss scale {summary.loss_scale:g}")
     lines.append(f"open it in the app's Library, or in Python: amp_core.load_run({str(summary.folder)!r})")

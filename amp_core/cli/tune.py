@@ -1,6 +1,6 @@
-"""`ampscope tune`: search for settings by trials: the fastest recipe (`tune_recipe`) or, here, the largest batch.
+"""`ampscope tune`: search by trials for the fastest recipe (`tune_recipe`) or, in this module, the largest batch.
 
-Each trial is a process of its own, so running out of memory ends a trial and not the search.
+Each trial is a separate process, so running out of memory ends a trial and not the search.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from amp_core.tune.max_batch import (
 
 OF_RECIPE = ("task", "budget", "code")
 OF_BATCH = ("precision", "memory_limit", "most", "timeout")
-"""Flags of one of the two searches alone: given with the other they are refused, or their value would be waited for."""
+"""Flags of only one of the two searches; the other refuses them instead of ignoring them."""
 
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise RunError(f"max_batch={arguments.max_batch} makes nothing of {what}; leave {what} out")
     if not arguments.max_batch:
         return tune_recipe.run(arguments)
-    # The device decides what bounds the memory; a trial would report it too late.
+    # Which limit applies depends on the device; a trial would report an error too late.
     config = with_device(TrainConfig.from_dict(settings(arguments)))
     limit = effective_limit(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)
     most: int = MAX_BATCH_SIZE if arguments.most is None else arguments.most

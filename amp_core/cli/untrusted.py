@@ -1,4 +1,4 @@
-"""What commands share that read untrusted runs and files."""
+"""Helpers of the commands that read untrusted runs and files."""
 
 import argparse
 import contextlib

@@ -15,7 +15,8 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
     """Columns: trace (its name), x, y, and z for heatmaps; axis titles, with their units, in `.attrs["axes"]`.
 
     Traces that only make a heatmap clickable or complete the legend, ornaments, and traces without points are left out;
-    strokes have one row each. Coordinates of points at an edge or in a strip, which are not data, are NaN.
+    strokes have one row each. Where y only places a bar, its `ids` are the names. Coordinates of points at an edge or
+    in a strip, which are not data, are NaN.
     """
     frames = []
     for number, trace in enumerate(figure.data):
@@ -34,6 +35,7 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
             if x.tolist() != [None]:
                 x = np.full(len(x), np.nan, dtype=np.float32) if trace.meta == NO_X else x
                 y = np.full(len(y), np.nan, dtype=np.float32) if trace.meta in (NO_Y, STROKES) else y
+                y = y if trace.ids is None else _array(trace.ids)
                 frames.append(pd.DataFrame({"trace": name, "x": x, "y": y}))
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"trace": [], "x": [], "y": []})
     layout = figure.layout

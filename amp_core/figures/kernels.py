@@ -87,6 +87,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
             x=share[chosen].astype(np.float32),
             y=[row for row, drawn in zip(rows, chosen, strict=True) if drawn],
             name=words,
+            ids=shown.loc[chosen, "name"].tolist(),
             marker=bar_marker(colour(meaning, dark), hatch, dark, 6, 0.5),
             customdata=np.stack(
                 [

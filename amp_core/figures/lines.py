@@ -74,7 +74,7 @@ def loss_figure(
         )
         broken = np.flatnonzero(~np.isfinite(curve["loss"].to_numpy()))
         if len(broken):
-            at = curve[x].iloc[broken[0]]
+            at = float(curve[x].iloc[broken[0]])
             figure.add_shape(vertical_line(at, line={"color": colour("overflow", dark), "width": 1.5, "dash": "dot"}))
             figure.add_annotation(
                 x=at, y=1, yref="paper", text=f"{name}: not finite", showarrow=False, xanchor="right", yanchor="top"
@@ -133,7 +133,7 @@ def memory_figure(
     """Bytes held at each step and the highest so far, from `memory_trace`; `what` is `memory_description(run)`."""
     if not len(trace):
         return empty_figure(title, "No memory was recorded yet.")
-    top = max(float(trace[c].max()) for c in ("allocated_bytes", "peak_bytes"))
+    top = float(trace[["allocated_bytes", "peak_bytes"]].max().max())  # of some imported runs one is not known
     size, unit = (2.0**30, "GiB") if top >= 2**30 else (2.0**20, "MiB")
     hue = colour("memory", dark)
     figure = FigureSpec()

@@ -15,6 +15,7 @@ from amp_core.findings import rules
 from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, Cause, first_cause
 from amp_core.findings.model import SEVERITIES, Entry, Finding, Severity
 from amp_core.findings.registry import FAMILIES, GUIDE, PAIRED_RULES, RULES, load
+from amp_core.findings.trace_findings import first_sentence
 from amp_core.store.run import Run, check_run
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Severity",
     "diagnose",
     "first_cause",
+    "first_sentence",
 ]
 
 load(rules)
@@ -35,6 +37,7 @@ load(rules)
 
 def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     """The findings of all rules on `run`, the worst first and causes before their consequences; empty if all is well.
+    Those of a trace come in the order of what there is to win.
 
     With `baseline`, a run of the same task in FP32, also those of the rules that compare both. Raises `RunError` for
     damaged tables.
@@ -46,7 +49,7 @@ def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     if baseline is not None:
         findings += [finding for rule in PAIRED_RULES for finding in rule(run, baseline)]
     findings = [replace(f, follows=_follows(f, findings)) for f in findings]
-    return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), bool(f.follows)))
+    return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), bool(f.follows), -(f.win_ms or 0.0)))
 
 
 def _follows(finding: Finding, findings: list[Finding]) -> str:

@@ -92,8 +92,8 @@ def first_cause(run: Run, first: int, last: int) -> Cause | None:
 
 
 def _broken_at(run: Run, outputs: pd.DataFrame, begin: int, end: int) -> int:
-    """The first of these steps at which more than scaled gradients was not finite; the step after them if there is
-    none. A scaler skips steps when gradients grow with the loss, whose values are still finite."""
+    """The first of these steps at which values other than scaled gradients were not finite; the step after them if
+    there is none. A scaler skips steps when gradients grow with the loss, whose values are still finite."""
     frame = attempts(run)
     frame = frame[frame["has_loss"] & ~np.isfinite(frame["loss"])]
     steps = np.concatenate([frame["step"].to_numpy(), outputs["step"].dropna().to_numpy(), _applied(run)])

@@ -89,6 +89,8 @@ class Finding:
     """Plain PyTorch code for the advice; empty if there is nothing to change."""
     frameworks: Mapping[str, str] = field(default_factory=dict)
     """The code for frameworks that differ, by their names."""
+    win_ms: float | None = None
+    """Most milliseconds per step that a repair can save; None where that is not estimated."""
     follows: str = ""
     """Code of the finding that caused this one; empty if there is none."""
 

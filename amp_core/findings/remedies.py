@@ -64,9 +64,9 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
         return _gradient_remedy(run)
     if cause.op == "its weights":
         return Remedy(
-            f"The weights of {cause.where} were not finite before the module ran: they were loaded so, or a step that "
-            "was not recorded spoiled them. Check the checkpoint, and look for updates outside of the watched "
-            "optimizers.",
+            f"The weights of {cause.where} were not finite before the module ran: they were loaded so, or an update "
+            "broke them, such as one divided by an eps that rounds to zero. Check the checkpoint, the optimizer, and "
+            "updates outside of it.",
             _BAD_WEIGHTS,
         )
     if cause.where == "loss":

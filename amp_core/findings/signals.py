@@ -38,7 +38,7 @@ def _signals(run: Run, *kinds: str) -> pd.DataFrame:
 
 
 def call_orders(run: Run) -> CallOrders:
-    """First and last step of each stretch of steps with the same calls, and the calls; empty where not recorded.
+    """First and last step of each stretch of steps with the same calls, and the calls; empty if not recorded.
 
     Calls after the last recorded step are left out if they include an update of the scaler: they belong to an
     optimizer that was not watched, such as one that replaced the watched one.

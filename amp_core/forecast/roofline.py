@@ -1,4 +1,4 @@
-"""The roofline: how long a step's work takes on a part, and what bounds it.
+"""The roofline: the time of a step's work on a GPU, and what bounds it.
 
 >>> device_time(work, rates, recipe="bf16", speeds=EFFICIENCY.likely).total_us
 48120.0
@@ -85,7 +85,7 @@ class DeviceTime:
 
 
 def why_not(rates: Rates, recipe: str) -> str:
-    """Why a part cannot run a recipe on tensor cores; empty if it can."""
+    """The reason why a GPU cannot run a recipe on tensor cores; empty if it can."""
     if recipe == "tf32" and rates.tf32 is None:
         return "no TF32 before Ampere (compute capability 8.0)"
     if recipe == "bf16" and not rates.bf16:
@@ -94,7 +94,7 @@ def why_not(rates: Rates, recipe: str) -> str:
 
 
 def device_time(work: pd.DataFrame, rates: Rates, recipe: str, speeds: Speeds) -> DeviceTime:
-    """How long `work` takes. Of `recipe` only `tf32` matters: it lets FP32 products run on tensor cores."""
+    """The time of `work`. Of the recipes only `tf32` matters here: it lets FP32 products run on tensor cores."""
     wide = rates.fp32 * speeds.cuda_cores
     if recipe == "tf32" and rates.tf32 is not None:
         wide = max(wide, rates.tf32 * speeds.tensor_cores)  # libraries choose the faster kernel

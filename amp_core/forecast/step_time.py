@@ -43,7 +43,7 @@ def forecast(
     """Time, speed-up and memory on each of `gpus` (names of `data_sheets.NAMES`) in FP32, TF32, BF16 and FP16.
 
     `traces` are of the same step in FP32 and under autocast. `factor` is measured over forecast time of a run recorded
-    on a listed GPU (`measured_factor`). Columns, NaN where not known: gpu, recipe, why_not (why it cannot run there),
+    on a listed GPU (`measured_factor`). Columns, NaN if not known: gpu, recipe, why_not (why it cannot run there),
     step_ms, step_ms_low, step_ms_high, samples_per_s, speedup, speedup_low, speedup_high (over FP32 with TF32 off),
     over_tf32, over_tf32_low, over_tf32_high (over FP32 with TF32 on), bound_by, matrix_frac, traffic_frac (shares of
     the time on the device), memory_bytes_low, memory_bytes_high, batch_low, batch_high (largest that fits), source (of

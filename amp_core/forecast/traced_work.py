@@ -5,7 +5,7 @@
 Index(['op', 'phase', 'count', 'flops', 'bytes', 'narrow'], dtype='object')
 
 A run is traced in one recipe; its step in the other recipe is derived. From autocast to FP32 this is exact except for
-fused kernels: 16-bit values become 32-bit ones and the casts go. From FP32 to autocast it is an estimate: which
+fused kernels: 16-bit values become 32-bit ones and the casts disappear. From FP32 to autocast it is an estimate: which
 operators between matrix products run in 16 bits depends on their inputs, so they count as half and half.
 """
 
@@ -78,7 +78,7 @@ def device_work(rows: pd.DataFrame) -> pd.DataFrame:
         written = _number(row["out_bytes"])
         shapes = tensor_shapes(row["in_shapes"]) if isinstance(row["in_shapes"], str) else ()
         dtypes = str(row["in_dtypes"] or "").split(", ")
-        if not shapes:  # an optimizer's: multi-tensor kernels on CUDA
+        if not shapes:  # the optimizer's operators: multi-tensor kernels on CUDA
             traffic, count = _OPTIMIZER_PASSES * written, math.ceil(count / _TENSORS_PER_LAUNCH)
         elif op in _LOOKUP_OPS:
             traffic = 2 * written
@@ -158,8 +158,8 @@ def _rescaled(memory: StepMemory, factor: float, copies: float) -> StepMemory:
 
 
 def _read(shapes: Sequence[Shape], dtypes: list[str]) -> float:
-    """Bytes of the inputs of one call. The trace does not say which tensor has which dtype: of two the second has the
-    last dtype, of more those as large as the first have the first one."""
+    """Bytes of the inputs of one call. The trace does not record which tensor has which dtype. So with two dtypes and
+    two inputs the second has the last dtype; with more, inputs as large as the first have the first dtype."""
     sizes = [math.prod(shape) for shape in shapes]
     first, last = (element_bytes(dtypes[i]) or 4 for i in (0, -1))
     if len(sizes) == 2:

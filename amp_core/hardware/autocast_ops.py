@@ -91,7 +91,7 @@ CPU = _lists(
 )
 
 LISTS = MappingProxyType({"cuda": CUDA, "cpu": CPU})
-"""The lists of each device type that a training can be sent to, by policy; empty where nothing is known of them."""
+"""The lists of each device type that a training can be sent to, by policy; empty if nothing is known of them."""
 
 KERNELS = MappingProxyType(
     {
@@ -152,7 +152,7 @@ def listed_as(op: str, device: str = "cuda") -> str:
 
 
 def policy(op: str, device: str = "cuda") -> str | None:
-    """The policy (a key of `POLICIES`) of an operator, given with or without `aten::`, or None where it has none.
+    """The policy (a key of `POLICIES`) of an operator, given with or without `aten::`, or None if it has none.
 
     `device` is a type: `cuda` or `cpu`. Operators of any other device have None.
     """

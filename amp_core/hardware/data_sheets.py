@@ -11,7 +11,7 @@ class Rates:
     """Dense peaks of one part in TFLOP/s; None where there is no such unit."""
 
     fp32: float
-    """On CUDA cores."""
+    """On CUDA cores; of AMD's parts on matrix cores."""
     tf32: float | None
     half: float
     """FP16, and BF16 where the tensor cores take it."""
@@ -25,11 +25,11 @@ class Rates:
 
     @property
     def bf16(self) -> bool:
-        """Whether its tensor cores take BF16: those that take TF32 do, from Ampere (8.0) on."""
-        return self.tf32 is not None
+        """Whether its tensor cores take BF16: those that take TF32 do, from Ampere (8.0) on, and AMD's since MI100."""
+        return self.tf32 is not None or self.source.startswith("AMD")
 
     def peak(self, precision: str) -> float | None:
-        """Peak for inputs of this precision, TFLOP/s; None where it is not listed."""
+        """Peak for inputs of this precision, TFLOP/s; None if it is not listed."""
         return {"fp32": self.fp32, "tf32": self.tf32, "fp16": self.half, "bf16": self.half}.get(precision)
 
 
@@ -39,7 +39,16 @@ _AMPERE_RTX = "NVIDIA Ampere GA102 GPU Architecture white paper, appendix A"
 _ADA = "NVIDIA Ada GPU Architecture white paper, appendix A"
 
 
+_BLACKWELL_RTX = "NVIDIA RTX Blackwell GPU Architecture white paper, appendix A"
+
+
 _V100, _A100, _H100 = "NVIDIA V100 data sheet", "NVIDIA A100 data sheet", "NVIDIA H100 data sheet"
+
+
+_CDNA3 = "AMD CDNA 3 white paper and AMD Instinct MI300 series data sheets"
+
+
+_MI250 = "AMD Instinct MI200 series data sheet; a half of the module, which is what a program sees as one GPU"
 
 
 _TURING = "NVIDIA Turing GPU Architecture white paper, appendix A"
@@ -63,17 +72,38 @@ _RATES = (  # the first matching pattern counts: fp32, tf32, fp16 and bf16, fp8,
     (r"RTX 6000 Ada", Rates(91.1, 182.1, 364.2, 728.5, 960, 48, _ADA)),
     (
         r"RTX 5090(?! D)",
-        Rates(104.8, 104.8, 209.5, 419.0, 1792, 32, "NVIDIA RTX Blackwell GPU Architecture white paper, appendix A"),
+        Rates(104.8, 104.8, 209.5, 419.0, 1792, 32, _BLACKWELL_RTX),
     ),
+    (r"RTX 5080", Rates(56.3, 56.3, 112.6, 225.1, 960, 16, _BLACKWELL_RTX)),
+    (r"RTX 5070 Ti", Rates(43.9, 43.9, 87.9, 175.8, 896, 16, _BLACKWELL_RTX)),
+    (r"RTX 4080(?! SUPER)", Rates(48.7, 48.7, 97.5, 194.9, 717, 16, _ADA)),
+    (r"RTX 4070 Ti(?! SUPER)", Rates(40.1, 40.1, 80.2, 160.4, 504, 12, _ADA)),
+    (r"RTX 3080(?! Ti)", Rates(29.8, 29.8, 59.5, None, 760, 10, _AMPERE_RTX)),
+    (r"RTX 3070(?! Ti)", Rates(20.3, 20.3, 40.6, None, 448, 8, _AMPERE_RTX)),
+    (r"RTX A5000", Rates(27.8, 55.6, 111.1, None, 768, 24, "NVIDIA RTX A5000 data sheet")),
+    (r"RTX A4000", Rates(19.2, 38.3, 76.7, None, 448, 16, "NVIDIA RTX A4000 data sheet")),
     (r"\bL4\b", Rates(30.3, 60.0, 121.0, 242.5, 300, 24, "NVIDIA L4 data sheet")),
     (r"\bL40S\b", Rates(91.6, 183.0, 362.0, 733.0, 864, 48, "NVIDIA L40S data sheet")),
     (r"\bL40\b", Rates(90.5, 90.5, 181.0, 362.0, 864, 48, "NVIDIA L40 data sheet")),
+    (r"A800.*40GB", Rates(19.5, 156.0, 312.0, None, 1555, 40, "NVIDIA A800 data sheet")),
+    (r"A800", Rates(19.5, 156.0, 312.0, None, 2039, 80, "NVIDIA A800 data sheet")),
+    (r"H800 PCIe", Rates(51.2, 378.0, 756.0, 1513.0, 2039, 80, "NVIDIA H800 data sheet")),
+    (r"H800", Rates(66.9, 494.7, 989.4, 1978.9, 3352, 80, "NVIDIA H800 data sheet")),
     (r"H100 PCIe", Rates(51.2, 378.0, 756.0, 1513.0, 2039, 80, _H100)),
     (r"H100 NVL", Rates(60.0, 417.5, 835.0, 1671.0, 3938, 94, _H100)),
     (r"H100", Rates(66.9, 494.7, 989.4, 1978.9, 3352, 80, _H100)),
     (r"\bH200\b", Rates(66.9, 494.7, 989.4, 1978.9, 4800, 141, "NVIDIA H200 data sheet")),
     (r"\bH20\b", Rates(44.0, 74.0, 148.0, 296.0, 4000, 96, "NVIDIA H20 data sheet")),
     (r"\bB200\b", Rates(75.0, 1125.0, 2250.0, 4500.0, 8000, 180, "NVIDIA HGX B200 data sheet")),
+    (r"\bMI100\b", Rates(46.1, None, 184.6, None, 1229, 32, "AMD Instinct MI100 data sheet")),
+    (r"\bMI210\b", Rates(45.3, None, 181.0, None, 1638, 64, "AMD Instinct MI210 data sheet")),
+    (r"\bMI250X", Rates(47.9, None, 191.5, None, 1638, 64, _MI250)),
+    (r"\bMI250\b", Rates(45.3, None, 181.0, None, 1638, 64, _MI250)),
+    (r"\bMI300A", Rates(122.6, 490.3, 980.6, 1961.2, 5300, 128, _CDNA3)),
+    (r"\bMI300X", Rates(163.4, 653.7, 1307.4, 2614.9, 5300, 192, _CDNA3)),
+    (r"\bMI325X", Rates(163.4, 653.7, 1307.4, 2614.9, 6000, 256, _CDNA3)),
+    (r"\bMI350X", Rates(144.2, None, 2306.9, 4613.7, 8000, 288, "AMD Instinct MI350X data sheet")),
+    (r"\bMI355X", Rates(157.3, None, 2516.6, 5033.2, 8000, 288, "AMD Instinct MI355X data sheet")),
 )
 
 

@@ -47,6 +47,16 @@ _TURING_WITHOUT = re.compile(
 """Names of the parts built from TU116 and TU117."""
 
 _NOT_NVIDIA = re.compile(r"\b(AMD|Radeon|Instinct|Intel)\b", re.IGNORECASE)
+_AMD = re.compile(r"\b(AMD|Radeon|Instinct)\b", re.IGNORECASE)
+AMD_WARP = 64
+"""Threads of a wavefront on AMD's GPUs for computing (CDNA); a warp of NVIDIA's has 32."""
+_AMD_PARTS = {
+    (9, 0, 120): "AMD Instinct MI100",
+    (9, 4, 304): "AMD Instinct MI300X",
+    (9, 4, 228): "AMD Instinct MI300A",
+    (9, 5, 256): "AMD Instinct MI355X",
+}
+"""Parts by gfx version and number of compute units, where these tell which it is (AMD CDNA white papers)."""
 
 GPM_SINCE = (9, 0)
 """Hopper: from this capability on NVML has activity counters of the tensor cores (nvml.h, GPM)."""
@@ -70,7 +80,7 @@ class Gpu:
 
     name: str
     capability: tuple[int, int] | None
-    """Compute capability; None where it is not known, and for GPUs that are not NVIDIA's."""
+    """Compute capability; None if it is not known, and for GPUs that are not NVIDIA's."""
 
     @property
     def known(self) -> bool:
@@ -79,7 +89,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str | None:
-        """The generation, e.g. `Ampere`; None where it is not known."""
+        """The generation, e.g. `Ampere`; None if it is not known."""
         if not self.known or self.capability is None:
             return None
         return next((name for since, name in _ARCHITECTURES if self.capability >= since), None)
@@ -135,6 +145,16 @@ def gpu_of(name: object, capability: object) -> Gpu:
         return Gpu(text, (capability[0], capability[1]))
     match = re.fullmatch(r"(\d{1,2})\.(\d)", str(capability or ""))
     return Gpu(text, (int(match[1]), int(match[2])) if match else None)
+
+
+def is_amd(name: str) -> bool:
+    """Whether a GPU is AMD's, by its name."""
+    return _AMD.search(name) is not None
+
+
+def amd_name(major: int | None, minor: int | None, units: int | None) -> str:
+    """The name of an AMD GPU by its gfx version (9.4 for gfx942) and number of compute units."""
+    return _AMD_PARTS.get((major or 0, minor or 0, units or 0), "AMD GPU")
 
 
 def first_recipe(gpu: Gpu) -> Advice:

@@ -61,7 +61,7 @@ def cpu_name() -> str:
 
 
 def cpu_flags() -> frozenset[str] | None:
-    """The instruction sets that the kernel lists for the processor; None where it lists none (not Linux)."""
+    """The instruction sets that the kernel lists for the processor; None if it lists none (not Linux)."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -111,12 +111,12 @@ def _values(file: Path) -> Iterator[tuple[str, Point | Histogram | None]]:
         raise
     except RunError:
         raise
-    except Exception as error:  # protobuf, the record reader and numpy each have their own
+    except Exception as error:  # protobuf, the record reader and numpy each raise their own errors
         raise RunError(f"{file} is damaged: {' '.join(str(error).split())[:200]}") from None
 
 
 def _from_proto(histo: Any, step: int, wall_s: float) -> Histogram:
-    """The older form, which torch writes: with the extremes and the sum of squares."""
+    """The older format, which torch writes, with the extremes and the sum of squares."""
     right = np.array(histo.bucket_limit, dtype=np.float64)
     left = np.concatenate([[histo.min], right[:-1]]) if len(right) else right
     numel = round(histo.num) if math.isfinite(histo.num) and histo.num > 0 else 0
@@ -127,7 +127,7 @@ def _from_proto(histo: Any, step: int, wall_s: float) -> Histogram:
 
 
 def _from_buckets(array: Any, step: int, wall_s: float) -> Histogram:
-    """The newer form, of TensorFlow 2: buckets alone, the outermost of which end at the extremes."""
+    """The newer format, of TensorFlow 2: only buckets, the outermost of which end at the extremes."""
     counts = array[:, 2]
     lowest, highest = (float(array[0, 0]), float(array[-1, 1])) if len(array) else (math.nan, math.nan)
     numel = round(float(counts.sum())) if np.isfinite(counts).all() else 0

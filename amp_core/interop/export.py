@@ -4,7 +4,7 @@
     [PosixPath('exported/run.json'), PosixPath('exported/steps.parquet'), …]
 
 Parquet: one file per table, all types kept; the folder is itself a run. CSV: null is an empty cell, NaN is `nan`, lists
-are JSON; a text that a spreadsheet would take for a formula begins with an apostrophe. TensorBoard: headline scalars,
+are JSON; text that a spreadsheet would take for a formula gets a leading apostrophe. TensorBoard: headline scalars,
 and per tensor a histogram of log2 magnitudes.
 """
 
@@ -25,7 +25,7 @@ FORMS = ("tensorboard", "parquet", "csv")
 def export(run: Run, to: str, out: str | os.PathLike[str]) -> list[Path]:
     """Write `run` into the new folder `out` as `to`, one of `FORMS`, and return the files.
 
-    Raises `RunError` for another form, a folder that is there already, and a run that cannot be read.
+    Raises `RunError` for an unknown form, an existing folder, and a run that cannot be read.
     """
     if to not in FORMS:
         raise RunError(f"to={to!r} is unknown; choose one of {', '.join(FORMS)}")

@@ -35,11 +35,11 @@ class Imported:
 
     folder: Path
     understood: dict[str, str]
-    """By column of `steps`, its tag."""
+    """The imported tag of each column of `steps`."""
     points: dict[str, int] = field(default_factory=dict)
-    """By column, how many steps have a value."""
+    """The number of steps with a value, by column."""
     tensors: dict[str, list[str]] = field(default_factory=dict)
-    """By kind, the tags of histograms that became rows of `tensors`."""
+    """The tags of histograms that became rows of `tensors`, by kind."""
     not_understood: list[str] = field(default_factory=list)
     """Tags that were not imported."""
 
@@ -72,7 +72,7 @@ def import_tensorboard(
 
 
 def _chosen(log: Log) -> dict[str, str]:
-    """By column, the tag with the best match; of equal ones the one with the most values."""
+    """The best matching tag of each column; among equal matches, the one with the most values."""
     tags: dict[str, list[str]] = {}
     for tag in log.scalars:
         column = column_of(tag)
@@ -148,7 +148,7 @@ def tensor_facts(histogram: Histogram) -> dict[str, Any]:
         "numel": histogram.numel or None,
         "absmax": max(abs(histogram.lowest), abs(histogram.highest)) if finite and histogram.numel else None,
         "rms": histogram.rms,
-        "inf": 0 if finite else None,  # the extremes of anything with an infinity or a NaN are not finite
+        "inf": 0 if finite else None,  # if any value is infinite or NaN, the extremes are not finite
         "nan": 0 if finite else None,
         "zero": None,
         "exp_min": None,
@@ -173,7 +173,7 @@ def tensor_facts(histogram: Histogram) -> dict[str, Any]:
 
 
 def _exponent(low: float, high: float) -> int | None:
-    """The exponent of all values from `low` up to, not including, `high`, of one sign; None where they have several."""
+    """The exponent of all values in [low, high), which have one sign; None if they have several exponents."""
     small, large = sorted((abs(low), abs(high)))
     exponent = math.frexp(small)[1] - 1
     inside = large < math.ldexp(1.0, exponent + 1) or (low > 0 and large == math.ldexp(1.0, exponent + 1))

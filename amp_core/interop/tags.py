@@ -22,12 +22,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "grad_norm": ("grad_norm", "gradient_norm", "global_grad_norm", "total_grad_norm", "global_norm", "total_norm"),
     "lr": ("lr", "learning_rate", "lr_0"),
 }  # fmt: skip
-"""Common names of each column, most common first. `scale` alone counts only below a part that qualifies it."""
+"""Common names of each column, most common first. `scale` alone counts only after a part that qualifies it."""
 
 _OF_THE_SCALER = frozenset({"amp", "scaler", "grad_scaler", "gradscaler", "loss_scaler"})
 _HELD_OUT = re.compile(r"(val|valid|validation|eval|evaluation|test|dev|holdout)(_|$)")
 _WRAPPING = frozenset({"train", "training", "step", "iteration", "batch"})
-"""Parts of a tag that name the source, not the quantity: `loss/train`."""
+"""Parts of a tag that name the data, not the quantity, like `train` in `loss/train`."""
 
 
 def column_of(tag: str) -> str | None:

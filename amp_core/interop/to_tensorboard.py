@@ -2,9 +2,9 @@
 
 >>> write_log(load_run("runs/a"), Path("logs/a"))
 
-Scalars are called `amp/loss`, `amp/loss_scale`, and so on; of further ranks and optimizers `amp/loss/rank1`,
-`amp/loss/optimizer1`. Histograms, `log2_magnitude/weight_grad/NAME`, count nonzero values by floor(log2|x|), as
-stored in a run: on a linear axis a gradient would be one bar at zero.
+Scalars are called `amp/loss`, `amp/loss_scale`, and so on; those of further ranks and optimizers `amp/loss/rank1`,
+`amp/loss/optimizer1`. Histograms, `log2_magnitude/weight_grad/NAME`, count nonzero values by floor(log2|x|), as stored
+in a run: on a linear axis a gradient would be one bar at zero.
 """
 
 import datetime
@@ -76,7 +76,8 @@ def _histogram(exp_min: int | None, counts: list[int] | None) -> Any:
         min=limits[0] - 1,
         max=limits[-1],
         num=float(sum(shown)),
-        sum=sum(c * m for c, m in zip(shown, middles, strict=True)),  # of the buckets' middles; it is not drawn
+        # Computed from the middles of the buckets; TensorBoard does not draw it.
+        sum=sum(c * m for c, m in zip(shown, middles, strict=True)),
         sum_squares=sum(c * m * m for c, m in zip(shown, middles, strict=True)),
         bucket_limit=limits,
         bucket=[float(count) for count in shown],

@@ -1,4 +1,4 @@
-"""Training processes: started, queued, listed, stopped and cleaned up after. Imports neither torch nor streamlit.
+"""Training processes: start, queue, list and stop them, and clean up after them. Imports neither torch nor streamlit.
 
 queue (start, stop, list) -> job_file (job.json) -> launcher (waits for the device, becomes the training) -> reaper
 """

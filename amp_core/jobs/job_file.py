@@ -26,7 +26,7 @@ CONFIG_FILE = "config.json"
 CONSOLE_FILE = "console.log"
 
 STARTING_S = 10.0
-"""For this time a job without a recorded process counts as alive: its parent may not have recorded it yet."""
+"""How long a job without a recorded process counts as alive: its parent may not have recorded it yet."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Record:
     stop_requested_s: float | None = None
     """Time of the stop request, seconds since 1970."""
     stop_grace_s: float = 10.0
-    """How long after that it is killed."""
+    """Seconds from the stop request until the job is killed."""
     ended_s: float | None = None
     """When its process was first observed to have ended, seconds since 1970."""
     returncode: int | None = None
     """Exit code, or minus the signal; None if no parent observed the end."""
     makes: str = "run"
-    """`run`: the folder becomes a run; `runs`: a comparison or a search, whose runs lie in folders below it."""
+    """`run`: the folder becomes a run; `runs`: a comparison or a search, whose runs lie in subfolders."""
 
     @property
     def pid(self) -> int | None:
-        """The process id, where one is recorded."""
+        """The process id, if one is recorded."""
         return None if self.process is None else int(self.process["pid"])
 
 
@@ -110,14 +110,14 @@ def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
     try:
         with os.scandir(runs_dir) as entries:
             names = [e.name for e in entries]
-    except OSError:  # no such folder yet: then it holds no jobs
+    except OSError:  # no such folder yet, so no jobs
         return
     for name in names:
-        # Of thousands of runs few were started by a job, and creating a Path for each is slower than this check.
+        # Few of thousands of runs were started by a job, and creating a Path for each is slower than this check.
         if os.path.isfile(f"{runs_dir}/{name}/{JOB_FILE}"):  # noqa: PTH113
             try:
                 yield runs_dir / name, read(runs_dir / name)
-            except RunError:  # removed since it was listed, or not written by AMPscope
+            except RunError:  # removed after it was listed, or not written by AMPscope
                 continue
 
 
@@ -136,7 +136,7 @@ def order(folder: Path, record: Record) -> tuple[int, str]:
 def ahead_of(
     folder: Path, record: Record, jobs: Iterable[tuple[Path, Record]] | None = None
 ) -> list[tuple[str, Record]]:
-    """Name and record of the living jobs for which the job in `folder` has to wait, in the order of the queue.
+    """Names and records of the living jobs that the job in `folder` waits for, in the order of the queue.
 
     `jobs` are all jobs of the runs directory, if the caller has read them already.
     """
@@ -145,6 +145,6 @@ def ahead_of(
     return [
         (f.name, r)
         for f, r in sorted(others, key=lambda item: order(*item))
-        # One that trains already goes first whatever its time says: the clock may have been set back since.
+        # A job that already trains goes first, even if its time is later: the clock may have been set back since.
         if (order(f, r) < order(folder, record) or (f / "run.json").exists()) and is_alive(r)
     ]

@@ -2,8 +2,8 @@
 
     python -m amp_core.jobs.launcher RUN_FOLDER
 
-The queue needs no dispatcher: each job waits in its own process, before torch is imported, and then replaces itself by
-the training command. Pid and start time stay the same, so the job's record stays valid.
+The queue needs no dispatcher: each job waits in its own process, before torch is imported, and then replaces itself
+with the training command. Pid and start time stay the same, so the job's record stays valid.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ RECORDED_WITHIN_S = 2.0
 
 
 def main(folder: Path) -> None:
-    """Wait until no earlier job of the device is alive, then replace this process by the job's command."""
+    """Wait until no earlier job of the device is alive, then replace this process with the job's command."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         reason = f"stopped by {signal.Signals(number).name} before it began"
@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
             _print(f"waiting for {record.device}: behind {name}")
             reported = name
         time.sleep(POLL_S)
-        # Each poll checks the known processes only; once they are gone the folder is read again.
+        # Each poll checks only the known processes; once they have ended, the folder is read again.
         ahead = [(n, r) for n, r in ahead if _still_alive(folder.parent / n, r)] or job_file.ahead_of(folder, record)
     os.execv(record.argv[0], record.argv)
 

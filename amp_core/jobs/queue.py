@@ -8,8 +8,8 @@
     >>> find(job.folder).stop().state
     'stopped'
 
-A job is a run folder with a `job.json`, which holds all state, so a second browser tab, a restarted app and the command
-line see the same jobs and may stop each other's. Each device runs one job at a time; the others wait in the order of
+A job is a run folder with a `job.json`, which holds all its state, so a second browser tab, a restarted app and the
+command line see the same jobs and can stop them. Each device runs one job at a time; the others wait in the order of
 their creation (see `launcher`).
 
 A `Job` is a snapshot; `find(job.folder)` reads it again. `listing` and `find` also reap ended children, record the end
@@ -37,7 +37,8 @@ import psutil
 from amp_core.hardware.child_environment import python_path
 from amp_core.hardware.device_types import ACCELERATORS
 from amp_core.hardware.host import this_machine
-from amp_core.hardware.nvml import NvmlError, visible_gpus
+from amp_core.hardware.nvml import NvmlError
+from amp_core.hardware.usable_gpus import usable_gpus
 from amp_core.jobs import job_file, reaper
 from amp_core.library import permissions
 from amp_core.schema import RunError
@@ -49,12 +50,12 @@ GRACE_S = 10.0
 """How long a job may take after a stop request to end its step and write its end, seconds."""
 
 _children: dict[Path, subprocess.Popen[bytes]] = {}  # by folder: only the parent gets the exit code
-_lock = threading.RLock()  # sessions of the app run in threads; a job.json is read, changed and replaced under it
+_lock = threading.RLock()  # the app's sessions are threads; held while a job.json is read, changed and replaced
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training process and its run folder, as they were when this was read."""
+    """A snapshot of a training process and its run folder."""
 
     folder: Path
     """The run folder; `load_run` reads it from the state `running` on."""
@@ -68,7 +69,7 @@ class Job:
     reason: str | None
     """Why it ended, in words; while it waits, behind which job."""
     queue_position: int | None
-    """How many jobs of its device go before it; None unless queued."""
+    """The number of jobs before it in the queue of its device; None unless queued."""
     stop_requested: bool
     """Whether a stop was requested."""
     pid: int | None
@@ -82,17 +83,17 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """Whether it had not ended when this was read."""
+        """Whether it had not ended at the time of the snapshot."""
         return self.state in ("queued", "starting", "running")
 
     def console(self, lines: int = 20) -> list[str]:
-        """The last lines that the process printed, by now."""
+        """The last lines that the process has printed until now."""
         return console_tail(self.folder / job_file.CONSOLE_FILE, lines)
 
     def request_stop(self, grace_s: float = GRACE_S) -> None:
-        """Request that the job ends its step and stops; returns at once. The first `listing` or `find` after `grace_s`
-        seconds kills it, with everything that it started, if it has not ended. A second request changes nothing. Raises
-        `RunError` for a job of another machine, and on a read-only server."""
+        """Request that the job finishes its step and stops; returns at once. If it has not ended after `grace_s`
+        seconds, the next `listing` or `find` kills it with everything that it started. A second request changes
+        nothing. Raises `RunError` for a job of another machine, and on a read-only server."""
         permissions.current().check_change("stop a run")
         _await_process(self.folder)
         with _lock:
@@ -107,9 +108,9 @@ class Job:
             reaper.send_stop(record)
 
     def stop(self, grace_s: float = GRACE_S) -> "Job":
-        """Request a stop, wait until the process is gone, and return the job then; kills it after `grace_s` seconds.
+        """Request a stop, wait until the process has ended, and return the job then; kills it after `grace_s` seconds.
 
-        The job returned is still alive only if SIGKILL cannot end it: a process inside a device driver.
+        The returned job is still alive only if SIGKILL cannot end it, as with a process inside a device driver.
         """
         self.request_stop(grace_s)
         deadline = time.monotonic() + grace_s + 5.0
@@ -155,10 +156,10 @@ def start(
                 child = subprocess.Popen(
                     [sys.executable, "-m", "amp_core.jobs.launcher", str(folder)],
                     stdin=subprocess.DEVNULL,
-                    stdout=console,  # a file needs no reader, and its last lines outlive the process
+                    stdout=console,  # a file, not a pipe: it needs no reader, and its last lines outlive the process
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C in the app's terminal is not for the training
-                    env=os.environ | python_path() | {"PYTHONUNBUFFERED": "1"},  # it prints at once
+                    start_new_session=True,  # Ctrl-C in the app's terminal must not reach the training
+                    env=os.environ | python_path() | {"PYTHONUNBUFFERED": "1"},  # unbuffered output
                 )
             started_s = psutil.Process(child.pid).create_time()
             process = {"machine": this_machine(), "pid": child.pid, "started_s": started_s}
@@ -172,7 +173,7 @@ def start(
 
 
 def listing(runs_dir: str | os.PathLike[str]) -> list[Job]:
-    """All jobs under `runs_dir`, newest first; empty where the folder does not exist."""
+    """All jobs under `runs_dir`, newest first; empty if the folder does not exist."""
     folder = Path(runs_dir).resolve()
     with _lock:
         _reap_removed()
@@ -189,7 +190,7 @@ def find(folder: str | os.PathLike[str]) -> Job:
 
 
 def makes_runs(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder belongs to a job with its runs below, such as a comparison, and is no run itself."""
+    """Whether the folder belongs to a job with several runs, such as a comparison, and is not itself a run."""
     try:
         return job_file.read(Path(folder)).makes == "runs"
     except RunError:
@@ -202,7 +203,7 @@ def folder_name(name: str) -> str:
 
 
 def device_of(config: TrainConfig) -> str:
-    """The device that `config` will train on, as far as it is known without torch: `cpu`, `cuda:N` or the like."""
+    """The device that `config` will train on, as far as that is known without torch: `cpu`, `cuda:N` and so on."""
     if config.device == "auto":
         return "cuda:0" if _has_cuda() else "cpu"
     return f"{config.device}:0" if config.device in ACCELERATORS else config.device
@@ -227,8 +228,8 @@ def _upkeep(folder: Path, record: job_file.Record) -> job_file.Record:
 
 
 def _alive(folder: Path, record: job_file.Record) -> bool | None:
-    """Whether the job's process runs; None for a job of another machine. A child of this process counts even before it
-    has recorded its pid, which may take long on a busy machine."""
+    """Whether the job's process runs; None for a job of another machine. A child of this process counts even before its
+    pid is recorded, which may take long on a busy machine."""
     child = _children.get(folder)
     if record.process is None and child is not None and child.poll() is None:
         return True
@@ -268,7 +269,7 @@ def _state(
             run = load_run(folder)
         except RunError as error:
             return "failed", str(error), None
-        # If the process is alive, a lost run was left behind by another writer: trust the process.
+        # If the process is alive, the lost run is that of an earlier writer: trust the process.
         return ("running" if run.status == "lost" and alive else run.status), run.end_reason, None
     if alive is None:  # on another machine: judge by its files
         fresh = time.time() - record.created_ns / 1e9 < STALE_S
@@ -282,7 +283,7 @@ def _state(
 
 
 def _await_process(folder: Path) -> None:
-    """Wait until the record holds the job's process, which another program may be about to write."""
+    """Wait until the record names the job's process, which another program may be about to write."""
     while (record := job_file.read(folder)).process is None and job_file.is_alive(record):
         time.sleep(0.02)
 
@@ -298,17 +299,17 @@ def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
             try:
                 folder.mkdir()
                 return folder
-            except FileExistsError:  # it exists, perhaps created by another session just now
+            except FileExistsError:  # it exists; another session may just have created it
                 folder = runs_dir / f"{base}-{next(numbers)}"
     except OSError as error:
         raise RunError(f"runs_dir={str(runs_dir)!r} cannot be written: {error.strerror or error}") from error
 
 
 def _has_cuda() -> bool:
-    """Whether torch will find a CUDA device, judging by the driver and torch's build, without importing torch."""
+    """Whether torch will find a CUDA device, without importing torch here."""
     try:
         if "+cpu" in metadata.version("torch"):
             return False
-        return bool(visible_gpus())
-    except (metadata.PackageNotFoundError, NvmlError):  # no torch; no package, no driver
+        return bool(usable_gpus())
+    except (metadata.PackageNotFoundError, NvmlError):  # no torch; neither a driver nor a GPU that torch finds
         return False

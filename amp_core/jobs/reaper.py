@@ -41,7 +41,7 @@ def record_end(folder: Path, record: job_file.Record, returncode: int | None) ->
 
 
 def end_of_job(folder: Path, record: job_file.Record) -> tuple[str, str]:
-    """Status and reason of a job whose process is gone without having written an end."""
+    """Status and reason of a job whose process ended without writing an end."""
     code = record.returncode
     if record.makes == "runs" and code == 0:
         return "finished", ""
@@ -99,7 +99,7 @@ def write_end(folder: Path, record: job_file.Record, status: str, reason: str) -
 
 
 def send_stop(record: job_file.Record) -> None:
-    """Send SIGTERM to the job's process, if it still is that process."""
+    """Send SIGTERM to the job's process, if its pid still belongs to it."""
     process = _process(record)
     if process is not None:
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
@@ -113,12 +113,12 @@ def kill(record: job_file.Record) -> None:
 
 
 def kill_due_s(record: job_file.Record) -> float:
-    """When a job is killed after a stop request, seconds since 1970; infinity without a request."""
+    """When a job is killed if it does not stop, in seconds since 1970; infinity without a stop request."""
     return float("inf") if record.stop_requested_s is None else record.stop_requested_s + record.stop_grace_s
 
 
 def remaining_processes(record: job_file.Record) -> list[psutil.Process]:
-    """Living processes of the job's session other than its first: data loaders, compilers, what they started.
+    """Living processes of the job's session other than its leader: data loaders, compilers, and their children.
 
     A job is the leader of its session, so the session id is its pid, also after its death: the kernel does not reuse a
     number that a session still has. If the pid belongs to another process now, the whole session has ended.

@@ -18,7 +18,7 @@ from amp_core.schema import RunError
 from amp_core.store.urls import is_address
 
 MAX_NAME, MAX_TAGS, MAX_NOTE = 120, 20, 2000
-"""Characters of a name or tag, tags, characters of a note; longer values are cut."""
+"""Limits: characters of a name or tag, number of tags, characters of a note; longer values are cut."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""What a served app may do: set once by `ampscope serve`, checked by every function that changes something.
+"""The permissions of a served app: `ampscope serve` sets the rules once, and every function that changes something
+checks them.
 
     >>> rules = Rules(read_only=True)
     >>> os.environ.update(rules.environment())      # `ampscope serve` does this for the server that it starts
@@ -113,7 +114,7 @@ class Rules:
             raise RunError(f"the disk of the runs has {max(free, 0) / 2**30:.2f} GiB left; make room on it first")
 
     def _check_script(self, file: Path) -> None:
-        real = file.resolve()  # a link inside of an allowed folder may lead out of it
+        real = file.resolve()  # a link in an allowed folder may point outside
         if not any(real.is_relative_to(Path(folder).resolve()) for folder in self.scripts):
             allowed = ", ".join(self.scripts) or "none"
             raise RunError(

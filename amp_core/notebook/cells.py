@@ -110,7 +110,7 @@ def _framed(title: str, rows: Sequence[tuple[str, object]]) -> Html:
 
 
 def _log2(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """NaN where the logarithm is undefined."""
+    """NaN if the logarithm is undefined."""
     return np.log2(np.where(values > 0, values, math.nan))
 
 

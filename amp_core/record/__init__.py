@@ -1,4 +1,4 @@
-"""Watching a training step (needs torch): `watch` puts a run folder behind any PyTorch loop.
+"""Watching a training step (needs torch): `watch` records any PyTorch loop into a run folder.
 
     from amp_core import watch
 

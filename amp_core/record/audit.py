@@ -1,11 +1,12 @@
-"""Measures what a recipe loses: the same batch, weights and random numbers, in FP32 and in the recipe.
+"""Measures what a recipe loses, by replaying one batch with the same weights and random numbers in FP32 and in the
+recipe.
 
-    rec.audit(lambda: loss_fn(model(x), y))                       # at the present loss scale
+    rec.audit(lambda: loss_fn(model(x), y))                       # at the current loss scale
     rec.audit(lambda: loss_fn(model(x), y), loss_scales=(1, 128, 65536))
 
-The closure computes the loss of one batch. It is run once in FP32, with autocast off (also where the closure turns it
-on) and TF32 off, and once per loss scale in the recipe of the run. Then everything is as it was: gradients, random
-number generators, buffers such as BatchNorm's statistics, and backend flags. The scaler is not touched at all.
+The closure computes the loss of one batch. It runs once in FP32, with TF32 and autocast off (even if the closure turns
+autocast on), and once per loss scale in the recipe of the run. Afterwards gradients, random number generators, buffers
+such as BatchNorm's statistics, and backend flags are restored. The scaler is never touched.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ COLUMNS = ("numel", "nonzero", "lost", "nonfinite", "lost_mass_frac", "rel_error
 
 
 class Replay:
-    """Runs one closure several times from the same state, and hands back the gradients of `parameters`."""
+    """Runs one closure several times from the same state; each time returns the gradients of `parameters`."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Replay:
         """Gradients as the run computes them, multiplied by `loss_scale`."""
         kind, dtype = self._device.type, self._autocast_dtype
         region = None
-        if dtype is not None or torch.is_autocast_enabled(kind):  # not every device has autocast
+        if dtype is not None or torch.is_autocast_enabled(kind):  # some devices have no autocast
             region = autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=True)
         with _unchanged(self._model, self._device):
             return self._gradients(loss_scale, region)
@@ -75,11 +76,11 @@ class Replay:
 
 
 def compare_gradients(reference: torch.Tensor, recipe: torch.Tensor, loss_scale: float) -> torch.Tensor:
-    """`COLUMNS` of one gradient as a float64 vector, on its device where that has float64.
+    """`COLUMNS` of one gradient as a float64 vector, on its device if that has float64.
 
     `reference` is the FP32 gradient g, `recipe` the gradient of the scaled loss. `lost` counts elements with g != 0
     that are 0 in the recipe; `lost_mass_frac` is their share of sum |g|; `rel_error` is |r - g| / |g| and `cosine`
-    r·g / (|r| |g|), both with r = recipe / loss_scale in float64, and NaN where the recipe is not finite.
+    r·g / (|r| |g|), both with r = recipe / loss_scale in float64, and NaN if the recipe's gradient is not finite.
     """
     if not backend_of(reference.device).has_float64:
         reference, recipe = reference.cpu(), recipe.cpu()
@@ -130,15 +131,15 @@ def audit(
 
 @contextmanager
 def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Random number generators and buffers are afterwards as they were before.
+    """Restore random number generators and buffers afterwards.
 
-    So are the buffers' version counters: between a forward and its backward, autograd would take a buffer that was
-    written to, and written back, for one that has changed.
+    Restores the buffers' version counters too: between a forward and its backward, autograd would reject a buffer that
+    was written, even if its old values were written back.
     """
     buffers = [(b, b.detach().clone()) for b in own.buffers(model)]
     keep_versions = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
     with backend_of(device).fork_random(), ExitStack() as kept:
-        for buffer, _ in buffers:  # one by one: torch 2.6 takes no tuple of them
+        for buffer, _ in buffers:  # one by one: torch 2.6 does not accept a tuple
             kept.enter_context(keep_versions(buffer))
         try:
             yield
@@ -150,7 +151,7 @@ def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _no_autocast(device: torch.device) -> Iterator[None]:
-    """No autocast region takes effect, not even one that is entered inside."""
+    """Disable autocast, also for autocast regions that are entered inside."""
     enter = autocast.__enter__
 
     def disabled(self: Any) -> Any:
@@ -170,7 +171,7 @@ def _no_autocast(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _no_tf32() -> Iterator[None]:
-    """Matrix products, convolutions and recurrent layers compute in full FP32.
+    """Let matrix products, convolutions and recurrent layers compute in full FP32.
 
     The older switches go first: setting one of them also sets newer ones.
     """
@@ -184,7 +185,7 @@ def _no_tf32() -> Iterator[None]:
 
 @contextmanager
 def _wide(parameters: Sequence[torch.Tensor], model: torch.nn.Module) -> Iterator[None]:
-    """16-bit parameters and buffers are held in FP32 for the time being."""
+    """Hold 16-bit parameters and buffers in FP32 meanwhile."""
     tensors = [*parameters, *own.parameters(model), *own.buffers(model)]
     narrow = {id(t): t for t in tensors if t.dtype in NARROW}.values()
     before = [(t, t.data) for t in narrow]

@@ -23,7 +23,7 @@ from amp_core.record.stats.layout import dtype_name
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices and the flags that decide precision and speed; without paths and personal names."""
+    """Versions, devices, and the flags that affect precision and speed; without paths and personal names."""
     there = accelerators()
     flags = {
         "matmul_precision": _read_flag(torch.get_float32_matmul_precision),
@@ -53,10 +53,9 @@ MAX_NAMED = 10_000
 
 
 def model_summary(model: torch.nn.Module) -> dict[str, Any]:
-    """Class, parameters, their bytes and dtypes, modules; and, for what autocast does with each, `layers` (class of
-    each module that has parameters or no children), `shapes` of the parameters, and `tied` (further names of a shared
-    parameter, with the name that stands for it). Parameters of lazy modules count once they have a shape; `lazy` says
-    how many have none yet."""
+    """Class, parameters, their bytes and dtypes, modules. To predict autocast: `layers` (class of each module that has
+    parameters or no children), `shapes` of the parameters, and `tied` (further names of a shared parameter, each with
+    its first name). Parameters of lazy modules count once they have a shape; `lazy` counts those without."""
     every = list(own.parameters(model))
     parameters = [p for p in every if not is_lazy(p)]
     names = {id(p): n for n, p in named_parameters(model)}
@@ -81,7 +80,7 @@ def _first(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     return itertools.islice(named, MAX_NAMED)
 
 
-def recipe_found(
+def recipe_in_use(
     model: torch.nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
     scaler: Any,
@@ -90,9 +89,9 @@ def recipe_found(
 ) -> str:
     """The name of the precision recipe that a loop uses, e.g. `fp16` or `fp16-unscaled`.
 
-    It says in which dtype forward computes, and whether the weights that are updated have that dtype too (`-pure`). So
-    a 16-bit model of which the optimizer updates FP32 master weights, or FP32 adapters, is `fp16`, `fp16-unscaled` or
-    `bf16`, as autocast over FP32 weights is: it computes in 16 bits, and loses no update to them.
+    It states the dtype in which forward computes, and whether the updated weights have that dtype too (`-pure`). So a
+    16-bit model whose optimizer updates FP32 master weights or FP32 adapters is `fp16`, `fp16-unscaled` or `bf16`, like
+    autocast over FP32 weights: it computes in 16 bits, and loses no update to rounding.
     """
     stored = {p.dtype for o in optimizers for g in o.param_groups for p in g["params"]}
     if autocast_dtype is None and torch.float16 in stored:
@@ -108,7 +107,8 @@ def recipe_found(
 
 
 def stored_in(model: torch.nn.Module) -> str | None:
-    """The dtype of most floating-point elements among the parameters, e.g. `float16`; None where there are none."""
+    """The dtype of most floating-point elements of the parameters, e.g. `float16`; None if there are no such
+    parameters."""
     elements: Counter[str] = Counter()
     for parameter in own.parameters(model):
         if parameter.is_floating_point() and not is_lazy(parameter):

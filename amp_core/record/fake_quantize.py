@@ -13,11 +13,8 @@ from typing import NamedTuple
 import torch
 
 from amp_core.formats import Format
-from amp_core.quantization import ROW, TENSOR, Block, Recipe, find_recipe
+from amp_core.quantization import OPERANDS, ROW, TENSOR, Block, Recipe, find_recipe
 from amp_core.schema import RunError
-
-OPERANDS = ("activation", "weight", "output_grad")
-"""The kinds of tensors that enter the matrix products of a linear layer."""
 
 MIN_AMAX = 1e-12
 """torchao takes an amax in FP8 to be no smaller, so that the scale is finite."""
@@ -84,7 +81,7 @@ def fake_quantize(
     rows = max(1, CHUNK // blocks.shape[1]) if blocks.is_cpu else len(blocks)
     for some, into in zip(blocks.split(rows), held.split(rows), strict=True):
         amax = whole if whole is not None and block == TENSOR else some.abs().amax(-1, keepdim=True)
-        scales = _scales(recipe, element, block, amax, whole)
+        scales = block_scales(recipe, element, block, amax, whole)
         torch.mul(some, scales.encode, out=into) if scales.multiply else torch.div(some, scales.encode, out=into)
         if whole is not None and recipe.levels == 2:
             into.nan_to_num_(_ZERO_TIMES_INFINITY, math.inf, -math.inf)
@@ -94,7 +91,7 @@ def fake_quantize(
     return _transformed_back(result, tensor.shape, axis) if hadamard else result
 
 
-class _Scales(NamedTuple):
+class Scales(NamedTuple):
     """What values of a block are multiplied with, or divided by, before and after they are rounded."""
 
     encode: torch.Tensor
@@ -103,7 +100,9 @@ class _Scales(NamedTuple):
     divide: bool
 
 
-def _scales(recipe: Recipe, element: Format, block: Block, amax: torch.Tensor, whole: torch.Tensor | None) -> _Scales:
+def block_scales(
+    recipe: Recipe, element: Format, block: Block, amax: torch.Tensor, whole: torch.Tensor | None
+) -> Scales:
     """The scales of blocks whose largest magnitudes are `amax` [blocks, 1]; `whole` [1, 1] is the tensor's."""
     if recipe.scale.name == "e8m0":
         return _powers_of_two(recipe.rule, element, amax)
@@ -112,7 +111,7 @@ def _scales(recipe: Recipe, element: Format, block: Block, amax: torch.Tensor, w
         if recipe.rule == "amax-pow2":
             scale = torch.exp2(torch.floor(torch.log2(scale)))
         divide = block in (TENSOR, ROW)  # torchao divides by these, and multiplies with the inverse of others
-        return _Scales(scale, True, scale if divide else 1.0 / scale, divide)
+        return Scales(scale, True, scale if divide else 1.0 / scale, divide)
     narrow = amax / element.max_value
     if whole is not None:
         tensor_scale = whole / (recipe.scale.max_value * element.max_value)
@@ -120,11 +119,11 @@ def _scales(recipe: Recipe, element: Format, block: Block, amax: torch.Tensor, w
         narrow = narrow / tensor_scale
     narrow = _round(narrow.clamp(min=recipe.scale.min_normal), recipe.scale)
     if whole is None:
-        return _Scales(1.0 / narrow, True, narrow, False)
-    return _Scales((1.0 / tensor_scale) / narrow, True, tensor_scale * narrow, False)
+        return Scales(1.0 / narrow, True, narrow, False)
+    return Scales((1.0 / tensor_scale) / narrow, True, tensor_scale * narrow, False)
 
 
-def _powers_of_two(rule: str, element: Format, amax: torch.Tensor) -> _Scales:
+def _powers_of_two(rule: str, element: Format, amax: torch.Tensor) -> Scales:
     """E8M0 scales; the stored exponent of 255 is NaN."""
     if rule == "floor":
         exponent = (amax.view(torch.int32) >> 23) - element.max_exponent
@@ -139,7 +138,7 @@ def _powers_of_two(rule: str, element: Format, amax: torch.Tensor) -> _Scales:
         encode = torch.where(exponent == 0, 1.0, torch.exp2(127.0 - exponent))
     decode = torch.where(exponent == 0, 2.0**-127, (exponent << 23).view(torch.float32))
     decode = torch.where(exponent == 255, math.nan, decode)
-    return _Scales(encode, rule != "floor", decode, False)
+    return Scales(encode, rule != "floor", decode, False)
 
 
 def _round(

@@ -1,7 +1,7 @@
 """Sends headline numbers of each step to another tracker during training, for `Recorder.mirror`.
 
     rec = watch(model, optimizer, scaler=scaler, into="runs/a")
-    rec.mirror(wandb.init(project="lm"))        # anything that has .log(dict, step=)
+    rec.mirror(wandb.init(project="lm"))        # any object with .log(dict, step=)
 
 A separate thread calls the tracker, so that neither its errors nor its delays reach the training. Steps that it cannot
 take in time are dropped, and an exception ends the mirroring; an event reports either.
@@ -40,7 +40,7 @@ class Mirror:
         self._thread.start()
 
     def take(self, row: Mapping[str, list[Any]]) -> None:
-        """Send the one row of `row`, columns as `RunWriter.append` takes them; returns at once."""
+        """Send a single row, given as columns as for `RunWriter.append`; returns at once."""
         if self._error is not None:
             self._report()
             return
@@ -66,7 +66,7 @@ class Mirror:
         while (row := self._rows.get()) is not None:
             try:
                 self._tracker.log(headlines(row), step=row["step"])
-            except BaseException as error:  # of any kind: foreign code must not end the training
+            except BaseException as error:  # any error of foreign code: it must not end the training
                 self._error = error
                 return
 

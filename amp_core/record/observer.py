@@ -11,6 +11,7 @@ and the training continues.
 
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from amp_core.store.writer import RunWriter
@@ -41,6 +42,9 @@ class Observer:
     bare = False
     """Whether the recorder wants to measure the step without hooks. An observer that can work with fewer hooks does so
     then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
+    watching: Callable[[], AbstractContextManager[Any]] = staticmethod(contextlib.nullcontext)
+    """A context for work in hooks of the observer's own: its time counts as `watch_ms`, and what it raises is reported
+    and never reaches the training. Set by the recorder."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
     """Whether the code that runs now is not part of the step: the recorder's own work, or the second and later calls of
     a closure in one step of its optimizer. Set by the recorder."""
@@ -48,7 +52,7 @@ class Observer:
     def step_began(self, step: int) -> None:
         """The first forward of a step (or the first `scaler.scale`, in a loop that calls another module) comes next.
 
-        The step's data are loaded by then.
+        The step's data are already loaded.
         """
 
     def phase_entered(self, phase: str) -> None:
@@ -72,11 +76,11 @@ class Observer:
         """
 
     def scaler_found(self, scaler: Any) -> None:
-        """A scaler that `watch` was not given is about to scale the loss for the first time."""
+        """A scaler that was not passed to `watch` is about to scale the loss for the first time."""
 
     def optimizer_found(self, index: int, optimizer: Any) -> None:
-        """An optimizer that `watch` was not given is about to step. From now on it has this index: it replaces another
-        or is appended. The list of optimizers that the observer was given already holds it."""
+        """An optimizer that was not passed to `watch` is about to step. It has this index from now on: it replaces
+        another optimizer or is appended. The observer's list of optimizers already holds it."""
 
     def step_ended(self, step: int) -> None:
         """The step was made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""
@@ -88,10 +92,17 @@ class Observer:
 class Observers:
     """Notifies observers of the moments they override. Their exceptions never reach the training."""
 
-    def __init__(self, writer: RunWriter, observers: Sequence[Observer], at_own_work: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        writer: RunWriter,
+        observers: Sequence[Observer],
+        at_own_work: Callable[[], bool],
+        watching: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
         self._writer = writer
         for observer in observers:
             observer.at_own_work = at_own_work
+            observer.watching = watching
         self._calls: dict[str, list[tuple[Observer, Callable[..., None]]]] = {
             moment: [
                 (o, getattr(o, moment)) for o in observers if getattr(type(o), moment) is not getattr(Observer, moment)
@@ -100,10 +111,10 @@ class Observers:
         }
         self._observers = list(observers)
         self._awake: list[bool] = []
-        self._present = self._calls  # calls by moment in the present step
+        self._present = self._calls  # listeners by moment in the current step
 
     def wants(self, moment: str) -> bool:
-        """Whether any observer overrides that moment and is awake in the present step."""
+        """Whether any observer overrides that moment and is awake in the current step."""
         return bool(self._present[moment])
 
     def begin(self, step: int, bare: bool) -> bool:

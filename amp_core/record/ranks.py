@@ -1,11 +1,11 @@
-"""Where this process stands among those that train together, and how they share the model between them.
+"""The rank of this process among those that train together, and how they share the model.
 
     >>> place()                     # rank and number of processes
     (1, 4)
     >>> sharing(model)              # for the head of the run
     {'parallel': 'fsdp', 'shards': 4}
 
-Nothing here speaks to the other processes: each writes what it sees into segments of its own, and readers merge them.
+Nothing here communicates with other processes: each writes its own segments, and readers merge them.
 """
 
 import datetime
@@ -26,9 +26,9 @@ from amp_core.store.writer import RunWriter
 
 
 def place() -> tuple[int, int]:
-    """Rank and number of processes: from torch.distributed, else from the environment that torchrun sets.
+    """Rank and number of processes, from torch.distributed or else from the environment that torchrun sets.
 
-    Raises `RunError` for an environment that names no place.
+    Raises `RunError` for an environment with an invalid rank or world size.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -42,8 +42,8 @@ def place() -> tuple[int, int]:
 
 
 def sharing(model: torch.nn.Module) -> dict[str, Any]:
-    """How the processes share `model`: `parallel` (`ddp`, `fsdp`, `sharded`), and `shards`, into how many parts its
-    parameters are cut. Empty where nothing shows."""
+    """How the processes share `model`: `parallel` (`ddp`, `fsdp`, `sharded`), and `shards`, the number of shards of its
+    parameters. Empty if it shows no sharing."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return {"parallel": "ddp", "shards": 1}
     fsdp1 = own.child(model, "_fsdp_wrapped_module") is not None
@@ -57,9 +57,9 @@ def sharing(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def computed_in(model: torch.nn.Module) -> str | None:
-    """The 16-bit dtype that FSDP casts parameters to for forward and backward; None where it casts them to none."""
+    """The 16-bit dtype that FSDP casts parameters to for forward and backward; None if it casts to no such dtype."""
     for module in own.modules(model):
-        state: Any = getattr(type(module), "_get_fsdp_state", None)  # FSDP2's; FSDP1 keeps its settings itself
+        state: Any = getattr(type(module), "_get_fsdp_state", None)  # FSDP2; FSDP1 keeps its settings on the module
         policy = state(module)._mp_policy if state is not None else own.held(module, "mixed_precision")
         dtype = getattr(policy, "param_dtype", None)
         if dtype in NARROW:
@@ -68,7 +68,7 @@ def computed_in(model: torch.nn.Module) -> str | None:
 
 
 def _shards(parameter: torch.Tensor) -> int:
-    """Into how many parts a DTensor is cut; 0 for any other tensor."""
+    """The number of shards of a DTensor; 0 for any other tensor."""
     if not hasattr(parameter, "placements"):
         return 0
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
@@ -80,22 +80,23 @@ def _shards(parameter: torch.Tensor) -> int:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """For ranks other than 0, which find `run.json` of their own run: raise `RunError` where it is an earlier one's."""
+    """For ranks other than 0, which expect the `run.json` of their own run: raise `RunError` if it is that of an
+    earlier run."""
     if not (folder / "run.json").exists():
         return
     created = load_run(folder).head.created_at
     try:
         earlier = datetime.datetime.fromisoformat(created).timestamp() < psutil.Process().create_time()
-    except ValueError:  # no run of ours
+    except ValueError:  # not a run
         earlier = True
     if earlier:
         raise RunError(f"into={str(folder)!r} already holds a run; give a folder that does not exist yet")
 
 
 class HeadIfAlone(Observer):
-    """Of a rank other than 0: leaves a head where rank 0 never wrote one, so that the folder can be read.
+    """Observer on a rank other than 0: writes a head if rank 0 never wrote one, so that the folder can be read.
 
-    That is so where rank 0 died before it began to watch, and on nodes that do not share the folder's disk.
+    That happens if rank 0 died before it began to watch, and on nodes that do not share the folder's disk.
     """
 
     def __init__(self, writer: RunWriter) -> None:

@@ -1,7 +1,6 @@
-"""`Recorder`: what `watch` returns. It holds what watches a training loop, and takes what the loop wants to add.
+"""`Recorder`, which `watch` returns: it owns the hooks and observers, and takes values that the loop adds.
 
-Where a loop is listened to is in `hooks`, what becomes of its steps in `steps`, and how they are written in
-`row_writer`.
+`hooks` attaches to the loop, `steps` turns its calls into steps, and `row_writer` writes their rows.
 """
 
 import time
@@ -22,6 +21,7 @@ from amp_core.record.model.parameters import unwrapped, written_class
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.stats.measure import compile_ahead
+from amp_core.record.step_phases import count_calls
 from amp_core.schema import RunError
 from amp_core.store import shutdown
 from amp_core.store.writer import RunWriter
@@ -33,7 +33,7 @@ LOGGABLE = ("loss", "lr", "samples", "grad_norm")
 
 
 class Recorder:
-    """Use it as a context, or `close` it; else the run ends with the process."""
+    """Use it as a context manager or call `close`; otherwise the run ends with the process."""
 
     def __init__(
         self,
@@ -62,9 +62,10 @@ class Recorder:
         )
         self._phases = self._steps.phases
         self._phases.failed = self._watching_failed
-        if kinds:  # kernels compile at their first use, which no step should have to pay for
+        if kinds:  # kernels compile at their first use, whose time must not count for a step
             compile_ahead({self._steps.device, *(p.device for p in own.parameters(model) if not p.is_meta)})
         self._hooks = Hooks(model, scaler, self._steps)
+        count_calls(self._phases)
         for unseen_scaler in (o for o in observers if isinstance(o, UnknownScaler)):
             unseen_scaler.adopt = self._adopt
         writer.before_end = self._end
@@ -79,7 +80,7 @@ class Recorder:
 
     @property
     def step(self) -> int:
-        """The number of the present step, as `steps.step` has it: how many steps are over."""
+        """The number of the current step, as in `steps.step`: the count of finished steps."""
         return self._steps.number
 
     def __enter__(self) -> "Recorder":
@@ -92,11 +93,11 @@ class Recorder:
             self.close(*shutdown.describe(kind, error))
 
     def log(self, **values: float | torch.Tensor) -> None:
-        """Add what only the loop knows of the present step: `loss`, `lr`, `samples` or `grad_norm`.
+        """Add values of the current step that only the loop knows: `loss`, `lr`, `samples` or `grad_norm`.
 
-        Between `optimizer.step()` and the next forward it belongs to the step just made, else to the coming one. The
-        last value given for a step stands. Tensors are not waited for. Raises `RunError` for another name, and for what
-        is no number.
+        Between `optimizer.step()` and the next forward, values belong to the step just made, else to the coming one. A
+        later value of a step replaces an earlier one. Does not wait for tensors. Raises `RunError` for other names, and
+        for values that are not numbers.
         """
         with self._phases.watching(raises=True):
             for key, value in values.items():
@@ -119,9 +120,10 @@ class Recorder:
         """Measure what the recipe loses of each gradient, by replaying one batch in FP32 and in the recipe.
 
         `closure` computes and returns the loss of that batch; it is called once for FP32 and once for each of
-        `loss_scales`, by default the present one. With `precision` `fp16` or `bf16`, what autocast to that would lose
-        is measured, whatever the run itself uses. Nothing else changes: see `amp_core.record.audit`. Takes as long as
-        so many forward and backward passes. Raises `RunError` before the first forward and for an unknown precision.
+        `loss_scales`, by default the current one. With `precision` `fp16` or `bf16`, measures what autocast to that
+        dtype would lose, whichever recipe the run uses. Nothing else changes: see `amp_core.record.audit`. Takes the
+        time of as many forward and backward passes. Raises `RunError` before the first forward and for an unknown
+        precision.
         """
         if not self._steps.precision.known:
             raise RunError("audit was called before the model's first forward; call it once training has begun")
@@ -146,51 +148,54 @@ class Recorder:
             self.writer.append("audits", rows)
 
     def mirror(self, tracker: Any) -> None:
-        """Send the headline numbers of every step from now on to `tracker` too, as `amp/loss`, `amp/loss_scale` and so
-        on: a run of wandb, or anything with `log(dict, step=)`.
+        """Also send the headline numbers of every step from now on to `tracker`, as `amp/loss`, `amp/loss_scale` and so
+        on. A tracker is a wandb run, or any object with `log(dict, step=)`.
 
-        Whatever the tracker does, training goes on: a thread of its own talks to it, and what goes wrong there is an
-        event of this run. Steps are numbered as here. A wandb run takes nothing for a step that it is past: where the
-        loop itself logs to it under other numbers, give this one a run of its own. Raises `RunError` without `log`.
+        A separate thread calls the tracker, so training continues whatever it does; its errors become an event of this
+        run. Step numbers are those of this run. A wandb run accepts no values for earlier steps: if the loop itself
+        logs to it under other step numbers, pass a separate wandb run here. Raises `RunError` if `tracker` has no
+        `log`.
         """
         from amp_core.record.mirror import Mirror
 
         self._steps.row_writer.mirrors.append(Mirror(tracker, self.writer))
 
     def paused(self) -> AbstractContextManager[None]:
-        """While this context lasts, between two steps, the time belongs to no step: for a loop that has to wait."""
+        """Exclude the time within this context from every step, for a loop that has to wait between two steps."""
         return self._phases.left_out()
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
-        """Remove every hook, restore every patched method, write what is left and the end. Twice is harmless."""
+        """Remove every hook, restore every patched method, write pending rows and the end of the run. A second call
+        does nothing."""
         self.writer.close(status, end_reason)
 
     def _end(self) -> None:
         """The run is ending, perhaps in the middle of anything."""
+        count_calls(self._phases, False)
         try:
             self._hooks.remove()
         finally:
             self._steps.end()
 
     def _adopt(self, scaler: Any) -> Callable[[Any, Any], None]:
-        """A scaler that `watch` was not given scales the loss: it is the run's from now on."""
+        """Record a scaler that was not passed to `watch`, and that scales the loss, as the run's from now on."""
         config = dict(self.writer.head.config)
         if not scaling.is_active(self._hooks.scaler):
             config["scaler"] = scaling.settings(scaler)
-        else:  # a later one mostly begins as the first did, and each row has its own scale
+        else:  # a later scaler usually has the same settings, and each row has its own loss scale
             detail = "a new GradScaler scales the loss"
             self.writer.event("phase change", name="scaler", detail=detail, step=self._steps.number)
         self.writer.update_head(config={k: v for k, v in config.items() if k != "scaler_unseen"})
         return self._hooks.adopt(scaler)
 
     def _watching_failed(self, error: Exception) -> None:
-        """Watching went wrong, and the training goes on."""
+        """Record that watching failed; the training continues."""
         if self._steps.watching_failed(error):
             self._hooks.remove()
 
 
 def _number(key: str, value: Any) -> float:
-    """A logged value that is no tensor, as a number: NumPy's arrays of one element are."""
+    """A logged value that is not a tensor, as a number; NumPy arrays of one element count as numbers."""
     try:
         if isinstance(value, str | bytes):
             raise TypeError

@@ -1,8 +1,8 @@
 """Where the time of a step went: phases that add up to it.
 
-A step is always in exactly one phase: `data`, `forward`, `backward`, `optimizer` or `watch`. `Phases.enter` closes
-the present one; nothing is counted twice and nothing is left out. What happens after backward belongs to the
-optimizer if an optimizer step follows, and to data if another forward does (gradient accumulation).
+A step is always in exactly one phase: `data`, `forward`, `backward`, `optimizer` or `watch`. `Phases.enter` ends the
+current one; no time is counted twice or left out. Time after backward belongs to the optimizer if an optimizer step
+follows, and to data if another forward follows (gradient accumulation).
 
 Marks come from the clock of the device's backend: on CUDA events on the current stream, so that phases are times of the
 device; on a CPU the host's clock.
@@ -35,11 +35,11 @@ class HostClock:
     adds_up = True
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+        self.now = now
 
     def mark(self) -> float:
         """This moment."""
-        return self._now()
+        return self.now()
 
     def ms(self, start: Any, stop: Any) -> float:
         """Milliseconds between two marks."""
@@ -47,7 +47,7 @@ class HostClock:
 
 
 class Phases:
-    """The phases of the present step, in the order they came."""
+    """The phases of the current step, in order."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -60,12 +60,14 @@ class Phases:
         self._spans: list[tuple[str, Any, Any]] = []
         self._seconds: dict[str, float] = {}
         self._is_left_out = False
+        self._watched = 0.0  # seconds of `watch` since the beginning
+        self._called_in: dict[str, float] = {}  # seconds by the phase from which they have to be taken; see `calling`
         self.adds_up = clock.adds_up
         """Each phase is added up at once. A tuple for every span would be some thousand objects in a sampled step, and
         Python's garbage collector runs after every 700."""
 
     def enter(self, phase: str, ago_s: float = 0.0) -> None:
-        """From now on the step is in `phase`, or, by the host's clock, from so many seconds ago."""
+        """The step is in `phase` from now on, or since `ago_s` seconds ago by the host's clock."""
         if phase == self.present:
             return
         now = self.clock.mark()
@@ -73,6 +75,8 @@ class Phases:
             now = max(self._since, now - ago_s)
         if self.present == "after_backward":
             self.present = "data" if phase == "forward" else "optimizer"
+            if "after_backward" in self._called_in:
+                self._take_from(self.present, self._called_in.pop("after_backward"))
         self._spent(now)
         self._be_in(phase, now)
 
@@ -83,14 +87,6 @@ class Phases:
         """
         return _Watching(self, None if raises else self.failed)
 
-    def watched_since(self, mark: Any) -> None:
-        """The time since a mark of a clock that adds up went to watching. Cheaper than `watching`, for what happens a
-        thousand times in a step; `changed` is not called."""
-        if self.present != "watch" and not self._is_left_out:
-            took = self.clock.mark() - mark
-            self._seconds["watch"] = self._seconds.get("watch", 0.0) + took
-            self._since += took
-
     def report(self, error: Exception) -> None:
         """Report an exception of watching as `watching` does."""
         if self.failed is None:
@@ -99,7 +95,7 @@ class Phases:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """The time within this context belongs to no step: for example, another program had the machine."""
+        """Exclude the time within this context from every step, for example while another program had the machine."""
         self._spent(self.clock.mark())
         self._is_left_out = True
         try:
@@ -109,13 +105,20 @@ class Phases:
             self._since = self.clock.mark()
 
     def _spent(self, until: Any) -> None:
-        """The present phase lasted until that mark."""
+        """Record that the current phase lasted until that mark."""
         if self._is_left_out:  # other trainings may call patched functions meanwhile
             return
         if self.adds_up:
-            self._seconds[self.present] = self._seconds.get(self.present, 0.0) + (until - self._since)
+            seconds = until - self._since
+            self._seconds[self.present] = self._seconds.get(self.present, 0.0) + seconds
+            if self.present == "watch":
+                self._watched += seconds
         else:
             self._spans.append((self.present, self._since, until))
+
+    def _take_from(self, phase: str, seconds: float) -> None:
+        """Of the time of that phase, so much went to watching."""
+        self._called_in[phase] = self._called_in.get(phase, 0.0) + seconds
 
     def _be_in(self, phase: str, now: Any) -> None:
         self.present, self._since = phase, now
@@ -123,22 +126,56 @@ class Phases:
             self.changed(phase)
 
     def take(self) -> list[tuple[str, Any, Any]]:
-        """The spans since the last `take`, the present phase's included; for `totals`, when the marks can be read.
+        """The spans since the last `take`, up to now; for `totals`, once the marks can be read.
 
-        On a CPU there is one for each phase, as long as all of its spans together.
+        On a CPU there is one per phase, as long as all its spans together.
         """
         now = self.clock.mark()
         self._spent(now)
+        for phase, seconds in self._called_in.items():
+            moved = min(seconds, self._seconds.get(phase, 0.0))
+            self._seconds[phase] = self._seconds.get(phase, 0.0) - moved
+            self._seconds["watch"] = self._seconds.get("watch", 0.0) + moved
+        self._called_in = {}
         spans = self._spans if not self.adds_up else [(phase, 0.0, s) for phase, s in self._seconds.items()]
         self._spans, self._seconds, self._since = [], {}, now
         return spans
 
     def totals(self, spans: list[tuple[str, Any, Any]]) -> dict[str, float]:
-        """Milliseconds per phase of what `take` returned."""
+        """Milliseconds per phase of the spans that `take` returned."""
         sums = dict.fromkeys(PHASES, 0.0)
         for phase, start, stop in spans:
             sums["optimizer" if phase == "after_backward" else phase] += self.clock.ms(start, stop)
         return sums
+
+
+_counting: list[tuple[Phases, Callable[[], float]]] = []
+"""Those of the runs that are being recorded, where the host's clock times phases, with that clock."""
+Called = list[tuple[Phases, Callable[[], float], float, float, str]]
+
+
+def count_calls(phases: Phases, count: bool = True) -> None:
+    """From now on `calling` counts for these phases; with `count` False, no more."""
+    _counting[:] = [entry for entry in _counting if entry[0] is not phases]
+    if count and isinstance(phases.clock, HostClock):
+        _counting.append((phases, phases.clock.now))
+
+
+def calling() -> Called:
+    """torch is about to call listeners, whatever they do. To be passed to `called` when they are done.
+
+    The time in between counts as `watch`, as far as it is not counted already. The phase does not change: listeners may
+    ask for it.
+    """
+    return [(phases, now, now(), phases._watched, phases.present) for phases, now in _counting]
+
+
+def called(begun: Called) -> None:
+    """See `calling`."""
+    for phases, now, then, watched, phase in begun:
+        own = now() - then - (phases._watched - watched)
+        if own > 0 and phase != "watch" and not phases._is_left_out:
+            phases._take_from(phase, own)
 
 
 class _Watching:

@@ -1,4 +1,4 @@
-"""`watch`: one line that records any training loop. What it returns is in `recorder.py`."""
+"""`watch`: one line that records any training loop. It returns a `Recorder`, see `recorder.py`."""
 
 import contextlib
 import fnmatch
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from amp_core.record import ranks
-from amp_core.record.environment import environment, model_summary, recipe_found
+from amp_core.record.environment import environment, model_summary, recipe_in_use
 from amp_core.record.loop.sampling import Sampling
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import computes
@@ -25,6 +25,7 @@ from amp_core.record.model.unwrap import (
     unwrap_scaler,
 )
 from amp_core.record.observer import Observer
+from amp_core.record.observers.blocks import BlockWatch
 from amp_core.record.observers.defaults import default_signals
 from amp_core.record.observers.device import DeviceSampler
 from amp_core.record.observers.memory import MemoryWatch
@@ -62,6 +63,7 @@ def watch(
     profile: tuple[int, int] | None = None,
     trace_ops: int | None = None,
     updates: bool = False,
+    blocks: bool = False,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
     resume: bool = False,
@@ -72,36 +74,38 @@ def watch(
     exits.
 
     Args:
-        model: the module that is called in the loop; wrapped by DDP or `torch.compile` or not.
-        optimizer: one, or all of them where there are several. The order numbers them in `steps.optimizer`. Wrappers of
+        model: the module that the loop calls, whether or not it is wrapped by DDP or `torch.compile`.
+        optimizer: the optimizer, or a list of all of them, whose order numbers them in `steps.optimizer`. Wrappers of
             Accelerate and Lightning are unwrapped.
-        scaler: the `torch.amp.GradScaler` of the loop, or what holds it as timm's `NativeScaler` does. Left out, that
-            of Accelerate or Fabric is used, or else the one that is reachable from the caller of `watch`: a variable
-            there or in its callers, or an attribute of their `self`. One that is created later is detected by the
-            losses that it scales.
+        scaler: the `torch.amp.GradScaler` of the loop, or an object that holds it, such as timm's `NativeScaler`. By
+            default that of Accelerate or Fabric, or else one that is reachable from the caller of `watch`: a variable
+            there or in its callers, or an attribute of their `self`. A scaler that is created later is detected when it
+            scales a loss.
         into: folder of the run; it must not hold a run yet, unless it is resumed.
-        every: gradients are measured tensor by tensor on every such step, counted from step 0. Values of the step
-            as a whole are recorded at each step.
+        every: measure gradients tensor by tensor at every `every`-th step, beginning with step 0. Values of the step as
+            a whole are recorded at each step.
         kinds: what to measure tensor by tensor: `weight_grad` and `weight` of parameters, `output_grad` and
-            `activation` of module outputs. Under autocast a weight gradient is FP32 and shows what survived; the
-            16-bit values are the output gradients.
-        level: `full` adds more expensive measurements: the kinds that `kinds` leaves out.
-        budget: the share of step time, e.g. 0.03, that watching may take on average. If it takes more, the interval
-            between measured steps is stretched, which an event reports.
-        profile: opens a profiler window from the first of these steps up to, not including, the second: `(50, 53)`
-            profiles steps 50, 51 and 52. Fills the tables `kernels` and `windows`.
+            `activation` of module outputs. Under autocast a weight gradient is FP32 and shows what survived; the 16-bit
+            values are the output gradients.
+        level: `full` adds more expensive measurements: those kinds that `kinds` leaves out.
+        budget: the share of step time, e.g. 0.03, that watching may take on average. If it takes more, fewer steps are
+            measured, which an event reports.
+        profile: first step of a profiler window, and the step after its last: `(50, 53)` profiles steps 50, 51 and 52.
+            Fills the tables `kernels` and `windows`.
         trace_ops: traces the operators of this step, with their dtypes and autocast policies, into the table `ops`.
         updates: compare the updates of all weights with the same step in float64, on each step that `every` names.
             Those of 16-bit weights are compared in any case, as often as 1 % of the time allows.
+        blocks: records on every sampled step how the operands of linear layers lie in the blocks of 8- and 4-bit
+            recipes, into the table `blocks`: what `what_if` needs to predict them.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. If they
             leave none, an event and the log report it.
         name: the name of the run; the folder's name by default.
         config: your own settings to store in the head of the run.
-        resume: resume the run in `into`, for a training that continues from a checkpoint: steps are numbered on from
-            the last one recorded. If there is no run yet, a new one begins.
+        resume: resume the run in `into`, for a training that continues from a checkpoint; step numbers continue after
+            the last recorded step. If there is no run yet, a new one begins.
 
     Raises:
-        RunError: one sentence naming the argument, the value and what would be right.
+        RunError: one sentence that names the argument, its value and what would be right.
     """
     given = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     optimizers = [unwrap_optimizer(item) for item in given]
@@ -135,6 +139,8 @@ def watch(
     wanted = _name_filter(_listed("include", include or ()), _listed("exclude", exclude or ()))
     if trace_ops is not None and (isinstance(trace_ops, bool) or not isinstance(trace_ops, int) or trace_ops < 0):
         raise RunError(f"trace_ops={trace_ops!r} is not the number of a step; trace_ops=2 traces the third step")
+    if not isinstance(blocks, bool):
+        raise RunError(f"blocks={blocks!r} is neither True nor False; blocks=True records what block formats need")
     chosen = list(ALL_KINDS) if level == "full" else named
     rank, world_size = ranks.place()
     if rank and not resume:
@@ -148,6 +154,7 @@ def watch(
         "profile": window,
         "trace_ops": trace_ops,
         "updates": updates,
+        "blocks": blocks,
         "scaler": scaling.settings(scaler),
         "optimizers": [type(o).__name__ for o in optimizers],
         "lr": learning_rate(optimizers[0]),
@@ -156,7 +163,7 @@ def watch(
     if asked := requested_precision(given):
         settings |= {"framework": "accelerate", "requested_precision": asked}
     if cast := ranks.computed_in(model):
-        settings["precision"] = recipe_found(model, optimizers, scaler, cast, torch.device("cpu"))
+        settings["precision"] = recipe_in_use(model, optimizers, scaler, cast, torch.device("cpu"))
     writer = TrainingWriter(
         into,
         name=name,
@@ -171,16 +178,19 @@ def watch(
         detail = f"include={include!r} and exclude={exclude!r} leave no tensor to measure"
         log.warning("AMPscope: %s", detail)
         writer.event("warning", name="include", detail=detail)
+    sampling = Sampling(every, budget)
     observers: list[Observer] = []
     try:
         for observer in _observers(writer, model, optimizers, scaler, level, window, trace_ops, every, updates):
             observers.append(observer)  # noqa: PERF402  # one by one, so that those before a failure are known
+        if blocks:
+            observers.append(BlockWatch(writer, model, sampling.due, wanted))
         return Recorder(
             model,
             optimizers,
             scaler,
             writer,
-            sampling=Sampling(every, budget),
+            sampling=sampling,
             kinds=frozenset(chosen),
             wanted=wanted,
             observers=observers,
@@ -213,7 +223,7 @@ def _observers(
     every: int,
     updates: bool,
 ) -> Iterator[Observer]:
-    """The observers of the loop, each made as it is asked for: what fails here leaves those before it to be closed."""
+    """Yield the observers of the loop one by one: if one cannot be made, the caller can close those before it."""
     device = device_of(model)
     yield DeviceSampler(writer, device)
     yield MemoryWatch(writer, model, optimizers, device)
@@ -230,7 +240,7 @@ def _observers(
 
 
 def _listed(argument: str, names: object) -> list[str]:
-    """Names that may be given as one text or as several."""
+    """A list of names, given as one string or several."""
     given = [names] if isinstance(names, str) else names
     if isinstance(given, Iterable):
         listed = list(given)
@@ -240,7 +250,7 @@ def _listed(argument: str, names: object) -> list[str]:
 
 
 def _names_of(model: torch.nn.Module, kinds: Iterable[str]) -> Iterator[str]:
-    """The names under which tensors of these kinds are measured: of parameters, and of modules for their outputs."""
+    """The names of the tensors that are measured for these kinds: of parameters, and of modules for their outputs."""
     if not {"weight_grad", "weight"}.isdisjoint(kinds):
         yield from (name for name, _ in named_parameters(unwrapped(model)))
     if not {"output_grad", "activation"}.isdisjoint(kinds):

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from amp_core._version import __version__
-from amp_core.analysis import compare, overview, unique_labels
+from amp_core.analysis import compare, overview, step_cost, unique_labels
 from amp_core.analysis.steps import recipe
 from amp_core.figures.browser import plotly_script
-from amp_core.findings import Finding, diagnose
+from amp_core.findings import Finding, diagnose, first_sentence
 from amp_core.report import chart_html, texts
 from amp_core.schema import RunError
 from amp_core.store.run import Run
@@ -23,14 +23,14 @@ MAX_RUNS = 16
 def report_html(runs: Sequence[Run]) -> str:
     """The report as one HTML document; the first of several runs is the baseline.
 
-    Raises `RunError` where there is no run, more than `MAX_RUNS`, or one without a step.
+    Raises `RunError` if there is no run, more than `MAX_RUNS`, or one with neither a step nor a profiled window.
     """
     runs = list(runs)
     if not 1 <= len(runs) <= MAX_RUNS:
         raise RunError(f"runs holds {len(runs)} of them; a report takes 1 to {MAX_RUNS}")
     for run in runs:
-        if run.steps.empty:
-            raise RunError(f"run {run.name!r} has no steps; a report needs a run that has made at least one")
+        if not any(run.table(name).num_rows for name in ("steps", "windows", "kernels", "ops")):
+            raise RunError(f"run {run.name!r} has no steps and no profiled window; a report needs one of them")
     names = unique_labels(runs)
     findings_by_run = [diagnose(run, _baseline(runs, run)) for run in runs]
     side_by_side = compare(runs) if len(runs) > 1 else None
@@ -55,7 +55,12 @@ def _head(names: list[str], runs: list[Run], findings_by_run: list[list[Finding]
     summaries = []
     for name, run, findings in zip(names, runs, findings_by_run, strict=True):
         label = tag("h3", name) if len(runs) > 1 else None
-        summaries += [label, texts.headline(findings), tag("p", texts.summary(overview(run)))]
+        summaries += [
+            label,
+            texts.first(first_sentence(run)),
+            texts.headline(findings),
+            tag("p", texts.summary(overview(run), step_cost(run))),
+        ]
     return tag("header", tag("h1", "AMPscope report"), tag("p", " · ".join(names), class_="quiet"), *summaries)
 
 
@@ -66,7 +71,9 @@ def _of_run(charts: chart_html.Charts, name: str, run: Run, findings: list[Findi
             if findings
             else None,
             _section(
-                "Numbers" if alone else f"{name}: numbers", texts.numbers(overview(run)), chart_html.of_run(charts, run)
+                "Numbers" if alone else f"{name}: numbers",
+                texts.numbers(overview(run), step_cost(run)),
+                chart_html.of_run(charts, run),
             ),
             _section("Settings and environment" if alone else f"{name}: settings", texts.settings(run)),
         ]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from amp_core.analysis import Comparison, Overview
+from amp_core.analysis import Comparison, Overview, StepCost
 from amp_core.findings import Finding
 from amp_core.report.attachments import offered
 from amp_core.store.run import Run
@@ -39,14 +39,29 @@ def headline(findings: Sequence[Finding]) -> Html:
     return tag("p", f"{counted} found." if counted else "Nothing wrong was found.", class_=f"verdict {worst}")
 
 
-def summary(view: Overview) -> str:
-    """The number of steps of a run, and its loss."""
+def summary(view: Overview, cost: StepCost) -> str:
+    """The number of steps of a run, and its loss; of a trace, which has no loss, what was profiled."""
+    if view.loss_first is None and cost.source == "profile":
+        return profiled(cost)
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {formatting.duration(view.duration_s)}" if view.duration_s is not None else ""
     ended = f"{view.status}: {view.steps_done:,}{planned} steps{time}"
     loss = f"loss {formatting.loss(view.loss_first)} at first, {formatting.loss(view.loss_last)} at the end"
     reason = f" {formatting.sentence(view.end_reason)}" if view.end_reason and view.status != "finished" else ""
     return f"{ended}; {loss}.{reason}"
+
+
+def first(sentence: str) -> Html | None:
+    """The sentence of a trace that comes before its findings."""
+    return tag("p", tag("b", sentence)) if sentence else None
+
+
+def profiled(cost: StepCost) -> str:
+    """What was profiled, in one line."""
+    if cost.steps:
+        steps = formatting.plural(cost.steps, "profiled step")
+        return f"A step takes {formatting.duration(cost.step_us / 1e6)} (mean of {steps})."
+    return f"The profiled window takes {formatting.duration(cost.step_us / 1e6)}; it marks no steps."
 
 
 def finding_html(finding: Finding) -> Html:
@@ -127,8 +142,10 @@ def _ratio(row: Mapping[Any, Any], column: str) -> str:
     return formatting.ratio(row[column], row.get(f"{column}_low"), row.get(f"{column}_high"))
 
 
-def numbers(view: Overview) -> Html:
-    """The run's numbers, as on the cards of the app."""
+def numbers(view: Overview, cost: StepCost) -> Html:
+    """The run's numbers, as on the cards of the app; of a trace, which has no loss, those of its window."""
+    if view.loss_first is None and cost.source == "profile":
+        return _profiled_numbers(cost)
     scale, speed, memory = view.scale, view.speed, view.memory
     spread = f" ({formatting.number(speed.step_ms_low)}–{formatting.number(speed.step_ms_high)})"
     rows = [
@@ -145,6 +162,21 @@ def numbers(view: Overview) -> Html:
         ("Watching", f"{formatting.percent(speed.watch_frac)} of the time"),
         ("Peak memory", f"{formatting.size(memory.peak_bytes)} ({memory.what})"),
         *((str(name).replace("eval_", "held-out "), _value(value)) for name, value in view.results.items()),
+    ]
+    return join([table((), rows), offered("Numbers", pd.DataFrame(rows, columns=["number", "value"]))])
+
+
+def _profiled_numbers(cost: StepCost) -> Html:
+    parts = cost.parts[cost.parts["us"] > 0]
+    rows = [
+        ("Step time" if cost.steps else "Window", formatting.number(cost.step_us / 1e3, "ms")),
+        *(
+            (label.capitalize(), f"{formatting.number(us / 1e3, 'ms')} ({formatting.percent(frac)})")
+            for label, us, frac in zip(parts["label"], parts["us"], parts["frac"], strict=True)
+        ),
+        ("Launches", formatting.count(cost.launches)),
+        ("Host syncs", formatting.number(cost.syncs)),
+        ("Device", cost.device_name or formatting.NONE),
     ]
     return join([table((), rows), offered("Numbers", pd.DataFrame(rows, columns=["number", "value"]))])
 

@@ -45,7 +45,8 @@ EVENT_KINDS: dict[str, str] = {
     "kept gradients": "gradients that an optimizer had used were still there when backward added to them, in each of "
     "the first count steps; name: one of them",
     "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
-    "unmoved weights": "elements of a weight with a gradient that the step left as they were; value: their share",
+    "unmoved weights": "of earlier versions, without a table `updates`: elements of a weight with a gradient that the "
+    "step left as they were; value: their share",
     "statistics": "running statistics that are not finite; name: the buffer",
     "half buffer": "a 16-bit buffer of dtype that training adds to",
 }

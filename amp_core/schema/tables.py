@@ -1,4 +1,4 @@
-"""The tables of a run folder: their columns, with types, units and defaults. Imported from `amp_core.schema`.
+"""The tables of a run folder: their columns, with types, units and defaults. Import them from `amp_core.schema`.
 
 >>> TABLES["steps"].schema.field("step_ms").type
 DataType(double)
@@ -39,7 +39,8 @@ class Table:
 
 
 def _column(name: str, kind: str, doc: str, default: Any = None, required: bool = False) -> Column:
-    types = {"i": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(), "li": pa.list_(pa.int64())}
+    types = {"i": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_()}
+    types |= {"li": pa.list_(pa.int64()), "lf": pa.list_(pa.float64())}
     return Column(name, types[kind], doc, default, required)
 
 
@@ -100,6 +101,38 @@ TABLES: dict[str, Table] = {
                     "li",
                     "weight_grad: as exp_counts, each value capped at its channel's largest output gradient",
                 ),
+            ),
+        ),
+        Table(
+            "blocks",
+            "one row per sampled step × operand of a linear layer × product × way of scaling it",
+            ("step", "rank"),
+            (
+                _column("step", "i", "number of the step", required=True),
+                _column("name", "s", "the parameter of a weight, else the module", required=True),
+                _column("kind", "s", "weight, activation (the layer's input) or output_grad", required=True),
+                _column(
+                    "product",
+                    "s",
+                    "forward, input_grad or weight_grad: blocks lie along its contraction; null: the same in all",
+                ),
+                _column("dtype", "s", "the tensor's own dtype, e.g. bfloat16"),
+                _column("block", "s", "values that share a scale: 16, 32, 128, row, tensor or, in tiles, 128x128"),
+                _column("scaling", "s", "format and rule of the scale, e.g. e8m0 floor; `amp_core.quantization`"),
+                _column("nonzero", "i", "finite nonzero values"),
+                _column("absmax", "f", "largest finite magnitude; 0 where none is"),
+                _column("abs_sum", "f", "sum of finite magnitudes"),
+                _column("sq_sum", "f", "sum of squares of finite values"),
+                _column(
+                    "counts",
+                    "li",
+                    "finite nonzero values by how far they lie below 2 tops of their block: eighths of the four "
+                    "highest octaves, then octaves",
+                ),
+                _column("ties", "li", "of these, those a power of two below the top, by octave"),
+                _column("top_sums", "lf", "for each of `counts`: sum of the tops of the blocks of those values"),
+                _column("top_squares", "lf", "the same of their squares"),
+                _RANK,
             ),
         ),
         Table(
@@ -188,6 +221,14 @@ TABLES: dict[str, Table] = {
                 _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
                 _column("syncs", "i", "such calls"),
                 _RANK,
+                _column("idle_sync_us", "f", "part of idle_us after the host waited for the device, data excluded"),
+                _column(
+                    "idle_wait_us",
+                    "f",
+                    "part of idle_us, in gaps of 10 µs or more, in which launched work had not begun",
+                ),
+                _column("idle_latency_us", "f", "the same in gaps below 10 µs, the time to start a kernel"),
+                _column("sync_op", "s", "operator in which the host waited the longest; null outside of operators"),
             ),
         ),
         Table(

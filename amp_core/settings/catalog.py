@@ -1,11 +1,11 @@
-"""The precision recipes and the built-in workloads, as data: what a form shows.
+"""The precision recipes and the built-in workloads, as data that a form can show.
 
     >>> RECIPES["fp16"].autocast, RECIPES["fp16"].scaler
     ('float16', True)
     >>> WORKLOADS["text-gpt"].sizes["tiny"].parameters
     118528
 
-`recipes.py` carries a recipe out, a module of `workloads` builds a workload; both follow these tables.
+`recipes.py` applies a recipe, and the modules of `workloads` build the workloads; both follow these tables.
 """
 
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ class WorkloadSpec:
     name: str
     label: str
     sample: str
-    """What one sample is."""
+    """A description of one sample."""
     description: str
     sizes: Mapping[str, Size]
 

@@ -2,8 +2,8 @@
 
     steps: int = setting(200, "whole", "optimizer steps to attempt", form=Form("Steps", group=FRONT))
 
-The flag `--steps`, its help, the check of its value, the field of the app's form, "As a command" and "Run again" are
-made from that one line.
+The flag `--steps`, its help, the check of its value, the field of the app's form, "As a command" and "Run again" follow
+from that one line.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Form:
     initial: Any = None
     """Initial value of the field, if it differs from the setting's default."""
     needs: str = ""
-    """What the field requires to have an effect: `scaler`, `gpus` or `compiler`; empty for nothing."""
+    """What the field needs to have an effect: `scaler`, `gpus` or `compiler`; empty for nothing."""
     options: tuple[tuple[str, Any], ...] = ()
     """More arguments of the Streamlit widget, e.g. `placeholder`."""
 
@@ -63,10 +63,10 @@ class Setting:
     kind: str
     """One of `METAVARS`."""
     help: str
-    """Of the flag."""
+    """Help of the flag."""
     metavar: str
     least: int = 1
-    """Of a whole number."""
+    """Bounds of a whole number: this one and `most`."""
     most: int | None = None
     choices: tuple[str, ...] = ()
     alone: Any = None

@@ -191,6 +191,9 @@ class TrainConfig:
         ),
         may_change=True,
     )
+    blocks: bool = setting(
+        False, "switch", "record how operands lie in the blocks of 8- and 4-bit formats", may_change=True
+    )
     nproc: int = setting(
         1,
         "whole",

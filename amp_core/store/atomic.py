@@ -101,6 +101,6 @@ def new_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
             made.chmod(0o755)
             made.rename(target)
         finally:
-            shutil.rmtree(made, ignore_errors=True)  # gone already if the rename succeeded
+            shutil.rmtree(made, ignore_errors=True)  # the rename has moved it if it succeeded
     except OSError as error:
         raise RunError(f"out={os.fspath(out)!r} cannot be written: {error.strerror or error}") from None

@@ -5,7 +5,7 @@
     >>> unpack("a.zip", "runs/from-a-colleague")
 
 A packed run holds `run.json`, sealed `.parquet` segments and `console.log`. `unpack` writes nothing but those names,
-nothing outside the target, and nothing at all unless the whole run was read and is sound.
+nothing outside the target, and nothing at all unless the whole run was read and is valid.
 """
 
 import os
@@ -37,8 +37,8 @@ SEGMENT_ROWS = 2**15
 def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Write the run folder `run` as a zip, by default beside it as `<run>.zip`, and return its path.
 
-    A run that is still being written is packed as far as it has come. An existing file is replaced only when the new
-    one is whole, and only a zip. Raises `RunError`.
+    A run that is still being written is packed with the rows it has so far. Only a zip is ever replaced, and only once
+    the new one is complete. Raises `RunError`.
     """
     opened = load_run(run)
     target = Path(out) if out is not None else _beside(opened)
@@ -64,7 +64,7 @@ def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None)
 def _beside(run: Run) -> Path:
     if isinstance(run.path, Address):
         raise RunError(f"run={str(run.path)!r} is an address, beside which no zip is written; give out, the file")
-    folder = run.path.resolve()  # `.` has no name to call the zip after
+    folder = run.path.resolve()  # `.` has no name that the zip could take
     return folder.with_name(f"{folder.name}.zip")
 
 
@@ -77,8 +77,8 @@ def _refuse_to_replace(target: Path) -> None:
 def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     """Unpack the zip `file` into the new folder `out` and return it.
 
-    The run is read and validated in full first. Raises `RunError`, with nothing written, where it is damaged, foreign,
-    too large, or where `out` exists already.
+    The run is read and validated in full first. Raises `RunError`, with nothing written, if it is damaged, no run, too
+    large, or if `out` exists already.
     """
     target = Path(out)
     check_outside_runs(target)
@@ -93,8 +93,8 @@ def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
 
 
 def refuse_hostile(file: str | os.PathLike[str]) -> None:
-    """Raise `RunError` where the zip's own directory shows that it is no sound packed run: too large, too many files,
-    or names that are absolute, lead outside, occur twice, are links or encrypted."""
+    """Raise `RunError` if the zip's directory shows that it is not a valid packed run: too large, too many files,
+    absolute or duplicate names, names that lead outside, links, encrypted members."""
     try:
         with open_zip(file) as archive:
             members = archive.infolist()
@@ -108,25 +108,25 @@ def refuse_hostile(file: str | os.PathLike[str]) -> None:
             f"file={str(file)!r} would unpack to {total / 2**30:.1f} GiB; a packed run has at most "
             f"{MAX_UNPACKED_BYTES // 2**30} GiB"
         )
-    seen: set[str] = set()
+    earlier_names: set[str] = set()
     for member in members:
-        wrong = _what_is_wrong(member, seen)
-        if wrong is not None:
-            raise RunError(f"file={str(file)!r} is not a packed run: its member {member.filename!r:.80} {wrong}")
-        seen.add(member.filename)
+        fault = _fault_of(member, earlier_names)
+        if fault is not None:
+            raise RunError(f"file={str(file)!r} is not a packed run: its member {member.filename!r:.80} {fault}")
+        earlier_names.add(member.filename)
 
 
-def _what_is_wrong(member: zipfile.ZipInfo, seen: set[str]) -> str | None:
+def _fault_of(member: zipfile.ZipInfo, earlier_names: set[str]) -> str | None:
     name = member.filename
     if name.startswith("/") or "\\" in name or re.match("[A-Za-z]:", name) or ".." in PurePosixPath(name).parts:
         return "leads outside of it"
-    if name in seen:
+    if name in earlier_names:
         return "occurs twice"
     if stat.S_ISLNK(member.external_attr >> 16):
         return "is a link"
     if member.flag_bits & 0x1:
         return "is encrypted"
-    # Deflate packs 1,000 bytes into one where they are all alike; no member of a run is, so this is a bomb.
+    # Deflate packs 1,000 equal bytes into one. No member of a run is like that, so this is a zip bomb.
     if member.file_size > MAX_RATIO * member.compress_size + 2**20:
         return f"would grow to more than {MAX_RATIO} times its size"
     return None

@@ -2,15 +2,15 @@
 
     >>> record_batch("steps", {"step": [0], "loss": [2.5]}, rank=0).num_rows
     1
-    >>> message("steps", {"step": [0], "loss": [2.5]}, rank=0)      # the same, as a stream holds it
+    >>> message("steps", {"step": [0], "loss": [2.5]}, rank=0)      # the same, as bytes of a stream
 
-`pa.array` would do, but it imports pandas the first time it sees a list. A training process should not pay that, and a
-signal that comes in the middle of that import would find the import locked while it writes the end of the run. So the
-buffers are laid out here, as the Arrow columnar format has them: values, offsets, and a bit per row for validity.
+`pa.array` would do, but it imports pandas the first time it sees a list. A training process should not pay for that,
+and a signal handler that writes the end of the run during that import would wait for the import lock. So this module
+lays out the buffers of the Arrow columnar format itself: values, offsets, and a validity bit per row.
 
-One row of numbers, which is what every step writes, is dearest in this form: thirty arrays of one value. In a stream
-it is a head that depends only on which values are null, and eight bytes a value. So the first such row keeps its head,
-and the next is that head with other bytes behind it.
+A single row of numbers, which every step writes, would cost the most this way: thirty arrays of one value. In a stream,
+such a row is a head that depends only on which values are null, followed by eight bytes per value. So the head is
+cached, and each further row is the same head with other values.
 """
 
 import contextlib
@@ -58,18 +58,19 @@ def record_batch(table: str, columns: Mapping[str, Any], rank: int) -> pa.Record
 
 def message(table: str, columns: Mapping[str, Any], rank: int) -> bytes:
     """The record batch of these rows as an Arrow IPC stream holds it. Raises `RunError` as `record_batch` does."""
-    row = _single(table, columns, rank)
+    row = _single_row(table, columns, rank)
     if row is not None:
-        form = _form(table, tuple(v is None for v in row))
-        if all(type(row[i]) is bool for i in form.flags):  # `struct` would take anything for true or false
-            with contextlib.suppress(struct.error, TypeError):  # what does not fit its column is named below
-                return form.head + form.body.pack(*(v for v in row if v is not None))
+        layout = _row_layout(table, tuple(v is None for v in row))
+        if all(type(row[i]) is bool for i in layout.flags):  # `struct` accepts any object as a bool
+            with contextlib.suppress(struct.error, TypeError):  # `record_batch` names the value that does not fit
+                return layout.head + layout.body.pack(*(v for v in row if v is not None))
     return bytes(record_batch(table, columns, rank).serialize())
 
 
-def _single(table: str, columns: Mapping[str, Any], rank: int) -> list[Any] | None:
-    """The values of the only row, in the order of the table; None where there are several or any is not a number."""
-    defaults = _numeric(table)
+def _single_row(table: str, columns: Mapping[str, Any], rank: int) -> list[Any] | None:
+    """The values of a single row, in the order of the table's columns; None if there are several rows or a value is not
+    a number."""
+    defaults = _numeric_defaults(table)
     if defaults is None or not columns or not columns.keys() <= defaults.keys():
         return None
     row: dict[str, Any] = {**defaults, **columns, "rank": [rank]}
@@ -79,32 +80,32 @@ def _single(table: str, columns: Mapping[str, Any], rank: int) -> list[Any] | No
 
 
 @functools.cache
-def _numeric(table: str) -> dict[str, list[Any]] | None:
-    """Each column's default, of a table that has nothing but numbers."""
+def _numeric_defaults(table: str) -> dict[str, list[Any]] | None:
+    """The default of each column, if the table has only columns of numbers, else None."""
     if table not in TABLES or not all(c.type in _WORDS for c in TABLES[table].columns):
         return None
     return {c.name: [c.default] for c in TABLES[table].columns}
 
 
-class _Form(NamedTuple):
-    """How a row with certain values null is written."""
+class _RowLayout(NamedTuple):
+    """The layout of a single row in which certain values are null."""
 
     head: bytes
     body: struct.Struct
     flags: tuple[int, ...]
-    """Where the values stand that are true or false."""
+    """Indices of the bool columns that are not null."""
 
 
 @functools.cache
-def _form(table: str, null: tuple[bool, ...]) -> _Form:
+def _row_layout(table: str, null: tuple[bool, ...]) -> _RowLayout:
     columns = TABLES[table].columns
-    # A bit for validity where the value is null, then the value; each fills eight bytes.
+    # A column is a validity bitmap, if its value is null, then the value; each is padded to eight bytes.
     words = "".join("16x" if absent else _WORDS[c.type] for c, absent in zip(columns, null, strict=True))
     body = struct.Struct(f"<{words}")
     blank = {c.name: [None if n else c.type == pa.bool_()] for c, n in zip(columns, null, strict=True)}
-    whole = bytes(record_batch(table, blank, 0).serialize())
+    message_bytes = bytes(record_batch(table, blank, 0).serialize())
     flags = tuple(i for i, c in enumerate(columns) if c.type == pa.bool_() and not null[i])
-    return _Form(whole[: len(whole) - body.size], body, flags)
+    return _RowLayout(message_bytes[: len(message_bytes) - body.size], body, flags)
 
 
 @functools.cache
@@ -134,7 +135,8 @@ def _maker(
     buffers: Callable[[Sequence[Any]], list[pa.Buffer]],
     children: Callable[[Sequence[Any]], list[pa.Array]] | None = None,
 ) -> Callable[[Any], pa.Array]:
-    """What makes an array of type `kind` out of a sequence: None becomes null, NaN stays NaN, no number changes."""
+    """A function that makes an array of type `kind` from a sequence: None becomes null, NaN stays NaN, no number
+    changes."""
 
     def make(values: Any) -> pa.Array:
         if not isinstance(values, list | tuple):
@@ -154,7 +156,7 @@ def _maker(
 
 
 def _numbers(values: np.ndarray[Any, Any]) -> Any:
-    """An Arrow array of the same type where NumPy has numbers, which costs nothing; otherwise a list."""
+    """An Arrow array that shares the memory of a numeric NumPy array; a list for any other."""
     if values.ndim != 1:
         raise TypeError(f"a column has one dimension, not {values.ndim}")
     if values.dtype.kind == "b":
@@ -200,7 +202,7 @@ def _texts(values: Sequence[Any]) -> list[pa.Buffer]:
     for value in values:
         if not isinstance(value, str):
             raise TypeError(f"{value!r:.40} is no text")
-    # "replace": a file name that is no UTF-8 may stand in an error message, and the end of a run must be written.
+    # "replace": an error message may hold a file name that is not UTF-8, and the end of the run must be written.
     encoded = [v.encode("utf-8", "replace") for v in values]
     return [_offsets([len(e) for e in encoded]), pa.py_buffer(b"".join(encoded))]
 
@@ -209,10 +211,13 @@ def _lists(values: Sequence[Any]) -> list[pa.Buffer]:
     return [_offsets([len(v) for v in values])]
 
 
-def _list_items(values: Sequence[Any]) -> list[pa.Array]:
-    if values and all(isinstance(v, np.ndarray) for v in values):
-        return [_MAKERS[pa.int64()](np.concatenate(values))]
-    return [_MAKERS[pa.int64()]([one for v in values for one in v])]
+def _items(kind: pa.DataType) -> Callable[[Sequence[Any]], list[pa.Array]]:
+    def items(values: Sequence[Any]) -> list[pa.Array]:
+        if values and all(isinstance(v, np.ndarray) for v in values):
+            return [_MAKERS[kind](np.concatenate(values))]
+        return [_MAKERS[kind]([one for v in values for one in v])]
+
+    return items
 
 
 _MAKERS: dict[pa.DataType, Callable[[Any], pa.Array]] = {
@@ -220,7 +225,8 @@ _MAKERS: dict[pa.DataType, Callable[[Any], pa.Array]] = {
     pa.float64(): _maker(pa.float64(), 0.0, _floats),
     pa.bool_(): _maker(pa.bool_(), False, _flags),
     pa.string(): _maker(pa.string(), "", _texts),
-    pa.list_(pa.int64()): _maker(pa.list_(pa.int64()), (), _lists, _list_items),
+    pa.list_(pa.int64()): _maker(pa.list_(pa.int64()), (), _lists, _items(pa.int64())),
+    pa.list_(pa.float64()): _maker(pa.list_(pa.float64()), (), _lists, _items(pa.float64())),
 }
 
 _WORDS = {pa.int64(): "q", pa.float64(): "d", pa.bool_(): "?7x"}

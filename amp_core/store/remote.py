@@ -4,8 +4,8 @@
     >>> source.head().status, sorted(source.segments("steps"))
     ('finished', ['steps/00000', 'steps/00001'])
 
-One listing serves all tables, and the segments of a table are fetched together, so that opening a run costs a few
-round trips and not one for each file.
+One listing serves all tables, and the segments of a table are fetched together, so opening a run takes a few round
+trips instead of one per file.
 """
 
 import datetime
@@ -30,19 +30,19 @@ from amp_core.store.sources import (
     keep_sealed,
     last_lines,
 )
-from amp_core.store.urls import Address, asking, filesystem
+from amp_core.store.urls import Address, errors_as_run_error, filesystem
 
 LISTING_S = 2.0
 """Lifetime of a cached listing; `head()`, the first call of every refresh, renews it."""
 
 
 def open_address(address: Address) -> Source:
-    """Where the run at `address` is read from. Raises `RunError` where that cannot be."""
+    """The source of the run at `address`. Raises `RunError` if it cannot be read."""
     return RemoteZip(address) if address.name.endswith(".zip") else RemoteSource(address)
 
 
 class RemoteSource:
-    """A run in an object store, or on whatever else fsspec reaches."""
+    """A run in an object store, or on any other filesystem that fsspec supports."""
 
     def __init__(self, path: Address) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class RemoteSource:
 
     def _listed(self) -> dict[str, File]:
         if self._listing is None or time.monotonic() - self._listing[0] > LISTING_S:
-            with asking(self.path):
+            with errors_as_run_error(self.path):
                 infos = self._fs.find(self._root, maxdepth=2, detail=True)
             files = {}
             for path, info in infos.items():
@@ -113,23 +113,23 @@ class RemoteSource:
         return self._listing[1]
 
     def _sealed(self, file: File, table: Table) -> bytes:
-        """A sealed segment, fetched together with all others of its table that were not fetched yet."""
+        """A sealed segment, fetched together with all others of its table that are still missing."""
         if file.name not in self._fetched:
             names = [f.name for f in self.segments(table.name).values() if f.name.endswith(".parquet")]
             wanted = {file.name, *(name for name in names if name not in self._given)}
             paths = [f"{self._root}/{name}" for name in wanted]
-            with asking(self.path):
+            with errors_as_run_error(self.path):
                 bodies = self._fs.cat_ranges(paths, None, None, on_error="return")
             self._fetched |= {name: body for name, body in zip(wanted, bodies, strict=True) if isinstance(body, bytes)}
             failed = {name: body for name, body in zip(wanted, bodies, strict=True) if isinstance(body, Exception)}
             if file.name in failed:
-                with asking(self.path):
+                with errors_as_run_error(self.path):
                     raise failed[file.name]
         self._given.add(file.name)
         return self._fetched.pop(file.name)
 
     def _bytes(self, name: str, start: int, end: int | None) -> bytes:
-        with asking(self.path):
+        with errors_as_run_error(self.path):
             return bytes(self._fs.cat_file(f"{self._root}/{name}", start=start or None, end=end))
 
 
@@ -139,14 +139,14 @@ class RemoteZip(ZipSource):
     def __init__(self, path: Address) -> None:
         self._fs, self._root_path = filesystem(path)
         try:
-            with asking(path):
+            with errors_as_run_error(path):
                 opened = self._fs.open(self._root_path, "rb")
         except FileNotFoundError:
             raise RunError(f"path={str(path)!r} does not exist; give a run or a packed run (.zip)") from None
         super().__init__(path, opened)
 
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
-        with asking(self._address):
+        with errors_as_run_error(self._address):
             info = self._fs.info(self._root_path)
         return ((self._address.name, int(info.get("size") or 0), modified_ns(info)),)
 
@@ -164,8 +164,8 @@ def read_head(data: bytes, path: Address) -> Head:
 
 
 def modified_ns(info: dict[str, Any]) -> int:
-    """When a file was last written, nanoseconds since 1970, under whichever name its store says so; 0 where it does
-    not."""
+    """When a file was last written, in ns since 1970; each store has a key of its own for it. 0 if the store has
+    none."""
     for key in ("LastModified", "mtime", "last_modified", "updated", "modified", "created"):
         moment = info.get(key)
         if isinstance(moment, str):
@@ -182,7 +182,7 @@ def modified_ns(info: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Listed:
-    """A run found below an address: its head, or a sentence why it cannot be read."""
+    """A run below an address: its head, or a sentence why it cannot be read."""
 
     path: Address
     head: Head | None
@@ -191,12 +191,12 @@ class Listed:
 
 
 def runs_below(root: Address, most: int = 2000) -> list[Listed]:
-    """The runs below `root` and one level deeper, as the library shows those of a folder; at most so many folders.
+    """The runs below `root` and one level deeper, like those of a folder in the library; reads at most `most` folders.
 
     Raises `RunError` if the address cannot be reached.
     """
     fs, path = filesystem(root)
-    with asking(root):
+    with errors_as_run_error(root):
         first = _folders(fs, path)[:most]
         heads = _heads(fs, first)
         inner = [p for folder in first if folder not in heads for p in _folders(fs, folder)][:most]
@@ -211,7 +211,7 @@ def runs_below(root: Address, most: int = 2000) -> list[Listed]:
 def _folders(fs: Any, path: str) -> list[str]:
     try:
         entries = fs.ls(path, detail=True)
-    except FileNotFoundError:  # nothing is there yet
+    except FileNotFoundError:  # nothing was written there yet
         return []
     names = [entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"]
     return sorted(n for n in names if n != path and not n.rpartition("/")[2].startswith("."))

@@ -92,7 +92,7 @@ class TrainingWriter(RunWriter):
 
     @property
     def crowded(self) -> bool:
-        """Whether so much waits to be written that nothing should be sampled."""
+        """Whether so many rows wait to be written that no step should be sampled."""
         return self._queued_bytes > MAX_BYTES // 4
 
     @property
@@ -218,7 +218,7 @@ class TrainingWriter(RunWriter):
             self._thread = threading.Thread(target=self._work, name="ampscope-write", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # at interpreter exit none can be started any more
+            except RuntimeError:  # at interpreter exit no thread can be started
                 self._thread = None
                 self._closing = True
                 while self._queue:
@@ -273,7 +273,7 @@ class TrainingWriter(RunWriter):
         self._log_once(f"{self.folder} cannot be written: {reason}; the training goes on, and rows wait in memory")
 
     def _report(self) -> None:
-        """Record in `events` and in the log what happened since writing failed, if it did."""
+        """If writing failed since the last report, record that in `events` and in the log."""
         if self._failure is None and not self._dropped:
             return
         reason, since = self._failure or ("it did not keep up", self.time_s())
@@ -289,11 +289,11 @@ class TrainingWriter(RunWriter):
         self._dropped, self._failure = Counter(), None
         self._log_once(detail)
 
-    def _log_once(self, what: str) -> None:
+    def _log_once(self, message: str) -> None:
         """Log a message once."""
-        if what not in self._logged:
-            self._logged.add(what)
-            log.warning("AMPscope: %s", what)
+        if message not in self._logged:
+            self._logged.add(message)
+            log.warning("AMPscope: %s", message)
 
 
 def can_hang(folder: Path) -> bool:
@@ -301,7 +301,7 @@ def can_hang(folder: Path) -> bool:
     where = Path(os.path.realpath(folder))
     try:
         mounts = {Path(p.mountpoint): p.fstype for p in psutil.disk_partitions(all=True)}
-    except OSError:  # the mounts are unknown
+    except OSError:  # the list of mounts cannot be read
         return False
     kind = next((mounts[p] for p in (where, *where.parents) if p in mounts), "")
     return kind.startswith(NETWORK_FILE_SYSTEMS)

@@ -7,8 +7,8 @@
     >>> run.tensors(kind="weight_grad", name="blocks.0.fc.weight", steps=(100, 200))
     >>> run.refresh()          # a live run: reads only what is new
 
-Frames are pandas; where null (not measured) and NaN (measured, not a number) must be distinguished, take
-`run.table("steps")`, the same rows as an Arrow table.
+Frames are pandas. To distinguish null (not measured) from NaN (measured, not a number), take `run.table("steps")`, the
+same rows as an Arrow table.
 """
 
 import copy
@@ -39,9 +39,10 @@ SELECTIVE_READS = 4
 
 
 def load_run(path: str | os.PathLike[str]) -> "Run":
-    """Open a run folder or a packed `.zip`, here or at an address such as `s3://bucket/runs/a` that fsspec knows.
+    """Open a run folder or a packed `.zip`: a local path, or an address that fsspec knows, such as
+    `s3://bucket/runs/a`.
 
-    Raises `RunError`, and nothing else, for what is not a readable run.
+    Raises `RunError`, and nothing else, if it is not a readable run.
     """
     if not isinstance(path, str | os.PathLike):
         raise RunError(f"path={path!r:.80} is no path; give a run folder or a packed run (.zip), as text or a Path")
@@ -68,7 +69,7 @@ def check_run(run: object, argument: str = "run") -> None:
 
 
 class Run:
-    """One run: its head and its tables. Tables are read when first asked for, and again only where they grew."""
+    """One run: its head and its tables. A table is read at its first use, and later only as far as it has grown."""
 
     def __init__(self, source: "Source") -> None:
         self._source = source
@@ -86,7 +87,7 @@ class Run:
 
     @property
     def path(self) -> Path | Address:
-        """The folder or zip it was read from, or the address."""
+        """The folder or zip that it is read from, or the address."""
         return self._source.path
 
     @property
@@ -143,7 +144,7 @@ class Run:
 
     @property
     def windows(self) -> "pd.DataFrame":
-        """Profiled windows as wholes: busy, idle, waiting."""
+        """One row per profiled window: busy, idle and waiting time."""
         return self._frame("windows")
 
     @property
@@ -166,6 +167,11 @@ class Run:
         """What rounding took from averaged 16-bit copies of the weights."""
         return self._frame("averages")
 
+    @property
+    def blocks(self) -> "pd.DataFrame":
+        """Operands of linear layers by distance below the largest values of their blocks; `watch(…, blocks=True)`."""
+        return self._frame("blocks")
+
     def tensors(
         self,
         kind: str | None = None,
@@ -174,8 +180,8 @@ class Run:
     ) -> "pd.DataFrame":
         """Rows of `tensors`, of one kind, one name and the steps from `steps[0]` to `steps[1]`, both included.
 
-        `exp_counts` holds a NumPy array of int64 per row. Raises `RunError` for an unknown kind and for steps that are
-        no pair of numbers.
+        `exp_counts` holds a NumPy array of int64 per row. Raises `RunError` for an unknown kind, and for `steps` that
+        are not a pair of numbers.
         """
         if kind is not None and kind not in KINDS:
             raise RunError(f"kind={kind!r} is unknown; choose one of {', '.join(KINDS)}")
@@ -196,9 +202,9 @@ class Run:
         return frame
 
     def _matching(self, name: str, where: pc.Expression) -> pa.Table:
-        """Rows of a table that match; read from the files, where the table was not read whole yet.
+        """Rows of a table that match; read from the files if the table is not in memory.
 
-        After `SELECTIVE_READS` reads more are likely, so the table is read whole, once.
+        After `SELECTIVE_READS` such reads more are likely, so the whole table is read.
         """
         if name not in self._tables and self._selective_reads < SELECTIVE_READS:
             self._selective_reads += 1
@@ -217,9 +223,9 @@ class Run:
         return _ordered(parts, table)
 
     def table(self, name: str) -> pa.Table:
-        """A whole table with null and NaN kept apart; empty, with its columns, where the run has none.
+        """A whole table, in which null and NaN differ; empty, with all its columns, if the run has no such rows.
 
-        Raises `RunError` for a table that is damaged or does not exist in the schema.
+        Raises `RunError` if the table is damaged or not in the schema.
         """
         if name not in TABLES:
             raise RunError(f"table={name!r} is unknown; choose one of {', '.join(TABLES)}")
@@ -243,8 +249,8 @@ class Run:
         return few
 
     def cached_frame(self, names: Sequence[str], make: "Callable[..., pd.DataFrame]", *args: Any) -> "pd.DataFrame":
-        """`make(run, *args)`, which rests on the tables of these names alone: made once, and again when one of them is
-        another.
+        """The frame `make(run, *args)`, which depends on the tables `names` alone: made once, and again when one of
+        them changes.
 
         Each caller gets a frame of its own, as with `steps`.
         """
@@ -255,11 +261,12 @@ class Run:
         return known[1].copy(deep=False)
 
     def console(self, lines: int = 20) -> list[str]:
-        """The last lines that the process printed, where the app or a job started it."""
+        """The last lines that the process printed, if the app or a job started it."""
         return self._source.console(lines)
 
     def refresh(self) -> bool:
-        """Read what was written since; True if anything was. Unchanged segments are not read again."""
+        """Read rows that were written since the last call; True if there were any. Unchanged segments are not read
+        again."""
         head = self._source.head()
         changed = head != self.head
         self.head = head
@@ -273,7 +280,7 @@ class Run:
     def plot(self, name: str, dark: bool = False) -> Any:
         """One of the app's figures, by name: `loss`, `loss_scale`, `grad_norm`, `ranges`, …; see `amp_core.notebook`.
 
-        Raises `RunError` for an unknown name, with those there are, and where plotly is missing.
+        Raises `RunError`, with the known names, for an unknown name, and if plotly is missing.
         """
         from amp_core.notebook import plot
 
@@ -299,7 +306,7 @@ class Run:
         return retried(self._source.fingerprint, self.path)
 
     def read_in_sandbox(self, sandbox: Sandbox) -> None:
-        """Have `sandbox` decode what is read from now on, unless the run was written on this machine."""
+        """Decode everything read from now on in `sandbox`, unless the run was written on this machine."""
         if not written_here(self.head):
             self._source = ConvertedSource(self._source, sandbox)
 

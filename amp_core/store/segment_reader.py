@@ -18,7 +18,7 @@ from amp_core.schema import RunError, Table
 from amp_core.store.untrusted.limits import read_bounded, refuse_compressed, refuse_large
 
 BATCHES_AT_ONCE = 256
-"""Messages of a stream that are held as they came."""
+"""Record batches of a stream that are collected before they are merged into one."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class File:
 
 @dataclass(frozen=True)
 class Segment:
-    """What was read of a segment: whole batches up to `offset` bytes of an open stream, or a whole file."""
+    """The rows read from a segment: whole batches up to `offset` bytes of an open stream, or a whole file."""
 
     file: File
     table: pa.Table | None
@@ -52,39 +52,40 @@ def read_parquet(
     bounded: bool = False,
     where: pc.Expression | None = None,
 ) -> Segment:
-    """Read a whole Parquet file, or keep what `before` holds where it is the stream that the file was sealed from.
+    """Read a whole Parquet file, or keep the rows of `before` if that is the stream that the file was sealed from.
 
-    With `where`, rows that do not match may be left out: row groups that their statistics rule out are not decoded.
+    With `where`, rows that do not match may be left out: row groups whose statistics rule out a match are not decoded.
 
-    With `bounded`, for untrusted files, a file that would decode to too much is refused before it is decoded: equal
-    values take next to nothing in a file, and any amount of memory.
+    With `bounded`, for untrusted files, a file that would take too much memory is refused before it is decoded: a tiny
+    file may hold billions of equal values.
     """
     with DamageAsRunError(file.name):
         reader = pq.ParquetFile(source)
         if before is not None and before.rows == reader.metadata.num_rows:
-            return replace(before, file=file)  # sealed from the stream that was read already
+            return replace(before, file=file)  # sealed from the stream that was already read
         if bounded:
             rows = read_bounded(reader, source)
         elif where is not None and _filterable(reader.schema_arrow, table):
             rows = pq.read_table(source, filters=where, partitioning=None)
         else:
             rows = reader.read()
-        rows.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
+        rows.validate(full=True)  # text that is not UTF-8 would fail later, where it is shown
         if bounded:
             refuse_large(rows, len(table.columns))
     return Segment(file, conform(rows, table, file.name))
 
 
 def _filterable(schema: pa.Schema, table: Table) -> bool:
-    """Whether a file has all promised columns that are plain values, in their types: `conform` would change none."""
+    """Whether a file has all promised columns of plain values in their types, so that `conform` would leave them as
+    they are."""
     plain = (c for c in table.columns if not pa.types.is_nested(c.type))
     return all(c.name in schema.names and schema.field(c.name).type == c.type for c in plain)
 
 
 def read_stream(file: File, data: bytes, table: Table, before: Segment | None, bounded: bool = False) -> Segment:
-    """Read the whole batches in `data`, the bytes after `before.offset`; a torn tail is left for the next time.
+    """Read the whole batches in `data`, the bytes after `before.offset`; the next call reads an incomplete last batch.
 
-    With `bounded`, what would decode to too much is refused before it is decoded.
+    With `bounded`, batches that would take too much memory are refused before they are decoded.
     """
     schema = before.schema if before is not None else None
     start = before.offset if before is not None else 0
@@ -94,7 +95,7 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
     with DamageAsRunError(file.name):
         for message, stop in _messages(data):
             if schema is None:
-                if message.type != "schema":  # read_schema (pyarrow 26) takes any message for one, and crashes
+                if message.type != "schema":  # read_schema (pyarrow 26) crashes on any other message
                     raise ValueError(f"it begins with a message of type {message.type!r}, not with a schema")
                 schema = pa.ipc.read_schema(message)
             elif bounded and message.type in ("record batch", "dictionary"):
@@ -105,9 +106,9 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
             if len(batches) == BATCHES_AT_ONCE:
                 parts.append(_together(batches, table, bounded))
                 batches = []
-        if schema is not None and _has_dictionaries(schema):  # never ours: their values come in messages of their own
+        if schema is not None and _has_dictionaries(schema):  # not written by us: values come in separate messages
             with pa.ipc.open_stream(data[:end]) as reader:
-                batches, before, start, end = list(reader), None, 0, 0  # and are needed again: no reading on from here
+                batches, before, start, end = list(reader), None, 0, 0  # which later reads need: start over
             schema = None
         if batches:
             parts.append(_together(batches, table, bounded))
@@ -119,9 +120,9 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
 
 
 def _together(batches: list[pa.RecordBatch], table: Table, bounded: bool) -> pa.Table:
-    """The batches as one: each holds a row or a few, and takes ten kilobytes beside them."""
+    """The batches merged into one: each holds only a few rows, and has an overhead of ten kilobytes."""
     for batch in batches:
-        batch.validate(full=True)  # offsets that point outside of their buffer would crash whoever reads them
+        batch.validate(full=True)  # offsets outside of their buffer would crash later reads
     part = pa.Table.from_batches(batches)
     if bounded:
         refuse_large(part, len(table.columns))
@@ -129,7 +130,8 @@ def _together(batches: list[pa.RecordBatch], table: Table, bounded: bool) -> pa.
 
 
 def appended(whole: pa.Table | None, fresh: pa.Table | None) -> pa.Table | None:
-    """Both, in pieces each more than twice as large as the next: few, and a row is copied as often as they double."""
+    """Both tables as one. Each chunk is more than twice as large as the next, so there are few, and a row is copied
+    once per doubling."""
     if whole is None or fresh is None:
         return fresh if whole is None else whole
     ends = [0, *itertools.accumulate(len(piece) for piece in whole.column(0).chunks)]
@@ -148,16 +150,16 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 
 
 def _messages(data: bytes) -> Iterator[tuple[pa.Message, int]]:
-    """Whole messages of an Arrow IPC stream and where each ends.
+    """The whole messages of an Arrow IPC stream, and where each ends.
 
     Each is framed as continuation mark, int32 length of the metadata, metadata, body (Arrow columnar format, section
-    "Encapsulated message format"). Stops before a message that is not all there yet, and at the end-of-stream mark.
+    "Encapsulated message format"). Stops before an incomplete message, and at the end-of-stream mark.
     """
     view = memoryview(data)
     position = 0
     while len(view) >= position + 8:
         mark, length = struct.unpack_from("<4si", view, position)
-        if mark == b"\0\0\0\0" and not any(view[position:]):  # room that a file system gave before a power cut
+        if mark == b"\0\0\0\0" and not any(view[position:]):  # zeros that a file system allocated before a power cut
             return
         if mark != _CONTINUATION or length < 0:
             raise ValueError(f"no message starts at byte {position}")
@@ -219,7 +221,7 @@ def conform(rows: pa.Table, table: Table, where: str) -> pa.Table:
 
 
 def is_ordered(table: pa.Table, keys: list[str]) -> bool:
-    """Whether rows already stand in the order of the first key and, within it, of the second."""
+    """Whether rows are already sorted by the first key and, within it, by the second."""
     if not keys:
         return True
     first = table.column(keys[0]).combine_chunks().to_numpy(zero_copy_only=False)
@@ -235,7 +237,7 @@ def is_ordered(table: pa.Table, keys: list[str]) -> bool:
 
 
 class DamageAsRunError:
-    """Turns what reading a damaged file raises into a `RunError`; that a file has vanished passes through."""
+    """Turns the errors of reading a damaged file into `RunError`; `FileNotFoundError` passes through."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -177,6 +177,7 @@ def seal(stream: Path) -> None:
         with temporary(stream.with_name(f".{stream.stem}.parquet.tmp")) as unfinished:
             pq.write_table(table, unfinished, compression="zstd")
             with unfinished.open("rb") as file:
-                os.fsync(file.fileno())  # before the stream goes: a power cut may keep the rename and lose the content
+                # Before the stream is removed: a power cut may keep the rename and lose the content.
+                os.fsync(file.fileno())
             unfinished.replace(stream.with_suffix(".parquet"))
     stream.unlink()

@@ -42,8 +42,8 @@ class _Installed:
 
 _open: list[Ending] = []
 _pid: int | None = None
-_cause: tuple[str, str] | None = None  # how the process is known to be ending: status, reason
-_pending: Callable[[], None] | None = None  # a signal that came in the middle of a write
+_cause: tuple[str, str] | None = None  # status and reason, once the process is known to be ending
+_pending: Callable[[], None] | None = None  # a signal that arrived during a write
 _installed: _Installed | None = None
 
 
@@ -59,7 +59,7 @@ def register(ending: Ending) -> None:
 
 
 def unregister(ending: Ending) -> None:
-    """Stop closing `ending` at exit; it is closed already."""
+    """Do not close `ending` at exit any more: it is already closed."""
     if ending in _open:
         _open.remove(ending)
         if not _open and _pid == os.getpid():

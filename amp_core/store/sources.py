@@ -1,4 +1,4 @@
-"""Where a run is read from: a folder, perhaps one that is still being written, or a packed zip.
+"""Sources that a run is read from: a folder, perhaps one that is still being written, or a packed zip.
 
 >>> source = FolderSource(Path("runs/a"))
 >>> source.head().status, sorted(source.segments("steps"))
@@ -49,7 +49,7 @@ class Source(Protocol):
         """Read a segment; rows that do not match `where` may be left out."""
 
     def content(self, file: File, table: Table, start: int = 0) -> bytes | Path:
-        """The path of a sealed segment that lies in a folder; of any other its bytes from `start` on."""
+        """The path of a sealed segment in a folder; the bytes from `start` on of any other segment."""
 
     def console(self, lines: int) -> list[str]: ...
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]: ...
@@ -67,7 +67,7 @@ class FolderSource:
             info = file.lstat()
             if not (
                 stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
-            ):  # of a pipe or a device, reading would find no end
+            ):  # reading a pipe or a device might never end
                 raise RunError(f"{file} is no regular file; a run head is neither a link nor a pipe")
             if info.st_size > MAX_HEAD_BYTES:
                 raise RunError(f"{file} is larger than {MAX_HEAD_BYTES // 2**20} MiB; that is no run head")
@@ -100,7 +100,7 @@ class FolderSource:
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
         try:
             content = self.content(file, table, before.offset if before is not None else 0)
-        except FileNotFoundError:  # sealed since it was listed
+        except FileNotFoundError:  # sealed after it was listed
             content = (self.path / file.name).with_suffix(".parquet")
             info = content.stat()
             file = File(content.relative_to(self.path).as_posix(), info.st_size, info.st_mtime_ns)
@@ -130,7 +130,7 @@ class FolderSource:
 
 
 class ZipSource:
-    """A packed run, read in place. Nothing is extracted, so names inside it can point nowhere."""
+    """A packed run, read in place. Nothing is extracted, so a name inside it cannot point outside."""
 
     path: Path | Address
 
@@ -150,7 +150,7 @@ class ZipSource:
     def head(self) -> Head:
         return Head.from_json(self._bytes("run.json", MAX_HEAD_BYTES), f"{self.path}:run.json")
 
-    def alive(self, head: Head) -> bool:  # noqa: ARG002 - a zip is never being written, whoever wrote it
+    def alive(self, head: Head) -> bool:  # noqa: ARG002 - nothing writes into a zip
         return False
 
     def segments(self, table: str) -> dict[str, File]:
@@ -194,20 +194,23 @@ class ZipSource:
 
 
 def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File]:
-    """The regular files of these names, with no segment left out between others.
+    """The regular files whose names match, without a gap in the numbers of their segments.
 
-    One that is sealed while its folder is listed may be seen neither as the stream, which is gone by then, nor as the
-    Parquet file, which was not there yet. The next listing has it. What only that has was begun meanwhile, perhaps, and
-    of those one may be missing again: they count as long as they follow each other.
+    A segment that is sealed while its folder is listed may appear neither as the stream, which is already removed, nor
+    as the Parquet file, which did not exist yet. So the folder is listed again. The second listing may in turn hold
+    segments that were begun meanwhile, with a gap among them: new ones count only as long as their numbers follow each
+    other.
     """
     files: dict[str, File] = {}
     numbers: dict[str, set[int]] = {}
     for again in range(1 + LISTINGS):
         fresh = [e for e in os.scandir(folder) if names.fullmatch(e.name)]
         if again:
-            fresh = sorted((e for e in fresh if within + _stem(e.name) not in files), key=lambda e: _place(e.name))
+            fresh = sorted(
+                (e for e in fresh if within + _stem(e.name) not in files), key=lambda e: _series_and_number(e.name)
+            )
         for entry in fresh:
-            series, number = _place(entry.name)
+            series, number = _series_and_number(entry.name)
             known = numbers.setdefault(series, set())
             if (not again or not known or number <= max(known) + 1) and _keep_file(files, within, entry):
                 known.add(number)
@@ -216,8 +219,8 @@ def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File
     return files
 
 
-def _place(name: str) -> tuple[str, int]:
-    """Of which writer a segment is, and its number there: `00003.r1.parquet` is the third of rank 1."""
+def _series_and_number(name: str) -> tuple[str, int]:
+    """The writer of a segment, and its number: `00003.r1.parquet` is number 3 of rank 1."""
     series = _stem(name).lstrip("0123456789")
     return series, int(_stem(name)[: -len(series) or None][-18:] or 0)
 
@@ -225,7 +228,7 @@ def _place(name: str) -> tuple[str, int]:
 def _keep_file(files: dict[str, File], within: str, entry: os.DirEntry[str]) -> bool:
     try:
         info = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:  # a stream that was sealed since
+    except FileNotFoundError:  # a stream that was sealed meanwhile
         return False
     if stat.S_ISREG(info.st_mode):
         keep_sealed(files, File(within + entry.name, info.st_size, info.st_mtime_ns))
@@ -233,7 +236,7 @@ def _keep_file(files: dict[str, File], within: str, entry: os.DirEntry[str]) -> 
 
 
 def retried(read: Callable[[], _T], what: Path | Address) -> _T:
-    """What `read` gives, tried again where a file vanished between being listed and being looked at."""
+    """The result of `read`, which is tried again if a file vanished between being listed and being opened."""
     for attempt in range(20):
         try:
             return read()
@@ -247,7 +250,7 @@ def retried(read: Callable[[], _T], what: Path | Address) -> _T:
 
 
 def console_tail(file: Path, lines: int = 20) -> list[str]:
-    """The last lines of a `console.log`; none where there is no such file."""
+    """The last lines of a `console.log`; none if there is no such file."""
     if not file.is_file():
         return []
     with open(file, "rb") as stream:
@@ -256,7 +259,7 @@ def console_tail(file: Path, lines: int = 20) -> list[str]:
 
 
 def keep_sealed(files: dict[str, File], file: File) -> None:
-    """Prefer a sealed segment to the stream it was made from, which a crash may have left beside it."""
+    """Prefer a sealed segment to the stream it was made from; a crash may have left both."""
     stem = _stem(file.name)
     if stem not in files or file.name.endswith(".parquet"):
         files[stem] = file

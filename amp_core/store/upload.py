@@ -1,13 +1,13 @@
-"""Upload of a run that is written at an address: segments are written here and sent once they are sealed.
+"""Upload of a run that is written at an address: segments are written locally and sent once they are sealed.
 
     >>> shipment = Shipment(Address("s3://bucket/runs/a"))
-    >>> writer's folder is shipment.staging; the writer's background thread calls
-    >>> shipment.send("steps/00000.parquet")      # there now, and no longer here
-    >>> shipment.finish()                         # tries again what failed; removes the local folder
+    >>> # the writer's folder is shipment.staging; its background thread calls
+    >>> shipment.send("steps/00000.parquet")      # uploaded, and removed from the local folder
+    >>> shipment.finish()                         # retries failed uploads; removes the local folder
 
-An object is there whole or not at all, and none is changed once it is there, `run.json` excepted. Whatever the network
-does, training goes on: what cannot be sent stays in the folder here, which is itself a run folder, and is tried again
-with the next segment and at the end.
+Objects appear whole or not at all, and none but `run.json` is ever changed. Training continues whatever the network
+does: files that cannot be sent stay in the local folder, which is itself a run folder, and are tried again with the
+next segment and at the end.
 """
 
 import functools
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from amp_core.hardware.child_environment import python_path
 from amp_core.schema import RunError
-from amp_core.store.urls import Address, asking, filesystem
+from amp_core.store.urls import Address, errors_as_run_error, filesystem
 
 WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"})
 """Stores in which a file appears once it is complete. Elsewhere it is written aside and renamed."""
@@ -34,8 +34,8 @@ MAX_LAST_S = 120.0
 
 
 def seal_age_s(run_age_s: float) -> float:
-    """When a segment is old enough to be sealed and sent, seconds: soon at first, so that a run is seen as it begins,
-    and every five minutes once it is long, so that a week's run is some thousand files and not a million."""
+    """The age in seconds at which a segment is sealed and sent: short at first, so that a run is visible soon after it
+    begins, and five minutes later on, so that a week's run is a few thousand files, not a million."""
     return min(300.0, max(10.0, run_age_s / 10))
 
 
@@ -55,42 +55,42 @@ class Shipment:
 
     @functools.cached_property
     def staging(self) -> Path:
-        """The local folder of what is not sent yet."""
+        """The local folder of the files that are not sent yet."""
         return Path(tempfile.mkdtemp(prefix=f"ampscope-{self.address.name}-"))
 
     def names(self) -> set[str]:
-        """Names that the address holds already."""
+        """Names of the objects that the address already holds."""
         try:
-            with asking(self.address, "into"):
+            with errors_as_run_error(self.address, "into"):
                 paths = self._fs.ls(self._root, detail=False)
         except FileNotFoundError:
             return set()
         return {path.rstrip("/").rpartition("/")[2] for path in paths} - {"", self._root.rpartition("/")[2]}
 
     def begin(self, head: bytes) -> None:
-        """Write the first `run.json`. Raises `RunError` where the address cannot be written."""
+        """Write the first `run.json`. Raises `RunError` if the address cannot be written."""
         try:
-            with asking(self.address, "into", "cannot be written"):
+            with errors_as_run_error(self.address, "into", "cannot be written"):
                 self._put("run.json", head)
-        except FileNotFoundError:  # no bucket is made: its name may be mistyped
+        except FileNotFoundError:  # buckets are not created: the name may be mistyped
             raise RunError(f"into={str(self.address)!r} cannot be written: there is no such bucket") from None
 
     def send(self, name: str, data: bytes | None = None) -> None:
         """Send the file `name` of the folder, or `data` under that name; never raises."""
-        self._unsent.pop(name, None)  # an older one, of the same name, need not go first
+        self._unsent.pop(name, None)  # it replaces an older upload of the same name
         self._unsent[name] = data
         for each in list(self._unsent):
             try:
                 content = self._unsent[each]
                 self._put(each, (self.staging / each).read_bytes() if content is None else content)
-            except Exception as error:  # of any kind: each store has its own. The next segment brings the next try
+            except Exception as error:  # each store has its own errors; the next segment tries again
                 self._error = error
                 return
             if self._unsent.pop(each) is None:
                 (self.staging / each).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Try what is left a few more times; then remove the local folder, or log why it is kept."""
+        """Retry unsent files a few times; then remove the local folder, or log why it is kept."""
         if self._unsent and not threading.main_thread().is_alive():
             self._leave_to_another()
         for pause in PAUSES_S:
@@ -111,7 +111,8 @@ class Shipment:
         )
 
     def _leave_to_another(self) -> None:
-        """An interpreter that is exiting starts no threads, which network clients need."""
+        """Send the rest from another process: network clients need threads, and an interpreter that is exiting starts
+        none."""
         self._keep_data()
         command = [sys.executable, "-m", "amp_core.store.upload", str(self.staging), str(self.address), *self._unsent]
         try:
@@ -141,10 +142,10 @@ class Shipment:
 
 
 def main(staging: str, address: str, *names: str) -> int:
-    """Send the files `names` of the folder `staging`; what `Shipment` starts where it cannot any more."""
+    """Send the files `names` of the folder `staging`; `Shipment` starts this process at interpreter exit."""
     shipment = Shipment(Address(address))
     for name in names:
-        with asking(shipment.address, "into", "cannot be written"):
+        with errors_as_run_error(shipment.address, "into", "cannot be written"):
             shipment._put(name, (Path(staging) / name).read_bytes())
     return 0
 

@@ -5,8 +5,8 @@
     >>> roots("runs:s3://bucket/runs")          # what AMPSCOPE_RUNS may hold
     [PosixPath('runs'), Address('s3://bucket/runs')]
 
-Whatever has a scheme is an address; all else is a path, and fsspec is not imported for it. Credentials and endpoints
-are found as fsspec's own packages find them, from the environment or from fsspec's configuration files.
+Text with a scheme is an address; all else is a path, for which fsspec is not imported. Credentials and endpoints come
+from where fsspec's packages look for them: the environment and fsspec's configuration files.
 """
 
 import contextlib
@@ -56,12 +56,12 @@ class Address(os.PathLike[str]):
         return Path(self.name).stem
 
     def with_name(self, name: str) -> "Address":
-        """The address beside it that is called `name`."""
+        """The address with `name` as its last part."""
         return Address(self._text[: len(self._text) - len(self.name)] + name)
 
 
 def is_address(place: str | os.PathLike[str]) -> bool:
-    """Whether `place` has a scheme, as `s3://bucket/runs` has."""
+    """Whether `place` has a scheme, like `s3://bucket/runs`."""
     return _SCHEME.match(os.fspath(place)) is not None
 
 
@@ -71,9 +71,9 @@ def located(place: str | os.PathLike[str]) -> Path | Address:
 
 
 def roots(text: str) -> list[Path | Address]:
-    """The places that `text` lists, one a line, or on one line with what separates paths here (`:`, on Windows `;`).
+    """The places that `text` lists, one per line, or on one line separated by `os.pathsep` (`:`, on Windows `;`).
 
-    The colons of an address stay in it: that of its scheme, and that of a port, as in `hdfs://host:8020/runs`.
+    The colons of an address, after its scheme and before a port, do not separate: `hdfs://host:8020/runs`.
     """
     if "\n" in text:
         parts = text.splitlines()
@@ -85,14 +85,14 @@ def roots(text: str) -> list[Path | Address]:
 
 
 def with_extra(extra: str) -> str:
-    """How a package that `extra` brings is installed: AMPscope is on no package index."""
+    """The command that installs the packages of `extra`: AMPscope is on no package index."""
     return f"install it with `pip install 'DIR[{extra}]'`, where DIR is the folder that AMPscope was checked out to"
 
 
 def filesystem(address: Address, argument: str = "path") -> tuple[Any, str]:
     """The fsspec filesystem of `address`, without a cache of listings, and the address as a path in it.
 
-    Raises `RunError` where fsspec, or the package that it needs for the scheme, is missing.
+    Raises `RunError` if fsspec, or the package it needs for the scheme, is missing.
     """
     try:
         from fsspec.core import url_to_fs
@@ -100,18 +100,18 @@ def filesystem(address: Address, argument: str = "path") -> tuple[Any, str]:
         raise RunError(
             f"{argument}={str(address)!r} is an address, which needs fsspec; {with_extra('remote')}; or give a folder"
         ) from None
-    with asking(address, argument):
+    with errors_as_run_error(address, argument):
         opened, path = url_to_fs(str(address), use_listings_cache=False)
         return opened, path.rstrip("/")
 
 
 @contextlib.contextmanager
-def asking(address: Address, argument: str = "path", what: str = "cannot be read") -> Iterator[None]:
+def errors_as_run_error(address: Address, argument: str = "path", what: str = "cannot be read") -> Iterator[None]:
     """Turns errors of the store's client into `RunError`, except `FileNotFoundError`."""
     try:
         yield
     except (RunError, FileNotFoundError):
         raise
-    except Exception as error:  # each store's client raises its own, and they have no common base
+    except Exception as error:  # each store's client raises its own errors, which have no common base
         text = " ".join(str(error).split()) or type(error).__name__
         raise RunError(f"{argument}={str(address)!r} {what}: {text:.300}") from error

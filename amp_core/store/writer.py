@@ -10,8 +10,8 @@ record batch to it with a single write to the file, so `kill -9` loses at most t
 is full or old is sealed as `00000.parquet` by a background thread: written to a temporary file, renamed, and
 only then is the stream removed. `run.json` is replaced atomically. Nothing is modified in place.
 
-A run whose `folder` is an address (`s3://bucket/runs/a`) has its open streams here and only sealed segments there: see
-`upload.py`.
+A run whose `folder` is an address (`s3://bucket/runs/a`) has its open streams on local disk and only sealed segments at
+the address: see `upload.py`.
 
 `run.py` reads what this writes; `packing.py` makes and opens zips.
 """
@@ -125,7 +125,7 @@ class RunWriter:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many rows wait to be written that no step should be sampled. Here none ever wait."""
+        """Whether so many rows wait to be written that no step should be sampled. This writer never queues rows."""
         return False
 
     # rows and head

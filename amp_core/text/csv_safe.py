@@ -1,4 +1,4 @@
-"""CSV that a spreadsheet may open: names are untrusted, and it would compute what looks like a formula.
+"""CSV that is safe to open in a spreadsheet: untrusted names that look like formulas stay text.
 
     >>> as_csv(pd.DataFrame({"name": ["=1+1", "w"], "loss": [-0.5, None]}))
     b"name,loss\\n'=1+1,-0.5\\nw,\\n"

@@ -6,7 +6,7 @@ read_trace("rank0.pt.trace.json.gz").kernels         # columns of rows
 import_traces(["rank0.json.gz", "rank1.json.gz"], "runs/profiled")
 """
 
-from amp_core.traces.importing import import_traces
+from amp_core.traces.importing import import_notes, import_traces
 from amp_core.traces.read import Trace, read_trace
 
-__all__ = ["Trace", "import_traces", "read_trace"]
+__all__ = ["Trace", "import_notes", "import_traces", "read_trace"]

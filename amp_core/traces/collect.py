@@ -36,10 +36,16 @@ MARKED = re.compile(
 )
 """Marked ranges that old traces record as operators."""
 
+STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
+"""A marked step, and its number."""
+
 _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
 """Calls that neither launch nor wait. They can outnumber all others."""
+_LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
+"""Calls that start kernels. A copy or a wait is no sign of one: a profiler itself waits for the device."""
+_ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
 
 
 @dataclass
@@ -82,6 +88,7 @@ class Work:
     start: "array[float]" = field(default_factory=lambda: array("d"))
     end: "array[float]" = field(default_factory=lambda: array("d"))
     device: "array[int]" = field(default_factory=lambda: array("i"))
+    stream: "array[int]" = field(default_factory=lambda: array("q"))
     name: "array[int]" = field(default_factory=lambda: array("i"))
     correlation: "array[int]" = field(default_factory=lambda: array("q"))
     external: "array[int]" = field(default_factory=lambda: array("q"))
@@ -101,6 +108,14 @@ class TraceEvents:
     threads: int = 0
     base_us: float = 0.0
     """Time of the first event on the trace's own clock."""
+    accelerator: str | None = None
+    """Type of the device, as torch names it, where a category of the trace gives it."""
+    launches: int = 0
+    """Calls that start work on a device."""
+    accelerator_ops: int = 0
+    """Operators that an accelerator alone has."""
+    device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Start and end of the marked steps on the device's own clock, by number, where the trace has them."""
 
 
 class _InternedTexts:
@@ -148,6 +163,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         kind = _CATEGORIES.get(category) if isinstance(category := event.get("cat"), str) else None
         if kind is None:
             continue
+        if category in _ACCELERATORS:
+            events.accelerator = _ACCELERATORS[category]
         start, duration, name = _time(event.get("ts")), _time(event.get("dur")), event.get("name")
         if start is None or duration is None or duration < 0 or not isinstance(name, str):
             continue
@@ -160,16 +177,23 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             base = events.base_us = start
         start -= base
         name = name[:MAX_NAME_CHARS]
+        if kind == "device mark":
+            _add_device_step(events.device_steps, name, start, start + duration)
+            continue
         if kind == "work":
+            if category == "mtia_ccp_events" and name.startswith("event_"):  # waits for others, and records of events
+                continue
             work.start.append(start)
             work.end.append(start + duration)
             work.device.append(_device_number(arguments.get("device", event.get("pid")), 0))
+            work.stream.append(_identifier(arguments.get("stream", event.get("tid"))))
             work.name.append(texts.intern(name))
             work.correlation.append(_identifier(arguments.get("correlation")))
             work.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
             continue
         if kind == "call" and _QUERIES.search(name):
             continue
+        events.launches += kind == "call" and _LAUNCHES.search(name) is not None
         place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
         thread = threads.setdefault(place, len(threads))
         if kind == "call":
@@ -182,6 +206,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         marked_time = kind == "mark" or MARKED.match(name) is not None
         if kind == "python" and not name.startswith("nn.Module: "):
             continue
+        events.accelerator_ops += kind == "op" and _ACCELERATOR_OPS.match(name) is not None
         spans.start.append(start)
         spans.end.append(start + duration)
         spans.thread.append(thread)
@@ -203,12 +228,18 @@ _CATEGORIES = {
     "Operator": "op",
     "cpu": "op",  # torch.autograd.profiler without Kineto
     "user_annotation": "mark",
+    "gpu_user_annotation": "device mark",
     "python_function": "python",
     "cuda_runtime": "call",
     "cuda_driver": "call",
     "hip_runtime": "call",
+    "hip_driver": "call",
     "xpu_runtime": "call",
+    "xpu_driver": "call",
+    "mtia_runtime": "call",
     "privateuse1_runtime": "call",
+    "privateuse1_driver": "call",
+    "hpu_op": "call",  # Habana's calls on the host
     "Runtime": "call",
     "kernel": "work",
     "Kernel": "work",
@@ -216,7 +247,26 @@ _CATEGORIES = {
     "Memcpy": "work",
     "gpu_memset": "work",
     "Memset": "work",
+    "mtia_ccp_events": "work",
 }
+"""What an event is, by its category (libkineto's `ActivityType.cpp`)."""
+
+_ACCELERATORS = {
+    **dict.fromkeys(("xpu_runtime", "xpu_driver"), "xpu"),
+    **dict.fromkeys(("mtia_runtime", "mtia_ccp_events"), "mtia"),
+    **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), "privateuseone"),
+    "hpu_op": "hpu",
+}
+"""Types of devices other than `cuda`, by the categories that only they have."""
+
+
+def _add_device_step(steps: dict[int, tuple[float, float]], name: str, start: float, end: float) -> None:
+    """Add a mark of a step on the device's clock. There is one per stream; together they are the step."""
+    match = STEP.match(name)
+    if match:
+        number = int(match.group(1))
+        first, last = steps.get(number, (start, end))
+        steps[number] = min(first, start), max(last, end)
 
 
 def _time(value: Any) -> float | None:

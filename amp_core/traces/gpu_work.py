@@ -6,15 +6,20 @@
 A kernel names the call that launched it (`correlation`), and the call happened inside an operator. One call launches a
 captured graph, and all its kernels name that call. Kernels that name no call in the trace, as on some versions of ROCm,
 are linked to the operator whose `External id` they carry; otherwise only their time is known.
+
+A profiler starts while the device still executes what was launched before. Such work has no launch in the trace.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from amp_core.traces.collect import OP, TraceEvents
+from amp_core.traces.collect import OP, TraceEvents, Work
 from amp_core.traces.link import UNMARKED, Floats, Host, Ints
 from amp_core.traces.phases import infer_phases
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -27,6 +32,7 @@ class LinkedWork:
     own_us: Floats
     """Self time: all of a kernel's time, an operator's time less that of the operators inside it."""
     launched_us: Floats
+    """Time of the launch; minus infinity for work that was launched before the trace began."""
     device: Ints
     """-1 is the CPU."""
     op: Ints
@@ -65,6 +71,7 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         span = match[match >= 0]
         op[where], module[where], region[where] = span, host.module_of_span[span], host.region_of_span[span]
         launched[where] = np.asarray(events.spans.start)[span]
+    launched[_launched_before(work, known | (op >= 0))] = -np.inf
     # Nothing is known of work launched before the trace began; the phase at its own time is that of other work.
     phase = infer_phases(host, region, launched)
     phase[~known & (op < 0)] = UNMARKED
@@ -80,6 +87,22 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         module=module,
         phase=phase,
     )
+
+
+def _launched_before(work: Work, linked: Bools) -> Bools:
+    """Which work was launched before the trace began: it has no launch in the trace, and either comes first on its
+    stream (streams run in order) or has a smaller correlation than all launches of the trace (they count up)."""
+    if linked.all() or not linked.any():
+        return np.zeros(len(work), dtype=bool)
+    start, correlation = np.asarray(work.start), np.asarray(work.correlation)
+    place = np.unique(np.stack([np.asarray(work.device), np.asarray(work.stream)]), axis=1, return_inverse=True)[1]
+    place = place.reshape(-1)
+    first = np.full(place.max() + 1, np.nan)
+    np.fmin.at(first, place[linked], start[linked])
+    launches = correlation[linked & (correlation >= 0)]
+    earlier = (correlation >= 0) & (correlation < launches.min()) if len(launches) else np.zeros(len(work), dtype=bool)
+    result: Bools = ~linked & ((start < first[place]) | earlier)
+    return result
 
 
 def _link_operators(events: TraceEvents, host: Host) -> LinkedWork:

@@ -12,6 +12,7 @@ from typing import Any
 
 from amp_core.schema import RunError
 from amp_core.store.atomic import check_new, new_folder
+from amp_core.store.run import Run
 from amp_core.store.writer import RunWriter
 from amp_core.traces.read import Trace, read_trace
 
@@ -29,11 +30,26 @@ def import_traces(
     check_new(out)  # before reading the traces, which may take a minute
     traces = _by_rank([read_trace(path) for path in paths])
     with new_folder(out) as aside:
-        _write(traces, aside, name or Path(out).name)
+        _write(traces, _notes(traces), aside, name or Path(out).name)
     return Path(out)
 
 
-def _write(traces: dict[int, Trace], folder: Path, name: str) -> None:
+def import_notes(run: Run) -> list[str]:
+    """What the import of `run` repaired or assumed, in words."""
+    events = run.events
+    return [str(detail) for detail in events[(events["kind"] == "warning") & (events["name"] == "trace")]["detail"]]
+
+
+def _notes(traces: dict[int, Trace]) -> list[str]:
+    notes = [note for trace in traces.values() for note in trace.notes]
+    if len(traces) > 1 and any(trace.rank is None for trace in traces.values()):
+        numbered = ", ".join(f"{trace.name} is rank {rank}" for rank, trace in list(traces.items())[:8])
+        more = ", …" if len(traces) > 8 else ""
+        notes.append(f"traces without ranks were numbered in the order given: {numbered}{more}")
+    return notes
+
+
+def _write(traces: dict[int, Trace], notes: list[str], folder: Path, name: str) -> None:
     first = next(iter(traces.values()))
     world_size = max([t.world_size or 1 for t in traces.values()] + [max(traces) + 1])
     with RunWriter(
@@ -47,6 +63,8 @@ def _write(traces: dict[int, Trace], folder: Path, name: str) -> None:
         if began is not None:
             writer.update_head(created_at=began)
         writer.event("started", name=name, detail=_summary(traces))
+        for note in notes:
+            writer.event("warning", name="trace", detail=note)
         for rank, trace in traces.items():
             if rank == 0:
                 trace.write(writer)
@@ -77,7 +95,8 @@ _MAX_RANKS = 1_000_000
 
 def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     """The known settings: a trace holds none of the training's own."""
-    return {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
+    config = {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
+    return config | ({"launches_without_kernels": trace.launches} if trace.unrecorded else {})
 
 
 def _summary(traces: dict[int, Trace]) -> str:
@@ -88,7 +107,7 @@ def _summary(traces: dict[int, Trace]) -> str:
 
 
 def _date(began_us: float) -> str | None:
-    """When it was recorded; None where the trace counts from the start of the machine and not from 1970."""
+    """When it was recorded; None if the trace counts from the start of the machine and not from 1970."""
     if not 1e15 < began_us < 1e16:  # the years 2001 to 2286
         return None
     moment = datetime.datetime.fromtimestamp(began_us / 1e6, datetime.UTC)

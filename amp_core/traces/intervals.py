@@ -56,6 +56,13 @@ def intersection(one: Intervals, other: Intervals) -> Intervals:
     return edges[inside], edges[inside + 1]
 
 
+def without(one: Intervals, other: Intervals) -> Intervals:
+    """The parts of `one` that `other` does not cover."""
+    if not len(one[0]) or not len(other[0]):
+        return one
+    return intersection(one, gaps(other, float(one[0][0]), float(one[1][-1])))
+
+
 def overlap(one: Intervals, other: Intervals) -> float:
     """Total time that both cover."""
     return total(intersection(one, other))

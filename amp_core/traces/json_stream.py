@@ -9,9 +9,12 @@
 The file is JSON: an object with `traceEvents`, as torch.profiler writes it, or a bare list of events, as older versions
 of torch did. It is decoded event by event with the standard library's own scanner, which reads 140 MB/s here; `ijson`
 on yajl is as fast, and loading the whole file, with `json` or `orjson`, takes as long and ten times its size in memory.
+
+Values that are not valid JSON are repaired where that is possible, and counted in `repaired`.
 """
 
 import codecs
+import contextlib
 import gzip
 import json
 import os
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from amp_core.schema import RunError
+from amp_core.traces import lenient_json
 
 CHUNK_BYTES = 2**20
 MAX_BYTES = 16 * 2**30
@@ -36,6 +40,8 @@ class _Readable(Protocol):
 
 _CUT = re.compile(r"[-+.\\\w]*\Z")
 """What may follow the last valid JSON in a file that was cut off: nothing, or the start of a token."""
+_MAX_TOKEN_CHARS = 64
+"""An error so close to the end of the buffer may be due to a token that continues after it."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -49,6 +55,8 @@ class TraceStream:
         self._at = 0
         self._read = 0
         self._ended = False
+        self.repaired = 0
+        """Number of values that were not valid JSON."""
         self._scan = json.JSONDecoder().raw_decode
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -71,7 +79,7 @@ class TraceStream:
 
     def _events(self, file: _Readable) -> Iterator[dict[str, Any]]:
         self._file = file
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # a byte order mark may come first
         first = self._next_char()
         if first == "[":
             yield from self._array(last=True)
@@ -84,7 +92,7 @@ class TraceStream:
             if char == ",":
                 self._at += 1
                 continue
-            key = self._value()
+            key = self._value("key")
             if not isinstance(key, str) or self._next_char() != ":":
                 raise self._broken()
             self._at += 1
@@ -92,7 +100,7 @@ class TraceStream:
                 seen = True
                 yield from self._array(last=False)
             else:
-                self.head[key] = self._value()
+                self.head[key] = self._value("member")
         if not seen:
             raise RunError(f"{self._name} is not a profiler trace: it has no list of traceEvents")
 
@@ -107,13 +115,13 @@ class TraceStream:
             if char in ("]", ""):
                 self._at += 1
                 return
-            event = self._value()
+            event = self._value("item")
             if isinstance(event, dict):
                 yield event
             else:
                 raise RunError(f"{self._name} has a {type(event).__name__} among its events, which are JSON objects")
 
-    def _value(self) -> Any:
+    def _value(self, place: lenient_json.Place) -> Any:
         """The JSON value that begins here; reads on while the buffer does not hold all of it."""
         wanted = CHUNK_BYTES
         self._next_char()
@@ -123,6 +131,9 @@ class TraceStream:
             except ValueError as error:
                 if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits
                     raise RunError(f"{self._name} is damaged: {error}") from None
+                if self._ended or error.pos < len(self._text) - _MAX_TOKEN_CHARS:
+                    with contextlib.suppress(ValueError):
+                        return self._repaired(place)
                 if self._ended:
                     raise self._broken(error) from None
             else:
@@ -133,6 +144,12 @@ class TraceStream:
                 raise self._broken()
             self._fill(wanted)
             wanted *= 2
+
+    def _repaired(self, place: lenient_json.Place) -> Any:
+        """The value that begins here though it is not valid JSON. Raises `ValueError` if it cannot be made out."""
+        value, self._at = lenient_json.decode(self._text, self._at, place)
+        self.repaired += 1
+        return value
 
     def _next_char(self, may_end: bool = False) -> str:
         while True:

@@ -1,24 +1,27 @@
 """The rows of `kernels` from a trace, and the windows to which they belong.
 
 A window is a series of marked steps with consecutive numbers; a trace without marked steps is one window
-without a number. Work launched outside of the marked steps is in `kernels` with a null step, and in no window.
+without a number. Work launched outside of the marked steps is in `kernels` with a null step, and in no window. A trace
+without marked steps has no rows for work that was launched before it began.
 """
 
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel
+from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel, tells_type, with_dtype
 from amp_core.traces.collect import TraceEvents
+from amp_core.traces.device_times import first_moment, last_moment
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, PHASES, Host, Ints
 from amp_core.traces.operators import operator_category, precision_of, refine
 
 Rows = dict[str, list[Any]]
+Bound = tuple[float, float]
 
 _CHUNK = 2**16
 
@@ -31,37 +34,48 @@ class Window:
     steps: int | None
     start: float
     end: float
+    """Times of the host."""
+    device_start: float
+    device_end: float
+    """Times of the device: from the end of earlier work to the end of the last work launched in the window."""
 
 
-def trace_windows(events: TraceEvents, host: Host) -> list[Window]:
-    """The windows of a trace, in order."""
+def trace_windows(events: TraceEvents, host: Host, linked: LinkedWork, bounds: Sequence[Bound]) -> list[Window]:
+    """The windows of a trace, in order. `bounds`: start and end of each of `host.steps` on the device."""
     if not host.steps:
-        starts = [min(s) for s in (events.spans.start, events.calls.start, events.work.start) if len(s)]
-        ends = [max(e) for e in (events.spans.end, events.calls.end, events.work.end) if len(e)]
-        return [Window(None, None, min(starts), max(ends))]
+        start, end = first_moment(events, linked), last_moment(events)
+        return [Window(None, None, start, end, start, end)]
     windows: list[Window] = []
-    for start, end, number in host.steps:
+    for (start, end, number), (begins, ends) in zip(host.steps, bounds, strict=True):
         last = windows[-1] if windows else None
         if last is not None and last.first is not None and last.steps is not None and number == last.first + last.steps:
-            windows[-1] = Window(last.first, last.steps + 1, last.start, max(last.end, end))
+            windows[-1] = replace(
+                last, steps=last.steps + 1, end=max(last.end, end), device_end=max(last.device_end, ends)
+            )
         else:
-            windows.append(Window(number, 1, start, end))
+            windows.append(Window(number, 1, start, end, begins, ends))
     return windows
 
 
 def launch_windows(windows: Sequence[Window], linked: LinkedWork) -> Ints:
     """Index of the window in which each entry was launched; -1 outside of all windows."""
     if windows[0].first is None:
-        return np.zeros(len(linked), np.int64)
+        return np.where(np.isneginf(linked.launched_us), -1, 0)
     starts, ends = np.array([w.start for w in windows]), np.array([w.end for w in windows])
     at = np.searchsorted(starts, linked.launched_us, side="right") - 1
     return np.where((at >= 0) & (linked.launched_us < ends[np.maximum(at, 0)]), at, -1)
 
 
 def kernel_rows(
-    events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequence[Window], window_index: Ints, accelerator: str
+    events: TraceEvents,
+    host: Host,
+    linked: LinkedWork,
+    windows: Sequence[Window],
+    window_index: Ints,
+    accelerator: str,
+    amd: bool,
 ) -> Rows:
-    """Rows of `kernels`; equal ones are summed."""
+    """Rows of `kernels`; equal ones are summed. `amd`: the GPUs are AMD's, whose matrix cores multiply FP32 too."""
     spans, texts = events.spans, events.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -81,6 +95,8 @@ def kernel_rows(
             np.where(has, dtypes[op], -1) if len(names) else op,
         )
         for key, us in zip(zip(*(c.tolist() for c in columns), strict=True), linked.own_us[part].tolist(), strict=True):
+            if key[0] < 0 and windows[0].first is None:
+                continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
                 sums[key] = [1, us]
@@ -98,12 +114,12 @@ def kernel_rows(
             if texts[name] == "aten::copy_":
                 category = refine("other", texts[name], types)
         else:
-            kernel = classify_kernel(texts[name])
+            kernel = with_dtype(classify_kernel(texts[name]), precision_of(types))
             tensor_core, precision = kernel.tensor_core, kernel.precision
             category = refine(kernel.category, op_text, types)
-        if precision is None and category in GEMM_CATEGORIES:
+        if precision is None and category in GEMM_CATEGORIES and not tells_type(texts[name]):
             precision = precision_of(types)
-            if precision == "fp32" and tensor_core == "yes":
+            if precision == "fp32" and tensor_core == "yes" and not amd:
                 precision = "tf32"
         values = (
             launched_in.first if launched_in else None,

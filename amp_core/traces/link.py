@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core import phases
-from amp_core.traces.collect import MARK, TraceEvents
+from amp_core.traces.collect import MARK, STEP, TraceEvents
 from amp_core.traces.marks import MODULE, PHASE
 
 Ints = npt.NDArray[Any]
@@ -30,7 +30,6 @@ AFTER_BACKWARD = len(PHASES)
 """Only a mark: the phase that follows decides which it is."""
 _BY_NAME = {name: number for number, name in enumerate(PHASES) if name is not None}
 
-STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _PYTHON_MODULE = "nn.Module: "
 EVALUATE = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"[A-Za-z_]\w*Backward\d*$|torch::autograd::")

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.traces.collect import collect
+from amp_core.traces.device_times import DeviceClock, step_bounds
 from amp_core.traces.gpu_work import link_work
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
@@ -46,6 +48,27 @@ class Trace:
     windows: Rows = field(default_factory=dict)
     step_rows: Rows = field(default_factory=dict)
     ops: Rows = field(default_factory=dict)
+    accelerator: str = "cuda"
+    """Type of its devices, as torch names it."""
+    unrecorded: bool = False
+    """Whether the program used a device and the trace holds none of its work. Then it has no kernels and no windows:
+    the times of operators are those of launching."""
+    launches: int = 0
+    """Calls that start work on a device."""
+    repaired: int = 0
+    """Number of values that were not valid JSON and were repaired."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What an import has to say of it, in words."""
+        notes = []
+        if self.repaired:
+            several = "value is" if self.repaired == 1 else "values are"
+            notes.append(f"{self.name}: {self.repaired:,} {several} not valid JSON; they were repaired")
+        if self.unrecorded:
+            calls = f"{self.launches:,} launches" if self.launches else "operators of a GPU"
+            notes.append(f"{self.name}: {calls} and no kernel: work of the device was not recorded")
+        return notes
 
     @property
     def steps(self) -> int:
@@ -55,6 +78,8 @@ class Trace:
     @property
     def device(self) -> str:
         """The device with the most work in the trace: `cuda:0`, or `cpu`."""
+        if self.unrecorded:
+            return self.accelerator
         us: dict[str, float] = {}
         for device, time_us in zip(self.kernels["device"], self.kernels["total_us"], strict=True):
             us[device] = us.get(device, 0.0) + time_us
@@ -69,10 +94,11 @@ class Trace:
                 writer.append(table, rows)
 
 
-def read_trace(path: str | os.PathLike[str], accelerator: str = "cuda") -> Trace:
+def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> Trace:
     """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else.
 
-    A trace numbers its devices; `accelerator` is their type. AMD's GPUs are `cuda` too, as for torch.
+    A trace numbers its devices; `accelerator` is their type, by default what the categories of its events tell. AMD's
+    GPUs are `cuda` too, as for torch.
     """
     if not Path(path).is_file():
         raise RunError(
@@ -88,12 +114,17 @@ def read_trace(path: str | os.PathLike[str], accelerator: str = "cuda") -> Trace
             f"trace={stream.path.name!r}: {error}" if not str(error).startswith("trace=") else str(error)
         ) from None
     host = link(events)
-    windows = trace_windows(events, host)
     linked = link_work(events, host)
+    clock = DeviceClock(linked, on_cpu=not len(events.work))
+    bounds = step_bounds(events, host, clock)
+    windows = trace_windows(events, host, linked, bounds)
     inside = launch_windows(windows, linked)
     gpus = _gpus(stream.head)
-    kernels = kernel_rows(events, host, linked, windows, inside, accelerator)
-    names = {number: gpu["name"] for number, gpu in enumerate(gpus)}
+    accelerator = accelerator or events.accelerator or "cuda"
+    amd = any(is_amd(gpu["name"]) for gpu in gpus) or any(text.startswith("hipLaunch") for text in events.texts)
+    unrecorded = not len(events.work) and bool(events.launches or events.accelerator_ops)
+    kernels = {} if unrecorded else kernel_rows(events, host, linked, windows, inside, accelerator, amd)
+    names = {number: gpu["name"] for number, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
     distributed = stream.head.get("distributedInfo")
@@ -106,9 +137,13 @@ def read_trace(path: str | os.PathLike[str], accelerator: str = "cuda") -> Trace
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
         kernels=kernels,
-        windows=window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
-        step_rows=step_rows(events, host, linked, windows),
+        windows={} if unrecorded else window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
+        step_rows=step_rows(host, windows, bounds, clock),
         ops=op_rows(events, host, windows, of_span),
+        accelerator=accelerator,
+        unrecorded=unrecorded,
+        launches=events.launches,
+        repaired=stream.repaired,
     )
 
 
@@ -130,20 +165,32 @@ _FACTS = (
 def _gpus(head: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The GPUs in the form of a run's environment."""
     gpus: list[dict[str, Any]] = []
-    listed = head.get("deviceProperties")
-    for one in listed[:1024] if isinstance(listed, list) else []:
-        if not isinstance(one, dict):
-            continue
+    for one in _listed(head):
         major, minor = _count(one.get("computeMajor")), _count(one.get("computeMinor"))
+        multiprocessors = _count(one.get("numSms"))
+        name = str(one.get("name") or "")[:200]
+        if one.get("warpSize") == AMD_WARP and not is_amd(name):  # some versions of ROCm give no name
+            name = amd_name(major, minor, multiprocessors)
         gpus.append(
             {
-                "name": str(one.get("name", "GPU"))[:200],
+                "name": name or "GPU",
                 "capability": None if major is None or minor is None else f"{major}.{minor}",
                 "memory_bytes": _count(one.get("totalGlobalMem")),
-                "multiprocessors": _count(one.get("numSms")),
+                "multiprocessors": multiprocessors,
             }
         )
     return gpus
+
+
+def _device_ids(head: Mapping[str, Any]) -> list[int]:
+    """The numbers by which the events of the trace name the devices that it lists."""
+    given = [_count(one.get("id")) for one in _listed(head)]
+    return [number if number is not None else place for place, number in enumerate(given)]
+
+
+def _listed(head: Mapping[str, Any]) -> list[dict[str, Any]]:
+    listed = head.get("deviceProperties")
+    return [one for one in listed[:1024] if isinstance(one, dict)] if isinstance(listed, list) else []
 
 
 def _count(value: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,31 +11,22 @@ from amp_core.formats import dtype_of, element_bytes
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import OP, TraceEvents
-from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.device_times import DeviceClock
 from amp_core.traces.kernel_rows import Rows, Window, parse_types, text_at
 from amp_core.traces.link import BACKWARD, DATA, OPTIMIZER, PHASES, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
 from amp_core.traces.window_rows import marked_time
 
 
-def step_rows(events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequence[Window]) -> Rows:
-    """Rows of `steps`, one per marked step. Phases are times of the device if there is one: a moment of the host
-    becomes the later of itself and the end of all work launched before it."""
+def step_rows(host: Host, windows: Sequence[Window], bounds: Sequence[tuple[float, float]], clock: DeviceClock) -> Rows:
+    """Rows of `steps`, one per marked step; all times are of the device if there is one. `bounds`: start and end of
+    each of `host.steps` on the device."""
     if not host.steps:
         return {}
-    order = np.argsort(linked.launched_us, kind="stable")
-    launched = linked.launched_us[order]
-    done = np.maximum.accumulate(linked.end_us[order]) if len(order) else order
-    on_cpu = not len(events.work)
-
-    def mark(at: float) -> float:
-        before = int(np.searchsorted(launched, at, side="left"))
-        return at if on_cpu or not before else max(at, float(done[before - 1]))
-
     data, backward, optimizer = (marked_time(host, region) for region in (DATA, BACKWARD, OPTIMIZER))
     rows: Rows = {name: [] for name in _STEP_COLUMNS}
-    origin = windows[0].start
-    for start, end, number in host.steps:
+    origin = windows[0].device_start
+    for (start, end, number), (begins, ends) in zip(host.steps, bounds, strict=True):
         loaded = times.clip(data, start, end)
         back = times.clip(backward, start, end)
         stepped = times.clip(optimizer, start, end)
@@ -42,17 +34,22 @@ def step_rows(events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequ
         forward = (
             float(loaded[1][-1]) if len(loaded[0]) and (not has_backward or loaded[1][-1] <= back[0][0]) else start
         )
-        first, last = (mark(float(back[0][0])), mark(float(back[1][-1]))) if has_backward else (None, None)
+        first, last = (clock.at(float(back[0][0])), clock.at(float(back[1][-1]))) if has_backward else (None, None)
         rows["step"].append(number)
-        rows["time_s"].append((end - origin) / 1e6)
+        rows["time_s"].append((ends - origin) / 1e6)
         rows["skipped"].append(None)  # not in a trace
-        rows["step_ms"].append((end - start) / 1e3)
+        rows["step_ms"].append((ends - begins) / 1e3)
         rows["data_ms"].append(times.total(loaded) / 1e3 if len(data[0]) else None)
-        rows["forward_ms"].append(None if first is None else max(0.0, first - mark(forward)) / 1e3)
+        rows["forward_ms"].append(None if first is None else max(0.0, first - max(begins, clock.at(forward))) / 1e3)
         rows["backward_ms"].append(None if first is None or last is None else (last - first) / 1e3)
-        ended = None if last is None or not len(stepped[0]) else max(0.0, mark(float(stepped[1][-1])) - last)
+        ended = None if last is None or not len(stepped[0]) else max(0.0, clock.at(float(stepped[1][-1])) - last)
         rows["optimizer_ms"].append(None if ended is None else ended / 1e3)
-    return rows
+    return {name: [_to_ns(value, name) for value in values] for name, values in rows.items()}
+
+
+def _to_ns(value: Any, column: str) -> Any:
+    """Times rounded to nanoseconds, the resolution of traces: differences of equal times are 0."""
+    return round(value, 9 if column.endswith("_s") else 6) if isinstance(value, float) else value
 
 
 _STEP_COLUMNS = ("step", "time_s", "skipped", "step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms")

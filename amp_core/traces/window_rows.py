@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import classify_kernel
 from amp_core.traces import intervals as times
@@ -15,6 +16,10 @@ from amp_core.traces.operators import operator_category
 
 WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream", "hipMemcpyDtoH")
 """Suffixes of the names of calls in which the host waits for the device."""
+
+
+LATENCY_US = 10.0
+"""Gaps up to this between kernels that were both launched are the time to start a kernel."""
 
 
 def window_rows(
@@ -49,28 +54,35 @@ def window_rows(
             on_cpu, name = device < 0, device_name(device, accelerator)
             # On a CPU the time of nested operators is part of the outer ones.
             starts, ends = linked.start_us[selected], linked.end_us[selected]
-            high = window.end if on_cpu else max(window.end, float(ends.max()))
-            busy = times.clip(times.union(starts, ends), window.start, high)
+            low, high = window.device_start, window.device_end
+            busy = times.clip(times.union(starts, ends), low, high)
             watching = linked.phase[selected] == WATCH
-            training = times.clip(times.union(starts[~watching], ends[~watching]), window.start, high)
+            training = times.clip(times.union(starts[~watching], ends[~watching]), low, high)
             if on_cpu:  # hooks run inside operators
-                training = times.intersection(training, times.gaps(watch, window.start, high))
+                training = times.intersection(training, times.gaps(watch, low, high))
                 own_ops = times.union(starts[watching], ends[watching])
-                busy = times.clip(times.merged(training, own_ops), window.start, high)
-            idle = times.gaps(busy, window.start, high)
+                busy = times.clip(times.merged(training, own_ops), low, high)
+            idle = times.gaps(busy, low, high)
             communicating = communication[selected]
-            communication_time = times.clip(times.union(starts[communicating], ends[communicating]), window.start, high)
-            computing = times.clip(times.union(starts[~communicating], ends[~communicating]), window.start, high)
-            data_inside, watch_inside = times.clip(data, window.start, high), times.clip(watch, window.start, high)
+            communication_time = times.clip(times.union(starts[communicating], ends[communicating]), low, high)
+            computing = times.clip(times.union(starts[~communicating], ends[~communicating]), low, high)
+            data_inside, watch_inside = times.clip(data, low, high), times.clip(watch, low, high)
             waited = waits & (call_start >= window.start) & (call_start < window.end)
             own = linked.own_us[selected]
+            idle_sync, idle_wait, latency = (
+                (None, None, None)
+                if on_cpu
+                else _idle_causes(
+                    times.without(idle, data_inside), starts, linked.launched_us[selected], call_end[waits]
+                )
+            )
             rows.append(
                 {
                     "step": window.first,
                     "steps": window.steps,
                     "device": name,
                     "device_name": device_names.get(device),
-                    "wall_us": high - window.start,
+                    "wall_us": high - low,
                     "busy_us": times.total(busy),
                     "idle_us": times.total(idle),
                     "data_us": times.total(data_inside) if len(data[0]) else None,
@@ -88,11 +100,50 @@ def window_rows(
                     "communication_us": times.total(communication_time),
                     "communication_alone_us": times.total(communication_time)
                     - times.overlap(communication_time, computing),
+                    "idle_sync_us": idle_sync,
+                    "idle_wait_us": idle_wait,
+                    "idle_latency_us": latency,
+                    "sync_op": None if on_cpu else _longest_wait(events, host, waited),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
                     "syncs": None if on_cpu else int(waited.sum()),
                 }
             )
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
+    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
+
+
+def _idle_causes(
+    idle: times.Intervals, starts: times.Floats, launched: times.Floats, wait_ends: times.Floats
+) -> tuple[float, float, float]:
+    """Idle time of a device after the host waited for it, and while work was launched that did not begin (it waits for
+    other work, of this device or another), in gaps longer than the time to start a kernel and in shorter ones. The rest
+    is due to the host, which launches too late. Microseconds."""
+    order = np.argsort(starts, kind="stable")
+    following = np.searchsorted(starts[order], idle[0], side="left")
+    known = following < len(starts)
+    launch = np.full(len(idle[0]), np.inf)
+    launch[known] = launched[order][following[known]]
+    queued = launch <= idle[0]
+    ends = np.sort(wait_ends)
+    waited = np.searchsorted(ends, idle[1], side="right") > np.searchsorted(ends, idle[0], side="left")
+    length = idle[1] - idle[0]
+    short = length < LATENCY_US
+    return (
+        float(length[waited & ~queued].sum()),
+        float(length[queued & ~short].sum()),
+        float(length[queued & short].sum()),
+    )
+
+
+def _longest_wait(events: TraceEvents, host: Host, waited: npt.NDArray[np.bool_]) -> str | None:
+    """The operator in which the host waited the longest for the device; None outside of operators."""
+    us: dict[str, float] = {}
+    for call in np.flatnonzero(waited).tolist():
+        op = int(host.op_of_call[call])
+        name = events.texts[events.spans.name[op]] if op >= 0 else ""
+        us[name] = us.get(name, 0.0) + events.calls.end[call] - events.calls.start[call]
+    return max(us, key=lambda name: us[name], default="") or None
 
 
 def _is_communication(name: str, on_cpu: bool) -> bool:

@@ -1,9 +1,9 @@
-"""One trial of `max_batch` in its own process: train a few steps as standard input says, and write the result.
+"""One trial of `max_batch` in its own process: train the few steps that standard input describes, and write the result.
 
     {"config": {…}, "limit_bytes": 2147483648, "folder": "…"}   →   folder/result.json
 
-The result holds `fits`, with `why` if it does not; or `refused` for settings that are not possible, or `error` for
-any other failure. Without a result the process was killed.
+The result holds `fits`, with `why` if it does not, and `failed` if torch raised an error that does not name memory; or
+`refused` for settings that are not possible, or `error` for any other failure. Without a result the process was killed.
 """
 
 import json
@@ -38,6 +38,11 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in _MESSAGES)
 
 
+def first_sentence(error: BaseException) -> str:
+    """The error on one line, cut where it becomes long."""
+    return " ".join(str(error).split())[:200]
+
+
 def limit_memory(device: torch.device, limit_bytes: int | None) -> None:
     """Enforce the memory limit; on Linux let the out-of-memory killer choose this process first."""
     if device.type != "cpu":
@@ -65,7 +70,9 @@ def run_trial(config: TrainConfig, limit_bytes: int | None, folder: Path) -> dic
         return {"refused": str(error)}
     except Exception as error:
         if out_of_memory(error):
-            return {"fits": False, "why": " ".join(str(error).split())[:200] or "out of memory"}
+            return {"fits": False, "why": first_sentence(error) or "out of memory"}
+        if isinstance(error, RuntimeError):  # of torch: perhaps a limit of its kernels
+            return {"fits": False, "failed": True, "why": first_sentence(error)}
         return {"error": f"{type(error).__name__}: {error}"}
     steps = load_run(folder / "run").table("steps")
     times_ms = [ms for ms in steps["step_ms"].to_pylist()[1:] if ms is not None]  # the first one warms up
@@ -83,7 +90,7 @@ def run_trial(config: TrainConfig, limit_bytes: int | None, folder: Path) -> dic
 def peak_resident_bytes(config: TrainConfig) -> list[int]:
     """The highest resident set of this process so far, on a CPU under Linux; else empty.
 
-    A run samples memory at the end of each step only. `getrusage` does not serve: its peak includes the parent process.
+    A run samples memory only at the end of each step, and the peak of `getrusage` includes the parent process.
     """
     status = Path("/proc/self/status")
     if config.device != "cpu" or not status.is_file():

@@ -1,4 +1,4 @@
-"""The budget of a search: predicts how many seconds trainings take from those before them.
+"""The budget of a search: predicts the seconds that trainings take from earlier ones.
 
 >>> budget = Budget(300.0, time.monotonic)
 >>> budget.takes(["fp32", "bf16"], steps=60, seeds=3) < budget.left
@@ -62,7 +62,8 @@ class Budget:
         return self._beside_steps(names, seeds) + seeds * steps * self.step_s(names)
 
     def steps(self, names: Sequence[str], share: float, least: int, most: int, seeds: int = 1) -> int:
-        """Steps that all of these can train under each of `seeds` seeds within `share` of what is left."""
+        """Steps that all of these can train under each of `seeds` seeds within the fraction `share` of the time
+        left."""
         seconds = share * self.left - self._beside_steps(names, seeds)
         return max(least, min(most, int(seconds / max(seeds * self.step_s(names), 1e-6))))
 

@@ -70,7 +70,7 @@ class Confirmation:
     def __init__(self, search: Search, plain: Candidate) -> None:
         self._search, self._plain = search, plain
         self._first: dict[int, Run] = {}  # FP32's runs by seed
-        self._seed_s = 0.0  # what the last seed of FP32 and a recipe took
+        self._seed_s = 0.0  # seconds that the last seed of FP32 and a recipe took
         self.steps = 0
         """Steps of each training; set for the first recipe."""
         self._began = search.budget.used

@@ -1,4 +1,4 @@
-"""Rows of evidence: measurements of a recipe relative to another, as `Tried` and as a line of text.
+"""Rows of evidence: measurements of one recipe relative to another, as `Tried` and as text.
 
 >>> row = measured_row(candidate, "race", "fp32", [run_fp32], [run_bf16], folder)
 >>> in_words(row)

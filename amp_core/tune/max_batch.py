@@ -57,6 +57,8 @@ class Trial:
     """Duration of the trial, including the start of its process."""
     too_slow: bool = False
     """Whether it was killed at the timeout, which says nothing about memory."""
+    failed: bool = False
+    """Whether torch raised an error that does not name memory: a limit of its kernels, or a fault of the workload."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,9 @@ def largest_batch(
     """Search the largest `batch_size` with which `config` trains, up to `most`.
 
     `limit_bytes` limits the resident set of the process on a CPU, and torch's memory on CUDA. Without it a trial on a
-    CPU may take a share of what is free. `on_trial` is called after each trial. Raises `RunError` for a
-    workload whose batches cannot be sized, for what `train` refuses, and if a trial fails for a reason other than
+    CPU may take a share of what is free. `on_trial` is called after each trial. A batch with which torch raises any
+    other error does not fit if a smaller one does: many kernels index with 32 bits. Raises `RunError` for a workload
+    whose batches cannot be sized, for what `train` refuses, and if not even a batch of 1 trains for a reason other than
     memory.
     """
     check(config, limit_bytes=limit_bytes, most=most, timeout_s=timeout_s)
@@ -125,6 +128,8 @@ def largest_batch(
             fits = batch_size
         else:
             fails = batch_size
+        if trial.failed and fails == 1:
+            raise RunError(f"a training with batch_size=1 fails, and not for memory: {trial.why}")
         batch_size = _next(fits, fails, most, trials, limit_bytes)
     tried = [t.batch_size for t in trials if not t.fits]
     return MaxBatch(
@@ -137,7 +142,7 @@ def largest_batch(
 
 
 def check(config: TrainConfig, *, limit_bytes: int | None, most: int, timeout_s: float) -> None:
-    """Raise `RunError` for arguments that no search is possible with."""
+    """Raise `RunError` for arguments with which no search is possible."""
     if config.spec is None:
         raise RunError(
             f"workload={config.workload!r} makes its own batches; give a built-in one to search its batch size"
@@ -162,7 +167,7 @@ def _next(fits: int, fails: int, most: int, trials: list[Trial], limit_bytes: in
     if fails > most and not any(not t.fits for t in trials):
         return min(2 * fits, most)
     if fits == 0:
-        return max(1, fails // 2)
+        return 1 if trials[-1].failed else max(1, fails // 2)  # a faulty workload fails at every size
     middle = (fits + fails) // 2
     known = sorted((t.batch_size, t.peak_bytes) for t in trials if t.fits and t.peak_bytes is not None)
     halving = len(trials) % 2 == 0  # every other time, so that nonlinear growth costs little
@@ -196,7 +201,7 @@ def try_batch(config: TrainConfig, limit_bytes: int | None, timeout_s: float) ->
         ):
             try:
                 killed = _watch_over(child, json.dumps(task).encode(), config, limit_bytes, timeout_s)
-            except BaseException:  # Ctrl-C above all: nothing is left running
+            except BaseException:  # on any error, Ctrl-C above all: no process stays behind
                 child.kill()
                 child.wait()
                 raise
@@ -214,6 +219,7 @@ def try_batch(config: TrainConfig, limit_bytes: int | None, timeout_s: float) ->
         samples_per_s=result.get("samples_per_s"),  # type: ignore[arg-type]
         seconds=time.monotonic() - began,
         too_slow=killed == _too_slow(timeout_s),
+        failed=bool(result.get("failed")),
     )
 
 

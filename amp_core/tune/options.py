@@ -4,8 +4,8 @@
     >>> [candidate.name for candidate in choices.candidates], choices.left_out
     (['fp32', 'bf16', 'fp16'], [('tf32', 'needs an NVIDIA GPU of compute capability 8.0 or newer')])
 
-All of it follows from the probe run: the device and its GPU, the model's layers and shapes, what FP16 would do to its
-gradients and activations. No torch.
+All of it follows from the probe run: the device and its GPU, the model's layers and shapes, and the effect of FP16 on
+its gradients and activations. No torch.
 """
 
 import dataclasses

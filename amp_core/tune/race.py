@@ -69,7 +69,7 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
     watcher = Race(names, folders, over=lambda: budget.left <= 0)
     members = [(n, Member(c, f)) for n, c, f in zip(names, configs, folders, strict=True)]
     codes = search.train(members, default_block(steps), watcher.keep)
-    runs = watcher.judge()  # again, for what the last round wrote
+    runs = watcher.judge()  # judge again after the last round
     for place, code in enumerate(codes):
         if place not in runs:
             watcher.out.setdefault(place, f"failed before its first step (exit code {code})")

@@ -1,4 +1,4 @@
-"""What a view is: an analysis and its figure under one name."""
+"""`View`: an analysis and its figure under one name."""
 
 import importlib
 from collections.abc import Callable, Sequence

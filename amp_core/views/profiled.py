@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Titled:
-    """A table, and its title in this run."""
+    """A table, and the title of its chart."""
 
     table: pd.DataFrame
     title: str

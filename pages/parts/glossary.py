@@ -1,4 +1,4 @@
-"""The glossary on the pages: as a tooltip, and as a list that leads to where one's own run shows each term.
+"""The glossary on the pages: as tooltips, and as a list with links to the page that shows each term on the chosen run.
 
 st.metric("Skipped steps", "40", help=glossary.tip("skipped step"))
 """

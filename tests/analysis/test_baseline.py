@@ -22,7 +22,7 @@ def test_each_skipped_step_and_each_change_of_watching_is_marked(tmp_path):
     ]
 
 
-def test_each_phase_is_marked_once_with_all_that_it_is(tmp_path):
+def test_each_phase_is_marked_once_with_all_its_changes(tmp_path):
     rows = {"step": list(range(60)), "step_ms": [2.0] * 60, "time_s": [float(i) for i in range(60)]}
     with RunWriter(tmp_path / "a", config={"comparison": {"id": "x"}}) as writer:
         writer.append("steps", rows)
@@ -38,10 +38,10 @@ def test_each_phase_is_marked_once_with_all_that_it_is(tmp_path):
         [30, "training resumed"],
         [40, "gradients audited in FP32"],
     ]
-    assert marks["time_s"].tolist() == pytest.approx([0.002, 0.022, 0.042, 0.062, 0.082])  # its own steps alone
+    assert marks["time_s"].tolist() == pytest.approx([0.002, 0.022, 0.042, 0.062, 0.082])  # only its own steps
 
 
-def test_lost_gradient_is_that_of_the_runs_own_scale(tmp_path):
+def test_the_lost_gradient_is_that_at_the_runs_own_loss_scale(tmp_path):
     with RunWriter(tmp_path / "a", config={"scaler": {"enabled": True}}) as writer:
         writer.append("steps", {"step": [5], "loss_scale": [8.0]})
         rows = {"step": [5, 5, 5], "name": ["w", "v", "w"], "loss_scale": [8.0, 8.0, 1.0], "precision": ["fp16"] * 3}

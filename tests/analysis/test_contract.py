@@ -1,4 +1,4 @@
-"""What holds for every analysis on every run: it finds its functions itself, so a new one is under test at once."""
+"""Contract of every analysis on every run. The tests discover the functions, so a new one is tested at once."""
 
 import dataclasses
 import inspect
@@ -11,7 +11,7 @@ import pytest
 
 import amp_core.analysis as analysis
 from amp_core import Run, RunError, load_run
-from tests.noted import noted
+from tests.error_notes import note_on_error
 from tests.synthetic import SAMPLES, SCENARIOS, live
 
 FUNCTIONS = {n: f for n in analysis.__all__ if inspect.isfunction(f := getattr(analysis, n))}
@@ -21,7 +21,7 @@ OF_RUNS = {n: f for n, f in FUNCTIONS.items() if next(iter(inspect.signature(f).
 
 
 def calls(function: Callable[..., Any], run: Run) -> list[tuple[Any, ...]]:
-    """Arguments to call an analysis with: each kind that the run has, where it wants a kind."""
+    """Arguments for an analysis; if it needs a kind, each kind that the run has."""
     if "kind" in inspect.signature(function).parameters:
         return [(run, kind) for kind in analysis.kinds_present(run) or ["weight_grad"]]
     return [(run,)]
@@ -42,11 +42,11 @@ def test_there_are_analyses_of_one_run_and_of_several() -> None:
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
-def test_every_analysis_of_every_run(scenario: str, runs: dict[str, Run], capfd: Any) -> None:
+def test_every_analysis_accepts_every_run(scenario: str, runs: dict[str, Run], capfd: Any) -> None:
     run = runs[scenario]
     before = run.steps.copy()
     for name, function in OF_A_RUN.items():
-        with noted(name), warnings.catch_warnings():
+        with note_on_error(name), warnings.catch_warnings():
             warnings.simplefilter("error")
             for arguments in calls(function, run):
                 if name in NEED_GRADIENTS and not {"weight_grad", "output_grad"} & set(analysis.kinds_present(run)):
@@ -54,14 +54,14 @@ def test_every_analysis_of_every_run(scenario: str, runs: dict[str, Run], capfd:
                         function(*arguments)
                 else:
                     check(function(*arguments))
-            pd.testing.assert_frame_equal(run.steps, before)  # an analysis leaves what it reads as it was
+            pd.testing.assert_frame_equal(run.steps, before)  # an analysis does not modify its input
             assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
-def test_every_analysis_of_several_runs(scenario: str, runs: dict[str, Run]) -> None:
+def test_every_comparison_accepts_several_runs(scenario: str, runs: dict[str, Run]) -> None:
     for name, function in OF_RUNS.items():
-        with noted(name), warnings.catch_warnings():
+        with note_on_error(name), warnings.catch_warnings():
             warnings.simplefilter("error")
             check(function([runs["fp32"], runs[scenario]]))
             check(function([runs[scenario], runs["fp32"]]))

@@ -15,7 +15,7 @@ def test_short_frames_stay_as_they_are() -> None:
     assert downsample(frame, "step", "loss", max_points=100).equals(frame)
 
 
-def test_every_spike_survives_and_rows_stay_whole() -> None:
+def test_every_spike_is_kept_with_its_whole_row() -> None:
     frame = walk(50_000)
     frame.loc[[123, 40_001], "loss"] = [1e6, -1e6]
     small = downsample(frame, "step", "loss", max_points=1000)
@@ -63,7 +63,7 @@ def test_stretches_follow_the_axis_not_the_row() -> None:
     small = downsample(frame, "time_s", "y", max_points=200)
     assert (small["time_s"] > 1).sum() > 150  # most of the axis gets most of the points
     later = downsample(frame.assign(time_s=frame["time_s"] + 1e4), "time_s", "y", max_points=200)
-    assert later["y"].equals(small["y"])  # wherever the axis begins
+    assert later["y"].equals(small["y"])  # for any start of the axis
 
 
 def test_sparkline_is_short_and_finite() -> None:

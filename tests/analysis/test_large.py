@@ -1,6 +1,6 @@
-"""Long runs and deep models stay quick: no Python call for each row, and no work that grows faster than the layers.
+"""Long runs and deep models stay fast: no Python call per row, and no work that grows faster than the layers.
 
-Calls are counted and no time is taken, which would depend on what else the machine does.
+The tests count calls, because times depend on the load of the machine.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from amp_core.analysis import (
     what_if,
     whole_model,
 )
-from tests.counted import calls_of
+from tests.call_count import count_calls
 from tests.synthetic import write_rows
 
 STEPS = 300_000
@@ -54,11 +54,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "normal": counts.sum(axis=1),
     } | dict.fromkeys(("zero", "subnormal", "inf", "nan"), zeros)
     run = load_run(write_rows(tmp_path_factory.mktemp("large") / "run", steps=steps, tensors=tensors))
-    _ = run.steps, run.table("tensors")  # reading is not what is timed here
+    _ = run.steps, run.table("tensors")  # read first: reading is not measured here
     return run
 
 
-def test_a_long_run_is_analysed_quickly(large: Run) -> None:
+def test_a_long_run_is_analysed_without_a_call_per_row(large: Run) -> None:
     trace = scale_trace(large)
     works = (
         lambda: scale_trace(large),
@@ -69,26 +69,26 @@ def test_a_long_run_is_analysed_quickly(large: Run) -> None:
         lambda: loss_curves([large], max_points=4000),
     )
     for work in works:
-        assert calls_of(work) < STEPS / 10
+        assert count_calls(work) < STEPS / 10
     small = downsample(trace, "step", "loss_scale", max_points=4000, keep="skipped")
     assert len(small) < 8200 and small["skipped"].sum() == pytest.approx(trace["skipped"].sum(), rel=0.01)
 
 
-def test_a_deep_model_is_analysed_quickly(large: Run) -> None:
-    assert calls_of(lambda: exponent_shares(large, "weight_grad")) < 10 * LAYERS
-    assert calls_of(lambda: class_shares(large, "weight_grad")) < 10 * LAYERS
+def test_the_calls_for_a_deep_model_grow_no_faster_than_its_layers(large: Run) -> None:
+    assert count_calls(lambda: exponent_shares(large, "weight_grad")) < 10 * LAYERS
+    assert count_calls(lambda: class_shares(large, "weight_grad")) < 10 * LAYERS
     shares, classes = exponent_shares(large, "weight_grad"), class_shares(large, "weight_grad")
     assert len(classes) == LAYERS and shares["name"].nunique() == LAYERS
     assert np.allclose(shares.groupby("name")["share"].sum(), 1.0)
 
 
-def test_predictions_for_a_deep_model_are_quick(large: Run) -> None:
-    assert calls_of(lambda: what_if(large, step=500)) < 400 * LAYERS
+def test_the_calls_of_predictions_grow_no_faster_than_the_layers(large: Run) -> None:
+    assert count_calls(lambda: what_if(large, step=500)) < 400 * LAYERS
     predictions = what_if(large, step=500)
-    assert calls_of(lambda: whole_model(predictions)) < 10 * LAYERS
+    assert count_calls(lambda: whole_model(predictions)) < 10 * LAYERS
     totals = whole_model(predictions)
     assert len(predictions) == LAYERS * 2 * 51 and len(totals) == 2 * 51
     for work in (safe_window, safe_window_over_time, layer_advice):
-        assert calls_of(lambda work=work: work(large)) < 2000 * LAYERS
+        assert count_calls(lambda work=work: work(large)) < 2000 * LAYERS
     window, over_time, advice = safe_window(large), safe_window_over_time(large), layer_advice(large)
     assert window.lowest in set(over_time["lowest"]) and len(over_time) == 10 and len(advice) == LAYERS

@@ -1,7 +1,7 @@
 """Findings, analyses and figures of odd runs raise nothing.
 
-Made-up runs are written again with all their numbers zero, not recorded, NaN or infinite, with one row per table, or
-with every step skipped. Recorded runs are of models with layers that have no elements.
+Synthetic runs are rewritten with all numbers zero, unrecorded, NaN or infinite, with one row per table, or with every
+step skipped. The recorded runs have models with layers that have no elements.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("how", "scenario"), CASES)
-def test_a_run_of_odd_numbers(how: str, scenario: str, runs: dict[str, Run], tmp_path: Path) -> None:
+def test_runs_with_odd_numbers_raise_nothing(how: str, scenario: str, runs: dict[str, Run], tmp_path: Path) -> None:
     run = runs[scenario]
     with RunWriter(tmp_path / "odd", config=dict(run.head.config), model=dict(run.head.model)) as writer:
         for name in TABLES:
@@ -93,12 +93,12 @@ def test_a_run_of_odd_numbers(how: str, scenario: str, runs: dict[str, Run], tmp
 
 @pytest.mark.parametrize("scenario", ["calibrating", "bf16", "fp32"])
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_a_run_of_few_steps(steps: int, scenario: str, tmp_path: Path) -> None:
+def test_runs_with_few_steps_raise_nothing(steps: int, scenario: str, tmp_path: Path) -> None:
     everything(load_run(write(tmp_path / "run", scenario, steps=steps)))
 
 
 class Beside(nn.Module):
-    """A layer without elements beside others. `called` as a function, no hook sees its output."""
+    """A layer without elements beside others. With `called`, it is called as a function, without hooks."""
 
     def __init__(self, empty: nn.Module, *, called: bool) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, None])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_with_a_layer_without_elements(name: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
+def test_runs_with_an_empty_layer_raise_nothing(name: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""Ranks beside each other, where a run does not begin at step 0."""
+"""Analyses of ranks, also if a run does not begin at step 0."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from amp_core.store.writer import RunWriter
 
 
 @pytest.mark.parametrize("begin", [0, 5000])
-def test_the_warm_up_is_left_out_wherever_a_run_begins(tmp_path: Path, begin: int) -> None:
+def test_the_warm_up_is_excluded_for_any_first_step(tmp_path: Path, begin: int) -> None:
     writers = [RunWriter(tmp_path / "run", rank=rank, world_size=2) for rank in range(2)]
     for writer in writers:
         writer.append("steps", {"step": range(begin, begin + 20), "step_ms": np.arange(20.0)})
@@ -23,20 +23,18 @@ def test_the_warm_up_is_left_out_wherever_a_run_begins(tmp_path: Path, begin: in
     assert table["steps"].tolist() == [20, 20]
 
 
-def test_who_ended_a_run_is_looked_for_once_however_many_rules_ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ends_of_ranks_are_analysed_once_for_all_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunWriter(tmp_path / "run", world_size=1000) as writer:
         writer.append("steps", {"step": range(3)})
-    asked, really = [], ranks.rank_ends
-    monkeypatch.setattr(ranks, "rank_ends", lambda run: asked.append(run) or really(run))
+    calls, really = [], ranks.rank_ends
+    monkeypatch.setattr(ranks, "rank_ends", lambda run: calls.append(run) or really(run))
     run = load_run(tmp_path / "run")
     diagnose(run)
     cause = ranks.rank_cause(run)
-    assert cause is not None and (cause.status, cause.rank, len(asked)) == ("gone", 1, 1)
+    assert cause is not None and (cause.status, cause.rank, len(calls)) == ("gone", 1, 1)
 
 
-def test_ranks_that_disagree_on_skipping_alone_have_no_ratio_of_scales(tmp_path: Path) -> None:
+def test_ranks_that_differ_only_in_skips_have_no_ratio_of_scales(tmp_path: Path) -> None:
     writers = [RunWriter(tmp_path / "run", rank=rank, world_size=2) for rank in range(2)]
     for writer in writers:
         writer.append("steps", {"step": range(3), "skipped": [False, writer.rank == 1, False]})
@@ -46,7 +44,7 @@ def test_ranks_that_disagree_on_skipping_alone_have_no_ratio_of_scales(tmp_path:
     assert (finding.steps, finding.value, "at 1 step," in finding.title) == ((1, 1), None, True)
 
 
-def test_a_head_may_promise_more_processes_than_ever_began(tmp_path: Path) -> None:
+def test_a_head_may_announce_more_processes_than_ever_started(tmp_path: Path) -> None:
     """A damaged or hostile head: each rank that never started is listed without a search."""
     with RunWriter(tmp_path / "run", world_size=100_000) as writer:
         writer.append("steps", {"step": range(3)})

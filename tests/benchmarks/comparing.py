@@ -1,12 +1,12 @@
 """How often a comparison of real trainings is right: `python -m tests.benchmarks.comparing [--repeats 20]`.
 
-Three questions, each asked `--repeats` times: a recipe beside itself (right: no difference in speed, and the same
-loss), beside itself with 5 % more work in each step (right: slower), and beside itself with losses that are higher by
-three standard deviations from seed to seed (right: worse). Work, steps and losses are real, and recorded by `watch`;
-what is simulated is nothing but the bias. All trainings of a comparison take turns as in `ampscope compare`, but in one
-process: starting two for each comparison would take longer than the trainings. Some three minutes on a quiet machine.
-On a busy one blocks of steps differ by more than 5 %, and the first two answers are "cannot tell"; with `--busy` steps
-are timed by the processor time of this process, which its neighbours change little.
+Three comparisons, each repeated `--repeats` times: a recipe with itself (right: no difference in speed, and the same
+loss), with itself plus 5 % more work in each step (right: slower), and with itself plus losses that are higher by three
+standard deviations between seeds (right: worse). Work, steps and losses are real, and recorded by `watch`; only the
+bias is simulated. All trainings of a comparison take turns as in `ampscope compare`, but in one process: starting two
+for each comparison would take longer than the trainings. Some three minutes on a quiet machine. On a busy one blocks of
+steps differ by more than 5 %, and the first two answers are "cannot tell"; with `--busy` steps are timed by the
+processor time of this process, which other processes hardly affect.
 """
 
 import argparse
@@ -41,13 +41,13 @@ MATRIX = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
 
 
 def work(products: int) -> None:
-    """So many products of small matrices, some microseconds each."""
+    """Compute `products` products of small matrices, a few microseconds each."""
     for _ in range(products):
         MATRIX @ MATRIX
 
 
 def training(folder: Path, turns: str, seed: int, steps: int, products: int = 0, bias: float = 0.0) -> Iterator[None]:
-    """A small classifier that trains a block of steps each time it is asked for the next value."""
+    """Train a small classifier, one block of steps per value of the generator."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 5))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -73,7 +73,7 @@ def training(folder: Path, turns: str, seed: int, steps: int, products: int = 0,
 
 
 def by_turns(folder: Path, variants: dict[str, dict[str, float]], steps: int, seed: int) -> list[Run]:
-    """Train variants of one recipe by turns, under one seed."""
+    """Train variants of a recipe in turns, under one seed."""
     turns = uuid.uuid4().hex
     folders = [folder / f"{name}-seed{seed}" for name in variants]
     going = [
@@ -88,7 +88,8 @@ def by_turns(folder: Path, variants: dict[str, dict[str, float]], steps: int, se
 
 
 def products_of_a_step(now: Callable[[], float]) -> tuple[int, int]:
-    """Products that make a step take some `STEP_MS`, and those that take `SLOWER` of such a step."""
+    """The number of products that make a step take about `STEP_MS`, and the number that takes the fraction `SLOWER` of
+    it."""
     work(200)
     times = []
     for _ in range(20):
@@ -105,14 +106,14 @@ def products_of_a_step(now: Callable[[], float]) -> tuple[int, int]:
 
 
 def spread() -> float:
-    """Standard deviation of the final loss from seed to seed."""
+    """Standard deviation of the final loss between seeds."""
     with tempfile.TemporaryDirectory() as folder:
         ends = [by_turns(Path(folder), {"first": {}}, SHORT, seed)[0].steps["loss"].tail(6).mean() for seed in range(8)]
     return float(np.std(ends, ddof=1))
 
 
 def main(repeats: int, now: Callable[[], float]) -> int:
-    """Ask all questions and print the table; 1 where fewer than 19 of 20 answers are right."""
+    """Run all comparisons and print the table; returns 1 if fewer than 19 of 20 results are right."""
     torch.set_num_threads(1)
     products, more = products_of_a_step(now)
     bias = BIAS * spread()

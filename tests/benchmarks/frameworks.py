@@ -1,16 +1,15 @@
-"""What watching costs in each framework: `python -m tests.benchmarks.frameworks [--examples] [--only keras] …`.
+"""The cost of watching in each framework: `python -m tests.benchmarks.frameworks [--examples] [--only keras] …`.
 
-One training per framework that is watched at the defaults, and one that is not, of the same model from the same seed;
-and the same of torch alone, beside which shows what a framework's own part in the cost is. The model is a small one,
-whose steps of some milliseconds show what a step costs at least; with `--examples` that of the framework's own example,
-with its shapes and random values: BERT base on 16 pairs of sentences (Accelerate's `nlp_example.py`, Transformers'
+For each framework, a training watched with the defaults and an unwatched one, with the same model and seed; and the
+same with plain torch, which shows the framework's own share of the cost. The model is small, so its steps of a few
+milliseconds show the minimal cost of a step; with `--examples` it is that of the framework's own example, with its
+shapes and random values: BERT base on 16 pairs of sentences (Accelerate's `nlp_example.py`, Transformers'
 `run_glue.py`), ResNet-18 on 256 pictures of CIFAR's size (Lightning's tutorial), Keras' `mnist_convnet.py`.
 
-Each runs in a thread of its own that hands over after some steps, so that both live in one process, pay for their
-framework's loop, and take turns; a second bare one shows how much of a difference is noise. Ratios are taken turn by
-turn; their interval is a bootstrap of the median. `--cpu-time` compares processor time in place of the clock's, where
-others use the machine too. Keras runs on `KERAS_BACKEND`, by default torch; on TensorFlow in a process of its own, with
-`--only keras`.
+Each training runs in its own thread, which pauses after some steps, so that all run in one process, inside their
+framework's loop, and take turns; a second unwatched training shows the noise. Ratios are taken turn by turn; their
+interval is a bootstrap of the median. `--cpu-time` compares processor time instead of wall time, for a shared machine.
+Keras runs on `KERAS_BACKEND`, by default torch; on TensorFlow in a separate process, with `--only keras`.
 """
 
 import argparse
@@ -39,7 +38,7 @@ WAYS = ("bare", "watched", "bare, once more")
 
 
 class Baton:
-    """A training in a thread of its own that goes on for `STEPS` steps whenever it is told to."""
+    """A training in its own thread that runs `STEPS` steps per turn."""
 
     def __init__(self, train: Callable[["Baton"], None]) -> None:
         self._go, self._over = threading.Semaphore(0), threading.Semaphore(0)
@@ -50,20 +49,20 @@ class Baton:
         self._thread.start()
 
     def turn(self) -> None:
-        """Let it make its next steps."""
+        """Run the next steps."""
         self._go.release()
         self._over.acquire()
         if self.error is not None:
             raise self.error
 
     def finish(self) -> None:
-        """Let it come to its end."""
+        """Run the training to its end."""
         self._last = True
         self._go.release()
         self._thread.join()
 
     def __call__(self) -> bool:
-        """Called by the training before each step; whether there is to be one more."""
+        """Called by the training before each step; returns whether to make another step."""
         if self._steps % STEPS == 0 and not self._last:
             if self._steps:
                 self._over.release()
@@ -82,7 +81,7 @@ class Baton:
 
 
 class Batches(torch.utils.data.IterableDataset[Any]):
-    """Batches without an end, until the baton says so: loading one is where a training hands over."""
+    """Endless batches, until the baton ends the training, which pauses when it loads a batch."""
 
     def __init__(self, baton: Baton, make: Callable[[torch.Generator], Any]) -> None:
         self._baton = baton
@@ -95,14 +94,14 @@ class Batches(torch.utils.data.IterableDataset[Any]):
 
 
 class Task(NamedTuple):
-    """What is trained."""
+    """The task of a training."""
 
     model: torch.nn.Module
     make: Callable[[torch.Generator], dict[str, torch.Tensor]]
     """A batch; its `labels` are what is to be found."""
 
     def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Of `model`, which a framework may have wrapped."""
+        """The loss of `model`, which a framework may have wrapped."""
         if isinstance(self.model, torch.nn.Sequential):
             return torch.nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
         return model(**batch).loss
@@ -117,7 +116,7 @@ def small(size: argparse.Namespace) -> Task:
 
 
 def numbered(key: str, inputs: Callable[[torch.Generator], torch.Tensor], batch: int, g: torch.Generator) -> Any:
-    """A batch of one of ten kinds each."""
+    """A batch of samples, each of one of ten classes."""
     return {key: inputs(g), "labels": torch.randint(0, 10, (batch,), generator=g)}
 
 
@@ -141,7 +140,7 @@ def resnet(size: argparse.Namespace) -> Task:
 
 
 def plain(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
-    """The loop that Accelerate's is, without Accelerate: what is left over there is the framework's own."""
+    """Accelerate's loop without Accelerate: the difference is the framework's own cost."""
     task = (bert if size.examples else small)(size)
     model = task.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -250,7 +249,7 @@ def keras(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
     model.compile(keras.optimizers.AdamW(1e-4), loss, jit_compile=False)
 
     class Handing(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
-        """TensorFlow loads batches ahead, so a training hands over where it begins one, not where it loads one."""
+        """TensorFlow prefetches batches, so the training pauses at the begin of a batch, not when it loads one."""
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if not baton():
@@ -275,7 +274,7 @@ FRAMEWORKS = {
 
 
 def interval(values: np.ndarray) -> str:
-    """The median, and from where to where 95 % of the medians of resampled turns lie."""
+    """The median, and the interval of 95 % of the medians of resampled turns."""
     picks = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
     low, high = np.quantile(np.median(values[picks], axis=1), (0.025, 0.975))
     return f"{np.median(values):.3f} ({low:.3f} to {high:.3f})"
@@ -291,8 +290,8 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> list[list[ob
 
 
 def one_round(name: str, given: argparse.Namespace, into: Path, number: int) -> dict[str, np.ndarray]:
-    """Seconds of each turn, by way. Where a training's memory comes to lie makes it faster or slower by some percent
-    for all of its life, so each round makes them anew, and in another order."""
+    """Seconds of each turn, by variant. The placement of a training's memory makes it a few percent faster or slower
+    for its whole life, so each round creates the trainings anew, in another order."""
     now = time.process_time if given.cpu_time else time.perf_counter
     names = [WAYS[(number + k) % len(WAYS)] for k in range(len(WAYS))]
     batons = {

@@ -1,6 +1,6 @@
-"""`measure` against `tensor.sum()` over the same memory: `python -m tests.benchmarks.kernel [--millions 50]`.
+"""`measure` compared with `tensor.sum()` over the same memory: `python -m tests.benchmarks.kernel [--millions 50]`.
 
-`sum` reads each value once and is about the least that any statistic can cost.
+`sum` reads each value once, which is about the minimal cost of a statistic.
 """
 
 import argparse
@@ -56,13 +56,13 @@ def milliseconds(seconds: float) -> str:
 
 
 def settle(device: str) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device is idle."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def check(tensor: torch.Tensor) -> None:
-    """What was timed is also right."""
+    """Check that the timed code computes the right result."""
     packed = measure([tensor])[0]
     assert int(packed[:3].sum() + packed[7:].sum()) == tensor.numel()
 

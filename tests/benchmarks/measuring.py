@@ -1,7 +1,7 @@
-"""What the benchmarks share: repeats that take turns, and the table they end in.
+"""Shared by the benchmarks: repeats in turns, and the table of results.
 
-Whatever drifts on a machine (its clock, its neighbours) hits all competitors alike when they take turns, so ratios are
-taken within a turn and summed up by their median and quartiles.
+Any drift of the machine (its clock, other processes) affects all competitors equally if they take turns, so ratios are
+taken within a turn and summarised by their median and quartiles.
 """
 
 import platform
@@ -16,10 +16,10 @@ REST_S = 0.02
 
 
 def by_turns(competitors: Mapping[str, Callable[[], object]], turns: int) -> dict[str, np.ndarray]:
-    """Seconds each competitor took in each turn; who begins changes from turn to turn.
+    """Seconds of each competitor in each turn; the first competitor changes from turn to turn.
 
-    Between two of them everybody rests: torch's OpenMP threads keep a core busy for some milliseconds after they have
-    worked, which would be charged to whoever comes next.
+    There is a pause between two competitors: torch's OpenMP threads keep a core busy for some milliseconds after their
+    work, which would count for the next competitor.
     """
     names = list(competitors)
     seconds = {name: np.zeros(turns) for name in names}
@@ -46,7 +46,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def machine() -> str:
-    """Where this ran, for the line under the table."""
+    """A description of the machine, for the line under the table."""
     return (
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
         f"{torch.get_num_threads()} threads; median (quartiles)."
@@ -54,5 +54,5 @@ def machine() -> str:
 
 
 def say(text: str) -> None:
-    """Progress, which does not belong in the table."""
+    """Print progress, which is not part of the table."""
     print(text, file=sys.stderr, flush=True)

@@ -1,15 +1,16 @@
-"""What watching really costs beside what it says it costs: `python -m tests.benchmarks.overhead [--tensors 40,500] …`.
+"""The true cost of watching, and the cost that it reports: `python -m tests.benchmarks.overhead [--tensors 40,500] …`.
 
-The same loop, bare and watched, from the same seed and by turns of a few steps, each in a process of its own: what
-watching leaves in torch for as long as it lasts must not make the bare loop slower too. All parameters are tensors of
-64 × 64, so a step of the loop itself costs little for each of them: the case in which watching shows most.
+The same loop, unwatched and watched, with the same seed and in turns of a few steps. Each runs in its own process,
+because the patches of watching would slow down an unwatched loop in the same process too. All parameters are tensors of
+64 × 64, so the loop itself costs little per tensor: the worst case for watching.
 
-Three ways of watching: `all`, the default interval of every 10th step; `unsampled`, in which no step that is timed is
-sampled; and `budget`, which is `budget=0.03`. For each the table has
+Three ways of watching: `all`, with the default interval of every 10th step; `unsampled`, in which no timed step is
+sampled; and `budget`, with `budget=0.03`. For each the table has
 
 - the median over the turns of watched ÷ bare, by the wall clock and by the processor time of the process;
-- the same ratio as the run claims it: the sum of `step_ms` ÷ the sum of `step_ms` less `watch_ms`, of the timed steps;
-- `watch_ms` ÷ the real difference, from the medians of the steps: 1 where the claim is true.
+- the same ratio as reported by the run: the sum of `step_ms` ÷ the sum of `step_ms` less `watch_ms`, of the timed
+  steps;
+- `watch_ms` ÷ the true difference, from the medians of the steps: 1 if the report is correct.
 """
 
 import argparse
@@ -41,7 +42,7 @@ WARM_UP = 40
 
 
 class Block(nn.Module):
-    """A transformer's block whose six weights are all of one size."""
+    """A transformer block whose six weights all have the same size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,19 +61,19 @@ class Block(nn.Module):
 
 
 def built(kind: str, tensors: int) -> nn.Module:
-    """A model of at least so many tensors of 64 × 64, and no others."""
+    """A model with at least `tensors` tensors of 64 × 64, and no others."""
     if kind == "gpt":
         return nn.Sequential(*[Block() for _ in range(-(-tensors // 6))])
     model = nn.Sequential(
         *itertools.chain.from_iterable((nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(tensors))
     )
-    for weight in model.parameters():  # so that neither activations nor gradients vanish on their way
+    for weight in model.parameters():  # so that neither activations nor gradients vanish
         nn.init.orthogonal_(weight, gain=2**0.5)
     return model
 
 
 class Loop:
-    """A training loop that can be run some steps at a time."""
+    """A training loop that can run a few steps at a time."""
 
     def __init__(self, given: argparse.Namespace, tensors: int) -> None:
         torch.manual_seed(0)
@@ -93,7 +94,7 @@ class Loop:
         return self
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Seconds that so many steps took, and processor seconds of the process meanwhile."""
+        """The wall seconds and the processor seconds of `steps` steps."""
         start, used = time.perf_counter(), time.process_time()
         for _ in range(steps):
             with torch.autocast("cpu", dtype=torch.float16, enabled=self.fp16):
@@ -109,7 +110,7 @@ class Loop:
 
 
 def _serve(given: argparse.Namespace, tensors: int, folder: Path | None, way: str, pipe: Connection) -> None:
-    """A process with one loop: runs as many steps as it is told, until it is told None."""
+    """A process with one loop: runs the number of steps received through `pipe`, until it receives None."""
     loop = Loop(given, tensors)
     if folder is not None:
         loop.watched(folder, **WAYS[way])
@@ -118,7 +119,7 @@ def _serve(given: argparse.Namespace, tensors: int, folder: Path | None, way: st
         with recorder.paused() if recorder is not None else contextlib.nullcontext():
             steps = pipe.recv()
             if steps is not None:
-                time.sleep(REST_S)  # torch's threads go on waiting busily for some milliseconds
+                time.sleep(REST_S)  # torch's threads keep spinning for some milliseconds
         if steps is None:
             break
         pipe.send(loop.run(steps))
@@ -130,7 +131,7 @@ def _serve(given: argparse.Namespace, tensors: int, folder: Path | None, way: st
 def compared(given: argparse.Namespace, tensors: int, way: str, folder: Path) -> list[str]:
     """A row of the table."""
     steps, warm = given.steps, min(WARM_UP, 2 * given.steps)
-    took = np.zeros((2, 2, given.turns))  # bare and watched, wall and processor, turn by turn
+    took = np.zeros((2, 2, given.turns))  # unwatched and watched, wall and processor, turn by turn
     processes = multiprocessing.get_context("spawn")
     pipes = []
     for into in (None, folder):

@@ -1,9 +1,10 @@
-"""Predictions from recorded counts beside audits of the same batch: `python -m tests.benchmarks.predictions [MODEL …]`.
+"""Predictions from recorded counts compared with audits of the same batch: `python -m tests.benchmarks.predictions
+[MODEL …]`.
 
 For each model, recorded in FP16 and in FP32: the worst difference between the predicted and the audited share of lost
-elements over all weight matrices and the scales 2^-4 … 2^16, where the source was healthy and anywhere; and the safe
-window beside what an audit of every power of two finds, the scales at which all cosines are at least 0.999 and nothing
-is infinite. `tests/analysis/numerics/test_predictions.py` asserts what is printed here.
+elements over all weight matrices and the scales 2^-4 … 2^16, both where the source was healthy and overall; and the
+safe window compared with audits at every power of two, which give the scales at which all cosines are at least 0.999
+and nothing is infinite. `tests/analysis/numerics/test_predictions.py` asserts the bounds of these numbers.
 """
 
 import argparse

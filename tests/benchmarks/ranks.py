@@ -1,13 +1,13 @@
 """Whether ranks wait for each other because of watching: `python -m tests.benchmarks.ranks [--processes 4] …`.
 
-Several gloo processes on this machine train the same DDP model by turns of a few steps: bare, watched on every rank,
-and watched on rank 0 alone. Each takes its own times: of a step, of a processor, and from the moment it hands gradients
-over until those of all ranks have come. Whoever waited for another because of watching would make all of them slower,
-and so would a collective: the process group's own count of them stands below the table, and so does what watching says
-that it took. At the end the merged tables are held against what must be in them.
+Several gloo processes on this machine train the same DDP model in turns of a few steps: unwatched, watched on every
+rank, and watched on rank 0 only. Each measures its step times, its processor time, and the time from passing on its
+gradients until those of all ranks have arrived. A rank that waited for another because of watching would slow down all
+of them, and so would a collective: below the table are the process group's count of collectives and the cost that
+watching reports. At the end the merged tables are checked for completeness.
 
-A part of the step is `--sleep`, as a GPU's would be to the processor, so that more ranks than cores do not wait for the
-cores in place of each other; `--sleep 0` leaves it out.
+A part of the step sleeps (`--sleep`), like a processor that waits for a GPU, so that more ranks than cores do not
+compete for the cores; `--sleep 0` disables it.
 """
 
 import argparse
@@ -32,7 +32,7 @@ LOOPS = ("bare", "bare, once more", "watched", "watched on rank 0 alone")
 
 
 class Sleep(nn.Module):
-    """Takes its time, and no processor."""
+    """A module that takes time without using the processor."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Sleep(nn.Module):
 
 
 class Loop:
-    """A DDP training loop that can be run some steps at a time."""
+    """A DDP training loop that can run a few steps at a time."""
 
     def __init__(self, width: int, sleep_s: float, into: Path | None) -> None:
         torch.manual_seed(0)
@@ -59,8 +59,8 @@ class Loop:
         self._together_s = 0.0
 
     def run(self, steps: int) -> tuple[float, float, float]:
-        """Seconds that so many steps took, that this process used a processor in them, and that gradients took from
-        being handed over until those of all ranks were there."""
+        """Wall seconds and processor seconds of `steps` steps, and the seconds from passing on gradients until those of
+        all ranks have arrived."""
         dist.barrier()
         before = self._count()
         self._together_s = 0.0
@@ -99,7 +99,7 @@ def worker(folder: Path, turns: int, steps: int, width: int, sleep_s: float) -> 
         names = [LOOPS[(turn + k) % len(LOOPS)] for k in range(len(LOOPS))]
         for name in names:
             took = loops[name].run(steps)
-            if turn:  # the first warms up
+            if turn:  # the first turn is the warm-up
                 seconds[name].append(took)
     for loop in loops.values():
         if loop.recorder is not None:

@@ -1,8 +1,8 @@
-"""What watching costs a training loop: `python -m tests.benchmarks.watching [--size tiny] [--precision fp32] …`.
+"""The cost of watching a training loop: `python -m tests.benchmarks.watching [--size tiny] [--precision fp32] …`.
 
-The same `text-gpt` loop, bare and watched in several ways, from the same seed and in one process. The ways take turns
-of a few steps each. Beside AMPscope: TensorBoard's `add_histogram` of every parameter's gradient, and `wandb.watch`
-(offline), at the same intervals. A second bare loop shows how much of a difference is noise.
+The same `text-gpt` loop, unwatched and watched in several ways, with the same seed and in one process. The variants
+take turns of a few steps each. For comparison: TensorBoard's `add_histogram` of every parameter's gradient, and
+`wandb.watch` (offline), at the same intervals. A second unwatched loop shows the noise.
 """
 
 import argparse
@@ -27,7 +27,8 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Loop:
-    """A training loop that can be run some steps at a time. `after_backward` and `after_step` are what others need."""
+    """A training loop that can run a few steps at a time; other trackers hook into `after_backward` and
+    `after_step`."""
 
     def __init__(self, size: str, precision: str) -> None:
         config = TrainConfig(workload="text-gpt", size=size, precision=precision, seed=0).resolved()

@@ -1,8 +1,9 @@
-"""What the rules find in the fault zoo, and what noticing costs: `python -m tests.benchmarks.zoo`.
+"""The findings of the rules in the fault zoo, and the cost of the signals behind them: `python -m
+tests.benchmarks.zoo`.
 
-The first table has a row for each fault: whether it was found, whether at the right tensor, module or call, and whether
-its healthy twin was left in peace. The second has the time that each observer of `watch` spends in a step of a
-`text-gpt` loop, in which everything is healthy: what its signals cost whoever has no such fault.
+The first table has a row per fault: whether it was reported, whether with the right tensor, module or call, and whether
+its healthy twin had no findings. The second has the time that each observer of `watch` spends in a step of a healthy
+`text-gpt` loop: the cost of its signals for users without such faults.
 """
 
 import argparse
@@ -40,13 +41,13 @@ def row(case: Case, folder: Path) -> str:
 
 
 def observers() -> list[type]:
-    """The classes of what `watch` puts on by default."""
+    """The classes of observers that `watch` attaches by default."""
     made = [value for value in vars(defaults).values() if isinstance(value, type)]
     return [one for one in made if one is not defaults.Observer and issubclass(one, defaults.Observer)]
 
 
 def timed(spent: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, its time added to what `name` has spent; calls from within are not counted twice."""
+    """`function`, with its time added to that of `name`; nested calls are not counted twice."""
     inside: list[bool] = []
 
     @functools.wraps(function)

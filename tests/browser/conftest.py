@@ -1,6 +1,6 @@
 """A real server and a real headless Chromium, both on the loopback address.
 
-Where there is no Chromium these tests are skipped and say so; with AMPSCOPE_REQUIRE_BROWSER=1 they fail instead.
+Without Chromium these tests are skipped with a reason; with AMPSCOPE_REQUIRE_BROWSER=1 they fail instead.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.serve.running import Server, app
 from tests.waiting import DEADLINE_S
 
 FLAGS = (
-    "--no-sandbox",  # needs privileges that a container seldom has; only our own page is opened
+    "--no-sandbox",  # the sandbox needs privileges that containers rarely have; only our own pages are opened
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -29,7 +29,7 @@ PROBES = ("/_stcore/health", "/_stcore/host-config")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder needs the browser."""
+    """Mark all tests in this folder: they need the browser."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One app for all tests of this folder, already visited once."""
+    """One app for all tests in this folder, already visited once."""
     with app(tmp_path_factory.mktemp("app") / "runs") as running:
         yield running
 
@@ -45,40 +45,40 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
         sentence = "no chromium on this machine; install Debian's package chromium to run the browser tests"
         if os.environ.get("AMPSCOPE_REQUIRE_BROWSER") == "1":
             pytest.fail(sentence)
         pytest.skip(sentence)
     with sync_playwright() as playwright:
-        browser = launch(playwright, found)
+        browser = launch(playwright, path)
         yield browser
         browser.close()
 
 
 def launch(playwright: Playwright, executable: str) -> Browser:
-    """Start it without anything that talks to the network by itself."""
+    """Start it without services that use the network."""
     return playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
 
 
 @dataclass
 class Tab:
-    """A page of the browser, with what went wrong on it."""
+    """A page of the browser, and its errors."""
 
     page: Page
     wrong: list[str] = field(default_factory=list)
 
     def open(self, url: str) -> "Tab":
-        """Go there and wait until the app has drawn the page and rests."""
+        """Open `url` and wait until the app has drawn the page and is idle."""
         self.page.goto(url, wait_until="domcontentloaded")
         self.page.wait_for_selector("h1")
         self.rest()
         return self
 
     def rest(self) -> None:
-        """Wait until no script runs: what is still drawn of an earlier pass takes no input."""
-        self.page.wait_for_timeout(1000)  # the sign that a script runs comes late on a busy machine
+        """Wait until no script runs: elements of an earlier pass that are still drawn ignore input."""
+        self.page.wait_for_timeout(1000)  # on a busy machine the indicator of a running script appears late
         self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')")
 
     def metric(self, label: str) -> str:

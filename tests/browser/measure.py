@@ -1,15 +1,15 @@
-"""How fast the app is in a browser, and what an accessibility audit says of its pages. A script, not a test.
+"""The speed of the app in a browser, and an accessibility audit of its pages. A script, not a test.
 
     python -m tests.browser.measure                        # speeds, on a run of 10,000 steps that it makes
-    python -m tests.browser.measure --rounds 5             # five times, each in a server and a browser of its own
+    python -m tests.browser.measure --rounds 5             # five times, each with a new server and browser
     python -m tests.browser.measure --axe node_modules/axe-core/axe.min.js     # and the audit
 
-Seconds of a change are from the click to the last change of what is to be seen, the waiting for that it stays still not
-counted: what a table lays into its canvas for screen readers, a third of a second later, is not. Those of the first
-page are to its verdict; above it stands an app that says one word, as what Streamlit itself takes in this browser.
-Beside the seconds stands where they went: processor time of the server's process, what came over the WebSocket, and
-processor time of the browser's main thread, which hold on a busy machine too. Of several rounds each line has the
-medians, and the lowest and the highest seconds. A server is up as soon as it answers; pages are changed in the one of
+The time of a change is from the click to the last visible change, without the wait that confirms that nothing moves any
+more; elements for screen readers, which a table adds a third of a second later, do not count. The time of the first
+page is until its headline; the line above it is for an app that shows one word, i.e. the time of Streamlit itself in
+this browser. Next to the seconds are costs that are also valid on a busy machine: processor time of the server, bytes
+over the WebSocket, and processor time of the browser's main thread. With several rounds each line has the medians, and
+the lowest and highest seconds. A server counts as started once it responds; page changes are measured on the server of
 `ampscope serve`. Needs the test extra and Chromium; `npm install axe-core` brings the audit's rules.
 """
 
@@ -45,7 +45,8 @@ WATCH = """() => {
   window.ampWatch.observe(document.body, {subtree: true, childList: true, attributes: true, characterData: true});
 }"""
 SIZE: ViewportSize = {"width": 1400, "height": 900}
-PATIENCE: dict[str, Any] = {"timeout": 60_000, "polling": 50}  # asking at each frame would make the browser draw frames
+# Polling at each frame would make the browser draw frames.
+PATIENCE: dict[str, Any] = {"timeout": 60_000, "polling": 50}
 ONE_WORD = 'import streamlit as st\n\nst.success("up")\n'
 ALERT = '[data-testid="stMain"] [data-testid="stAlert"]'
 DRAWN = f"() => performance.now() - window.ampChanged > {STILL_MS} ? window.ampChanged - window.ampClicked : false"
@@ -61,7 +62,7 @@ HEAD = f"{'':28} {'s':>6} {'lowest':>7} {'highest':>8} {'server ms':>10} {'kB':>
 
 @dataclass
 class Cost:
-    """What something took: processor time (ms) of server and browser, and bytes over the WebSocket."""
+    """A cost: processor time (ms) of server and browser, and bytes over the WebSocket."""
 
     server_ms: float
     received: float
@@ -69,7 +70,7 @@ class Cost:
 
 
 class Meter:
-    """Counts for a page of the browser what it costs: `meter.begin()`, something happens, `meter.end()`."""
+    """Measures the cost of an action on a page: `meter.begin()`, the action, `meter.end()`."""
 
     def __init__(self, page: Page, server: Server) -> None:
         self._server = psutil.Process(server.process.pid)
@@ -81,17 +82,18 @@ class Meter:
         self._began = self._now()
 
     def begin(self) -> None:
-        """From here on."""
+        """Start measuring."""
         self._began = self._now()
 
     def end(self) -> Cost:
-        """Up to here."""
+        """The cost since `begin`."""
         now, began = self._now(), self._began
         return Cost(now.server_ms - began.server_ms, now.received - began.received, now.browser_ms - began.browser_ms)
 
     def _count(self, event: dict[str, Any]) -> None:
         frame = event["response"]
-        self._received += len(frame["payloadData"]) * (3 / 4 if frame["opcode"] == 2 else 1)  # binary comes as base64
+        # Binary payloads are base64.
+        self._received += len(frame["payloadData"]) * (3 / 4 if frame["opcode"] == 2 else 1)
 
     def _now(self) -> Cost:
         used = self._server.cpu_times()
@@ -101,27 +103,27 @@ class Meter:
 
 @dataclass
 class Table:
-    """What each line of the table was in each round."""
+    """The lines of the table, with their values in each round."""
 
     lines: dict[str, list[tuple[float, Cost]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, what: str, seconds: float, cost: Cost) -> None:
-        """One round of a line; `seconds` are NaN for what happens by the clock."""
+        """Add a round of a line; `seconds` are NaN for periodic events."""
         self.lines[what].append((seconds, cost))
 
     def write(self) -> None:
-        """All of them, in the order in which they came first."""
+        """Print all lines, in the order in which they were first added."""
         sys.stdout.write(HEAD)
-        for what, found in self.lines.items():
-            seconds = [s for s, _ in found]
+        for what, rounds in self.lines.items():
+            seconds = [s for s, _ in rounds]
             times = [f"{t:.2f}" if t == t else "" for t in (median(seconds), min(seconds), max(seconds))]
-            cost = [median(getattr(c, name) for _, c in found) for name in ("server_ms", "received", "browser_ms")]
+            cost = [median(getattr(c, name) for _, c in rounds) for name in ("server_ms", "received", "browser_ms")]
             numbers = f"{cost[0]:10.0f} {cost[1] / 1000:7.0f} {cost[2]:11.0f}"
             sys.stdout.write(f"{what:28} {times[0]:>6} {times[1]:>7} {times[2]:>8} {numbers}\n")
 
 
 def first_page(browser: Browser, server: Server, what: str, table: Table) -> None:
-    """From the address to the verdict on the screen, in a browser that knows nothing of the app yet."""
+    """The time from the address to the headline, in a browser with an empty cache."""
     page = browser.new_page(viewport=SIZE)
     page.add_init_script(FIRST)
     meter = Meter(page, server)
@@ -132,7 +134,7 @@ def first_page(browser: Browser, server: Server, what: str, table: Table) -> Non
 
 
 def changes(page: Page, server: Server, table: Table) -> None:
-    """From the click on a page's name to its title standing there and the page being drawn."""
+    """The time from the click on a page's name until its title and the page are drawn."""
     meter = Meter(page, server)
     for turn in ("first visit", "again"):
         for name in ["Loss scale", "Number ranges", "Layer detail", "Memory", "Step cost", "Library", "Overview"]:
@@ -145,7 +147,7 @@ def changes(page: Page, server: Server, table: Table) -> None:
 
 
 def ticks(page: Page, server: Server, table: Table) -> None:
-    """What a second of a live run of 10,000 steps costs, of which some come on every second."""
+    """The cost per second of a live run of 10,000 steps that grows every second."""
     with live(server.runs / "live", steps=20_000) as run:
         run.advance(10_000)
         meter = Meter(page, server)
@@ -162,24 +164,24 @@ def ticks(page: Page, server: Server, table: Table) -> None:
 
 
 def audit(page: Page, base: str, axe: str) -> int:
-    """Print what axe finds on each page; gives the number of serious violations."""
+    """Print axe's violations on each page; returns the number of serious ones."""
     serious = 0
     for address in pages().values():
         page.goto(f"{base}/{'' if address == 'overview' else address}?run=sample%2Ffp16-overflow")
         page.wait_for_selector("h1", timeout=60_000)
         page.wait_for_timeout(2500)
         page.evaluate(axe)
-        for found in page.evaluate(f"async () => (await axe.run(document, {AXE_OPTIONS})).violations"):
-            grave = found["impact"] in ("serious", "critical")
+        for rounds in page.evaluate(f"async () => (await axe.run(document, {AXE_OPTIONS})).violations"):
+            grave = rounds["impact"] in ("serious", "critical")
             serious += grave
-            nodes = found["nodes"]
-            sys.stdout.write(f"{address}: {found['impact']} {found['id']} × {len(nodes)}: {nodes[0]['html'][:140]}\n")
+            nodes = rounds["nodes"]
+            sys.stdout.write(f"{address}: {rounds['impact']} {rounds['id']} × {len(nodes)}: {nodes[0]['html'][:140]}\n")
     sys.stdout.write(f"{serious} serious or critical violations\n")
     return serious
 
 
 def one_round(browser: Browser, aside: Path, table: Table) -> None:
-    """All that is measured, once."""
+    """Measure everything once."""
     (aside / "one_word.py").write_text(ONE_WORD)
     with app(aside / "none" / "runs", aside / "one_word.py") as bare:
         first_page(browser, bare, "one word", table)
@@ -198,20 +200,20 @@ def one_round(browser: Browser, aside: Path, table: Table) -> None:
 
 
 def main() -> int:
-    """Measure, and audit where asked for."""
+    """Measure, and audit if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--axe", type=Path, help="axe.min.js")
     parser.add_argument("--rounds", type=int, default=1, help="how often to measure; the table has the medians")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     executable = shutil.which("chromium") or shutil.which("chromium-browser")
     table = Table()
     with sync_playwright() as playwright:
-        for _ in range(1 if asked.axe else asked.rounds):
+        for _ in range(1 if arguments.axe else arguments.rounds):
             browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
             with tempfile.TemporaryDirectory(prefix="ampscope-measure-") as aside:
-                if asked.axe:
+                if arguments.axe:
                     with serving(Path(aside) / "runs") as server:
-                        return audit(browser.new_page(viewport=SIZE), server.base, asked.axe.read_text())
+                        return audit(browser.new_page(viewport=SIZE), server.base, arguments.axe.read_text())
                 one_round(browser, Path(aside), table)
             browser.close()
     table.write()

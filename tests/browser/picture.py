@@ -1,4 +1,4 @@
-"""Make the README's picture: the app on a sample run, as a browser shows it.
+"""Make the README's screenshot: the app with a sample run in a browser.
 
     python -m tests.browser.picture            # writes sample_runs/loss-scale.png
 
@@ -23,7 +23,7 @@ MAX_BYTES = 300_000
 
 
 def take(base: str) -> None:
-    """Photograph the page at `base`."""
+    """Take a screenshot of the page at `base`."""
     with sync_playwright() as playwright:
         executable = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
@@ -38,7 +38,7 @@ def take(base: str) -> None:
 
 
 def main() -> int:
-    """Take the picture; 1 where it is too large to keep."""
+    """Take the screenshot; returns 1 if the file is too large."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ampscope-picture-") as aside, app(Path(aside) / "runs") as server:

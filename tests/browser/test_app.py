@@ -1,4 +1,4 @@
-"""What only a browser shows: a run that moves, files that are handed over, themes, deep links on a fresh server."""
+"""Behaviour that only a browser shows: live charts, uploads, themes, deep links on a fresh server."""
 
 import itertools
 import re
@@ -29,7 +29,7 @@ MARGINS = """() => [...document.querySelectorAll('.js-plotly-plot')].map((chart)
 
 
 def recorded(folder):
-    """Steps that the run's files hold by now."""
+    """The number of steps in the run's files."""
     try:
         return len(load_run(folder).steps)
     except RunError:
@@ -37,15 +37,15 @@ def recorded(folder):
 
 
 def shown(tab):
-    """The step that the progress line shows."""
-    found = re.search(r"step ([\d,]+) of", tab.page.locator('[data-testid="stProgress"]').first.inner_text())
-    return int(found[1].replace(",", "")) if found else 0
+    """The step in the progress line."""
+    match = re.search(r"step ([\d,]+) of", tab.page.locator('[data-testid="stProgress"]').first.inner_text())
+    return int(match[1].replace(",", "")) if match else 0
 
 
 def pause(tab, advance, drawn):
-    """Press Pause and come back once what the run does next is drawn no more; gives what was drawn last.
+    """Press Pause and return once new steps of the run are no longer drawn; returns the last drawn state.
 
-    On a busy machine ticks that were under way are drawn after the press.
+    On a busy machine, ticks in progress are drawn after the press.
     """
 
     def holds():
@@ -80,7 +80,7 @@ def test_start_a_run_watch_its_loss_move_reload_and_stop_it(server, new_tab):
     second = new_tab().open(f"{server.base}/?run=run%2Ftext-gpt-tiny-bf16-1")  # Overview shows the live run too
     second.page.wait_for_selector('[data-testid="stProgress"]')
 
-    # Within the page: while a script runs, Streamlit's own toolbar has a Stop as well.
+    # Within the page: while a script runs, Streamlit's toolbar has a Stop button too.
     tab.page.get_by_test_id("stMain").get_by_role("button", name="Stop").first.click()
     wait_for(lambda: recorded(folder) and load_run(folder).status == "stopped")
     for each in (tab, second):
@@ -101,11 +101,11 @@ def test_a_live_run_is_followed_and_pause_holds_it(server, new_tab):
         run.advance(10)
         tab.page.wait_for_timeout(3000)
         assert shown(tab) == held
-    tab.page.get_by_test_id("stMain").get_by_text("finished").first.wait_for()  # its end is no chart
+    tab.page.get_by_test_id("stMain").get_by_text("finished").first.wait_for()  # the end of the run is not a chart
     assert not tab.exceptions() and not tab.wrong
 
 
-def test_two_live_runs_grow_side_by_side_and_pause_keeps_the_zoom(server, new_tab):
+def test_charts_of_two_live_runs_grow_and_pause_keeps_the_zoom(server, new_tab):
     longest = """() => Math.max(...document.querySelector('.js-plotly-plot').calcdata.map(
         points => points[0].trace.mode === 'lines' ? points[points.length - 1].x : 0))"""
     seen = "() => document.querySelector('.js-plotly-plot').layout.xaxis.range.join()"
@@ -160,14 +160,14 @@ def test_upload_a_zip_and_a_folder(server, new_tab, tmp_path):
 
 def test_a_row_of_the_library_chooses_its_run(server, new_tab):
     write(server.runs / "row-a", "healthy")
-    write(server.runs / "row-b", "healthy")  # newer, so row-a is not the first row whatever else is there
+    write(server.runs / "row-b", "healthy")  # newer, so that row-a is not the first row, whichever other runs there are
     tab = new_tab().open(f"{server.base}/").open(f"{server.base}/library?run=run%2Frow-a")
     table = tab.page.locator('[data-testid="stDataFrame"]').first
     table.wait_for()
-    for _ in range(5):  # the grid is a canvas: there is nothing in it to wait for
+    for _ in range(5):  # the grid is a canvas: it has no elements to wait for
         tab.page.wait_for_timeout(1500)
         box = table.bounding_box()
-        tab.page.mouse.click(box["x"] + 16, box["y"] + 52)  # below a header of 35 pixels, in the column of tick boxes
+        tab.page.mouse.click(box["x"] + 16, box["y"] + 52)  # below a header of 35 pixels, in the column of checkboxes
         tab.page.wait_for_timeout(1500)
         if "row-a" not in tab.page.url:
             break
@@ -175,22 +175,22 @@ def test_a_row_of_the_library_chooses_its_run(server, new_tab):
     assert not tab.exceptions() and not tab.wrong
 
 
-def test_a_cell_of_a_heatmap_tells_and_opens_its_tensor(server, new_tab):
+def test_a_cell_of_a_heatmap_has_a_hover_text_and_opens_its_tensor(server, new_tab):
     write(server.runs / "cells", "overflowing")
     tab = new_tab().open(f"{server.base}/").open(f"{server.base}/number-ranges?run=run%2Fcells")
     plot = tab.page.locator(".js-plotly-plot").first
     plot.locator(".heatmaplayer image").wait_for()
     tab.rest()
     plot.scroll_into_view_if_needed()
-    box, told = plot.locator(".nsewdrag").first.bounding_box(), plot.locator(".hovertext")
-    for place in range(40):  # of cells without a value, and between two rows, there is nothing to tell
+    box, hover_text = plot.locator(".nsewdrag").first.bounding_box(), plot.locator(".hovertext")
+    for place in range(40):  # no hover text for cells without a value and between rows
         across, down = 0.2 + 0.6 * place / 40, (0.35, 0.45, 0.55, 0.65)[place % 4]
         tab.page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
         tab.page.wait_for_timeout(200)
-        if told.count():
+        if hover_text.count():
             break
-    assert "of its nonzero values" in told.text_content()
-    assert plot.locator(".point").count() < 20  # though hardly one of the markers that tell it is drawn
+    assert "of its nonzero values" in hover_text.text_content()
+    assert plot.locator(".point").count() < 20  # although hardly any of its markers are drawn
     tab.page.mouse.down()
     tab.page.mouse.up()
     tab.page.wait_for_url("**/layer-detail?*layer=*")
@@ -205,7 +205,7 @@ def test_deep_link_on_a_fresh_server(new_tab, tmp_path):
         tab = new_tab().open(f"{fresh.base}/loss-scale?run=run%2Fdeep")
         tab.page.wait_for_selector(
             '[data-testid="stSidebar"] [data-testid="stSelectbox"]'
-        )  # our frame, not a bare page
+        )  # with our frame, not a bare page
         assert tab.page.locator("h1").first.inner_text() == "Loss scale"
         assert tab.metric("Skipped steps") == "8"
         assert "run=run%2Fdeep" in tab.page.url
@@ -213,7 +213,7 @@ def test_deep_link_on_a_fresh_server(new_tab, tmp_path):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_page_loads_clean_in_both_themes(server, new_tab, theme):
+def test_every_page_loads_without_errors_in_both_themes(server, new_tab, theme):
     write(server.runs / f"themed-{theme}", "overflowing")
     tab = new_tab(theme)
     tab.page.add_init_script(COUNTING)
@@ -234,11 +234,12 @@ def test_every_page_loads_clean_in_both_themes(server, new_tab, theme):
     assert not tab.wrong
     pushed = [c["title"] for c in charts if any(round(c["taken"][side]) > c["given"][side] for side in "lrtb")]
     assert len(charts) > 12 and len(pushed) <= 1, pushed  # see amp_core.figures.margins
-    again = [c["title"] for c in charts if c["again"]]  # a page that grows a scroll bar is drawn once more in its width
+    # A page that gets a scroll bar is drawn once more in the new width.
+    again = [c["title"] for c in charts if c["again"]]
     assert len(again) <= len(charts) / 6, again  # see amp_core.figures.browser
 
 
-def test_a_theme_chosen_in_the_menu_reaches_the_charts_at_once(server, new_tab):
+def test_a_theme_chosen_in_the_menu_changes_the_charts_at_once(server, new_tab):
     write(server.runs / "switched", "overflowing")
     tab = new_tab().open(f"{server.base}/loss-scale?run=run%2Fswitched")
     tab.page.locator(".js-plotly-plot .xtick text").first.wait_for()
@@ -255,7 +256,7 @@ def test_a_theme_chosen_in_the_menu_reaches_the_charts_at_once(server, new_tab):
     assert not tab.exceptions() and not tab.wrong
 
 
-def test_help_on_the_readmes_picture_takes_none(monkeypatch, capsys):
+def test_the_help_of_the_screenshot_script_takes_no_screenshot(monkeypatch, capsys):
     monkeypatch.setattr(picture, "app", None)
     monkeypatch.setattr(sys, "argv", ["picture", "--help"])
     with pytest.raises(SystemExit, match=r"^0$"):

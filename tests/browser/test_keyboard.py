@@ -1,7 +1,7 @@
-"""A walk with the keyboard alone: first page, Start a run, the run's Overview, and Compare of two runs.
+"""A walk with the keyboard only: first page, Start a run, the run's Overview, and Compare with two runs.
 
-Nothing here clicks, and nothing is focused by a script: what Tab does not come to cannot be used. Wherever the walk
-stops to do something, the focus has to be seen.
+No clicks, and no focus set by a script: an element that Tab does not reach cannot be used. Wherever the walk uses an
+element, the focus must be visible.
 """
 
 import pytest
@@ -26,7 +26,7 @@ BOX = """() => {
 
 @pytest.fixture
 def walker(new_tab, tmp_path):
-    """A page of an app with one FP32 run of its own, and the folder of runs."""
+    """A page of an app with one FP32 run, and the folder of runs."""
     write(tmp_path / "runs" / "reference", "fp32")
     with app(tmp_path / "runs") as server:
         tab = new_tab().open(f"{server.base}/")
@@ -34,28 +34,28 @@ def walker(new_tab, tmp_path):
 
 
 def go_to(tab, name):
-    """Press Tab until the focus is on what is called `name`, and see that it can be seen there."""
+    """Press Tab until the element called `name` has the focus, and check that the focus is visible."""
     met = []
     for _ in range(MOST):
         tab.page.keyboard.press("Tab")
-        said = tab.page.evaluate(NAME)
-        met.append(said.split("\n") if len(said) < 80 else [])  # the page itself takes the focus too, to be scrolled
-        if name in met[-1]:  # an icon's name stands in a line of its own
+        names = tab.page.evaluate(NAME)
+        met.append(names.split("\n") if len(names) < 80 else [])  # the page itself can have the focus, for scrolling
+        if name in met[-1]:  # the name of an icon is on a separate line
             break
     else:
         raise AssertionError(f"Tab does not come to {name!r}; it met {met}")
     assert tab.page.evaluate("() => (window.ampWatched = document.activeElement).matches(':focus-visible')"), name
-    focused = looks(tab)
+    focused = focus_screenshot(tab)
     tab.page.evaluate("() => window.ampWatched.blur()")
-    plain = looks(tab)
+    plain = focus_screenshot(tab)
     tab.page.keyboard.press("Shift+Tab")
-    tab.page.keyboard.press("Tab")  # the browser goes on from where the focus was
+    tab.page.keyboard.press("Tab")  # the browser continues from the last focus
     assert tab.page.evaluate("() => document.activeElement === window.ampWatched"), name
     assert focused != plain, f"the focus on {name!r} cannot be seen"
 
 
-def looks(tab):
-    """A picture of what had the focus and of a few pixels around it."""
+def focus_screenshot(tab):
+    """A screenshot of the element that had the focus, with a few pixels around it."""
     tab.page.wait_for_timeout(400)  # a ring may fade in
     return tab.page.screenshot(clip=tab.page.evaluate(BOX))
 
@@ -87,7 +87,7 @@ def test_from_the_first_page_to_a_comparison_without_a_mouse(walker):
     tab.page.keyboard.type("12")
     press(tab, "Enter")
     go_to(tab, "Start")
-    tab.page.keyboard.press("Enter")  # from now on the page ticks, and does not rest
+    tab.page.keyboard.press("Enter")  # from now on the page is live and never idle
     wait_for(lambda: ended(runs / "text-gpt-tiny-fp16-1"))
     tab.page.get_by_role("link", name="See its overview").wait_for()
     tab.rest()
@@ -104,10 +104,10 @@ def test_from_the_first_page_to_a_comparison_without_a_mouse(walker):
     assert tab.page.get_by_text("Against reference").count() == 1
 
     go_to(tab, "Runs, the baseline first")
-    press(tab, "Backspace")  # takes the last one out …
+    press(tab, "Backspace")  # removes the last one …
     assert tab.page.get_by_text("Choose two runs or more").count() == 1
     tab.page.keyboard.type("fp16-1")
-    press(tab, "Enter")  # … and typing brings it back
+    press(tab, "Enter")  # … and typing adds it again
     assert tab.page.get_by_text("Against reference").count() == 1
     press(tab, "Escape")
     go_to(tab, "Log loss axis")

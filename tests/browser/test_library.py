@@ -1,4 +1,4 @@
-"""What is done with runs in the Library, clicked through from end to end: label, delete, undo, compare, share."""
+"""Actions on runs in the Library, end to end in a browser: label, delete, undo, compare, share."""
 
 import pytest
 
@@ -15,7 +15,7 @@ HEADER, ROW = 35, 35
 
 @pytest.fixture
 def library(new_tab, tmp_path):
-    """The Library of an app with two runs of its own, the first of them chosen."""
+    """The Library of an app with two runs, the first of which is chosen."""
     for name in ("first", "second"):
         write(tmp_path / "runs" / name, "healthy", steps=30)
     with app(tmp_path / "runs") as server:
@@ -59,9 +59,9 @@ def test_label_delete_undo_compare_and_share(library, tmp_path):
 
     table = page.get_by_test_id("stDataFrame").first
     compare = actions.get_by_role("button", name="Compare these 2")
-    for _ in range(5):  # nothing in a canvas can be waited for
+    for _ in range(5):  # a canvas has no elements to wait for
         box = table.bounding_box()
-        for row in (0, 1):  # own runs come first; the chosen one is ticked, and to take its tick away chooses the other
+        for row in (0, 1):  # the user's runs come first; the chosen one is ticked, and unticking it chooses the other
             page.mouse.click(box["x"] + 16, box["y"] + HEADER + (row + 0.5) * ROW)
             tab.rest()
             if compare.count():

@@ -1,5 +1,5 @@
-"""The report in a real browser: opened from disk it draws all charts, asks the network for nothing and complains of
-nothing; its theme can be changed, and it can be printed."""
+"""The report in a real browser: opened from disk, it draws all charts without network requests or errors; its theme can
+be changed, and it can be printed."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.synthetic import SAMPLES, write
 
 @pytest.fixture
 def opened(chromium):
-    """Open a report: its page, and all that went wrong on it or left the file."""
+    """Opens a report: returns its page, and its errors and network requests."""
     contexts = []
 
     def go(file, theme="light"):
@@ -37,7 +37,7 @@ def background(page):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_draws_everything_without_network_or_complaint(opened, tmp_path, theme):
+def test_all_charts_are_drawn_without_network_or_errors(opened, tmp_path, theme):
     runs = [load_run(SAMPLES["fp32"]), load_run(SAMPLES["fp16-overflow"]), load_run(write(tmp_path / "p", "profiled"))]
     file = tmp_path / "report.html"
     file.write_text(report_html(runs), encoding="utf-8")
@@ -53,7 +53,7 @@ def test_it_draws_everything_without_network_or_complaint(opened, tmp_path, them
     assert not wrong
 
 
-def test_a_hostile_name_stays_a_name(opened, tmp_path):
+def test_a_hostile_name_is_shown_as_text(opened, tmp_path):
     evil = "<script>alert(1)</script><img src=x onerror=alert(2)><a href='javascript:alert(3)'>x</a>"
     with RunWriter(tmp_path / "evil", name=evil, config={"precision": evil}) as writer:
         writer.append("steps", {"step": [0, 1, 2], "loss": [2.0, 1.5, 1.0], "step_ms": [3.0, 3.0, 3.0]})
@@ -66,7 +66,7 @@ def test_a_hostile_name_stays_a_name(opened, tmp_path):
     assert not wrong
 
 
-def test_on_paper_it_is_light(opened, tmp_path):
+def test_the_printed_report_is_light(opened, tmp_path):
     file = tmp_path / "report.html"
     file.write_text(report_html([load_run(SAMPLES["fp32"])]), encoding="utf-8")
     page, wrong = opened(file, "dark")

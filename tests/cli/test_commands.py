@@ -1,4 +1,4 @@
-"""The command line: exit codes, one-line sentences, one JSON document, and what each command leaves behind."""
+"""The command line: exit codes, one-line errors, one JSON document, and the files of each command."""
 
 import argparse
 import dataclasses
@@ -17,7 +17,7 @@ from amp_core.cli import train as train_command
 from amp_core.cli.diagnose import in_words
 from amp_core.cli.settings import flags
 from amp_core.train import RECIPES, TrainConfig
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 
 
 def train(folder, *more):
@@ -75,23 +75,23 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, expected, capsys, tmp_path,
         {"islands": ("head", "norm"), "tf32": False, "evaluate": False, "fused": True, "growth_factor": 1.5},
     ],
 )
-def test_flags_of_a_training_make_it_again(settings):
+def test_the_flags_of_a_training_reproduce_its_settings(settings):
     config = TrainConfig(**settings)
     parser = argparse.ArgumentParser()
     train_command.add(parser.add_subparsers())
-    given = parser.parse_args(["train", "--out", "x", *flags(config)])
-    again = train_command.settings(given) | ({"nproc": given.nproc} if hasattr(given, "nproc") else {})
+    arguments = parser.parse_args(["train", "--out", "x", *flags(config)])
+    again = train_command.settings(arguments) | ({"nproc": arguments.nproc} if hasattr(arguments, "nproc") else {})
     assert TrainConfig.from_dict(again) == config
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")
-def test_cuda_that_is_not_there_is_exit_code_2(tmp_path, capsys):
+def test_a_missing_cuda_device_is_exit_code_2(tmp_path, capsys):
     assert train(tmp_path / "r", "--device", "cuda") == 2
     assert "device='cuda' is not there" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
 
-def test_folder_that_cannot_be_used_is_exit_code_2(tmp_path, capsys):
+def test_an_unusable_folder_is_exit_code_2(tmp_path, capsys):
     (tmp_path / "file").write_text("a file, not a folder")
     assert train(tmp_path / "file" / "r") == 2
     assert "ampscope: out=" in capsys.readouterr().err
@@ -101,7 +101,7 @@ def test_folder_that_cannot_be_used_is_exit_code_2(tmp_path, capsys):
     assert len(load_run(tmp_path / "r").steps) == 3
 
 
-def test_no_training_goes_into_a_run(tmp_path, capsys):
+def test_no_training_is_written_into_an_existing_run(tmp_path, capsys):
     run = tmp_path / "r"
     assert train(run) == 0
     before = sorted(tmp_path.rglob("*"))
@@ -130,13 +130,13 @@ def test_no_training_goes_into_a_run(tmp_path, capsys):
         ('{"steps": -1}', "steps=-1 is not possible"),
     ],
 )
-def test_damaged_settings_file_is_exit_code_2(tmp_path, capsys, text, expected):
+def test_a_damaged_settings_file_is_exit_code_2(tmp_path, capsys, text, expected):
     (tmp_path / "c.json").write_text(text)
     assert main(["train", "--config", os.fspath(tmp_path / "c.json"), "--out", os.fspath(tmp_path / "r")]) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_train_records_what_flags_and_file_say_and_prints_the_end(tmp_path, capsys):
+def test_train_uses_flags_and_file_and_prints_the_end(tmp_path, capsys):
     (tmp_path / "c.json").write_text(json.dumps({"seed": 5, "steps": 900, "precision": "bf16"}))
     assert train(tmp_path / "r", "--config", os.fspath(tmp_path / "c.json"), "--lr", "1e-3", "--no-evaluate") == 0
     run = load_run(tmp_path / "r")
@@ -156,7 +156,7 @@ def test_train_prints_progress_as_plain_lines_without_a_terminal(tmp_path, capsy
     assert last.startswith(f"step 3 of 3 | loss {loss:.4g} | loss scale 65536 | 0 skipped | ")
 
 
-def test_pack_and_unpack_bring_the_run_back(tmp_path, capsys):
+def test_pack_and_unpack_return_the_same_run(tmp_path, capsys):
     assert train(tmp_path / "r") == 0
     assert main(["pack", os.fspath(tmp_path / "r")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == os.fspath(tmp_path / "r.zip")
@@ -182,7 +182,7 @@ def test_env_names_every_recipe(capsys):
     assert "GPU" in out or "cuda:0" in out
 
 
-def test_compare_trains_each_precision_on_the_same_and_prints_one_table(tmp_path, capsys):
+def test_compare_trains_each_precision_on_the_same_data_and_prints_one_table(tmp_path, capsys):
     out = tmp_path / "cmp"
     quick = ["--workload", "digits-cnn", "--steps", "8", "--device", "cpu", "--loss-scale", "128"]
     assert main(["compare", "--precisions", "fp32,fp16", "--out", os.fspath(out), *quick]) == 0
@@ -191,17 +191,17 @@ def test_compare_trains_each_precision_on_the_same_and_prints_one_table(tmp_path
     assert (fp32.head.config["loss_scale"], fp16.head.config["loss_scale"]) == ("dynamic", 128.0)
     assert fp16.steps["loss"].iloc[0] == pytest.approx(fp32.steps["loss"].iloc[0], rel=2e-3)
     settings, _, table = capsys.readouterr().out.partition("\n\n")
-    assert settings.splitlines()[0].split() == ["differs", "fp32", "fp16"]  # what differs comes first
+    assert settings.splitlines()[0].split() == ["differs", "fp32", "fp16"]  # the differing settings come first
     assert ["loss_scale", "dynamic", "128.0"] in [line.split() for line in settings.splitlines()]
     table = table.splitlines()
     assert [line.split()[0] for line in table[:3]] == ["precision", "fp32", "fp16"]
     assert table[2].split()[-2:] == ["0", "128"]
-    assert any(line.startswith("fp16: ") and "fp32" in line for line in table[3:])  # the verdict on its learning
+    assert any(line.startswith("fp16: ") and "fp32" in line for line in table[3:])  # its parity
     assert main(["compare", "--precisions", "fp16", "--out", os.fspath(out), *quick]) == 2
     assert "already holds a run fp16" in capsys.readouterr().err
 
 
-def test_a_comparison_as_text_shows_what_was_measured_and_no_other_column():
+def test_a_comparison_as_text_has_only_measured_columns():
     from amp_core.analysis import compare, gradient_agreement
     from amp_core.cli.comparison_text import in_full
 
@@ -250,7 +250,7 @@ def test_diagnose_fails_on_findings_at_or_above_the_level(sample, level, code, c
 
 
 def test_diagnose_reports_why_a_run_failed(tmp_path, capsys):
-    """And nothing in it steers the terminal."""
+    """The reason contains no terminal control characters."""
     model = torch.nn.Linear(2, 2)
     recorder = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "r")
     recorder.close("failed", "ValueError: too many values\x1b[2J")
@@ -263,7 +263,7 @@ def test_diagnose_reports_why_a_run_failed(tmp_path, capsys):
 
 
 def test_a_closed_pipe_is_not_an_error():
-    """As of `ampscope … | head -1`."""
+    """As in `ampscope … | head -1`."""
     command = [sys.executable, "-m", "amp_core", "diagnose", os.fspath(SAMPLE_RUNS / "fp16-overflow")]
     reading, writing = os.pipe()
     os.close(reading)
@@ -300,7 +300,7 @@ def test_a_muted_finding_is_omitted_and_does_not_fail(tmp_path, capsys):
     assert main(["diagnose", str(folder), "--mute", "oops"]) == 2
 
 
-def test_a_finding_that_follows_from_another_points_there_and_repeats_no_advice():
+def test_a_consequence_refers_to_its_cause_and_repeats_no_advice():
     first = diagnose(load_run(SAMPLE_RUNS / "fp16-underflow"))[0]
     cause, effect = in_words([first, dataclasses.replace(first, code="effect", follows=first.code)]).split(
         "\n\nerror: "
@@ -309,7 +309,7 @@ def test_a_finding_that_follows_from_another_points_there_and_repeats_no_advice(
     assert effect.splitlines()[-1] == f"  follows from {first.code}: see there" and first.advice[:60] not in effect
 
 
-def test_diagnose_distinguishes_a_healthy_run_from_none(tmp_path, capsys):
+def test_diagnose_distinguishes_a_healthy_run_from_one_without_steps(tmp_path, capsys):
     assert main(["diagnose", str(SAMPLE_RUNS / "fp32")]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "nothing wrong was found"
     assert main(["diagnose", str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""Trainings of two real processes over gloo, each started once and looked at by several tests."""
+"""Trainings of two real processes over gloo, each started once for several tests."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Trained:
-    """What is left of a training: its run, what each process saw, and their exit codes."""
+    """The results of a training: its run, the observations of each process, and their exit codes."""
 
     folder: Path
     truth: dict[int, dict[str, Any]]
@@ -44,7 +44,7 @@ GROUPS = {
 
 
 def start(hows: tuple[str, ...], folder: Path, size: int) -> dict[str, Trained]:
-    """Train in `size` processes, as torchrun would start them, but faster."""
+    """Train in `size` processes like those of torchrun, which starts them more slowly."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -75,12 +75,12 @@ def start(hows: tuple[str, ...], folder: Path, size: int) -> dict[str, Trained]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
-    """`trained("ddp")` trains once, with what shares its processes, and is remembered."""
+    """`trained("ddp")` trains once, together with the variants that share its processes, and caches the results."""
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("this torch has no gloo")
     known: dict[tuple[str, int], Trained] = {}
 
-    def give(how: str, size: int = 2) -> Trained:
+    def train_once(how: str, size: int = 2) -> Trained:
         if "fsdp" in how and not FSDP2_ON_CPU:
             pytest.skip("FSDP2 of torch 2.6 does not run on a CPU")
         if (how, size) not in known:
@@ -90,4 +90,4 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
             known.update({(name, size): one for name, one in done.items()})
         return known[how, size]
 
-    return give
+    return train_once

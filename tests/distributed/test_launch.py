@@ -1,4 +1,4 @@
-"""`ampscope train --nproc`: torchrun is started, and what it knows of an end stands in the run."""
+"""`ampscope train --nproc` starts torchrun, and records the failure that torchrun reports in the run."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from amp_core.train.engine.torchrun import launch
 
 
 def broken_off(folder):
-    """A run of two ranks of which the second was killed: it wrote no end."""
+    """A run of two ranks, the second of which was killed and wrote no end."""
     writers = [RunWriter(folder, rank=rank, world_size=2, config={"precision": "fp16"}) for rank in (0, 1)]
     for writer in writers:
         writer.event("started", value=1000.0)
@@ -28,9 +28,9 @@ def broken_off(folder):
 
 @pytest.fixture
 def torchrun_ends(monkeypatch, tmp_path):
-    """torchrun ends with this failure of rank 1."""
+    """Make torchrun end with this failure of rank 1."""
 
-    def put(exitcode, message=None):
+    def set_failure(exitcode, message=None):
         file = tmp_path / "error.json"
         if message is not None:
             file.write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": "1"}}}))
@@ -43,10 +43,10 @@ def torchrun_ends(monkeypatch, tmp_path):
         for name in ("AMPSCOPE_LAUNCHED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
             monkeypatch.setenv(name, "1")
 
-    return put
+    return set_failure
 
 
-def test_a_signal_that_only_torchrun_saw_stands_in_the_run(tmp_path, torchrun_ends):
+def test_a_signal_that_only_torchrun_observed_is_recorded_in_the_run(tmp_path, torchrun_ends):
     killed = broken_off(tmp_path / "run")
     torchrun_ends(-9)
     code, reason = launch(2, ["train"], tmp_path / "run")
@@ -70,11 +70,11 @@ def test_a_stopped_launch_has_not_failed(tmp_path, torchrun_ends):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [({"nproc": 0}, "nproc=0 is not possible"), ({"nproc": 2, "device": "cuda:1"}, "needs one each; choose cuda")],
 )
-def test_impossible_numbers_of_processes_are_refused(settings, said):
-    with pytest.raises(RunError, match=said):
+def test_invalid_numbers_of_processes_are_refused(settings, message):
+    with pytest.raises(RunError, match=message):
         TrainConfig(**settings)
 
 
@@ -88,13 +88,13 @@ def test_two_processes_train_from_the_command_line(tmp_path):
         timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("finished after 6 steps") == 1, "rank 0 alone speaks"
+    assert done.stdout.count("finished after 6 steps") == 1, "only rank 0 prints"
     run = load_run(tmp_path / "run")
     assert run.head.config["parallel"] == "ddp" and run.status == "finished"
     assert run.steps[["step", "rank"]].to_numpy().tolist() == [[s, r] for s in range(6) for r in (0, 1)]
     losses = run.steps.pivot(index="step", columns="rank", values="loss")
-    assert (losses[0] != losses[1]).any(), "each has batches of its own"
-    assert (run.steps.groupby("step")["grad_norm"].nunique() == 1).all(), "and all the same gradient"
+    assert (losses[0] != losses[1]).any(), "each rank has its own batches"
+    assert (run.steps.groupby("step")["grad_norm"].nunique() == 1).all(), "all ranks have the same gradient"
 
 
 def test_several_processes_do_not_share_the_memory_of_one(capsys):

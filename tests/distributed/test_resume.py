@@ -1,4 +1,4 @@
-"""Going on with a run: in one's own loop with `watch(resume=True)`, and in the engine from its checkpoint."""
+"""Resumed runs: in a user's loop with `watch(resume=True)`, and in the engine from its checkpoint."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tests.synthetic import live
 CONFIG = TrainConfig(workload="digits-cnn", precision="fp16", device="cpu", every=3, growth_interval=4, steps=12)
 
 
-def part(into, steps, state=None, *, scaler_too=True):
+def train_part(into, steps, state=None, *, scaler_too=True):
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -38,10 +38,10 @@ def part(into, steps, state=None, *, scaler_too=True):
     return model.state_dict(), optimizer.state_dict(), scaler.state_dict()
 
 
-def test_a_resumed_run_continues_where_it_was(tmp_path):
-    state = part(tmp_path / "run", 10)
+def test_a_resumed_run_continues_at_its_next_step(tmp_path):
+    state = train_part(tmp_path / "run", 10)
     before = load_run(tmp_path / "run")
-    part(tmp_path / "run", 6, state)
+    train_part(tmp_path / "run", 6, state)
     run = load_run(tmp_path / "run")
     run.validate(full=True)
     assert (run.head.run_id, run.head.created_at) == (before.head.run_id, before.head.created_at)
@@ -56,35 +56,35 @@ def test_a_resumed_run_continues_where_it_was(tmp_path):
 
 
 def test_a_scaler_that_was_not_restored_is_detected_at_the_next_steps(tmp_path):
-    state = part(tmp_path / "run", 10)
-    part(tmp_path / "run", 6, state, scaler_too=False)
-    found = next(f for f in diagnose(load_run(tmp_path / "run")) if f.code == "scaler-state-not-restored")
-    assert found.steps == (10, 15)
+    state = train_part(tmp_path / "run", 10)
+    train_part(tmp_path / "run", 6, state, scaler_too=False)
+    finding = next(f for f in diagnose(load_run(tmp_path / "run")) if f.code == "scaler-state-not-restored")
+    assert finding.steps == (10, 15)
 
 
 def test_a_killed_run_resumes_after_its_last_row(tmp_path):
-    """What a killed process leaves: an open stream, and a head that says running, of a process that is gone."""
+    """A killed process leaves an open stream, and a head with status running of a dead process."""
     with RunWriter(tmp_path / "dead") as dead:
         dead.append("steps", {"step": [0, 1, 2], "loss": [1.0] * 3})
-        gone = dict(dead.head.process) | {"pid": 2**22 - 7}
-        dead.update_head(process=gone)
+        dead_process = dict(dead.head.process) | {"pid": 2**22 - 7}
+        dead.update_head(process=dead_process)
         (tmp_path / "run" / "steps").mkdir(parents=True)
         for name in ("run.json", "steps/00000.arrows"):
             (tmp_path / "run" / name).write_bytes((tmp_path / "dead" / name).read_bytes())
     assert load_run(tmp_path / "run").status == "lost"
-    part(tmp_path / "run", 4)
+    train_part(tmp_path / "run", 4)
     assert load_run(tmp_path / "run").steps.step.tolist() == list(range(7))
 
 
-def test_a_run_that_is_still_going_is_left_to_who_writes_it(tmp_path):
+def test_a_run_that_is_still_being_written_is_not_resumed(tmp_path):
     with live(tmp_path / "run") as run:
         run.advance(3)
         with pytest.raises(RunError, match="still going"):
-            part(tmp_path / "run", 1)
+            train_part(tmp_path / "run", 1)
 
 
 def test_without_resume_a_folder_with_a_run_is_refused(tmp_path):
-    part(tmp_path / "run", 2)
+    train_part(tmp_path / "run", 2)
     model = small_model()
     with pytest.raises(RunError, match="already holds a run"):
         watch(model, torch.optim.SGD(model.parameters()), into=tmp_path / "run")
@@ -103,7 +103,7 @@ def test_the_engine_resumes_bit_for_bit(tmp_path):
     assert load_run(tmp_path / "run").head.results == load_run(tmp_path / "whole").head.results
 
 
-def test_the_engine_refuses_what_it_cannot_go_on_from(tmp_path):
+def test_the_engine_refuses_to_resume_without_a_usable_checkpoint(tmp_path):
     config = dataclasses.replace(CONFIG, steps=2, evaluate=False)
     train(config, tmp_path / "none")
     with pytest.raises(RunError, match="without checkpoint"):
@@ -114,26 +114,26 @@ def test_the_engine_refuses_what_it_cannot_go_on_from(tmp_path):
         train(config, tmp_path / "run", resume=True)
 
 
-def command(into, *more):
-    return main(["train", "--out", str(into), *more])
+def command(into, *flags):
+    return main(["train", "--out", str(into), *flags])
 
 
 FIRST = ("--workload", "digits-cnn", "--precision", "fp16", "--device", "cpu", "--no-evaluate", "--clip-norm", "1.5")
 
 
-def test_the_command_takes_up_the_settings_of_the_run(tmp_path, capsys):
+def test_the_command_resumes_with_the_settings_of_the_run(tmp_path, capsys):
     into = tmp_path / "run"
     assert command(into, *FIRST, "--steps", "4", "--checkpoint-every", "2") == 0
     assert command(into, "--resume", "--steps", "6") == 0
     assert "finished after 6 steps" in capsys.readouterr().out
     config = load_run(into).head.config
-    given = ("workload", "precision", "clip_norm", "checkpoint_every", "evaluate", "steps")
-    assert [config[name] for name in given] == ["digits-cnn", "fp16", 1.5, 2, False, 6]
+    names = ("workload", "precision", "clip_norm", "checkpoint_every", "evaluate", "steps")
+    assert [config[name] for name in names] == ["digits-cnn", "fp16", 1.5, 2, False, 6]
     assert torch.load(into / "checkpoint.pt")["step"] == 6
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("flags", "message"),
     [
         (("--steps", "3"), "steps=3 is what the run is to make in all, and it has made 4; give more"),
         ((), "steps=4 is what the run is to make in all, and it has made 4; give more"),
@@ -141,17 +141,17 @@ def test_the_command_takes_up_the_settings_of_the_run(tmp_path, capsys):
         (("--steps", "9", "--lr", "5"), "lr=5.0 is not what the run in"),
     ],
 )
-def test_a_resume_with_other_settings_or_no_steps_left_is_refused(tmp_path, capsys, more, said):
+def test_a_resume_with_other_settings_or_no_steps_left_is_refused(tmp_path, capsys, flags, message):
     into = tmp_path / "run"
     assert command(into, *FIRST, "--steps", "4", "--checkpoint-every", "2") == 0
     before = (into / "run.json").read_bytes()
-    assert command(into, "--resume", *more) == 2
-    assert said in capsys.readouterr().err
+    assert command(into, "--resume", *flags) == 2
+    assert message in capsys.readouterr().err
     assert (into / "run.json").read_bytes() == before
 
 
 def test_steps_after_the_checkpoint_are_repeated_and_reported(tmp_path, caplog, capsys):
-    """What `kill -9` leaves: rows beyond the checkpoint, and a head that says running, of a process that is gone."""
+    """`kill -9` leaves rows beyond the checkpoint, and a head with status running of a dead process."""
     into = tmp_path / "run"
     config = dataclasses.replace(CONFIG, checkpoint_every=5, evaluate=False)
     asked = iter([None] * 8 + ["enough"])
@@ -163,10 +163,12 @@ def test_steps_after_the_checkpoint_are_repeated_and_reported(tmp_path, caplog, 
     assert state["step"] == 8 and torch.load(into / "checkpoint.pt")["step"] == 5
     assert command(into, "--resume") == 0
     run = load_run(into)
-    assert run.steps.step.tolist() == list(range(8 + 7))  # nothing recorded is lost
+    assert run.steps.step.tolist() == list(range(8 + 7))  # no recorded row is lost
     assert run.steps.loss[5:8].tolist() == run.steps.loss[8:11].tolist()
-    said = run.events[(run.events.kind == "warning") & (run.events.name == "checkpoint")]
-    assert said.step.tolist() == [8] and said.detail.iloc[0].startswith("steps 5 to 7 were recorded after the last")
+    message = run.events[(run.events.kind == "warning") & (run.events.name == "checkpoint")]
+    assert message.step.tolist() == [8] and message.detail.iloc[0].startswith(
+        "steps 5 to 7 were recorded after the last"
+    )
     out, err = capsys.readouterr()
     assert "finished after 12 steps" in out and "steps 5 to 7 were recorded" in caplog.text
     assert "step 12 of 12" in err and "-" not in err.rpartition("|")[2]

@@ -1,4 +1,4 @@
-"""`watch` in several processes: every rank's rows, names and shares as they are, and nobody waits because of it."""
+"""`watch` in several processes: the rows, names and shards of every rank are correct, and no rank waits for it."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ def test_the_merged_tables_are_complete(trained, how):
     steps = run.steps
     assert steps[["step", "rank"]].to_numpy().tolist() == [[s, r] for s in range(STEPS) for r in (0, 1)]
     for rank, truth in done.truth.items():
-        mine = steps[steps["rank"] == rank]
-        assert mine.loss_scale.tolist() == truth["scales"]
+        own_steps = steps[steps["rank"] == rank]
+        assert own_steps.loss_scale.tolist() == truth["scales"]
         micro = 2 if "no_sync" in how else 1
-        assert (mine.samples == 8 * micro).all()
+        assert (own_steps.samples == 8 * micro).all()
         if micro == 1:
             finite = np.isfinite(truth["losses"])
-            assert np.allclose(mine.loss[finite], np.array(truth["losses"])[finite], rtol=1e-6)
+            assert np.allclose(own_steps.loss[finite], np.array(truth["losses"])[finite], rtol=1e-6)
     assert steps[steps.skipped].step.tolist() == [SPOILED, SPOILED]
     tensors = run.tensors(kind="weight_grad")
     assert set(tensors.name) == set(NAMES) and len(tensors) == len(NAMES) * SAMPLED * 2
@@ -41,15 +41,15 @@ def test_the_merged_tables_are_complete(trained, how):
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp-clip"])
-def test_watching_asks_nothing_of_other_processes(trained, how):
-    """The process group counts its collectives: as many with and without."""
+def test_watching_makes_no_collective_calls(trained, how):
+    """The process group counts its collectives: there are as many with watching as without."""
     watched, bare = trained(how), trained(f"{how}-unwatched")
     for rank in (0, 1):
         assert watched.truth[rank]["collectives"] == bare.truth[rank]["collectives"] > 0
         assert watched.truth[rank]["losses"] == bare.truth[rank]["losses"]
 
 
-def test_shards_are_measured_where_they_are_and_add_up(trained):
+def test_each_rank_measures_its_shards_and_they_add_up(trained):
     run = trained("fsdp-clip").run
     assert (run.head.config["parallel"], run.head.config["shards"]) == ("fsdp", 2)
     first = run.tensors(kind="weight_grad", steps=(0, 0))
@@ -58,10 +58,10 @@ def test_shards_are_measured_where_they_are_and_add_up(trained):
     assert (layer_trace(run, "weight_grad", "head.weight")["numel"] == NAMES["head.weight"]).all()
     truth = np.array(trained("fsdp-clip").truth[0]["norms"])
     finite = np.isfinite(truth)
-    assert np.allclose(attempts(run)["grad_norm"][finite], truth[finite], rtol=1e-5), "the whole gradient's norm"
+    assert np.allclose(attempts(run)["grad_norm"][finite], truth[finite], rtol=1e-5), "the norm of the whole gradient"
 
 
-def test_replicas_have_the_whole_gradient_each(trained):
+def test_each_replica_has_the_whole_gradient(trained):
     run = trained("ddp").run
     assert (run.head.config["parallel"], run.head.config["shards"]) == ("ddp", 1)
     first = run.tensors(kind="weight_grad", steps=(0, 0))
@@ -69,22 +69,22 @@ def test_replicas_have_the_whole_gradient_each(trained):
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp-clip", "ddp-no_sync"])
-def test_ranks_agree_on_the_scale_where_gradients_are_shared(trained, how):
+def test_ranks_that_share_gradients_agree_on_the_loss_scale(trained, how):
     assert rank_scales(trained(how).run).empty
     assert "rank-scale-desync" not in {f.code for f in diagnose(trained(how).run)}
 
 
-def test_ranks_whose_gradients_are_their_own_come_to_scales_of_their_own(trained):
-    apart = trained("ddp-local").run
-    result = rank_scales(apart)
+def test_ranks_with_separate_gradients_have_separate_loss_scales(trained):
+    separate = trained("ddp-local").run
+    result = rank_scales(separate)
     assert result["step"].iloc[0] == SPOILED and result[result.step == SPOILED].skipped.tolist() == [False, True]
-    desync = next(f for f in diagnose(apart) if f.code == "rank-scale-desync")
+    desync = next(f for f in diagnose(separate) if f.code == "rank-scale-desync")
     assert (desync.severity, desync.where, desync.steps[0]) == ("error", "rank 1", SPOILED)
 
 
 def test_a_rank_that_fails_is_named_with_its_reason(trained):
     done = trained("ddp-raise", 4)
-    assert all(done.codes), "none goes on alone"
+    assert all(done.codes), "no rank continues alone"
     cause = rank_cause(done.run)
     assert (cause.rank, cause.status, cause.reason) == (1, "failed", "ValueError: boom in the data")
     result = next(f for f in diagnose(done.run) if f.code == "rank-ended")
@@ -98,17 +98,17 @@ def test_a_rank_that_is_killed_is_named_too(trained):
     assert done.codes[1] == -9 and done.codes[0] != 0
     cause = rank_cause(done.run)
     assert (cause.rank, cause.status) == (1, "gone") and "killed" in cause.reason
-    assert len(done.run.steps) >= 8, "what both had recorded is there"
+    assert len(done.run.steps) >= 8, "the rows of both ranks are there"
 
 
-def test_a_healthy_run_has_no_cause_and_a_spread(trained):
+def test_a_healthy_run_has_a_spread_and_no_cause(trained):
     run = trained("ddp").run
     assert rank_cause(run) is None
     spread = rank_spread(run)
     assert spread.slowest in (0, 1) and spread.frac >= 0 and set(spread.phases) == {"data", "forward", "optimizer"}
 
 
-def test_of_four_processes_each_has_all_of_its_rows(trained):
+def test_each_of_four_processes_has_all_of_its_rows(trained):
     done = trained("ddp", 4)
     assert len(done.truth) == 4
     assert done.run.steps.groupby("step")["rank"].apply(list).tolist() == [[0, 1, 2, 3]] * STEPS

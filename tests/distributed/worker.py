@@ -1,9 +1,9 @@
-"""One process of trainings of several: `python -m tests.distributed.worker FOLDER HOW…`, with the place that torchrun
-gives.
+"""One process of trainings of several: `python -m tests.distributed.worker FOLDER HOW…`, with the environment that
+torchrun sets.
 
-`HOW` names how the model is shared and what goes wrong, e.g. `ddp`, `fsdp-clip`, `ddp-no_sync`, `ddp-unwatched`; it is
-the name of the run in `FOLDER` too. What each process saw for itself is left beside the run, `ddp.r1.json`, for the
-tests to hold the run against.
+`HOW` names how the model is shared and which fault occurs, e.g. `ddp`, `fsdp-clip`, `ddp-no_sync`, `ddp-unwatched`; it
+is also the name of the run in `FOLDER`. Each process writes its own observations beside the run, `ddp.r1.json`, for the
+tests to compare with the run.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ SPOILED = 6
 
 
 class Block(nn.Module):
-    """A class of one's own, whose name FSDP changes."""
+    """A user-defined class, whose name FSDP changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def train(how: str, folder: Path) -> None:
 
 
 def fail(how: str, rank: int, step: int) -> None:
-    """Rank 1 dies at step 5, where that is asked for."""
+    """Let rank 1 die at step 5, if `how` says so."""
     if rank == 1 and step == 5:
         if "raise" in how:
             raise ValueError("boom in the data")
@@ -112,6 +112,6 @@ def fail(how: str, rank: int, step: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for given in sys.argv[2:]:
-        train(given, Path(sys.argv[1]))
+    for how in sys.argv[2:]:
+        train(how, Path(sys.argv[1]))
     dist.destroy_process_group()

@@ -1,12 +1,15 @@
 """Devices and streams: marks, copies and measurements belong to the device of what they are about."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from amp_core.record.backends.cuda import Cuda
+from amp_core.record.observers.profile import ProfileWindow
 from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.store.writer import RunWriter
 from tests.fake_cuda import tensors
 from tests.fake_cuda.loops import losses, recorded
 
@@ -69,6 +72,29 @@ def test_times_between_marks_that_are_not_passed_are_waited_for() -> None:
     start = clock.mark()
     torch.ones(4, device="cuda:1").add_(1)
     assert clock.ms(start, clock.mark()) > 0
+
+
+def test_a_profiler_window_opens_when_the_models_device_has_done_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+
+    def profile_on_cpu(activities: Any, **options: Any) -> Any:
+        done.append(torch.cuda.current_stream("cuda:1").query())
+        return torch.profiler.profile(activities=activities[:1], **options)
+
+    monkeypatch.setattr("amp_core.record.observers.profile.profile", profile_on_cpu)
+    model = torch.nn.Linear(4, 2).to("cuda:1")
+    x = torch.ones(3, 4, device="cuda:1")
+    for _ in range(20):
+        x = x * 1.0
+    assert not torch.cuda.current_stream("cuda:1").query()
+    with RunWriter(tmp_path / "run") as writer:
+        window = ProfileWindow(writer, model, 1, 2)
+        window.step_ended(0)
+        model(x).sum().backward()
+        window.step_ended(1)
+    assert done == [True]
 
 
 def test_memory_is_that_of_the_models_device(tmp_path: Path) -> None:

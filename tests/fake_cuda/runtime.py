@@ -18,7 +18,7 @@ import torch._dynamo  # it looks through torch.cuda once, and must find what tor
 from torch.optim.optimizer import _foreach_supported_types
 
 from tests.fake_cuda import tensors
-from tests.fake_cuda.machine import library
+from tests.fake_cuda.machine import launch, library
 
 TICK_MS = 0.001
 NAME = "NVIDIA Fake H100"
@@ -109,11 +109,13 @@ class Event:
             library().fake_block(self._event, stream.device.index, stream.stream_id)
 
     def query(self) -> bool:
+        tensors.not_while_capturing()
         passed = self.device is None or bool(library().fake_query(self._event))
         tensors.arrive()
         return passed
 
     def synchronize(self) -> None:
+        tensors.not_while_capturing()
         if self.device is not None:
             tensors.waits.append("event.synchronize")
             library().fake_wait(self._event)
@@ -133,8 +135,31 @@ class Event:
 
 recorded = {"events": 0}
 """How many events were recorded."""
-capturing = {"now": False}
-"""Whether a graph is captured; a test may set it."""
+
+
+class CUDAGraph:
+    """What is captured runs once, while it is captured; to replay it computes nothing."""
+
+    replays = 0
+
+    def __init__(self) -> None:
+        self.writes: list[tensors.Block] = []
+
+    def replay(self) -> None:
+        CUDAGraph.replays += 1
+        for block in self.writes:
+            block.written = block.device, *launch(block.device)[:2]
+
+
+@contextmanager
+def graph(captured: CUDAGraph, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """While this context lasts, work is captured, on a stream of its own."""
+    with _stream(Stream()):
+        tensors.capturing.append(captured)
+        try:
+            yield
+        finally:
+            tensors.capturing.remove(captured)
 
 
 def current_stream(device: Device = None) -> Stream:
@@ -174,6 +199,7 @@ class device:  # noqa: N801 - torch's name
 
 
 def synchronize(device: Device = None) -> None:
+    tensors.not_while_capturing()
     tensors.waits.append("synchronize")
     library().fake_synchronize_device(index_of(device))
     tensors.arrive()
@@ -234,8 +260,10 @@ def install(devices: int = 2, device_ticks: int = 3) -> None:
         "current_device": lib.fake_current_device,
         "set_device": lambda device: lib.fake_set_device(index_of(device)),
         "_lazy_init": lambda: None,
-        "is_current_stream_capturing": lambda: capturing["now"],
+        "is_current_stream_capturing": lambda: bool(tensors.capturing),
         "_is_in_bad_fork": lambda: False,
+        "CUDAGraph": CUDAGraph,
+        "graph": graph,
         "device": device,
         "Stream": Stream,
         "Event": Event,
@@ -260,6 +288,7 @@ def install(devices: int = 2, device_ticks: int = 3) -> None:
         "manual_seed": lambda seed: set_rng_state(torch.Generator().manual_seed(seed).get_state()),
         "manual_seed_all": manual_seed_all,
     }
+    torch.cuda.graphs.graph_pool_handle = object
     for name, value in names.items():
         setattr(torch.cuda, name, value)
     manual_seed_all(0)

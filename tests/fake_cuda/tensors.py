@@ -37,6 +37,12 @@ class Block:
         self.written: tuple[int, int, int] | None = None  # device, stream and place of the last write
         memory[device].take(self.size)
 
+    def wrote(self, launched: tuple[int, int, int]) -> None:
+        """An operator writes it; what is captured writes it again whenever the graph is replayed."""
+        self.written = launched
+        for graph in capturing:
+            graph.writes.append(self)
+
     def __del__(self) -> None:
         memory[self.device].give(self.size)
 
@@ -124,6 +130,9 @@ class CudaTensor(torch.Tensor):
         """Its address, which is the host's."""
         return self.raw.data_ptr()
 
+    def record_stream(self, stream: Any) -> None:
+        """Nothing: memory is not used again while a tensor lives."""
+
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(op, *args, **(kwargs or {}))
@@ -156,7 +165,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         else:
             made = CudaTensor(value, where)
         if stream is not None:
-            made.block.written = (stream[0], stream[1], stream[2])
+            made.block.wrote(stream)
         return made
 
     if stream is not None and op._schema.is_mutable:
@@ -164,7 +173,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
             if mutable.alias_info is not None and mutable.alias_info.is_write:
                 for leaf in tree_leaves(value):
                     if isinstance(leaf, CudaTensor):
-                        leaf.block.written = stream
+                        leaf.block.wrote(stream)
     return tree_map(wrapped, out)
 
 
@@ -176,7 +185,7 @@ def kernel(name: str, read: Sequence[CudaTensor], compute: Callable[[], torch.Te
     (device,) = devices
     with torch._C.DisableTorchFunction():  # it makes tensors of the host
         made = CudaTensor(compute().detach().clone(), device)
-    made.block.written = _launched(name, device, list(read))
+    made.block.wrote(_launched(name, device, list(read)))
     return made
 
 
@@ -251,11 +260,10 @@ def _copied(op: Any, name: str, args: Any, kwargs: Any, where: int | None) -> An
         _arriving.append((done, into, values))
         return into
     other = result.device.index
-    lib = library()
     if other != at and isinstance(source, CudaTensor):  # torch makes each stream wait for the other
         _synchronize_streams(at, other)
     here, place, _ = launch(other)
-    result.block.written = (other, here, place)
+    result.block.wrote((other, here, place))
     launches[name] += not isinstance(source, CudaTensor)
     return result
 
@@ -273,6 +281,16 @@ def _fill_with_poison(into: torch.Tensor) -> None:
     flat.view(torch.uint8).fill_(0xFF)
 
 
+capturing: list[Any] = []
+"""Graphs that are captured just now, each with a list `writes`."""
+
+
+def not_while_capturing() -> None:
+    """Raise what CUDA does where the host asks a stream whose work is captured."""
+    if capturing:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+
 def arrive() -> None:
     """Copies to pinned memory whose time has come."""
     now = library().fake_now()
@@ -284,6 +302,7 @@ def arrive() -> None:
 
 def wait(what: str, device: int) -> None:
     """The host waits for this thread's current stream of a device."""
+    not_while_capturing()
     waits.append(what)
     lib = library()
     lib.fake_synchronize(device, lib.fake_current_stream(device))

@@ -24,10 +24,11 @@ RECORDING: dict[str, dict[str, str]] = {
     "tests/record/loop/test_losses.py": {},
     "tests/record/loop/test_loss_and_samples.py": {},
     "tests/record/stats/test_module_outputs.py": {
-        "test_an_lstm_with_its_tuple_of_states": "CUDA's LSTM has no kernel on a CPU",
-        "test_a_compiled_graph_says_once_what_it_hides": "the fake tensors are not compiled",
+        "test_the_output_and_states_of_an_lstm_are_measured": "CUDA's LSTM has no kernel on a CPU",
+        "test_a_compiled_model_reports_once_which_kinds_are_missing": "the fake tensors are not compiled",
         "test_a_weight_gradient_is_capped_by_its_channels_output_gradients": LAYERS_OF_THE_CPU,
-        "test_a_sampled_step_makes_few_objects_for_each_output": "counts objects, of which the fake makes many",
+        "test_a_sampled_step_allocates_few_objects_per_output": "counts objects, of which the fake makes many",
+        "test_a_sampled_step_leaves_no_tensor_for_each_layer": "counts tensors, of which the fake makes two for each",
     },
 }
 """Files of tests that a device must not change, and the tests in them that cannot run there, with the reason."""

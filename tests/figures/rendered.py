@@ -1,4 +1,4 @@
-"""What stands on a figure, to be asked by tests.
+"""Reads the contents of a figure, for tests.
 
 >>> trace(figure, "loss scale").x, texts(figure), limits(figure)
 """

@@ -1,4 +1,4 @@
-"""The numbers of a figure as a file: what is drawn, under the names of the axes."""
+"""The numbers of a figure as a file: the drawn values, under the names of the axes."""
 
 import io
 
@@ -33,7 +33,7 @@ from amp_core.figures.marks import with_marks
 from tests.synthetic import write
 
 
-def test_a_curves_numbers_are_those_recorded(tmp_path):
+def test_the_numbers_of_a_curve_are_those_recorded(tmp_path):
     run = load_run(write(tmp_path / "a", "overflowing"))
     trace = scale_trace(run)
     figure = scale_figure(trace, skip_episodes(run))
@@ -43,7 +43,7 @@ def test_a_curves_numbers_are_those_recorded(tmp_path):
     assert (back["trace"] == "skipped step").sum() == trace["skipped"].sum()
 
 
-def test_many_skipped_steps_are_strokes_each_of_which_tells_and_is_one_row():
+def test_each_of_many_skipped_steps_is_a_stroke_with_a_hover_text_and_one_row():
     steps = np.arange(400)
     trace = pd.DataFrame({"step": steps, "loss_scale": 2.0**16, "skipped": steps % 4 == 1})
     trace["grad_norm"] = np.where(trace["skipped"], np.inf, 1.0)
@@ -69,10 +69,10 @@ def test_labels_beside_bars_are_not_chart_data(tmp_path):
     assert data.to_numpy().tolist() == [["Speed", 1.0, "a"], ["Speed", pytest.approx(0.12), "b"]]
     shares = class_shares(load_run(write(tmp_path / "a", "overflowing")), "weight_grad")
     data = chart_data(class_bars(shares))
-    assert set(data["trace"]) == {"exactly zero", "normal", "infinite"}  # the words beside a bar are none of them
+    assert set(data["trace"]) == {"exactly zero", "normal", "infinite"}  # the labels beside a bar are not among them
 
 
-def test_a_mark_in_a_strip_or_at_an_edge_has_its_step_and_no_height(tmp_path):
+def test_a_mark_in_a_strip_or_at_an_edge_has_its_step_and_no_value(tmp_path):
     run = load_run(write(tmp_path / "a", "overflowing"))
     crosses = scale_trace(run)
     data = chart_data(with_marks(loss_figure(loss_curves([run])), step_marks(run)))
@@ -85,11 +85,11 @@ def test_a_mark_in_a_strip_or_at_an_edge_has_its_step_and_no_height(tmp_path):
         crosses = chart_data(figure).set_index("trace").loc[["∞ or NaN"]]
         assert crosses["y"].isna().all() and crosses["x"].notna().all()
     shares, classes = exponent_shares(run, "weight_grad"), class_shares(run, "weight_grad")
-    beside = chart_data(exponent_heatmap(shares, classes=classes)).set_index("trace").loc[["not finite"]]
-    assert beside["x"].isna().all() and set(beside["y"]) <= set(shares["name"])
+    not_finite = chart_data(exponent_heatmap(shares, classes=classes)).set_index("trace").loc[["not finite"]]
+    assert not_finite["x"].isna().all() and set(not_finite["y"]) <= set(shares["name"])
 
 
-def test_recorded_losses_go_by_the_name_of_their_run_and_the_legend_does_not_grow(tmp_path):
+def test_recorded_losses_are_named_after_their_run_without_a_legend_entry(tmp_path):
     runs = [load_run(write(tmp_path / name, "healthy")) for name in ("a", "b")]
     curves = loss_curves(runs)
     band = pd.DataFrame({"step": [0, 1], "low": [1.0, 1.0], "high": [2.0, 2.0]})
@@ -102,7 +102,7 @@ def test_recorded_losses_go_by_the_name_of_their_run_and_the_legend_does_not_gro
     assert [t.name for t in figure.data if t.showlegend is not False] == [names[1], "a", "b"]
 
 
-def test_a_heatmap_has_a_row_for_each_cell_that_is_drawn(tmp_path):
+def test_a_heatmap_has_a_row_for_each_drawn_cell(tmp_path):
     shares = exponent_shares(load_run(write(tmp_path / "a", "healthy")), "output_grad")
     data = chart_data(exponent_heatmap(shares))
     assert len(data) == (shares["share"] > 0).sum() and set(data["y"]) == set(shares["name"])

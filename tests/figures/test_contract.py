@@ -1,4 +1,4 @@
-"""What holds for every figure of every run: titles, units, a text for the blind, colours of its own."""
+"""Contract of every figure of every run: titles, units, alternative text, explicit colours."""
 
 import functools
 import inspect
@@ -22,11 +22,12 @@ import amp_core.figures as figures
 from amp_core import Run, load_run
 from amp_core.analysis.format_lab.rounding import accumulated, format_ranges
 from amp_core.analysis.numerics.layers import layer_exponents, layer_trace, tensor_names
+from amp_core.figures.browser import for_browser
 from amp_core.figures.chart_data import chart_csv, chart_data
 from amp_core.forecast import forecast, traces_of_run
 from amp_core.formats import FORMATS
+from tests.error_notes import note_on_error
 from tests.figures.test_style import oklab
-from tests.noted import noted
 from tests.synthetic import SAMPLES, SCENARIOS, write
 
 
@@ -49,7 +50,7 @@ def profiled() -> Run:
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(write(Path(folder) / "profiled", "profiled"))
         for table in ("steps", "kernels", "windows", "device"):
-            run.table(table)  # read while the folder is there
+            run.table(table)  # read before the folder is removed
         return run
 
 
@@ -138,9 +139,9 @@ def test_every_figure_is_under_test() -> None:
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
-def test_every_figure_of_every_run(scenario: str, runs: dict[str, Run]) -> None:
+def test_every_figure_of_every_run_is_complete(scenario: str, runs: dict[str, Run]) -> None:
     for name in FRAMES:
-        with noted(name):
+        with note_on_error(name):
             assert_sound(drawn(name, runs[scenario]))
 
 
@@ -148,8 +149,9 @@ def assert_sound(figure: go.Figure) -> None:
     alt = figure.layout.meta["alt"]
     assert figure.layout.title.text and len(alt) > 20 and "nan" not in alt
     assert_plotly_agrees(figure)
+    json.dumps(for_browser(figure), allow_nan=False)  # as a report writes it
     if not figure.data:
-        assert figure.layout.annotations[0].text.endswith(".")  # a sentence says why there is nothing
+        assert figure.layout.annotations[0].text.endswith(".")  # a sentence says why it is empty
         assert not figure.layout.xaxis.visible
         return
     assert figure.layout.xaxis.title.text
@@ -159,14 +161,14 @@ def assert_sound(figure: go.Figure) -> None:
 
 
 def assert_plotly_agrees(figure: go.Figure) -> None:
-    """Figures are made without plotly's look at each value: here it looks, and would have changed none."""
-    made, looked_at = (json.loads(f.to_json()) for f in (figure, go.Figure(figure.to_dict())))
-    assert made["layout"].pop("template") == {} and looked_at["layout"].pop("template")
-    assert made == looked_at
+    """Figures are made without plotly's validation of each value; plotly's validation changes nothing in them."""
+    unvalidated, validated = (json.loads(f.to_json()) for f in (figure, go.Figure(figure.to_dict())))
+    assert unvalidated["layout"].pop("template") == {} and validated["layout"].pop("template")
+    assert unvalidated == validated
 
 
 def explicit(trace: Any) -> bool:
-    """Whether a trace has a colour of its own for everything in it that is not text."""
+    """Whether a trace sets the colour of everything in it that is not text."""
     if trace.type == "heatmap":
         return trace.colorscale is not None
     if trace.type == "bar":
@@ -178,14 +180,14 @@ def explicit(trace: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_nothing_is_drawn_of_nothing_but_a_sentence(name: str, runs: dict[str, Run]) -> None:
+def test_a_figure_without_data_shows_only_a_sentence(name: str, runs: dict[str, Run]) -> None:
     figure = drawn(name, runs["empty"])
     assert not figure.data
     assert figure.layout.meta["alt"].endswith(figure.layout.annotations[0].text)
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_dark_and_light_differ_in_colour_alone(name: str, runs: dict[str, Run]) -> None:
+def test_dark_and_light_differ_only_in_colour(name: str, runs: dict[str, Run]) -> None:
     light, dark = drawn(name, runs["overflowing"]), drawn(name, runs["overflowing"], dark=True)
     assert light.to_json() != dark.to_json()
     assert len(light.data) == len(dark.data)
@@ -201,7 +203,7 @@ def test_background_font_and_grid_are_left_to_the_page(name: str, runs: dict[str
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_numbers_go_out_as_32_bit_arrays(name: str, runs: dict[str, Run]) -> None:
+def test_numbers_are_sent_as_32_bit_arrays(name: str, runs: dict[str, Run]) -> None:
     for trace in drawn(name, runs["overflowing"]).data:
         for axis in {"x", "y", "z"} & set(trace):
             values = trace[axis]
@@ -298,7 +300,7 @@ def test_a_live_update_keeps_the_zoom(name: str, runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_the_numbers_of_every_figure_are_to_be_had(name: str, runs: dict[str, Run]) -> None:
+def test_the_numbers_of_every_figure_are_available_as_data(name: str, runs: dict[str, Run]) -> None:
     figure = drawn(name, runs["overflowing"])
     table = chart_data(figure)
     assert len(table) and {"trace", "x", "y"} <= set(table)

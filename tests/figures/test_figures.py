@@ -1,4 +1,4 @@
-"""What figures of a run, of its steps and of runs beside each other show: the numbers that go to the browser."""
+"""The figures of a run, of its steps and of several runs: the numbers that are sent to the browser."""
 
 from fractions import Fraction
 
@@ -41,7 +41,7 @@ from tests.figures.rendered import limits, texts, trace
 # loss ----------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_have_the_colour_of_their_recipe_and_dashes_of_their_own(runs: dict[str, Run]) -> None:
+def test_runs_have_the_colour_of_their_recipe_and_distinct_dashes(runs: dict[str, Run]) -> None:
     figure = loss_figure(loss_curves([runs["fp32"], runs["healthy"], runs["static"]]))
     thick = {t.name: t for t in figure.data if t.showlegend is None}
     assert list(thick) == ["fp32", "healthy", "static"]
@@ -50,7 +50,7 @@ def test_runs_have_the_colour_of_their_recipe_and_dashes_of_their_own(runs: dict
     assert [t.line.dash for t in thick.values()] == ["solid", "solid", "dash"]
 
 
-def test_a_loss_that_stops_being_finite_is_marked_where_it_does(runs: dict[str, Run]) -> None:
+def test_a_loss_is_marked_at_the_step_where_it_stops_being_finite(runs: dict[str, Run]) -> None:
     figure = loss_figure(loss_curves([runs["collapsing"]]))
     assert limits(figure) == [50]
     assert texts(figure) == ["collapsing: not finite"]
@@ -58,7 +58,7 @@ def test_a_loss_that_stops_being_finite_is_marked_where_it_does(runs: dict[str, 
     assert not limits(loss_figure(loss_curves([runs["healthy"]])))
 
 
-def test_figures_over_the_steps_of_a_run_stand_below_each_other(runs: dict[str, Run]) -> None:
+def test_figures_over_the_steps_of_a_run_have_aligned_axes(runs: dict[str, Run]) -> None:
     run = runs["overflowing"]
     figures = [loss_figure(loss_curves([run])), phase_figure(phase_times(run)), grad_norm_figure(scale_trace(run))]
     assert len({with_marks(figure, step_marks(run)).layout.xaxis.range for figure in figures}) == 1
@@ -66,7 +66,7 @@ def test_figures_over_the_steps_of_a_run_stand_below_each_other(runs: dict[str, 
         assert figure.layout.xaxis.range == pytest.approx((-1.19, 120.19))
 
 
-def test_phases_of_a_step_are_called_the_same_on_all_figures(runs: dict[str, Run]) -> None:
+def test_phases_have_the_same_names_on_all_figures(runs: dict[str, Run]) -> None:
     steps = {t.name for t in phase_figure(phase_times(runs["two-ranks"])).data}
     ranks = [t.name for t in rank_figure(rank_table(runs["two-ranks"])).data]
     assert ranks[0] == "waiting for data" and set(ranks) == steps - {"other"}
@@ -83,7 +83,7 @@ def test_rows_of_tensors_keep_their_height_with_three_lines_of_legend(runs: dict
     assert padding >= 14 * shares["name"].nunique()
 
 
-def test_axes_name_what_they_count(runs: dict[str, Run]) -> None:
+def test_axes_name_the_quantity_that_they_count(runs: dict[str, Run]) -> None:
     titles = {x: loss_figure(loss_curves([runs["healthy"]], x)).layout.xaxis.title.text for x in ("step", "samples")}  # type: ignore[arg-type]
     assert titles == {"step": "step", "samples": "samples seen"}
     assert loss_figure(loss_curves([runs["healthy"]]), log=True).layout.yaxis.type == "log"
@@ -105,7 +105,7 @@ def test_skipped_steps_are_crosses_at_their_scale(runs: dict[str, Run]) -> None:
     assert "not finite: head.weight" in recorded[0]
 
 
-def test_the_scale_is_a_stair_on_powers_of_two(runs: dict[str, Run]) -> None:
+def test_the_loss_scale_is_a_step_line_on_powers_of_two(runs: dict[str, Run]) -> None:
     figure = scale_figure(scale_trace(runs["healthy"]), skip_episodes(runs["healthy"]))
     line = trace(figure, "loss scale")
     assert line.line.shape == "hv" and set(line.y) == {2.0**16, 2.0**17, 2.0**18}
@@ -130,15 +130,16 @@ def test_a_norm_that_is_not_finite_is_a_cross_at_the_edge(runs: dict[str, Run]) 
 # speed and comparison ------------------------------------------------------------------------------------------------
 
 
-def test_phases_stack_to_the_step(runs: dict[str, Run]) -> None:
+def test_phases_stack_to_the_step_time(runs: dict[str, Run]) -> None:
     times = phase_times(runs["healthy"])
     figure = phase_figure(times)
     assert {t.stackgroup for t in figure.data} == {"phases"}
     total = np.sum([t.y for t in figure.data], axis=0)
-    assert total == pytest.approx(times["step_ms"].to_numpy(), rel=0.05)  # medians of parts, not parts of the median
+    # The sum of medians, not the median of the sum.
+    assert total == pytest.approx(times["step_ms"].to_numpy(), rel=0.05)
 
 
-def test_a_legend_of_many_phases_keeps_clear_of_the_title(runs: dict[str, Run]) -> None:
+def test_a_legend_of_many_phases_does_not_overlap_the_title(runs: dict[str, Run]) -> None:
     legend = phase_figure(phase_times(runs["healthy"])).layout.legend
     assert (legend.yref, legend.y, legend.yanchor) == ("container", 0, "bottom")
 
@@ -158,7 +159,7 @@ def test_a_peak_is_cut_off_with_a_note() -> None:
     assert texts(figure) == ["peaks up to 500 ms lie beyond the axis"]
     assert phase_figure(times[1:]).layout.yaxis.range is None
     times.loc[0, "forward_ms"] = PEAK_RATIO * 10.0
-    assert phase_figure(times).layout.yaxis.range is None  # up to there every step is whole
+    assert phase_figure(times).layout.yaxis.range is None  # up to that value every step is drawn in full
 
 
 def test_memory_is_in_binary_units(runs: dict[str, Run]) -> None:
@@ -166,6 +167,11 @@ def test_memory_is_in_binary_units(runs: dict[str, Run]) -> None:
     assert trace(figure, "at the step").y[-1] == pytest.approx(300, rel=0.01)
     assert figure.layout.yaxis.title.text == "memory (MiB)"
     assert figure.layout.title.text == "Memory: resident set of the process"
+
+
+def test_memory_is_drawn_where_only_the_peak_is_known(runs: dict[str, Run]) -> None:
+    figure = memory_figure(memory_trace(runs["healthy"]).assign(allocated_bytes=np.nan))
+    assert figure.layout.yaxis.range[1] > 300 and "highest 299 MiB" in figure.layout.meta["alt"]
 
 
 def test_compared_runs_carry_value_spread_and_recipe(runs: dict[str, Run]) -> None:
@@ -195,7 +201,7 @@ def test_a_column_that_cannot_be_drawn_is_refused(runs: dict[str, Run]) -> None:
 # formats -------------------------------------------------------------------------------------------------------------
 
 
-def test_formats_reach_from_their_smallest_to_their_largest() -> None:
+def test_the_bar_of_a_format_spans_its_smallest_to_its_largest_value() -> None:
     ranges = format_ranges()
     figure = format_range_figure(ranges, [("0.1", -3.3), ("2^200", 200.0)])
     subnormal, normal = figure.data[:2]

@@ -1,4 +1,4 @@
-"""What the figures of kernels and of a step's cost show: asserted on the numbers that go to the browser."""
+"""The figures of kernels and of a step's cost: the numbers that are sent to the browser."""
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ def bar(figure: go.Figure, name: str) -> go.Bar:
     return next(trace for trace in figure.data if trace.name == name)
 
 
-def test_answers_fill_the_whole_bar_and_differ_in_hatching(runs: dict[str, Run]) -> None:
+def test_tensor_core_classes_fill_the_whole_bar_and_differ_in_hatching(runs: dict[str, Run]) -> None:
     shares = tensor_core_shares(runs["profiled"])
     figure = tensor_core_figure(shares)
     assert [trace.name for trace in figure.data] == [
@@ -34,10 +34,10 @@ def test_answers_fill_the_whole_bar_and_differ_in_hatching(runs: dict[str, Run])
     )
 
 
-def test_kernels_are_drawn_longest_first_with_their_answer(runs: dict[str, Run]) -> None:
+def test_kernels_are_drawn_longest_first_with_their_tensor_core_class(runs: dict[str, Run]) -> None:
     table = kernel_table(runs["profiled"])
     figure = kernel_figure(table)
-    assert figure.layout.yaxis.categoryarray[-1] == "0"  # drawn from the bottom up
+    assert figure.layout.yaxis.categoryarray[-1] == "0"  # plotly draws from the bottom up
     assert figure.layout.yaxis.ticktext[0] == short_kernel(table["name"].iloc[0], 36)
     drawn = {
         row: float(x) for trace in figure.data if trace.type == "bar" for row, x in zip(trace.y, trace.x, strict=True)
@@ -49,12 +49,12 @@ def test_kernels_are_drawn_longest_first_with_their_answer(runs: dict[str, Run])
     assert at["GEMM/conv not on tensor cores"] == {str(table.index[table["name"].str.contains("simt")][0])}
 
 
-def test_a_cpu_has_matrix_work_and_other_work(runs: dict[str, Run]) -> None:
+def test_a_cpu_has_matrix_products_and_other_operators(runs: dict[str, Run]) -> None:
     figure = kernel_figure(kernel_table(runs["profiled-cpu"]))
     assert {trace.name for trace in figure.data if trace.type == "bar"} == {"GEMM/conv", "no GEMM/conv"}
 
 
-def test_of_many_kernels_the_longest_are_drawn(runs: dict[str, Run]) -> None:
+def test_the_longest_of_many_kernels_are_drawn(runs: dict[str, Run]) -> None:
     table = pd.concat([kernel_table(runs["profiled"])] * 3, ignore_index=True)
     figure = kernel_figure(table.sort_values("total_us", ascending=False))
     assert len(figure.layout.yaxis.tickvals) == MAX_BARS
@@ -72,7 +72,7 @@ def test_of_many_kernels_the_longest_are_drawn(runs: dict[str, Run]) -> None:
         ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
     ],
 )  # fmt: skip
-def test_kernel_names_lose_what_all_of_their_kind_share(name: str, shown: str) -> None:
+def test_kernel_names_are_shortened_by_their_common_parts(name: str, shown: str) -> None:
     assert short_kernel(name).strip() == shown.strip()
 
 
@@ -101,20 +101,20 @@ def test_two_runs_are_two_bars_on_one_axis(runs: dict[str, Run]) -> None:
     assert lengths == pytest.approx((table.groupby("run", sort=False)["us"].sum() / 1e3).tolist(), rel=1e-5)
 
 
-def test_every_part_has_a_colour_and_a_label_that_can_be_read_on_it() -> None:
+def test_every_part_has_a_colour_and_a_readable_label() -> None:
     assert set(figure_colours.PARTS) == set(PARTS) | set(PHASE_LABELS)
     for part, (light, dark, ink, _) in figure_colours.PARTS.items():
         assert contrast(light, ink[0]) >= 3.0 and contrast(dark, ink[1]) >= 3.0, part
 
 
-def test_a_part_that_only_a_later_run_has_stands_in_its_place_among_the_others():
+def test_a_part_that_only_a_later_run_has_keeps_its_position():
     rows = [("a", "data", 1.0), ("a", "optimizer", 1.0), ("a", "watch", 1.0), ("b", "data", 1.0), ("b", "tensor", 2.0)]
     parts = pd.DataFrame(rows, columns=["run", "part", "us"]).assign(frac=0.5)
     figure = step_cost_figure(parts.assign(label=parts["part"], per="step"))
     assert [bar.name for bar in figure.data] == ["data", "tensor", "optimizer", "watch"]
 
 
-def test_the_error_of_gradients_has_ticks_at_powers_of_ten_alone():
+def test_the_axis_of_gradient_errors_has_ticks_only_at_powers_of_ten():
     errors = [3e-4, 2e-2]
     result = pd.DataFrame({"run": "a", "precision": "fp16", "name": ["x", "y"], "rel_error": errors, "cosine": 1.0})
     axis = agreement_figure(result).layout.xaxis

@@ -22,12 +22,12 @@ def test_marks_have_their_own_axis_and_a_description():
     added = marked.data[len(plain.data) :]
     assert [trace.yaxis for trace in added] == ["y9", "y9"] and [list(t.x) for t in added] == [[8], [24]]
     assert marked.layout.yaxis.range == plain.layout.yaxis.range
-    assert marked.layout.yaxis9.domain[1] < marked.layout.yaxis.domain[0]  # a strip below: they cover no curve
+    assert marked.layout.yaxis9.domain[1] < marked.layout.yaxis.domain[0]  # in a strip below, where they cover no curve
     assert "1 marked as skipped step" in marked.layout.meta["alt"]
     assert len({trace.marker.symbol for trace in added}) == 2
 
 
-def test_nothing_to_mark_changes_nothing():
+def test_a_figure_without_marks_is_unchanged():
     plain = loss_figure(CURVE)
     assert with_marks(loss_figure(CURVE), marks().iloc[:0]) == plain
     assert with_marks(loss_figure(CURVE), marks(time_s=[None, None]), "time_s") == plain
@@ -47,7 +47,7 @@ def test_each_of_several_runs_has_a_row_in_its_own_colour_and_the_legend_names_e
 
 
 @pytest.mark.parametrize("height", [200, 260, 360, 1400])
-def test_a_row_is_no_lower_than_a_mark(height):
+def test_a_row_is_at_least_as_high_as_a_mark(height):
     low = loss_figure(CURVE)
     low.layout.height = height
     strip = with_marks(low, marks()).layout
@@ -55,19 +55,19 @@ def test_a_row_is_no_lower_than_a_mark(height):
     assert pixels >= 12 - 1e-9 and strip.yaxis.domain[0] < 0.5
 
 
-def test_many_skipped_steps_are_strokes_of_one_line_and_each_still_tells_its_step():
+def test_many_skipped_steps_are_strokes_of_one_line_with_a_hover_text_each():
     many = marks().iloc[:1].loc[[0] * 100].assign(step=range(100), samples=range(100))
     strokes = with_marks(loss_figure(CURVE), many).data[-1]
     assert strokes.mode == "lines" and strokes.name == "skipped step"
     tops = strokes.x[1::3]
     assert tops.tolist() == list(range(100)) == strokes.x[::3].tolist()
     assert strokes.customdata[1::3].tolist() == list(range(100)) and ": step skipped<" in strokes.hovertemplate
-    assert (strokes.y[::3] < 0).all() and (strokes.y[2::3] < 0).all()  # one path: between strokes it is cut off
+    assert (strokes.y[::3] < 0).all() and (strokes.y[2::3] < 0).all()  # one path with gaps between the strokes
     assert ((strokes.y[1::3] > 0) & (strokes.y[1::3] < 1)).all()
 
 
 def domains(figure):
-    """Bottom and top of each strip, the lowest first, and of the plot of the curves."""
+    """Bottom and top of each strip, lowest first, and of the plot of the curves."""
     layout = figure.layout.to_plotly_json()
     return [
         layout[name]["domain"] for name in sorted((n for n in layout if n[:5] == "yaxis"), key=lambda n: n[5:].zfill(2))
@@ -75,7 +75,7 @@ def domains(figure):
 
 
 @pytest.mark.parametrize("count", [2, MAX_ROWS_WITHIN, MAX_ROWS_WITHIN + 1, 9, 15])
-def test_the_marks_of_many_runs_have_a_row_each_below_the_curves_which_keep_their_room(count):
+def test_marks_of_many_runs_have_a_row_each_below_curves_of_unchanged_height(count):
     runs = [(f"run {i}", marks(), "#112233") for i in range(count)]
     drawn = with_rows(loss_figure(CURVE), runs)
     curves, *strips = domains(drawn)
@@ -86,7 +86,7 @@ def test_the_marks_of_many_runs_have_a_row_each_below_the_curves_which_keep_thei
     assert (strips[0][1] - strips[0][0]) * plot >= 12 - 1e-9 and (curves[1] - curves[0]) * plot >= 0.7 * (360 - 155)
 
 
-def test_a_row_drawn_after_higher_ones_does_not_put_the_curves_over_them():
+def test_a_row_drawn_after_higher_ones_does_not_move_the_curves_over_them():
     drawn = loss_figure(CURVE)
     for row in (MAX_ROWS_WITHIN, 0):
         drawn = with_marks(drawn, marks(), label=f"run {row}", hue="#112233", row=row)
@@ -94,7 +94,7 @@ def test_a_row_drawn_after_higher_ones_does_not_put_the_curves_over_them():
     assert low[1] < high[1] < curves[0]
 
 
-def test_steps_stand_below_the_lowest_row_that_is_there():
+def test_the_step_axis_is_below_the_lowest_row():
     second = with_marks(loss_figure(CURVE), marks(), label="second", hue="#445566", row=1)
     assert second.layout.xaxis.anchor == "y10" and len(domains(second)) == 2
     both = with_marks(second, marks(), label="first", hue="#112233", row=0)

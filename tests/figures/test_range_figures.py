@@ -1,4 +1,4 @@
-"""What figures of number ranges show: exponents, classes, one tensor over time and what would be lost."""
+"""The figures of number ranges: exponents, classes, one tensor over time, and predicted underflow and overflow."""
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,7 @@ from tests.figures.rendered import limits, texts, trace
 # ranges --------------------------------------------------------------------------------------------------------------
 
 
-def test_format_limits_stand_where_they_are(runs: dict[str, Run]) -> None:
+def test_format_limits_are_drawn_at_their_exponents(runs: dict[str, Run]) -> None:
     figure = exponent_heatmap(exponent_shares(runs["healthy"], "output_grad"), ("fp16",))
     assert limits(figure) == pytest.approx([-24, -14, np.log2(65504)])
     assert texts(figure) == [
@@ -63,7 +63,7 @@ def test_cells_report_tensor_and_exponent_when_clicked(runs: dict[str, Run]) -> 
     assert name == cells.y[0] == shares["name"].iloc[0] and exponent == shares["exponent"].iloc[0]
 
 
-def test_formats_too_wide_for_the_axis_say_so(runs: dict[str, Run]) -> None:
+def test_formats_too_wide_for_the_axis_are_labelled_as_such(runs: dict[str, Run]) -> None:
     figure = exponent_heatmap(exponent_shares(runs["bf16"], "output_grad"), ("bf16", "fp8-e5m2"))
     assert texts(figure)[0].startswith("BF16 reaches from 2<sup>−133</sup> to 2<sup>128</sup>")
     assert limits(figure) == pytest.approx([-16, -14, np.log2(57344)])
@@ -78,9 +78,9 @@ def test_a_fixed_axis_stays_fixed(runs: dict[str, Run]) -> None:
 def test_values_without_an_exponent_are_shown_beside_the_plot(runs: dict[str, Run]) -> None:
     run = runs["overflowing"]
     figure = exponent_heatmap(exponent_shares(run, "output_grad"), classes=class_shares(run, "output_grad"))
-    beside = trace(figure, "not finite")
-    assert list(beside.y) == class_shares(run, "output_grad").query("inf_frac > 0")["name"].tolist()
-    assert beside.text[-1] == " ∞ 6.9 %" and figure.layout.margin.r > 60
+    not_finite = trace(figure, "not finite")
+    assert list(not_finite.y) == class_shares(run, "output_grad").query("inf_frac > 0")["name"].tolist()
+    assert not_finite.text[-1] == " ∞ 6.9 %" and figure.layout.margin.r > 60
 
 
 def test_a_tensor_without_finite_values_has_a_row() -> None:
@@ -106,12 +106,12 @@ def test_too_many_cells_are_pooled_by_their_mean() -> None:
     assert heat.z.size <= ranges.MAX_CELLS and len(figure.data) == 1
     assert heat.y[0] == "layer0 and 2 more" and heat.y[-1] == "layer9999 and 1 more"
     mean = shares["share"].to_numpy().reshape(-1, width)[:3].mean(axis=0)
-    assert heat.customdata[0] == pytest.approx(100 * mean, rel=1e-5)  # in percent, as the hover says it
+    assert heat.customdata[0] == pytest.approx(100 * mean, rel=1e-5)  # in percent, as in the hover text
     assert len(figure.layout.yaxis.tickvals) <= 45
     assert "10,001 tensors (in 3,334 rows)" in figure.layout.meta["alt"]
 
 
-def test_bars_of_classes_fill_the_whole_and_tell_the_small_ones(runs: dict[str, Run]) -> None:
+def test_bars_of_classes_add_up_and_label_small_classes(runs: dict[str, Run]) -> None:
     figure = class_bars(class_shares(runs["overflowing"], "output_grad"))
     bars = [t for t in figure.data if t.type == "bar"]
     assert [b.name for b in bars] == ["exactly zero", "normal", "subnormal", "infinite"]
@@ -119,7 +119,7 @@ def test_bars_of_classes_fill_the_whole_and_tell_the_small_ones(runs: dict[str, 
     assert "6.9 % inf" in figure.data[-1].text[-1]
 
 
-def test_of_many_tensors_the_worst_are_drawn_in_the_models_order() -> None:
+def test_the_worst_of_many_tensors_are_drawn_in_the_models_order() -> None:
     count = 500
     frame = pd.DataFrame(
         {"name": [f"l{i}" for i in range(count)], "zero_frac": 0.0, "normal_frac": 1.0, "nan_frac": 0.0}
@@ -136,7 +136,7 @@ def test_of_many_tensors_the_worst_are_drawn_in_the_models_order() -> None:
 # one tensor over time ------------------------------------------------------------------------------------------------
 
 
-def test_a_tensors_exponents_stand_at_their_steps(runs: dict[str, Run]) -> None:
+def test_the_exponents_of_a_tensor_are_drawn_at_their_steps(runs: dict[str, Run]) -> None:
     shares = layer_exponents(runs["healthy"], "output_grad", "head")
     figure = exponents_over_time(shares)
     heat = figure.data[0]
@@ -148,7 +148,9 @@ def test_a_tensors_exponents_stand_at_their_steps(runs: dict[str, Run]) -> None:
     assert texts(figure)[2] == "FP16 max. 65504"
 
 
-def test_steps_without_finite_values_are_empty_columns_and_the_three_figures_end_alike(runs: dict[str, Run]) -> None:
+def test_steps_without_finite_values_are_empty_columns_and_the_three_axes_end_at_the_same_step(
+    runs: dict[str, Run],
+) -> None:
     shares = layer_exponents(runs["healthy"], "output_grad", "head")
     there = shares[~shares["step"].isin([0, 50])]
     heat = exponents_over_time(there, without=[0, 50])
@@ -159,7 +161,7 @@ def test_steps_without_finite_values_are_empty_columns_and_the_three_figures_end
     assert len(ranges_of) == 1
 
 
-def test_steps_with_infinities_are_crosses_however_few_there_are(runs: dict[str, Run]) -> None:
+def test_steps_with_infinities_are_crosses_even_if_there_are_few(runs: dict[str, Run]) -> None:
     bad = layer_trace(runs["overflowing"], "output_grad", "head").query("inf_frac + nan_frac > 0")["step"].tolist()
     result = layer_trace(runs["overflowing"], "output_grad", "head")
     for figure in (classes_over_time(result), magnitude_figure(result)):
@@ -189,7 +191,7 @@ def test_magnitudes_are_drawn_with_the_limits_of_the_format(runs: dict[str, Run]
 # predictions ---------------------------------------------------------------------------------------------------------
 
 
-def test_predicted_losses_are_bars_on_an_axis_that_stands_still(runs: dict[str, Run]) -> None:
+def test_predicted_losses_are_bars_on_a_fixed_axis(runs: dict[str, Run]) -> None:
     predictions = what_if(runs["fp32"], ("fp16",), (-10, 30), ("output_grad",))
     low, high = (underflow_figure(predictions[predictions["log2_scale"] == k]) for k in (-10, 30))
     assert low.layout.xaxis.range == high.layout.xaxis.range == (-6, 0)
@@ -206,7 +208,7 @@ def test_a_prediction_without_underflow_says_so(runs: dict[str, Run]) -> None:
     assert texts(figure) == ["Nothing of what was recorded would be lost."]
 
 
-def test_the_tensors_that_lose_most_are_drawn() -> None:
+def test_the_tensors_with_the_largest_losses_are_drawn() -> None:
     frame = pd.DataFrame({"name": [f"l{i}" for i in range(200)], "underflow_frac": np.linspace(0, 0.5, 200)})
     figure = underflow_figure(
         frame.assign(underflow_mass_frac=0.0, overflow_frac=np.where(frame.index == 3, 1e-3, 0.0))

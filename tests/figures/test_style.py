@@ -1,4 +1,4 @@
-"""Colours are seen: against both backgrounds, apart from each other, and by the colour-blind."""
+"""Colours are distinguishable: from both backgrounds, from each other, and with colour blindness."""
 
 import itertools
 
@@ -37,15 +37,15 @@ def contrast(one: str, other: str) -> float:
 
 
 def oklab(hex_colour: str, eye: str) -> np.ndarray:
-    """Where an eye sees the colour; distances are even there (Ottosson 2020)."""
+    """The colour in Oklab as seen by an eye; distances are perceptually uniform (Ottosson 2020)."""
     rgb = np.clip(SEEN_BY[eye] @ linear(hex_colour), 0, 1)
     cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]) @ rgb
     lab = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
     return lab @ np.cbrt(cones)
 
 
-def apart(one: str, other: str) -> float:
-    """Least distance in any eye; 0.02 is just noticeable side by side."""
+def distance(one: str, other: str) -> float:
+    """The smallest distance over all kinds of eyes; 0.02 is just noticeable side by side."""
     return min(float(np.linalg.norm(oklab(one, eye) - oklab(other, eye))) for eye in SEEN_BY)
 
 
@@ -57,27 +57,27 @@ def test_lines_stand_out_from_the_page(recipe: str, dark: bool) -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("meaning", [m for m in MEANINGS if m != "zero"])
-def test_what_has_a_meaning_stands_out_from_the_page(meaning: str, dark: bool) -> None:
+def test_colours_with_a_meaning_stand_out_from_the_page(meaning: str, dark: bool) -> None:
     assert min(contrast(colour(meaning, dark), b) for b in BACKGROUNDS[dark]) >= 3.0
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_recipes_are_distinguishable_with_colour_blindness(dark: bool) -> None:
     for one, other in itertools.combinations(RECIPES, 2):
-        assert apart(RECIPES[one][dark], RECIPES[other][dark]) > 0.05, (one, other)
+        assert distance(RECIPES[one][dark], RECIPES[other][dark]) > 0.05, (one, other)
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_overflow_underflow_and_healthy_are_distinguishable_with_colour_blindness(dark: bool) -> None:
     for one, other in itertools.combinations(("overflow", "underflow", "healthy", "zero", "nan"), 2):
-        assert apart(MEANINGS[one][dark], MEANINGS[other][dark]) > 0.1, (one, other)
+        assert distance(MEANINGS[one][dark], MEANINGS[other][dark]) > 0.1, (one, other)
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_device_counters_are_distinguishable_with_colour_blindness(dark: bool) -> None:
-    lines = [c for c in COUNTERS if c != "hmma_active_frac"]  # dotted, in the colour of what it is a part of
+    lines = [c for c in COUNTERS if c != "hmma_active_frac"]  # dotted, in the colour of the counter that it is part of
     for one, other in itertools.combinations(lines, 2):
-        assert apart(COUNTERS[one][dark], COUNTERS[other][dark]) > 0.05, (one, other)
+        assert distance(COUNTERS[one][dark], COUNTERS[other][dark]) > 0.05, (one, other)
     for line in lines:
         assert min(contrast(COUNTERS[line][dark], b) for b in BACKGROUNDS[dark]) >= 3.0
 
@@ -86,7 +86,7 @@ def test_device_counters_are_distinguishable_with_colour_blindness(dark: bool) -
 def test_neighbours_in_a_stack_of_memory_are_distinguishable_with_colour_blindness(dark: bool) -> None:
     assert set(MEMORY) == set(CATEGORIES)
     for one, other in itertools.pairwise(CATEGORIES):
-        assert apart(MEMORY[one][dark], MEMORY[other][dark]) > 0.08, (one, other)
+        assert distance(MEMORY[one][dark], MEMORY[other][dark]) > 0.08, (one, other)
 
 
 def test_every_recipe_of_the_engine_has_a_colour() -> None:
@@ -94,7 +94,7 @@ def test_every_recipe_of_the_engine_has_a_colour() -> None:
     assert recipe_colour(None) == recipe_colour("other") == UNKNOWN_RECIPE[0]
 
 
-def test_powers_of_two_read_as_such() -> None:
+def test_powers_of_two_are_written_as_such() -> None:
     assert power_of_two(65536.0) == "2<sup>16</sup>"
     assert power_of_two(2.0**-14) == "2<sup>−14</sup>"
     assert power_of_two(1000.0) == "1e+03"
@@ -110,7 +110,7 @@ def test_log2_ticks_are_powers_of_two_within_the_axis(low: int, high: int) -> No
     assert np.allclose(axis["range"], [low * np.log10(2), high * np.log10(2)])
 
 
-def test_shares_are_written_as_in_the_tables() -> None:
+def test_fractions_are_written_as_in_the_tables() -> None:
     text = [percent(share) for share in (1.0, 0.996, 0.99, 0.123, 0.00012, 0.00001, 0.0)]
     assert text == ["100 %", "99.6 %", "99 %", "12.3 %", "0.012 %", "<0.01 %", "0 %"]
 
@@ -130,7 +130,7 @@ def test_ticks_of_a_share_axis_have_a_space_before_the_percent_sign(top: float, 
     assert axis["tickvals"][-1] <= top + 1e-9 and len(axis["tickvals"]) <= 6
 
 
-def test_steps_are_whole_and_written_with_thousands_set_apart() -> None:
+def test_steps_are_whole_numbers_with_separated_thousands() -> None:
     figure = FigureSpec()
     figure.xaxis(title="step", range=[549.5, 554.5])
     assert finish(figure, "a", "b").layout.xaxis.dtick == 1
@@ -139,13 +139,13 @@ def test_steps_are_whole_and_written_with_thousands_set_apart() -> None:
     assert (axis.exponentformat, axis.separatethousands, axis.dtick) == ("none", True, None)
 
 
-def test_long_names_lose_their_middle() -> None:
+def test_long_names_are_shortened_in_the_middle() -> None:
     name = "transformer.encoder.layers.11.attention.output.dense.weight"
     assert shorten(name, 30) == "transformer.…tput.dense.weight"
     assert len(shorten(name, 30)) == 30 and shorten("short") == "short"
 
 
-def test_names_on_an_axis_keep_what_tells_them_apart() -> None:
+def test_shortened_names_on_an_axis_stay_distinct() -> None:
     names = [f"model.layers.{i}.attention.output.projection.weight" for i in range(12)]
     assert tick_names(names)[11] == "…11…" and len(set(tick_names(names))) == 12
     mixed = ["model.decoder.layers.0.fc.weight", "model.decoder.layers.1.fc.weight", "model.decoder.head"]
@@ -160,7 +160,7 @@ def test_whole_numbers_stay_whole() -> None:
     assert compact_array(np.array([0.5])).dtype == np.float32
 
 
-def test_a_line_is_cut_only_where_its_gap_can_be_seen() -> None:
+def test_a_line_has_a_gap_only_if_the_gap_is_visible() -> None:
     steps = pd.Series(range(10_000))
     values = pd.Series(1.0, index=steps.index).where(~steps.isin([0, 50, 70, 71, *range(4000, 4100)]))
     x, y = bridge_gaps(steps, values)

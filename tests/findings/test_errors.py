@@ -1,4 +1,4 @@
-"""Errors that ended a run, in runs that tell less of themselves than ours do."""
+"""Errors that ended a run, in runs that record less than ours."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from amp_core.store.writer import RunWriter
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"class": "Adam"}, "has a gradient"),  # what is not recorded is no sign of parameters of another model
+        ({"class": "Adam"}, "has a gradient"),  # a missing record does not indicate parameters of another model
         ({"class": "Adam", "parameters": 4, "outside_model": 0}, "has a gradient"),
         ({"class": "Adam", "parameters": 4, "outside_model": 4}, "has a gradient (they are not the model's)"),
     ],
 )
-def test_parameters_are_called_foreign_only_where_that_was_recorded(
+def test_parameters_are_called_foreign_only_if_that_was_recorded(
     tmp_path: Path, settings: dict[str, object], text: str
 ) -> None:
     writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam"], "optimizer_settings": [settings]})
@@ -27,7 +27,7 @@ def test_parameters_are_called_foreign_only_where_that_was_recorded(
     assert finding.title.endswith(text)
 
 
-def test_a_call_that_no_recorder_wrote_is_no_number_of_an_optimizer(tmp_path: Path) -> None:
+def test_an_unknown_call_is_not_parsed_as_an_optimizer_index(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam", "SGD"], "optimizer_settings": [{}, {}]})
     writer.append("steps", {"step": [0]})
     writer.event("calls", "backward scaler.step:last", step=0)
@@ -37,7 +37,7 @@ def test_a_call_that_no_recorder_wrote_is_no_number_of_an_optimizer(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("steps", "text"), [(1, "called twice for one step"), (0, "before any optimizer stepped")])
-def test_an_update_without_a_step_is_no_want_of_gradients(steps: int, text: str, tmp_path: Path) -> None:
+def test_an_update_without_a_step_is_not_reported_as_missing_gradients(steps: int, text: str, tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam"], "optimizer_settings": [{}]})
     if steps:
         writer.append("steps", {"step": range(steps)})
@@ -46,8 +46,8 @@ def test_an_update_without_a_step_is_no_want_of_gradients(steps: int, text: str,
     assert finding.code == "update-without-step" and text in finding.title and "update()" in finding.advice
 
 
-def test_the_largest_modules_that_are_half_throughout_are_named(tmp_path: Path) -> None:
-    """Not the layers in them, and not a module of which a part is FP32."""
+def test_the_largest_modules_entirely_in_16_bits_are_named(tmp_path: Path) -> None:
+    """Neither their layers nor modules with a part in FP32 are named."""
     half = ["blocks.1.mlp.up.weight", "blocks.1.mlp.down.weight", "blocks.2.up.weight", "head.0.weight"]
     wide = ["blocks.0.up.weight", "blocks.1.norm.weight", "blocks.2.norm.weight", "head.1.weight"]
     model = {"dtypes": dict.fromkeys(half, "float16"), "shapes": {n: [4, 4] for n in half + wide}}

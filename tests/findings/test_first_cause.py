@@ -1,4 +1,4 @@
-"""What was first is named, and what follows from it stands under it."""
+"""The first cause is named, and findings that follow from it are listed under it."""
 
 import re
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_forward_comes_before_the_gradients_that_it_spoils(tmp_path: Path) -> No
     assert by_code["activation-overflow"].title.endswith("(Linear) overflows float16 from input of up to 300")
 
 
-def test_an_input_whose_size_was_not_recorded_is_not_spoken_of(tmp_path: Path) -> None:
+def test_an_input_without_a_recorded_magnitude_is_not_mentioned(tmp_path: Path) -> None:
     events = [OUTPUT | {"name": "blocks.1.up", "step": 0, "count": 9}]
     (finding,) = [
         f
@@ -53,14 +53,14 @@ def test_an_input_whose_size_was_not_recorded_is_not_spoken_of(tmp_path: Path) -
     assert finding.title.endswith("(Linear) overflows float16") and finding.value is None
 
 
-def test_a_finite_loss_leaves_only_backward(tmp_path: Path) -> None:
+def test_with_a_finite_loss_the_cause_is_in_backward(tmp_path: Path) -> None:
     events = [{"kind": "skipped", "name": "blocks.2.up.weight", "step": 3}]
     run = run_of(tmp_path / "run", events, [1.0] * 8, [False] * 3 + [True] * 5)
     cause = first_cause(run, 3, 7)
     assert cause is not None and (cause.phase, cause.where) == ("backward", "blocks.2.up.weight")
 
 
-def test_weights_that_bad_gradients_left_are_not_the_cause(tmp_path: Path) -> None:
+def test_weights_spoiled_by_bad_gradients_are_not_the_cause(tmp_path: Path) -> None:
     nan = float("nan")
     events = [
         {"kind": "non-finite", "name": "blocks.0.up.weight", "step": 2},
@@ -73,13 +73,13 @@ def test_weights_that_bad_gradients_left_are_not_the_cause(tmp_path: Path) -> No
     assert finding.where == "blocks.0.up.weight"
 
 
-def test_what_arises_between_two_modules_is_put_to_the_one_around_them(tmp_path: Path) -> None:
+def test_a_cause_between_two_modules_is_assigned_to_their_parent(tmp_path: Path) -> None:
     events = [OUTPUT | {"name": "blocks.1.down", "step": 0, "detail": "input"}]
     cause = first_cause(run_of(tmp_path / "run", events, [1.0], [False]), 0, 0)
     assert cause is not None and (cause.where, cause.op) == ("blocks.1", "before blocks.1.down")
 
 
-def test_nothing_recorded_names_nothing(tmp_path: Path) -> None:
+def test_without_records_no_cause_is_named(tmp_path: Path) -> None:
     assert first_cause(run_of(tmp_path / "run", [], [1.0], [False]), 0, 0) is None
 
 
@@ -87,8 +87,8 @@ def skip(step: int, name: str = "head.bias") -> dict[str, Any]:
     return {"kind": "skipped", "name": name, "step": step}
 
 
-def test_a_skipped_step_that_was_recovered_from_is_no_cause(tmp_path: Path) -> None:
-    """One skip at step 0, as in most FP16 runs, sixty steps before a module overflows."""
+def test_a_skipped_step_before_a_recovery_is_not_the_cause(tmp_path: Path) -> None:
+    """A skip at step 0, as in most FP16 runs, sixty steps before a module overflows."""
     events = [skip(0), OUTPUT | {"name": "blocks.1.up", "step": 60, "value": 300.0}]
     losses = [1.0] * 60 + [float("nan")] * 3
     run = run_of(tmp_path / "run", events, losses, [True] + [False] * 59 + [True] * 3)
@@ -99,15 +99,15 @@ def test_a_skipped_step_that_was_recovered_from_is_no_cause(tmp_path: Path) -> N
     assert by_code["loss-nonfinite"].follows == "activation-overflow"
 
 
-def test_skips_just_before_it_explain_no_output_that_is_not_finite(tmp_path: Path) -> None:
-    """They left the weights as they were."""
+def test_skips_just_before_a_non_finite_output_are_not_its_cause(tmp_path: Path) -> None:
+    """Skipped steps do not change the weights."""
     events = [skip(4), skip(5), OUTPUT | {"name": "blocks.1.up", "step": 6}]
     run = run_of(tmp_path / "run", events, [1.0] * 6 + [float("nan")], [False] * 4 + [True] * 3)
     cause = first_cause(run, 0, 6)
     assert cause is not None and (cause.phase, cause.step) == ("forward", 6)
 
 
-def test_weights_that_were_spoiled_long_before_they_were_used_are_traced_to_their_step(tmp_path: Path) -> None:
+def test_weights_spoiled_long_before_their_use_are_traced_to_that_step(tmp_path: Path) -> None:
     events = [
         {"kind": "non-finite", "name": "rare.weight", "step": 2},
         OUTPUT | {"name": "rare", "step": 9, "detail": "weights"},
@@ -117,8 +117,8 @@ def test_weights_that_were_spoiled_long_before_they_were_used_are_traced_to_thei
     assert cause is not None and (cause.phase, cause.where, cause.step) == ("backward", "rare.weight", 2)
 
 
-def test_statistics_are_poisoned_by_the_forward_pass_of_a_step_that_was_recovered_from(tmp_path: Path) -> None:
-    """On a GPU they are looked at every tenth step."""
+def test_poisoned_statistics_are_traced_to_a_forward_pass_before_a_recovery(tmp_path: Path) -> None:
+    """On a GPU they are checked every tenth step."""
     events = [
         skip(0),
         OUTPUT | {"name": "conv", "step": 33},
@@ -131,7 +131,7 @@ def test_statistics_are_poisoned_by_the_forward_pass_of_a_step_that_was_recovere
     assert "first in forward at step 33: conv" in finding.title
 
 
-def test_half_a_model_is_not_called_broken_for_a_skip_that_was_recovered_from(tmp_path: Path) -> None:
+def test_a_skip_before_a_recovery_does_not_mark_half_the_model_as_broken(tmp_path: Path) -> None:
     model = {"dtypes": {"a.weight": "float16"}, "shapes": {"a.weight": [4, 4], "b.weight": [4, 4]}}
     with RunWriter(tmp_path / "run", config={"scaler": None}, model=model) as writer:
         writer.append("steps", {"step": range(9), "loss": [1.0] * 9, "skipped": [True] + [False] * 8})
@@ -141,7 +141,7 @@ def test_half_a_model_is_not_called_broken_for_a_skip_that_was_recovered_from(tm
 
 
 @pytest.mark.parametrize("skips", [0, 1])
-def test_a_scale_that_grows_without_end_is_seen_after_a_first_skip_too(skips: int, tmp_path: Path) -> None:
+def test_a_loss_scale_that_grows_without_end_is_detected_after_a_first_skip_too(skips: int, tmp_path: Path) -> None:
     scales = [2.0**16] * skips + [2.0 ** (15 + step // 10) for step in range(150)]
     steps = {"step": range(len(scales)), "loss_scale": scales, "skipped": [step < skips for step in range(len(scales))]}
     tensors = {"step": [149], "name": ["a"], "kind": ["weight_grad"], "absmax": [2.0**-9]}
@@ -155,8 +155,10 @@ RISING = [2.0 * 800 ** (max(step - 20, 0) / 9) for step in range(30)]
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", None])
 @pytest.mark.parametrize("broken", ["forward", "backward", "unknown"])
-def test_a_loss_that_rose_while_all_was_finite_diverged(broken: str, dtype: str | None, tmp_path: Path) -> None:
-    """Whatever overflows in the end, in whatever precision, that is not its doing."""
+def test_a_loss_that_rose_while_all_values_were_finite_is_a_divergence(
+    broken: str, dtype: str | None, tmp_path: Path
+) -> None:
+    """An overflow that follows, in any precision, is not the cause."""
     events = {
         "forward": [OUTPUT | {"name": "up", "step": 30, "dtype": dtype or "float32"}],
         "backward": [{"kind": "non-finite", "name": "up.weight", "step": 29}],
@@ -173,7 +175,7 @@ def test_a_loss_that_rose_while_all_was_finite_diverged(broken: str, dtype: str 
 
 
 @pytest.mark.parametrize(
-    "before",
+    "losses_before",
     [
         [2.0 + 0.5 * (-1) ** step for step in range(30)],  # noise
         [2.0 - step / 20 for step in range(30)],  # it learned
@@ -182,14 +184,14 @@ def test_a_loss_that_rose_while_all_was_finite_diverged(broken: str, dtype: str 
         [0.01] * 5 + [2.0] * 200,  # long ago
     ],
 )
-def test_a_loss_that_did_not_rise_did_not_diverge(before: list[float], tmp_path: Path) -> None:
-    losses = [*before, float("nan")]
-    run = run_of(tmp_path / "run", [OUTPUT | {"name": "up", "step": len(before)}], losses, [False] * len(losses))
+def test_a_loss_that_did_not_rise_is_no_divergence(losses_before: list[float], tmp_path: Path) -> None:
+    losses = [*losses_before, float("nan")]
+    run = run_of(tmp_path / "run", [OUTPUT | {"name": "up", "step": len(losses_before)}], losses, [False] * len(losses))
     (finding,) = [f for f in diagnose(run) if f.code == "loss-nonfinite"]
     assert finding.where == "up"
 
 
-def test_a_scale_that_collapsed_as_the_loss_rose_is_put_down_to_the_learning_rate(tmp_path: Path) -> None:
+def test_a_loss_scale_that_collapsed_as_the_loss_rose_is_blamed_on_the_learning_rate(tmp_path: Path) -> None:
     """The scaler keeps every bad gradient off the weights, so the loss stays finite."""
     skipped = [False] * 30 + [True] * 20
     steps = {"step": range(50), "loss": RISING + [RISING[-1]] * 20, "skipped": skipped}
@@ -203,7 +205,7 @@ def test_a_scale_that_collapsed_as_the_loss_rose_is_put_down_to_the_learning_rat
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", None])
 @pytest.mark.parametrize("detail", ["data", "weights", "input", "", "loss", "gradient", "unknown"])
 def test_advice_fits_the_cause_and_the_precision(detail: str, dtype: str | None, tmp_path: Path) -> None:
-    """Only where float16 overflowed is a wider format a remedy."""
+    """A wider format is a remedy only if float16 overflowed."""
     output = OUTPUT | {"name": "up.0", "step": 3, "dtype": dtype or "float32", "detail": detail}
     events = {
         "gradient": [{"kind": "non-finite", "name": "up.weight", "step": 2}],

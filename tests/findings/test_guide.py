@@ -1,4 +1,4 @@
-"""The guide: an entry for each code that says what it is, what shows it, from where on, and what repairs it."""
+"""The guide has an entry for each code: its meaning, its signal, its threshold and its remedy."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ def test_every_code_is_in_one_family() -> None:
 
 
 def graded() -> set[str]:
-    """Codes that a rule finds as more than one severity."""
+    """Codes that a rule reports with more than one severity."""
     modules = [ast.parse(path.read_text()) for path in Path(rules.__file__).parent.glob("*.py")]
     calls = [node for tree in modules for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "make_finding"]
@@ -41,7 +41,7 @@ def test_an_entry_describes_other_severities_of_its_findings(code: str) -> None:
     assert re.search("An error|[Aa] warning|[Aa] remark", GUIDE[code].threshold)
 
 
-def test_calibration_tells_what_to_do_of_a_warning_and_of_none() -> None:
+def test_the_entry_on_calibration_has_advice_for_a_warning_and_for_info() -> None:
     info = next(f for f in diagnose(load_run(SAMPLES["fp16-healthy"])) if f.code == "calibration-skips")
     warning = next(f for f in diagnose(load_run(SAMPLES["fp16-overflow"])) if f.code == "calibration-skips")
     advice = GUIDE["calibration-skips"].advice

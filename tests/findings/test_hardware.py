@@ -1,4 +1,4 @@
-"""What is counted per step in a profile of several windows."""
+"""Counts per step in a profile of several windows."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.synthetic import write_rows
 
 @pytest.mark.parametrize(("waits", "result"), [(1, None), (4, 4.0)])
 def test_waits_are_counted_per_step_over_all_windows(tmp_path: Path, waits: int, result: float | None) -> None:
-    """Three windows of two steps, each step with as many waits; none of them has a row in `windows`."""
+    """Three windows of two steps with `waits` waits per step; none has a row in `windows`."""
     kernels = {
         "step": [10, 20, 30, 10],
         "steps": [2, 2, 2, 2],
@@ -25,7 +25,7 @@ def test_waits_are_counted_per_step_over_all_windows(tmp_path: Path, waits: int,
     assert [f.value for f in diagnose(run) if f.code == "host-syncs"] == ([] if result is None else [result])
 
 
-def test_a_wait_of_no_operator_is_called_by_its_own_name(tmp_path: Path) -> None:
+def test_a_wait_outside_operators_is_reported_by_its_own_name(tmp_path: Path) -> None:
     kernels = {
         "step": [1, 1],
         "steps": [1, 1],
@@ -38,8 +38,8 @@ def test_a_wait_of_no_operator_is_called_by_its_own_name(tmp_path: Path) -> None
     assert [f.where for f in diagnose(run) if f.code == "host-syncs"] == ["cudaStreamSynchronize"]
 
 
-def test_a_bilinear_layer_is_no_layer_that_autocast_runs_in_16_bits(tmp_path: Path) -> None:
-    """Of a run that tells no operators: its output gradient is FP32 under autocast, as it should be."""
+def test_a_bilinear_layer_is_not_expected_in_16_bits_under_autocast(tmp_path: Path) -> None:
+    """In a run without traced operators: its output gradient is FP32 under autocast, as it should be."""
     model = {
         "layers": {"pair": "Bilinear", "fc": "Linear"},
         "shapes": {"pair.weight": [9, 9, 9], "fc.weight": [16, 16]},
@@ -54,3 +54,15 @@ def test_a_bilinear_layer_is_no_layer_that_autocast_runs_in_16_bits(tmp_path: Pa
     with RunWriter(tmp_path / "run", config=config, model=model) as writer:
         writer.append("tensors", tensors)
     assert not {"autocast-inactive", "unaligned-dims"} & {f.code for f in diagnose(load_run(tmp_path / "run"))}
+
+
+@pytest.mark.parametrize(("device", "found"), [("cuda:0", False), ("cuda:1", True)])
+def test_a_gpu_without_tensor_cores_is_the_one_of_the_run(device: str, found: bool, tmp_path: Path) -> None:
+    h100 = {"name": "NVIDIA H100", "capability": "9.0"}
+    gtx = {"name": "NVIDIA GeForce GTX 1650", "capability": "7.5"}
+    config = {"precision": "fp16", "autocast_dtype": "float16", "device": device, "optimizers": ["AdamW"]}
+    with RunWriter(tmp_path / "run", config=config, environment={"gpus": [h100, gtx]}) as writer:
+        for step in range(20):
+            writer.append("steps", {"step": [step], "loss": [1.0], "skipped": [False]})
+    where = {f.code: f.where for f in diagnose(load_run(tmp_path / "run"))}
+    assert where.get("no-tensor-cores-on-device") == (gtx["name"] if found else None)

@@ -1,4 +1,4 @@
-"""Silence over what is healthy, and speed over what is long."""
+"""Healthy runs have no findings, and long runs are diagnosed quickly."""
 
 from pathlib import Path
 
@@ -10,20 +10,20 @@ from amp_core import Run, load_run
 from amp_core.findings import Finding, diagnose
 from amp_core.store.writer import RunWriter
 from amp_core.train import TrainConfig, train
-from tests.counted import calls_of
+from tests.call_count import count_calls
 from tests.synthetic import SAMPLES
 
 HEALTHY_SAMPLES = ("bf16", "fp16-healthy", "fp32")
 STEPS, TENSORS = 10_000, 300
 
 
-def grave(run: Run) -> list[Finding]:
+def errors_and_warnings(run: Run) -> list[Finding]:
     return [f for f in diagnose(run) if f.severity != "info"]
 
 
 @pytest.mark.parametrize("name", HEALTHY_SAMPLES)
 def test_healthy_samples_raise_no_warning(name: str) -> None:
-    assert grave(load_run(SAMPLES[name])) == []
+    assert errors_and_warnings(load_run(SAMPLES[name])) == []
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -31,7 +31,7 @@ def test_healthy_samples_raise_no_warning(name: str) -> None:
 def test_built_in_workloads_raise_no_warning(workload: str, seed: int, precision: str, tmp_path: Path) -> None:
     config = TrainConfig(workload=workload, precision=precision, steps=12, seed=seed, device="cpu", evaluate=False)
     train(config, tmp_path / "run")
-    assert grave(load_run(tmp_path / "run")) == []
+    assert errors_and_warnings(load_run(tmp_path / "run")) == []
 
 
 def long_run(folder: Path) -> Path:
@@ -66,8 +66,8 @@ def long_run(folder: Path) -> Path:
 
 def test_a_long_run_is_diagnosed_without_a_call_for_each_row(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run")
-    findings = diagnose(load_run(folder))  # what is imported at first is not the run's
+    findings = diagnose(load_run(folder))  # the first call imports modules
     rows = load_run(folder).table("tensors").num_rows
     assert rows == 2 * STEPS // 10 * TENSORS
-    assert calls_of(lambda: diagnose(load_run(folder))) < rows
+    assert count_calls(lambda: diagnose(load_run(folder))) < rows
     assert [f.code for f in findings if f.severity != "info"] == []

@@ -1,4 +1,4 @@
-"""What shows only beside a run in FP32."""
+"""Findings that need an FP32 run for comparison."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def test_a_run_that_learns_worse_than_its_baseline_is_reported(tmp_path: Path) -
     )
     assert finding.follows == "loss-nonfinite"
     assert not [f for f in diagnose(broken) if f.code == "amp-loss-gap"]
-    wide = load_run(write(tmp_path / "wide", "fp32", loss_breaks_at=60))  # no precision is to blame for that
+    wide = load_run(write(tmp_path / "wide", "fp32", loss_breaks_at=60))  # not caused by the precision
     assert not [f for f in diagnose(wide, baseline) if f.code == "amp-loss-gap"]
     healthy = load_run(write(tmp_path / "ok", "healthy"))
     assert not [f for f in diagnose(healthy, baseline) if f.severity != "info"]

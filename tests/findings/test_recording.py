@@ -1,4 +1,4 @@
-"""Whether a recording is whole: what it says of itself, and what its tables show."""
+"""The completeness of a recording, from its own events and from its tables."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from amp_core.store.writer import RunWriter
 def recorded(
     path: Path, *events: tuple[Any, ...], steps: int = 8, status: str = "finished", watching: bool = True, **config: Any
 ) -> list[Finding]:
-    """The finding on the recording of a run with these events and so many steps."""
+    """The finding on the recording of a run with these events and `steps` steps."""
     writer = RunWriter(path, config=config)
     if watching:
         writer.event("started", detail="watching Net")
@@ -50,7 +50,7 @@ def test_the_recorder_s_reason_for_missing_steps_is_reported(tmp_path: Path) -> 
     assert finding.severity == "error" and "complex gradients" in finding.title
 
 
-def test_steps_that_end_while_backward_goes_on_are_missing(tmp_path: Path) -> None:
+def test_steps_that_stop_while_backward_continues_are_missing(tmp_path: Path) -> None:
     micro_batches = ("calls", " ".join(["backward"] * 8) + " optimizer.step", "", 0)
     (finding,) = recorded(tmp_path / "gone", micro_batches, ("calls", "backward " * 40, "", 8))
     assert finding.severity == "warning" and finding.title.startswith("No step is recorded after step 7")
@@ -59,7 +59,7 @@ def test_steps_that_end_while_backward_goes_on_are_missing(tmp_path: Path) -> No
 
 
 def test_calls_of_unrecorded_steps_are_not_faults_of_the_loop(tmp_path: Path) -> None:
-    """The optimizer was replaced: neither its steps nor its `unscale_` are seen, the scaler's `update` is."""
+    """The optimizer was replaced: its steps and `unscale_` are not recorded, but the scaler's `update` is."""
     with RunWriter(tmp_path / "run", config={"scaler": {"enabled": True}}) as writer:
         writer.event("started", detail="watching Net")
         writer.append("steps", {"step": range(8), "loss": [1.0] * 8, "loss_scale": [8.0] * 8})
@@ -68,8 +68,8 @@ def test_calls_of_unrecorded_steps_are_not_faults_of_the_loop(tmp_path: Path) ->
     assert {f.code for f in diagnose(load_run(tmp_path / "run"))} == {"recording-incomplete"}
 
 
-def test_calls_for_one_of_two_optimizers_are_not_laid_to_the_other(tmp_path: Path) -> None:
-    """The second is replaced at step 4; the first goes on."""
+def test_calls_for_one_of_two_optimizers_do_not_count_for_the_other(tmp_path: Path) -> None:
+    """The second optimizer is replaced at step 4; the first continues."""
     both = "scale backward scaler.step:0 update scale backward scaler.step:1 update"
     steps = {"step": [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7], "optimizer": [0, 1] * 4 + [0] * 4}
     with RunWriter(tmp_path / "run", config={"scaler": {"enabled": True}, "optimizers": ["A", "B"]}) as writer:
@@ -134,14 +134,14 @@ def test_the_advice_fits_the_reason(text: str, advised: str, tmp_path: Path) -> 
     assert advised in finding.advice
 
 
-def test_why_there_are_no_steps_is_one_reason(tmp_path: Path) -> None:
+def test_several_reasons_for_missing_steps_are_one_finding(tmp_path: Path) -> None:
     kernels = ("warning", "not recorded", "kernels of steps 5 to 7: another profiler is running")
     (finding,) = recorded(tmp_path / "run", kernels, ("warning", "not recorded", NO_STEP), steps=0)
     assert finding.title == f"No step was recorded: {NO_STEP} (and 1 more reason)" and finding.value == 2.0
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed"])
-def test_a_run_that_ended_before_its_first_step_lacks_none(status: str, tmp_path: Path) -> None:
+def test_a_run_that_ended_before_its_first_step_has_no_missing_steps(status: str, tmp_path: Path) -> None:
     for text in (NO_STEP, NOTHING):
         assert not recorded(tmp_path / text[7:20], ("warning", "not recorded", text), steps=0, status=status)
 
@@ -152,13 +152,13 @@ def test_the_worst_of_several_reasons_is_reported_and_the_rest_counted(tmp_path:
     assert finding.title.endswith("(and 2 more reasons)") and finding.value == 3.0
 
 
-def test_tensors_that_were_asked_for_and_never_measured_are_missing(tmp_path: Path) -> None:
+def test_requested_tensors_that_were_never_measured_are_missing(tmp_path: Path) -> None:
     (finding,) = recorded(tmp_path / "none", kinds=["weight_grad"])
     assert finding.where == "tensors" and "weight_grad" in finding.title
     assert not recorded(tmp_path / "unasked", kinds=[])
 
 
-def test_steps_of_half_the_plan_are_missing_where_the_run_finished(tmp_path: Path) -> None:
+def test_a_finished_run_with_half_of_its_planned_steps_has_missing_steps(tmp_path: Path) -> None:
     (finding,) = recorded_with_plan(tmp_path / "planned", 60)
     assert "up to step 7 of 60 planned" in finding.title
     assert not recorded_with_plan(tmp_path / "whole", 8)

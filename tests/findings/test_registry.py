@@ -9,7 +9,7 @@ from amp_core import Run
 from amp_core.findings import FAMILIES, GUIDE, RULES, SEVERITIES, Finding, diagnose
 from amp_core.findings.model import FAMILY_NAMES, Entry
 from amp_core.findings.registry import PAIRED_RULES, paired_rule, rule
-from tests.edited import run_edited
+from tests.edited_package import run_edited_copy
 from tests.synthetic import SCENARIOS
 
 BY_HARM = [
@@ -40,6 +40,8 @@ BY_HARM = [
     "scaled-gradient-penalty",
     "autocast-cache-no-grad",
     "lost-weight-updates",
+    "lost-weight-decay",
+    "average-stands-still",
     "half-accumulation",
     "amp-loss-gap",
     "branch-always-skipped",
@@ -129,7 +131,7 @@ print(json.dumps({
 """
 
 
-def test_findings_come_in_the_order_of_harm() -> None:
+def test_findings_are_in_the_order_of_harm() -> None:
     codes = [rule.__name__.replace("_", "-") for rule in RULES]
     assert [code for code in codes if code in set(BY_HARM)] == BY_HARM
     orders = [GUIDE[code].order for code in codes]
@@ -137,7 +139,7 @@ def test_findings_come_in_the_order_of_harm() -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_diagnose_tells_the_gravest_first_then_causes_then_by_harm(scenario: str, runs: dict[str, Run]) -> None:
+def test_diagnose_orders_findings_by_severity_then_cause_then_harm(scenario: str, runs: dict[str, Run]) -> None:
     findings = diagnose(runs[scenario])
     places = [(SEVERITIES.index(f.severity), bool(f.follows), GUIDE[f.code].order) for f in findings]
     assert places == sorted(places)
@@ -147,13 +149,13 @@ def test_codes_that_an_entry_follows_are_known() -> None:
     assert {code for entry in GUIDE.values() for code in entry.follows + entry.follows_in_place} <= set(GUIDE)
 
 
-def test_the_families_of_the_guide_come_in_a_fixed_order() -> None:
+def test_the_families_of_the_guide_are_in_a_fixed_order() -> None:
     assert tuple(FAMILIES) == FAMILY_NAMES and all(FAMILIES.values())
 
 
-def test_a_new_module_of_rules_is_found_diagnosed_listed_and_shown(tmp_path: Path) -> None:
-    """Nothing but the module is added to the product."""
-    printed = run_edited(tmp_path, {}, SHOWN, files={"amp_core/findings/rules/made_up.py": MADE_UP})
+def test_a_new_module_of_rules_is_registered_diagnosed_listed_and_shown(tmp_path: Path) -> None:
+    """Only the module is added to the product."""
+    printed = run_edited_copy(tmp_path, {}, SHOWN, files={"amp_core/findings/rules/made_up.py": MADE_UP})
     document = json.loads(printed.splitlines()[-1])
     assert document["alone"] == [["first-made-up", ""], ["last-made-up", ""], ["made-up", "first-made-up"]]
     assert document["paired"] == ["first-made-up", "last-made-up", "made-up-pair", "made-up"]

@@ -22,7 +22,7 @@ def codes(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_what_is_found_in_each_run(scenario: str, runs: dict[str, Run]) -> None:
+def test_each_synthetic_run_has_its_expected_findings(scenario: str, runs: dict[str, Run]) -> None:
     assert {(f.severity, f.code) for f in diagnose(runs[scenario])} == EXPECTED.get(scenario, set())
 
 
@@ -36,7 +36,7 @@ def test_a_finding_carries_its_evidence_and_what_to_try(scenario: str, runs: dic
         assert finding.to_dict()["code"] == finding.code
 
 
-def test_the_worst_comes_first(tmp_path: Path) -> None:
+def test_the_most_severe_finding_is_first(tmp_path: Path) -> None:
     run = load_run(write(tmp_path / "run", "bf16-with-scaler", loss_breaks_at=30))
     assert [f.severity for f in diagnose(run)] == ["error", "warning"]
 
@@ -48,7 +48,7 @@ def test_healthy_runs_raise_no_warning_whatever_the_seed(seed: int, tmp_path: Pa
         assert not [f for f in diagnose(run) if f.severity != "info"]
 
 
-def test_a_loss_that_was_not_recorded_is_not_called_non_finite(tmp_path: Path) -> None:
+def test_an_unrecorded_loss_is_not_called_non_finite(tmp_path: Path) -> None:
     missing = write_rows(tmp_path / "a", steps={"step": [0, 1, 2], "loss": [1.0, None, None]})
     assert codes(load_run(missing)) == []
     broken = write_rows(tmp_path / "b", steps={"step": [0, 1, 2, 3], "loss": [1.0, float("inf"), None, float("nan")]})
@@ -62,33 +62,33 @@ def scaled(path: Path, scales: list[float], skipped: list[bool], **config: Any) 
     return load_run(write_rows(path, steps=steps, config={"scaler": {"enabled": True}} | config))
 
 
-def test_a_collapse_the_run_recovers_from_is_a_warning(tmp_path: Path) -> None:
+def test_a_collapse_with_a_recovery_is_a_warning(tmp_path: Path) -> None:
     scales = [2.0 ** (4 - i) for i in range(9)] + [2.0**-5] * 30
     (finding,) = diagnose(scaled(tmp_path / "run", scales, [True] * 9 + [False] * 30))
     assert (finding.code, finding.severity, finding.steps) == ("scale-collapse", "warning", (0, 8))
     assert finding.value == 2.0**-5 and finding.limit == 1.0
 
 
-def test_a_collapse_that_goes_on_is_an_error_while_the_run_is_live(tmp_path: Path) -> None:
+def test_a_continuing_collapse_of_a_live_run_is_an_error(tmp_path: Path) -> None:
     scales = [1.0] * 5 + [2.0**-i for i in range(8)]
     (finding,) = diagnose(scaled(tmp_path / "run", scales, [False] * 5 + [True] * 8))
     assert (finding.severity, finding.steps, finding.value) == ("error", (5, 12), 2.0**-7)
 
 
-def test_many_skips_above_a_scale_of_one_are_calibration(tmp_path: Path) -> None:
+def test_many_skips_above_a_scale_of_one_count_as_calibration(tmp_path: Path) -> None:
     scales = [2.0 ** (30 - i) for i in range(15)] + [2.0**15] * 20
     (finding,) = diagnose(scaled(tmp_path / "run", scales, [True] * 15 + [False] * 20))
     assert (finding.code, finding.severity) == ("calibration-skips", "info")
     assert finding.value == 15.0 and "15 of 35 steps" in finding.title
 
 
-def test_skips_in_a_row_in_mid_run_are_no_calibration(tmp_path: Path) -> None:
+def test_consecutive_skips_in_mid_run_do_not_count_as_calibration(tmp_path: Path) -> None:
     scales = [2.0**16] * 50 + [2.0**16, 2.0**15, 2.0**14] + [2.0**13] * 20
     assert codes(scaled(tmp_path / "run", scales, [False] * 50 + [True] * 3 + [False] * 20)) == []
 
 
-def test_a_skip_every_few_steps_is_no_calibration(tmp_path: Path) -> None:
-    skipped = [i % 20 == 19 for i in range(200)]  # one in twenty: the growth interval is too short
+def test_a_skip_every_few_steps_does_not_count_as_calibration(tmp_path: Path) -> None:
+    skipped = [i % 20 == 19 for i in range(200)]  # one step in twenty: the growth interval is too short
     scales = [2.0**15 if i % 20 < 10 else 2.0**16 for i in range(200)]
     assert codes(scaled(tmp_path / "often", scales, skipped)) == []
     seldom = [i == 119 for i in range(200)]
@@ -110,25 +110,26 @@ def test_a_first_scale_that_is_far_too_high_is_a_warning(tmp_path: Path) -> None
         ({"autocast_dtype": "float16", "scaler": {"enabled": True}, "at": 2.0}, []),
         ({"autocast_dtype": "float16", "scaler": {"enabled": True}, "at": 1.0}, ["fp16-without-scaler"]),
         ({"autocast_dtype": "bfloat16", "scaler": {"enabled": True}}, ["scaler-with-bf16"]),
-        ({"precision": "bf16", "scaler": {"enabled": True}}, ["scaler-with-bf16"]),  # of a loop that says no dtype
+        ({"precision": "bf16", "scaler": {"enabled": True}}, ["scaler-with-bf16"]),  # a loop without a recorded dtype
         (
             {"autocast_dtype": "bfloat16", "scaler": {"enabled": True, "init_scale": 8.0}, "at": 8.0},
             ["scaler-with-bf16"],
         ),
-        ({"autocast_dtype": "bfloat16", "scaler": {"enabled": True, "init_scale": 8.0}}, []),  # it scaled no loss
+        # The scaler scaled no loss.
+        ({"autocast_dtype": "bfloat16", "scaler": {"enabled": True, "init_scale": 8.0}}, []),
         ({"autocast_dtype": "bfloat16", "scaler": {"enabled": False}}, []),
         ({"autocast_dtype": None, "scaler": None}, []),
         ({}, []),
     ],
 )
-def test_settings_that_do_not_go_together(config: dict[str, Any], result: list[str], tmp_path: Path) -> None:
+def test_incompatible_settings_are_reported(config: dict[str, Any], result: list[str], tmp_path: Path) -> None:
     run = load_run(
         write_rows(tmp_path / "run", steps={"step": [0], "loss_scale": [config.get("at", 1.0)]}, config=config)
     )
     assert codes(run) == result
 
 
-def test_a_scaler_that_watch_was_not_given_is_no_missing_scaler(tmp_path: Path) -> None:
+def test_a_scaler_that_was_not_passed_to_watch_is_not_reported_as_missing(tmp_path: Path) -> None:
     for config, severity in (({}, "error"), ({"scaler_unseen": True}, "warning")):
         settings = {"autocast_dtype": "float16", "scaler": None} | config
         run = load_run(write_rows(tmp_path / severity, steps={"step": [0], "loss_scale": [1.0]}, config=settings))
@@ -137,7 +138,7 @@ def test_a_scaler_that_watch_was_not_given_is_no_missing_scaler(tmp_path: Path) 
         assert ("watch(" in finding.snippet) == bool(config)
 
 
-def test_rules_are_pure(runs: dict[str, Run]) -> None:
+def test_rules_do_not_modify_the_run(runs: dict[str, Run]) -> None:
     assert len({rule.__name__ for rule in RULES}) == len(RULES)
     assert diagnose(runs["collapsing"]) == diagnose(runs["collapsing"])
     assert all(isinstance(f, Finding) for f in diagnose(runs["collapsing"]))

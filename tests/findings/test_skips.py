@@ -1,4 +1,4 @@
-"""Skipped steps, and what is no sign of any: branches, several optimizers, a loss scale that is held."""
+"""Skipped steps and harmless patterns: branches, several optimizers, a static loss scale."""
 
 from pathlib import Path
 
@@ -18,15 +18,15 @@ def test_a_static_scale_that_skips_to_the_end_has_not_collapsed(tmp_path: Path) 
     assert "scale-collapse" not in {f.code for f in diagnose(run)}
 
 
-def test_a_scale_that_backs_off_slowly_is_judged_by_what_it_was(tmp_path: Path) -> None:
+def test_a_slow_backoff_is_compared_with_the_earlier_scale(tmp_path: Path) -> None:
     scales = [2.0**16] * 30 + [2.0**16 * 0.9**i for i in range(20)]
     steps = {"step": range(50), "loss_scale": scales, "skipped": [False] * 30 + [True] * 20}
     run = load_run(write_rows(tmp_path / "run", steps=steps, config=SCALER))
     assert "scale-collapse" not in {f.code for f in diagnose(run)}
 
 
-def test_a_first_branch_that_never_comes_again_and_was_calibrating_is_none(tmp_path: Path) -> None:
-    """The first set of parameters with gradients has no event: what it gained is not known."""
+def test_a_first_branch_that_was_only_calibrating_is_not_reported(tmp_path: Path) -> None:
+    """The first set of parameters with gradients has no event, so its added parameters are unknown."""
     skipped = [True] * 4 + [False] * 60
     steps = {"step": range(64), "loss_scale": [2.0**-i for i in range(4)] + [2.0**-4] * 60, "skipped": skipped}
     events = [{"kind": "branch", "name": "branch 1", "step": 4, "detail": "head.weight"}]
@@ -34,7 +34,7 @@ def test_a_first_branch_that_never_comes_again_and_was_calibrating_is_none(tmp_p
     assert "branch-always-skipped" not in {f.code for f in diagnose(run)}
 
 
-def test_a_branch_that_is_skipped_whenever_it_comes_is_named_by_what_it_gained(tmp_path: Path) -> None:
+def test_a_branch_that_is_always_skipped_is_named_by_its_added_parameters(tmp_path: Path) -> None:
     rare = [30, 40, 50, 60]
     events = [{"kind": "branch", "name": "branch 1", "step": at, "detail": "rare.weight"} for at in rare]
     events += [{"kind": "branch", "name": "branch 0", "step": at + 1} for at in rare]
@@ -46,10 +46,10 @@ def test_a_branch_that_is_skipped_whenever_it_comes_is_named_by_what_it_gained(t
 
 
 @pytest.mark.parametrize(("every", "result"), [(1, True), (10, False)])
-def test_a_schedule_that_moves_with_every_step_should_not_at_a_skipped_one(
+def test_a_per_step_schedule_that_advances_at_a_skipped_step_is_reported(
     every: int, result: bool, tmp_path: Path
 ) -> None:
-    """One that moves now and then, by epochs say, does so whether the step was skipped or not."""
+    """A schedule that advances rarely, such as per epoch, may do so at a skipped step."""
     rates = [0.1 * 0.9 ** (step // every) for step in range(60)]
     steps = {"step": range(60), "lr": rates, "loss_scale": [2.0**10] * 60}
     steps["skipped"] = [step in (29, 39) for step in range(60)]
@@ -58,8 +58,8 @@ def test_a_schedule_that_moves_with_every_step_should_not_at_a_skipped_one(
 
 
 @pytest.mark.parametrize("begin", [0, 5000])
-def test_skips_of_one_optimizer_while_the_scale_is_found_are_no_shared_backoff(tmp_path: Path, begin: int) -> None:
-    """A run that goes on from a checkpoint begins at its step, and calibrates there."""
+def test_skips_of_one_optimizer_during_calibration_are_no_shared_backoff(tmp_path: Path, begin: int) -> None:
+    """A run from a checkpoint begins at the step of the checkpoint, and calibrates there."""
     at = [begin + i // 2 for i in range(120)]
     skipped = [step < begin + 10 and place % 2 == 0 for place, step in enumerate(at)]
     steps = {"step": at, "optimizer": [0, 1] * 60, "loss_scale": [2.0**10] * 120, "skipped": skipped}
@@ -68,8 +68,8 @@ def test_skips_of_one_optimizer_while_the_scale_is_found_are_no_shared_backoff(t
     assert "shared-backoff" not in {f.code for f in diagnose(run)}
 
 
-def test_of_two_optimizers_that_skip_alone_each_is_counted_for_itself(tmp_path: Path) -> None:
-    """Five steps that one of them skipped; three of these were the first one's."""
+def test_skips_of_two_optimizers_are_counted_separately(tmp_path: Path) -> None:
+    """Five steps were skipped by one of them, three of these by the first."""
     alone = {(30, 0), (34, 0), (38, 0), (40, 1), (44, 1)}
     at = [(step, optimizer) for step in range(60) for optimizer in (0, 1)]
     steps = {

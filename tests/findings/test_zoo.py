@@ -10,10 +10,10 @@ from tests.findings.zoo import ZOO, Case
 
 
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
-def test_the_fault_is_found_where_it_is(case: Case, tmp_path: Path) -> None:
+def test_the_fault_is_reported_at_its_place(case: Case, tmp_path: Path) -> None:
     case.write(tmp_path / "run", True)
     run = load_run(tmp_path / "run")
-    run.validate(full=True)  # or it could not be reported, exported or shared
+    run.validate(full=True)  # else it could not be reported, exported or shared
     findings = diagnose(run)
     result = [f for f in findings if f.code == case.code]
     assert result, [(f.code, f.where) for f in findings]
@@ -22,7 +22,7 @@ def test_the_fault_is_found_where_it_is(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
-def test_the_healthy_twin_is_left_in_peace(case: Case, tmp_path: Path) -> None:
+def test_the_healthy_twin_has_no_findings(case: Case, tmp_path: Path) -> None:
     case.write(tmp_path / "run", False)
     findings = diagnose(load_run(tmp_path / "run"))
     assert not [f for f in findings if f.severity != "info" or f.code == case.code]

@@ -1,4 +1,4 @@
-"""Forecasts against published measurements: the figure lies in the range, and parts and models rank as measured.
+"""Forecasts compared with published measurements: these lie in the range, and GPUs and models rank as measured.
 
 NVIDIA DeepLearningExamples, READMEs of PyTorch/Classification/ConvNets/resnet50v1.5 and PyTorch/LanguageModeling/BERT
 (commit 729963dd, 2024-04), one GPU, training; on A100 the reference is TF32, on V100 FP32:
@@ -46,7 +46,7 @@ def test_measured_speed_ups_lie_in_the_range(resnet, bert):
         assert row["over_tf32_low"] < a100 < row["over_tf32_high"]
 
 
-def test_parts_and_models_rank_as_measured(resnet, bert):
+def test_gpus_and_models_rank_as_measured(resnet, bert):
     for table in (resnet, bert):
         times = [table.loc[(gpu, "fp16"), "step_ms"] for gpu in GPUS]
         assert times == sorted(times, reverse=True)

@@ -1,4 +1,4 @@
-"""The roofline against closed forms, and what a range, a memory and a batch must obey."""
+"""The roofline compared with closed forms, and invariants of ranges, memory and batches."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ def trace(recipe="fp32", flops=0.0, moved=0.0, count=1, samples=8, memory=None):
     return StepTrace("made up", recipe, False, samples, work, memory or StepMemory())
 
 
-def test_a_large_product_takes_its_operations_over_the_peak():
+def test_the_time_of_a_large_product_is_its_flops_over_the_peak():
     work = trace("amp", flops=312e12).work
     time = device_time(work, A100, "fp16", FULL)
     assert time.total_us == pytest.approx(1e6) and time.bound_by == "matrix work"
@@ -29,12 +29,12 @@ def test_a_large_product_takes_its_operations_over_the_peak():
     assert device_time(trace(flops=156e12).work, A100, "tf32", FULL).total_us == pytest.approx(1e6)
 
 
-def test_an_elementwise_operator_takes_its_bytes_over_the_bandwidth():
+def test_the_time_of_an_elementwise_operator_is_its_bytes_over_the_bandwidth():
     time = device_time(trace(moved=2039e9).work, A100, "fp32", FULL)
     assert time.total_us == pytest.approx(1e6) and time.bound_by == "memory traffic"
 
 
-def test_many_small_operators_take_the_host_s_time():
+def test_the_time_of_many_small_operators_is_that_of_the_host():
     time = device_time(trace(count=1000).work, A100, "fp32", FULL)
     assert time.total_us == 5000.0 and time.bound_by == "launches" and time.device_us == 1000 * MIN_KERNEL_US
 
@@ -47,7 +47,7 @@ def test_a_slower_assumption_never_takes_less_time():
     assert slow > likely > fast
 
 
-def test_the_range_holds_the_likely_value_and_the_ratio_of_peaks():
+def test_the_range_contains_the_likely_value_and_the_ratio_of_peaks():
     table = forecast((trace(flops=1e14), trace("amp", flops=1e14)), list(NAMES)).table
     known = table[table["why_not"] == ""]
     for column in ("step_ms", "speedup"):
@@ -56,7 +56,7 @@ def test_the_range_holds_the_likely_value_and_the_ratio_of_peaks():
     assert fp16["speedup_low"] < 125 / 15.7 < fp16["speedup_high"]
 
 
-def test_what_a_part_cannot_do_is_not_forecast():
+def test_recipes_that_a_gpu_cannot_run_are_not_forecast():
     table = forecast((trace(flops=1e12), trace("amp", flops=1e12)), ["T4", "v100"]).table
     for recipe in ("bf16", "tf32"):
         rows = table[table["recipe"] == recipe]
@@ -64,7 +64,7 @@ def test_what_a_part_cannot_do_is_not_forecast():
     assert table[table["recipe"] == "fp16"]["step_ms"].notna().all()
 
 
-def test_the_table_of_parts_is_consistent():
+def test_the_table_of_data_sheets_is_consistent():
     for name in NAMES:
         short, rates = named_part(name.lower().replace("rtx ", ""))
         assert short == name and rates.source
@@ -79,7 +79,7 @@ def test_the_largest_batch_fits_and_the_next_does_not():
     memory = StepMemory(parameters=1e9, gradients=1e9, optimizer=2e9, activations=8e9)
     step = trace(memory=memory, samples=8)
     untold = trace(memory=dataclasses.replace(memory, gradients=None), samples=8)
-    assert memory_needed(untold) == memory_needed(step)  # gradients are as large as what they are of
+    assert memory_needed(untold) == memory_needed(step)  # gradients are as large as their tensors
     low, high = largest_batch(step, A100)
     room = 0.95 * 80e9
     assert 0 < low < high
@@ -90,7 +90,7 @@ def test_the_largest_batch_fits_and_the_next_does_not():
     assert largest_batch(trace(), A100) is None and memory_needed(trace()) is None
 
 
-def test_a_measured_run_moves_times_and_not_ratios():
+def test_a_measured_run_scales_times_and_not_ratios():
     traces = trace(flops=1e14), trace("amp", flops=1e14)
     plain, moved = (forecast(traces, ["A100"], factor=f) for f in (None, 1.5))
     assert moved.table["step_ms"].to_numpy() == pytest.approx(1.5 * plain.table["step_ms"].to_numpy())

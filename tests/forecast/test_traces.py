@@ -1,4 +1,4 @@
-"""What a forecast is made from: traces of runs, traces on fake tensors, and the command."""
+"""The input of a forecast: traces of runs, traces on fake tensors, and the command."""
 
 import json
 
@@ -29,23 +29,23 @@ def fake():
 
 
 def test_a_step_on_fake_tensors_has_the_operations_and_bytes_of_a_real_one(runs, fake):
-    for real, made in zip((runs["fp32"], runs["bf16"]), fake, strict=True):
-        traced = traces_of_run(real)[made.recipe == "amp"].work
-        assert not traces_of_run(real)[made.recipe == "amp"].derived
-        assert made.work["flops"].sum() == traced["flops"].sum() > 0
-        assert made.work["bytes"].sum() == pytest.approx(traced["bytes"].sum(), rel=0.1)
-        assert made.samples == traces_of_run(real)[0].samples == 8
+    for real, faked in zip((runs["fp32"], runs["bf16"]), fake, strict=True):
+        traced = traces_of_run(real)[faked.recipe == "amp"].work
+        assert not traces_of_run(real)[faked.recipe == "amp"].derived
+        assert faked.work["flops"].sum() == traced["flops"].sum() > 0
+        assert faked.work["bytes"].sum() == pytest.approx(traced["bytes"].sum(), rel=0.1)
+        assert faked.samples == traces_of_run(real)[0].samples == 8
 
 
 def test_memory_on_fake_tensors_is_that_of_the_real_step(runs, fake):
-    for real, made in zip((runs["fp32"], runs["bf16"]), fake, strict=True):
-        held = traces_of_run(real)[made.recipe == "amp"].memory
+    for real, faked in zip((runs["fp32"], runs["bf16"]), fake, strict=True):
+        held = traces_of_run(real)[faked.recipe == "amp"].memory
         for part in ("parameters", "gradients", "optimizer"):
-            assert getattr(made.memory, part) == pytest.approx(getattr(held, part), rel=0.01), part
-        assert made.memory.activations == pytest.approx(held.activations, rel=0.15)
+            assert getattr(faked.memory, part) == pytest.approx(getattr(held, part), rel=0.01), part
+        assert faked.memory.activations == pytest.approx(held.activations, rel=0.15)
 
 
-def test_fp32_derived_from_autocast_is_what_fp32_does(runs):
+def test_fp32_derived_from_autocast_agrees_with_a_trace_in_fp32(runs):
     derived, real = traces_of_run(runs["bf16"])[0], traces_of_run(runs["fp32"])[0]
     assert derived.derived and not real.derived
     assert derived.work["flops"].sum() == real.work["flops"].sum()
@@ -53,7 +53,7 @@ def test_fp32_derived_from_autocast_is_what_fp32_does(runs):
     assert not derived.work["narrow"].any()
 
 
-def test_autocast_guessed_from_fp32_is_between_half_and_all_of_it(runs):
+def test_autocast_estimated_from_fp32_is_between_half_and_all_of_it(runs):
     guessed, real = traces_of_run(runs["fp32"])[1], traces_of_run(runs["bf16"])[1]
     assert guessed.derived and guessed.work["flops"].sum() == real.work["flops"].sum()
     assert guessed.work["bytes"].sum() == pytest.approx(real.work["bytes"].sum(), rel=0.35)
@@ -125,7 +125,7 @@ def looks():
 """
 
 
-def test_a_workload_of_one_s_own_is_forecast_too(tmp_path, capsys):
+def test_a_user_workload_is_forecast_too(tmp_path, capsys):
     file = tmp_path / "own.py"
     file.write_text(OWN)
     assert main(["forecast", "--workload", f"{file}:build", "--gpu", "A100", "--json"]) == 0

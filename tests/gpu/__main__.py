@@ -11,6 +11,7 @@ import platform
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 import torch
@@ -50,7 +51,7 @@ def main() -> int:
     if unknown := set(only) - {check.name for check in checks}:
         print(f"tests.gpu: --only {', '.join(sorted(unknown))} is no check; --list names them")
         return 2
-    out: Path = given.out or Path(tempfile.mkdtemp(prefix="ampscope-gpu-"))
+    out: Path = given.out.resolve() if given.out else Path(tempfile.mkdtemp(prefix="ampscope-gpu-"))
     out.mkdir(parents=True, exist_ok=True)
     if (out / "runs").exists():
         print(f"tests.gpu: --out {out} holds runs already; give a new folder")
@@ -60,7 +61,7 @@ def main() -> int:
         [check for check in checks if check.name in only],
         device,
         given.quick,
-        out.resolve(),
+        out,
         given.minutes * 60 - 5,
         lambda text: print(text, file=sys.stderr, flush=True),
     )
@@ -69,8 +70,18 @@ def main() -> int:
     (out / "results.md").write_text(text)
     record = {"machine": environment(), "device": str(device), "seconds": took, "rows": [row.to_dict() for row in rows]}
     (out / "results.json").write_text(json.dumps(record, indent=1, default=str))
-    print(f"{text}\nwritten to {out}")
+    archive = packed(out)
+    print(f"{text}\nwritten to {out}, and all of it to {archive}")
     return 1 if any(row.verdict in ("FAIL", "error") for row in rows) else 0
+
+
+def packed(out: Path) -> Path:
+    """One zip of the folder, beside it: a run is many small files, which some machines hand back one by one."""
+    archive = out.with_name(f"{out.name}.zip")
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(path for path in out.rglob("*") if path.is_file()):
+            file.write(path, Path(out.name) / path.relative_to(out))
+    return archive
 
 
 def machine(device: torch.device) -> str:

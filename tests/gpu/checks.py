@@ -85,11 +85,14 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Every check: what must be right, the sample runs, what 16 bits buy, and what watching costs."""
-    from tests.gpu import frameworks, graphs, kernel, nccl, parts, samples, speed, truth, watching
+    from tests.gpu import devices, frameworks, graphs, kernel, nccl, parts, samples, speed, truth, watching
 
     return [
         Check("kernel-exact", kernel.exact, 20),
+        Check("kernel-channels", kernel.channels, 15),
+        Check("kernel-many", kernel.many, 10),
         Check("kernel-bandwidth", kernel.bandwidth, 20),
+        Check("devices", devices.devices, 15, cuda_only=True),
         Check("watch-identical", watching.identical, 30),
         Check("watch-waits", watching.waits, 20, cuda_only=True),
         Check("watch-memory", watching.memory, 25, cuda_only=True),
@@ -97,14 +100,14 @@ def all_checks() -> list[Check]:
         Check("cuda-graphs", graphs.graphs, 10, cuda_only=True),
         Check("reduce-overhead", graphs.reduced, 15),
         Check("ranks", nccl.ranks, 15),
-        Check("prediction", truth.prediction, 30),
-        Check("samples", samples.samples, 65),
-        Check("tensor-cores", truth.tensor_cores, 45, cuda_only=True),
-        Check("speed-gpt2", speed.gpt2, 45),
-        Check("speed-bert", speed.bert, 55),
-        Check("watch-cost", watching.cost, 35),
+        Check("prediction", truth.prediction, 25),
+        Check("samples", samples.samples, 60),
+        Check("tensor-cores", truth.tensor_cores, 40, cuda_only=True),
+        Check("speed-gpt2", speed.gpt2, 40),
+        Check("speed-bert", speed.bert, 45),
+        Check("watch-cost", watching.cost, 30),
         Check("engine-cost", watching.engine, 20),
         Check("sampler-cost", watching.sampler, 20, cuda_only=True),
         Check("frameworks", frameworks.frameworks, 20, alone=True),
-        Check("window-cost", watching.closed_window, 30, alone=True),
+        Check("window-cost", watching.closed_window, 25, alone=True),
     ]

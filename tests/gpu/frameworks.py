@@ -13,7 +13,7 @@ from amp_core import diagnose, load_run
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import scratch
 from tests.record.frameworks.examples import EVERY, EXAMPLES
-from tests.record.frameworks.healthy import FULL, holes
+from tests.record.frameworks.healthy import FULL, missing_values
 
 STEPS = 40
 NAMES = ("accelerate", "transformers", "lightning", "keras")
@@ -40,7 +40,7 @@ def _row(place: Place, name: str, into: Path) -> Row:
     bare, again = (example.train("fp16", steps, None, device=place.device.type).losses for _ in range(2))
     done = example.train("fp16", steps, into, device=place.device.type)
     run = load_run(into)
-    wrong = holes(run, steps, EVERY, done.parameters, example.columns or FULL)
+    wrong = missing_values(run, steps, EVERY, done.parameters, example.columns or FULL)
     if bare != done.losses and bare == again:
         wrong.append(f"{sum(a != b for a, b in zip(bare, done.losses, strict=True))} losses differ")
     scaler = run.head.config.get("scaler") or {}

@@ -9,6 +9,8 @@ import torch
 
 from amp_core.record.stats import dispatch
 from amp_core.record.stats import measure as measuring
+from amp_core.record.stats.channels import channel_largest
+from amp_core.record.stats.layout import LEADING, Cap, packed_size
 from amp_core.record.stats.plain import measure_plain
 from tests.gpu.checks import Place, Row
 
@@ -20,7 +22,7 @@ BANDWIDTH = 0.7
 def cases(dtype: torch.dtype, large: int) -> dict[str, torch.Tensor]:
     """Tensors of every kind that a kernel could trip over, on the CPU."""
     draw = torch.Generator().manual_seed(0)
-    bits = torch.randint(0, 256, (1_000_003 * dtype.itemsize,), dtype=torch.uint8, generator=draw).view(dtype)
+    bits = torch.randint(0, 256, (300_007 * dtype.itemsize,), dtype=torch.uint8, generator=draw).view(dtype)
     if dtype == torch.float64:  # whose squares are finite, so that sums can be compared
         bits = torch.where(bits.isfinite() & (bits.abs() > 1e150), bits.sign(), bits)
     normal = torch.randn(large, generator=draw)
@@ -40,7 +42,7 @@ def cases(dtype: torch.dtype, large: int) -> dict[str, torch.Tensor]:
 
 def exact(place: Place) -> Iterator[Row]:
     """Every count, extreme and sum against the plain specification on the CPU, for every dtype."""
-    large = 300_000 if place.quick else 3_000_000
+    large = 300_000 if place.quick else 1_000_000  # the specification measures them too, on the CPU
     for dtype in DTYPES:
         tensors = cases(dtype, large)
         parts = measuring.measure([t.to(place.device) for t in tensors.values()])
@@ -63,6 +65,64 @@ def exact(place: Place) -> Iterator[Row]:
             "CUDA C++",
             "plain torch" if used is None else used.__module__,
             "FAIL" if used is None else "pass",
+        )
+
+
+SHAPES = ((300, 700), (5000, 41), (40, 30, 3, 3), (7, 64, 28, 28))
+
+
+def channels(place: Place) -> Iterator[Row]:
+    """The largest of each channel, and measuring with it as a cap, against plain torch on the CPU."""
+    draw = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        wrong = []
+        for shape in SHAPES:
+            grad = (
+                torch.randn(shape, generator=draw, device="cpu")
+                * 2.0 ** torch.randint(-30, 8, shape, generator=draw, device="cpu")
+            ).to(dtype)
+            grad.view(-1)[::97] = torch.inf
+            laid_out = [grad, grad.transpose(0, 1)]
+            laid_out += [grad.to(memory_format=torch.channels_last)] if len(shape) == 4 else []
+            for turned in laid_out:
+                for channel in range(len(shape)):
+                    others = [d for d in range(len(shape)) if d != channel]
+                    found = channel_largest(turned.to(place.device), channel).cpu()
+                    if not torch.equal(found, turned.abs().amax(others)):
+                        wrong.append(f"channel {channel} of {list(turned.shape)}")
+            cap = Cap(torch.rand(shape[0], generator=draw, device="cpu").to(dtype), grad.stride(0))
+            there = Cap(cap.largest.to(place.device), cap.inner)
+            packed = measuring.measure_together([grad.to(place.device)], [there]).cpu()
+            plain, capped = packed.split([packed_size(dtype)] * 2)
+            if not torch.equal(capped[LEADING:], measure_plain(grad, cap)[LEADING:]):
+                wrong.append(f"capped {list(shape)}")
+            if not torch.equal(plain[LEADING:], measure_plain(grad)[LEADING:]):
+                wrong.append(f"beside capped {list(shape)}")
+        yield Row(
+            f"channels and caps, {str(dtype).removeprefix('torch.')}",
+            "equal to plain torch's",
+            f"differs: {', '.join(wrong)}" if wrong else f"{len(SHAPES)} shapes agree",
+            "FAIL" if wrong else "pass",
+        )
+
+
+def many(place: Place) -> Iterator[Row]:
+    """A thousand and five thousand tensors of all sizes at once."""
+    draw = torch.Generator().manual_seed(0)
+    for count in (100, 500) if place.quick else (1000, 5000):
+        sizes = torch.randint(1, 5000, (count,), generator=draw, device="cpu").tolist()
+        tensors = [torch.randn(size, generator=draw, device="cpu") for size in sizes]
+        there = [tensor.to(place.device) for tensor in tensors]
+        got = measuring.measure_together(there).cpu().view(count, -1)
+        expected = torch.stack([measure_plain(tensor) for tensor in tensors])
+        same = torch.equal(got[:, :5], expected[:, :5]) and torch.equal(got[:, 7:], expected[:, 7:])
+        took = seconds_of(place, partial(measuring.measure_together, there), 5)
+        yield Row(
+            f"{count:,} tensors measured together",
+            "counts and extremes equal",
+            f"{'equal' if same else 'differ'}; {took * 1e3:.2f} ms",
+            "pass" if same else "FAIL",
+            {"seconds": took},
         )
 
 

@@ -101,11 +101,12 @@ def rebatched(made: Workload, config: TrainConfig) -> Workload:
     return replace(made, model=copy.deepcopy(made.model), batches=batches)
 
 
-def seconds_a_step(loop: Loop, at_least_s: float, most: int = 200) -> tuple[float, int]:
+def seconds_a_step(loop: Loop | Callable[[int], None], at_least_s: float, most: int = 200) -> tuple[float, int]:
     """Seconds of a step once warm, and how many such steps take about `at_least_s`."""
-    loop.run(3)
+    run = loop.run if isinstance(loop, Loop) else loop
+    run(3)
     begun = time.perf_counter()
-    loop.run(3)
+    run(3)
     took = (time.perf_counter() - begun) / 3
     return took, int(np.clip(round(at_least_s / took), 2, most))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tests.gpu.checks import Check, Place, Row
-from tests.places import ROOT
+from tests.paths import ROOT
 
 POLL_S = 0.1
 MARGIN_S = 3.0

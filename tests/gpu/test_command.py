@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from tests.gpu import __main__ as command
 from tests.gpu import checks, runner
 from tests.gpu.checks import Check, Place, Row
-from tests.places import ROOT
+from tests.paths import ROOT
 
 CPU = torch.device("cpu")
 
@@ -34,6 +35,9 @@ def test_it_runs_on_a_cpu_and_writes_its_table_and_a_run(tmp_path):
     assert (out / "results.md").read_text() in done.stdout
     assert (out / "runs" / "gpt2-small-bf16" / "run.json").is_file()
     assert not list(out.glob("worker-*"))
+    with zipfile.ZipFile(tmp_path / "out.zip") as archive:
+        names = set(archive.namelist())
+    assert names == {f"out/{p.relative_to(out).as_posix()}" for p in out.rglob("*") if p.is_file()}
     again = run_command("--device", "cpu", "--quick", "--out", str(out))
     assert again.returncode == 2 and "holds runs already" in again.stdout
 

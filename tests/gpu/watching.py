@@ -1,27 +1,36 @@
 """Watching: that it changes nothing and waits for nothing, and what it costs in time and memory."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from amp_core import load_run
 from amp_core.record import watch
 from amp_core.record.observers.device import DeviceSampler
+from amp_core.settings.training import TrainConfig
 from amp_core.store.writer import RunWriter
 from amp_core.train.engine.training import endless, train_step
+from amp_core.train.workloads import build
 from tests.gpu import precision
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import Loop, alternate, in_words, plain, quartiles, scratch, seconds_a_step
 
-SYNCHRONISATIONS = (
+WAITS = (
     "cudaStreamSynchronize",
     "cudaDeviceSynchronize",
     "cudaEventSynchronize",
     "aten::_local_scalar_dense",
+    "cudaMalloc",
+    "cudaFree",
+    "cudaHostAlloc",
 )
+"""What makes the host wait: synchronisations, and memory that torch's allocators do not hold yet."""
 
 
 def model_of(place: Place) -> tuple[str, str]:
@@ -99,26 +108,25 @@ def cost(place: Place) -> Iterator[Row]:
 
 
 def waits(place: Place) -> Iterator[Row]:
-    """Calls that wait for the device, in a profile of a bare loop and of a watched one."""
+    """Calls that wait for the device or allocate memory of it, in a profile of a bare loop and of a watched one."""
     steps = 5
     with scratch() as folder:
         for fused in (True, False):
-            bare = _synchronisations(Loop(place, "text-gpt", "tiny", "fp16", fused=fused), steps)
-            watched = _synchronisations(
-                Loop(place, "text-gpt", "tiny", "fp16", fused=fused, into=folder / str(fused), every=1), steps
-            )
-            added = {name: watched[name] - bare[name] for name in SYNCHRONISATIONS if watched[name] != bare[name]}
+            model = (*model_of(place), "fp16")
+            bare = _calls(Loop(place, *model, fused=fused), steps)
+            watched = _calls(Loop(place, *model, fused=fused, into=folder / str(fused), every=1), steps)
+            added = {name: watched[name] - bare[name] for name in WAITS if watched[name] != bare[name]}
             measured = ", ".join(f"{n:+d} {name}" for name, n in added.items()) or "none added"
             yield Row(
-                f"waiting for the device, {steps} steps{', fused' if fused else ''}",
-                "no synchronisation added",
+                f"waiting for the device, {' '.join(model_of(place))}, {steps} steps{', fused' if fused else ''}",
+                "no synchronisation and no allocation added",
                 f"{measured}; the bare loop makes {sum(bare.values())}",
                 "FAIL" if any(n > 0 for n in added.values()) else "pass",
                 {"bare": bare, "watched": watched},
             )
 
 
-def _synchronisations(loop: Loop, steps: int) -> dict[str, int]:
+def _calls(loop: Loop, steps: int) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile
 
     loop.run(4)
@@ -126,7 +134,7 @@ def _synchronisations(loop: Loop, steps: int) -> dict[str, int]:
         loop.run(steps)
     counts = {event.key: int(event.count) for event in profiler.key_averages()}
     loop.close()
-    return {name: counts.get(name, 0) for name in SYNCHRONISATIONS}
+    return {name: counts.get(name, 0) for name in WAITS}
 
 
 def memory(place: Place) -> Iterator[Row]:
@@ -161,7 +169,6 @@ def engine(place: Place) -> Iterator[Row]:
     """A step of the engine, watched as it always is, over the same loop written by hand and not watched."""
     workload, size = model_of(place)
     with scratch() as folder:
-        bare = Loop(place, workload, size, "bf16", fresh=True)
         other = Loop(place, workload, size, "bf16", fresh=True)
         batches = endless(other.workload, place.device, None)
         recorder = watch(other.model, other.optimizer, into=folder / "run", every=other.config.every)
@@ -173,13 +180,13 @@ def engine(place: Place) -> Iterator[Row]:
                 )
             place.settle()
 
-        took, steps = seconds_a_step(bare, 0.02 if place.quick else 0.4)
+        steps_by_hand = by_hand(place, workload, size)
+        took, steps = seconds_a_step(steps_by_hand, 0.02 if place.quick else 0.4)
         steps = max(10, steps // 10 * 10)
         steps_of_engine(3)
-        turns = {"bare": plain(partial(bare.run, steps)), "engine": plain(partial(steps_of_engine, steps))}
+        turns = {"bare": plain(partial(steps_by_hand, steps)), "engine": plain(partial(steps_of_engine, steps))}
         seconds = alternate(place, turns, 2 if place.quick else 15, spare_s=4)
         recorder.close()
-        bare.close()
         other.close()
     ratio = quartiles(seconds["engine"], seconds["bare"])
     yield Row(
@@ -189,6 +196,31 @@ def engine(place: Place) -> Iterator[Row]:
         place.judged(ratio[1] <= 1.01),
         {"ratio": ratio, "step_s": took},
     )
+
+
+def by_hand(place: Place, workload: str, size: str) -> Callable[[int], None]:
+    """So many steps of a plain loop with torch's own fused optimizer, in which nothing is the engine's but the model
+    and its batches."""
+    made = build(TrainConfig(workload=workload, size=size, precision="bf16").resolved())
+    model = made.model.to(place.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    batches = itertools.chain.from_iterable(itertools.repeat(made.batches))
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            batch = tree_map(partial(_moved, place.device), next(batches))
+            with torch.autocast(place.device.type, dtype=torch.bfloat16):
+                loss = made.loss_fn(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        place.settle()
+
+    return run
+
+
+def _moved(device: torch.device, leaf: Any) -> Any:
+    return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def sampler(place: Place) -> Iterator[Row]:

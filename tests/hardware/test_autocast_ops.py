@@ -1,7 +1,7 @@
-"""Autocast's lists: against what the installed torch has registered, and against what it does when called.
+"""Autocast's lists, compared with the registrations of the installed torch, and with its behaviour.
 
-The CUDA ones are called on fake tensors, which have a device and a dtype but no memory: autocast decides from these
-alone, so a machine without a GPU is enough.
+CUDA operators are called on fake tensors, which have a device and a dtype but no memory: autocast depends only on
+these, so no GPU is needed.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def ones(*shape: int) -> Callable[[torch.dtype, str], torch.Tensor]:
-    """A tensor to be made in the dtype and on the device of the test."""
+    """A placeholder for a tensor with the dtype and device of the test."""
     return lambda dtype, device: torch.ones(shape, dtype=dtype, device=device)
 
 
@@ -173,11 +173,11 @@ PROMOTED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def on(device: str, call: Callable[[], Any]) -> Any:
-    """`call()` under autocast to bfloat16 on that device; on fake tensors where there is no such device."""
+    """`call()` under autocast to bfloat16 on that device, with fake tensors if there is no such device."""
 
     def under_autocast() -> Any:
         before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        torch.set_autocast_enabled(device, True)  # torch.autocast refuses a device that is not there
+        torch.set_autocast_enabled(device, True)  # torch.autocast refuses a missing device
         torch.set_autocast_dtype(device, torch.bfloat16)
         try:
             return call()
@@ -192,19 +192,19 @@ def on(device: str, call: Callable[[], Any]) -> Any:
             return under_autocast()
 
 
-def result_dtype(name: str, arguments: tuple[Any, ...], given: torch.dtype, device: str) -> torch.dtype:
-    def made(value: Any) -> Any:
+def result_dtype(name: str, arguments: tuple[Any, ...], dtype: torch.dtype, device: str) -> torch.dtype:
+    def as_tensor(value: Any) -> Any:
         if isinstance(value, list):
-            return [made(v) for v in value]
-        return value(given, device) if callable(value) else value
+            return [as_tensor(v) for v in value]
+        return value(dtype, device) if callable(value) else value
 
-    out = on(device, lambda: getattr(aten, name)(*[made(a) for a in arguments]))
+    out = on(device, lambda: getattr(aten, name)(*[as_tensor(a) for a in arguments]))
     out = out if isinstance(out, torch.Tensor) else out[0]
     return {torch.complex64: torch.float32}.get(out.dtype, out.dtype)
 
 
 def registered(device: str) -> set[str]:
-    """Operators of torch's own that autocast has an entry for."""
+    """The operators of torch with an autocast entry."""
     names = torch._C._dispatch_get_registrations_for_dispatch_key(KEYS[device])  # type: ignore[attr-defined]
     return {name.partition("::")[2].partition(".")[0] for name in names if name.startswith("aten::")}
 
@@ -214,7 +214,7 @@ def listed(device: str, *policies: str) -> list[str]:
 
 
 @pytest.mark.parametrize("device", KEYS)
-def test_the_lists_are_those_that_torch_has_registered(device: str) -> None:
+def test_the_lists_match_the_registrations_of_torch(device: str) -> None:
     ours = [op for ops in autocast_ops.LISTS[device].values() for op in ops]
     assert len(ours) == len(set(ours)) > 100
     difference = set(ours) ^ registered(device)
@@ -236,7 +236,7 @@ def _needs_a_driver(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize(("device", "name"), CALLED)
-def test_a_listed_operator_comes_out_in_the_dtype_of_its_policy(device: str, name: str) -> None:
+def test_a_listed_operator_returns_the_dtype_of_its_policy(device: str, name: str) -> None:
     if autocast_ops.policy(name, device) == "lower_precision_fp":
         assert result_dtype(name, PRODUCTS[name], torch.float32, device) == torch.bfloat16
     else:
@@ -258,22 +258,22 @@ def test_most_of_each_list_was_called() -> None:
         assert len(called) >= 0.65 * sum(len(ops) for ops in autocast_ops.LISTS[device].values()), device
 
 
-def test_what_cuda_bans_is_an_error_there_alone() -> None:
+def test_operators_banned_on_cuda_raise_only_there() -> None:
     assert autocast_ops.policy("binary_cross_entropy", "cuda") == "banned"
     assert autocast_ops.policy("binary_cross_entropy", "cpu") == "fp32"
     with pytest.raises(RuntimeError, match="unsafe to autocast"):
         result_dtype("binary_cross_entropy", PAIR, torch.float32, "cuda")
 
 
-def test_the_two_devices_differ_where_people_stumble() -> None:
+def test_known_differences_between_cpu_and_cuda_are_in_the_lists() -> None:
     for op in ("layer_norm", "softmax", "pow", "sum"):
         assert autocast_ops.policy(op, "cpu") is None and (autocast_ops.policy(op, "cuda") or "").startswith("fp32")
     for op in ("batch_norm", "gelu", "relu", "add", "mul", "embedding"):
         assert autocast_ops.policy(op, "cpu") is autocast_ops.policy(op, "cuda") is None
-    assert autocast_ops.policy("mm", "mps") is None  # of other devices nothing is claimed
+    assert autocast_ops.policy("mm", "mps") is None  # other devices have no lists
 
 
-def test_names_of_kernels_lead_to_the_list() -> None:
+def test_operators_are_looked_up_by_kernel_names() -> None:
     assert autocast_ops.listed_as("aten::_log_softmax.default") == "log_softmax"
     assert autocast_ops.policy("mine::mm") is None and autocast_ops.listed_as("mine::mm") == "mine::mm"
     assert (
@@ -288,8 +288,8 @@ def test_names_of_kernels_lead_to_the_list() -> None:
         assert any(autocast_ops.policy(target, device) for device in KEYS), target
 
 
-def test_cross_entropy_asks_for_the_dtype_of_its_logits_on_cuda() -> None:
+def test_cross_entropy_on_cuda_keeps_the_dtype_of_its_logits() -> None:
     logits = lambda device: torch.ones(4, 4, dtype=torch.bfloat16, device=device)  # noqa: E731
     inner = on("cuda", lambda: torch.log_softmax(logits("cuda"), 1, dtype=torch.bfloat16))
-    assert inner.dtype == torch.bfloat16  # the policy sets a dtype that was left open, and only that
+    assert inner.dtype == torch.bfloat16  # the policy only sets an unspecified dtype
     assert on("cuda", lambda: F.log_softmax(logits("cuda"), 1)).dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Processes that this one starts find this amp_core, wherever they run and whatever else is on their path."""
+"""Child processes import this amp_core, in any working directory and with any other path."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def test_a_child_elsewhere_imports_this_amp_core_and_not_another(
     ("before", "after"),
     [(None, [HERE]), ("", [HERE]), ("/a:/b", [HERE, "/a", "/b"]), (f"/a:{HERE}:/b", [HERE, "/a", "/b"])],
 )
-def test_the_path_is_put_before_others_once(
+def test_the_path_is_inserted_first_and_only_once(
     before: str | None, after: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_environment, "ROOT", Path(HERE))
@@ -43,7 +43,7 @@ def test_the_path_is_put_before_others_once(
     assert python_path() == {"PYTHONPATH": os.pathsep.join(after)}
 
 
-def test_what_is_installed_is_on_the_path_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put there once more, its folder would stand before the standard library's."""
+def test_an_installed_package_is_not_added_to_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its folder would precede the standard library."""
     monkeypatch.setattr(child_environment, "ROOT", Path("/usr/lib/python3/dist-packages"))
     assert python_path() == {}

@@ -43,7 +43,7 @@ WITHOUT = [
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_each_generation_multiplies_what_its_white_paper_says(name):
+def test_each_generation_has_the_formats_of_its_white_paper(name):
     capability, architecture, takes = KINDS[name]
     gpu = Gpu(name, capability)
     assert gpu.architecture == architecture
@@ -54,7 +54,7 @@ def test_each_generation_multiplies_what_its_white_paper_says(name):
 
 
 @pytest.mark.parametrize("name", WITHOUT)
-def test_turing_parts_without_tensor_cores_are_known_by_name(name):
+def test_turing_gpus_without_tensor_cores_are_known_by_name(name):
     gpu = Gpu(name, (7, 5))
     assert gpu.has_tensor_cores is False and not any(gpu.takes(p) for p in PRECISIONS)
     assert gpu.in_words().startswith("No tensor cores, though compute capability 7.5")
@@ -76,7 +76,7 @@ def test_unknown_gpus_have_no_capabilities(name, capability):
     assert "matrix units are unknown" in gpu.in_words()
 
 
-def test_words_name_what_is_there_and_what_is_not():
+def test_the_description_names_present_and_missing_formats():
     assert Gpu("Tesla T4", (7, 5)).in_words() == (
         "Tensor cores for FP16; not BF16, TF32 or FP8 (Turing, compute capability 7.5)."
     )
@@ -102,7 +102,7 @@ def test_the_recipe_to_try_first_follows_the_tensor_cores(name, recipe):
         (None, "fp32", None),
     ],
 )
-def test_a_cpu_is_judged_by_its_instructions(flags, recipe, names):
+def test_the_advice_for_a_cpu_follows_its_instructions(flags, recipe, names):
     assert first_recipe_on_cpu(flags).recipe == recipe
     if flags is not None:
         assert cpu_abilities(flags)["bf16"] == names
@@ -112,6 +112,6 @@ def test_a_cpu_is_judged_by_its_instructions(flags, recipe, names):
     ("text", "capability"),
     [("8.0", (8, 0)), ((9, 0), (9, 0)), ([12, 0], (12, 0)), (None, None), ("8", None), (["x", {}], None)],
 )
-def test_a_capability_is_read_as_heads_and_drivers_write_it(text, capability):
+def test_a_capability_is_parsed_as_heads_and_drivers_write_it(text, capability):
     assert gpu_of("NVIDIA", text).capability == capability
     assert gpu_of(None, text).name == ""

@@ -1,4 +1,4 @@
-"""What the names of kernels say: a table of names from profiles of Volta to Blackwell and of AMD's GPUs."""
+"""Facts from kernel names: a table of names from profiles of Volta to Blackwell and of AMD GPUs."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_core.analysis import KernelClass, classify_kernel
-from amp_core.hardware.kernel_names import CATEGORIES, RULES
+from amp_core.hardware.kernel_names import CATEGORIES, RULES, tells_type, with_dtype
 
 NAMES = [
     (name, tensor_core, None if precision == "-" else precision)
@@ -20,13 +20,13 @@ CUDA_CORES = [name for name, tensor_core, _ in NAMES if tensor_core == "no"]
 
 
 @pytest.mark.parametrize(("name", "tensor_core", "precision"), NAMES)
-def test_a_kernel_is_what_it_is_known_to_be(name: str, tensor_core: str, precision: str | None) -> None:
+def test_known_kernels_are_classified_correctly(name: str, tensor_core: str, precision: str | None) -> None:
     result = classify_kernel(name)
     assert (result.tensor_core, result.precision) == (tensor_core, precision)
     assert result.category in CATEGORIES and result.why
 
 
-def test_what_is_compared_is_what_people_read() -> None:
+def test_the_compared_fields_are_those_shown_to_users() -> None:
     result = classify_kernel("ampere_sgemm_128x64_tn")
     assert result == KernelClass("no", "fp32") != KernelClass("yes", "fp32")
     assert (result.category, result.why) == ("gemm", "cuBLAS without an instruction shape: CUDA cores")
@@ -39,11 +39,11 @@ def test_a_name_cut_off_anywhere_never_turns_a_cuda_core_kernel_into_a_tensor_co
         for end in range(len(name))
         if classify_kernel(name[:end]).tensor_core == "yes"
     ]
-    # Helpers of attention whose names begin as the kernel itself does.
+    # Helpers of attention whose names begin like that of the main kernel.
     assert [w for w in wrong if "flash" not in w and "Flash" not in w] == []
 
 
-def test_every_rule_decides_about_a_name_of_the_table() -> None:
+def test_every_rule_classifies_a_name_of_the_table() -> None:
     idle = set(range(len(RULES)))
     for name, _, _ in NAMES:
         name = name.removeprefix("void ")
@@ -83,19 +83,58 @@ def test_every_rule_decides_about_a_name_of_the_table() -> None:
         ("my_kernel", "other"),
     ],
 )
-def test_sorts_of_work(name: str, category: str) -> None:
+def test_kernels_have_their_category(name: str, category: str) -> None:
     assert classify_kernel(name).category == category
 
 
 @given(st.lists(st.sampled_from(["gemm_f16", "sm80_xmma_", "tensorop_", "s16816", "flash", "_", "f16f16_", "<", "a"])))
-def test_any_name_gets_an_answer(parts: list[str]) -> None:
+def test_any_name_is_classified(parts: list[str]) -> None:
     result = classify_kernel("".join(parts))
     assert result.tensor_core in ("yes", "no", "unknown") and result.category in CATEGORIES
 
 
 @pytest.mark.parametrize("part", ["gemm_f16", "flash", "cutlass_tensorop_", "simt_s", "f16f16_", "h884", "(", "xmma_"])
 @pytest.mark.parametrize("start", ["", "cutlass_80_tensorop_", "sm80_xmma_", "x_simt_"])
-def test_a_name_made_to_be_slow_is_not(start: str, part: str) -> None:
+def test_a_hostile_name_is_classified_quickly(start: str, part: str) -> None:
     began = time.process_time()
     classify_kernel(start + part * 20_000)
-    assert time.process_time() - began < 30  # backtracking would take hours; a moment is not what is measured
+    assert time.process_time() - began < 30  # backtracking would take hours; no exact time is measured
+
+
+@pytest.mark.parametrize(
+    "name", ["attn_fwd", "bwd_kernel_fuse", "sage_fwd", "kernel_unified_attention_2d", "triton_tem_fused_mm_0"]
+)
+def test_a_triton_product_is_resolved_by_the_types_of_its_operator(name: str) -> None:
+    kernel = classify_kernel(name)
+    assert kernel.tensor_core == "unknown"
+    assert with_dtype(kernel, "bf16") == KernelClass("yes", "bf16")
+    assert with_dtype(kernel, "fp32") == with_dtype(kernel, None) == kernel
+    other = classify_kernel("my_kernel")
+    assert with_dtype(other, "bf16") == other
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("triton_poi_fused_addmm_gelu_view_15", "elementwise"),
+        ("triton_for_fused_0", "elementwise"),
+        ("triton_red_fused_add_addmm_mul_native_layer_norm_split_16", "reduction"),
+        ("triton_per_fused_convolution_flash_attention_3", "reduction"),
+        ("void moe::dev::finalize::finalizeKernel<moe::dev::finalize::KernelParams<cutlass::bfloat16_t> >", "other"),
+        ("void cutlass::Kernel<cutlass::reduction::kernel::ReduceSplitK<cutlass::MatrixShape<4, 128> > >", "reduction"),
+        ("void pytorch_flash::flash_bwd_convert_dq_kernel<Flash_bwd_kernel_traits<64> >", "reduction"),
+        ("void flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<128> >", "reduction"),
+        ("void ck_tile::kentry<64, 2, ck_tile::FmhaBwdOGradDotOKernel<int> >", "reduction"),
+        ("Im2d2Col_v2", "layout"),
+        ("Cijk_BBS_BH_Bias_PostGSU8_VW2", "reduction"),
+        ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16>", "communication"),
+        ("userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<16>", "communication"),
+    ],
+)
+def test_helpers_and_fused_kernels_are_no_products(name: str, category: str) -> None:
+    assert classify_kernel(name).category == category
+
+
+@pytest.mark.parametrize("name", ["_matmul_ogs_NNT_bf16xmxfp4_1", "bmm_MxE4m3_MxE2m1", "_ZN2ckDF16b", "gemm_int8_x"])
+def test_a_name_with_a_type_tells_it(name: str) -> None:
+    assert tells_type(name) and not tells_type("ampere_sgemm_128x64_nn")

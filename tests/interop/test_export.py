@@ -1,4 +1,4 @@
-"""Runs for other tools: Parquet, CSV that no spreadsheet calculates, TensorBoard."""
+"""Export for other tools: Parquet, CSV without formulas, TensorBoard."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from amp_core import RunError, load_run
 from amp_core.__main__ import main
 from amp_core.interop import export, import_tensorboard
 from amp_core.store.writer import RunWriter
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 
 
 def test_parquet_is_itself_a_run(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_csv_holds_no_formulas_and_distinguishes_null_from_nan(tmp_path: Path) -
         for cell in row.values():
             assert not cell.startswith(("=", "+", "-=", "@", "\t", "\r", "\uff1d")), cell
     assert rows[0]["name"] == '\'=HYPERLINK("http://x","y")' and rows[7]["name"] == 'plain, "quoted"\n=2'
-    assert rows[2]["name"] == "-2" and rows[2]["exp_min"] == "-3"  # a number stays one
+    assert rows[2]["name"] == "-2" and rows[2]["exp_min"] == "-3"  # a number stays a number
     assert json.loads(rows[0]["exp_counts"]) == [1, 2]
     with open(tmp_path / "out" / "steps.csv", newline="", encoding="utf-8") as file:
         nan, null = csv.DictReader(file)
@@ -58,7 +58,7 @@ def test_csv_reads_back_as_the_same_numbers(tmp_path: Path) -> None:
     pd.testing.assert_series_equal(steps.loss, run.steps.loss)
 
 
-def test_tensorboard_shows_what_the_run_holds(tmp_path: Path) -> None:
+def test_the_tensorboard_log_has_the_values_of_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs TensorBoard's package")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -71,17 +71,17 @@ def test_tensorboard_shows_what_the_run_holds(tmp_path: Path) -> None:
     assert losses[10] == pytest.approx(run.steps.set_index("step").loss[10])
     assert sum(s.value for s in log.Scalars("amp/skipped")) == run.steps.skipped.sum() > 0
     rows = run.tensors(kind="weight_grad")
-    row = rows[rows.normal > 0].iloc[0]  # of the very first steps all overflowed: there is nothing to draw
+    row = rows[rows.normal > 0].iloc[0]  # all values of the first steps overflowed: nothing to draw
     drawn = next(h for h in log.Histograms(f"log2_magnitude/weight_grad/{row['name']}") if h.step == row["step"])
     assert drawn.histogram_value.num == row["normal"] + row["subnormal"]
     assert drawn.histogram_value.max == math.floor(math.log2(row["absmax"])) + 1
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
-    """Rows as Python objects take ten times the memory that they take as a table."""
+    """Rows as Python objects take ten times as much memory as in a table."""
     pytest.importorskip("tensorboard", reason="needs TensorBoard's package")
     peaks = []
-    for samples in (100, 500):  # the smaller one fills a batch of `to_tensorboard` already
+    for samples in (100, 500):  # even the smaller run fills a batch of `to_tensorboard`
         with RunWriter(tmp_path / f"run-{samples}") as writer:
             names = [f"w{i}" for i in range(10)]
             for step in range(samples):
@@ -96,22 +96,22 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     assert peaks[1] < 1.5 * peaks[0]
 
 
-def test_scalars_survive_the_way_there_and_back(tmp_path: Path) -> None:
+def test_scalars_survive_export_and_import(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs TensorBoard's package")
     run = load_run(SAMPLE_RUNS / "fp16-overflow")
     export(run, "tensorboard", tmp_path / "log")
-    made = import_tensorboard(tmp_path / "log", tmp_path / "back")
-    assert set(made.understood) == {
+    imported = import_tensorboard(tmp_path / "log", tmp_path / "back")
+    assert set(imported.understood) == {
         "loss", "loss_scale", "skipped", "grad_norm", "lr", "step_ms", "memory_peak_bytes",
     }  # fmt: skip
-    assert not made.tensors  # its histograms count exponents: taken for values they would show gradients of size 20
+    assert not imported.tensors  # its histograms count exponents: read as values, they would show gradients of size 20
     back = load_run(tmp_path / "back")
     assert back.steps.skipped.tolist() == run.steps.skipped.tolist()
     assert back.steps.loss_scale.tolist() == run.steps.loss_scale.tolist()  # powers of two are exact in float32
     assert back.steps.time_s.iloc[-1] == pytest.approx(run.steps.time_s.iloc[-1] - run.steps.time_s.iloc[0], abs=1e-3)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_exports_to_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["export", str(SAMPLE_RUNS / "fp32"), "--to", "csv", "--out", str(out)]) == 0
     assert f"{out / 'steps.csv'}" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A stand-in for `ampscope train`, and a folder whose jobs are ended after each test."""
+"""A fake `ampscope train`, and a folder whose jobs are ended after each test."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import pytest
 from amp_core.jobs import listing, queue
 from tests.waiting import wait_for
 
-# Stands in for `ampscope train`: a run of a step every 20 ms, without torch. The mode says how it behaves.
+# Replaces `ampscope train`: a run with a step every 20 ms, without torch. The mode selects its behaviour.
 STAND_IN = """
 import os, signal, subprocess, sys, time
 from amp_core.store.writer import RunWriter
@@ -58,7 +58,7 @@ def runs(tmp_path: Path) -> Iterator[Path]:
             job.stop(grace_s=0)
 
     def waited_for() -> bool:
-        assert [j.name for j in listing(folder) if j.alive] == []  # to look at jobs is to wait for those that ended
+        assert [j.name for j in listing(folder) if j.alive] == []  # listing jobs reaps those that ended
         return not [f for f in queue._children if f.parent == folder]
 
     wait_for(waited_for)

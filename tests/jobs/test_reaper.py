@@ -1,4 +1,4 @@
-"""The end of a training process, stopped or by itself: it is written down whatever ended it."""
+"""The end of a training process is recorded, whatever ended it."""
 
 import dataclasses
 import os
@@ -13,80 +13,85 @@ import pytest
 
 from amp_core import load_run
 from amp_core.jobs import find, job_file, listing, queue, start
-from tests.jobs.waiting import CPU, gone, steps_recorded, until
+from tests.jobs.job_states import CPU, has_ended, steps_recorded, wait_for_state
 from tests.waiting import wait_for
 
 
-def test_ended_child_whose_folder_was_removed_is_waited_for(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_an_ended_child_whose_folder_was_removed_is_reaped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("short"))
-    until(job.folder, "finished")
-    wait_for(lambda: gone(job.pid))
+    wait_for_state(job.folder, "finished")
+    wait_for(lambda: has_ended(job.pid))
     shutil.rmtree(job.folder)
-    # A process whose main thread has ended counts as gone, but is waited for only when its other threads have, too.
+    # A process whose main thread has ended counts as ended, but can be reaped only once its other threads have ended.
     wait_for(lambda: listing(runs) == [] and job.folder not in queue._children)
 
 
-def test_job_that_waits_can_be_stopped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_a_waiting_job_can_be_stopped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     first = start(CPU, runs, command=stand_in("endless"))
     second = start(CPU, runs, command=stand_in("endless"))
     third = start(CPU, runs, command=stand_in("short"))
-    wait_for(lambda: second.console() and third.console())  # both have found that another was first
+    wait_for(lambda: second.console() and third.console())  # both wait for the first
     stopped = second.stop()
     assert stopped.state == "stopped" and stopped.queue_position is None
     assert load_run(second.folder).status == "stopped" and len(load_run(second.folder).steps) == 0
-    assert find(third.folder).state == "queued" and find(third.folder).queue_position == 1  # still behind the first
+    # Still waiting for the first.
+    assert find(third.folder).state == "queued" and find(third.folder).queue_position == 1
     first.stop()
-    until(third.folder, "finished")
+    wait_for_state(third.folder, "finished")
 
 
 def test_a_waiting_job_stopped_by_another_process_records_it(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     first = start(CPU, runs, command=stand_in("endless"))
-    until(first.folder, "running")
+    wait_for_state(first.folder, "running")
     second = start(CPU, runs, command=stand_in("endless"))
     wait_for(second.console)
     assert second.pid is not None
     os.kill(second.pid, signal.SIGTERM)
-    job = until(second.folder, "stopped")
+    job = wait_for_state(second.folder, "stopped")
     assert job.reason == "stopped by SIGTERM before it began"
 
 
-def test_stop_ends_the_step_and_the_run_has_status_stopped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_a_stop_finishes_the_step_and_the_run_has_status_stopped(
+    runs: Path, stand_in: Callable[[str], list[str]]
+) -> None:
     job = start(CPU, runs, command=stand_in("endless"))
-    until(job.folder, "running")
+    wait_for_state(job.folder, "running")
     wait_for(lambda: steps_recorded(job.folder) > 3)
     job = job.stop()
     assert job.state == "stopped" and job.stop_requested and job.reason == "stopped by SIGTERM"
-    assert job.pid is not None and gone(job.pid)
+    assert job.pid is not None and has_ended(job.pid)
     printed = [line for line in job.console(10_000) if line.startswith("step")]
     assert steps_recorded(job.folder) in (len(printed), len(printed) + 1)
-    assert job.stop() == job  # twice is harmless
+    assert job.stop() == job  # a second stop is harmless
 
 
-def test_deaf_job_is_killed_after_its_grace_time(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_a_job_that_ignores_the_stop_is_killed_after_its_grace_period(
+    runs: Path, stand_in: Callable[[str], list[str]]
+) -> None:
     job = start(CPU, runs, command=stand_in("deaf"))
-    until(job.folder, "running")
+    wait_for_state(job.folder, "running")
     began = time.monotonic()
     job.request_stop(grace_s=3.0)
     job.request_stop(grace_s=0)  # a second request changes nothing
     requested = find(job.folder)
     assert requested.stop_requested
-    assert requested.state == "running" or time.monotonic() - began >= 3.0  # nobody waited for its end
+    assert requested.state == "running" or time.monotonic() - began >= 3.0  # no one waited for its end
     recorded = steps_recorded(job.folder)
-    job = until(job.folder, "stopped")
+    job = wait_for_state(job.folder, "stopped")
     assert time.monotonic() - began >= 3.0
     assert job.reason == "killed: it did not end within 3 s of being asked to"
     assert load_run(job.folder).status == "stopped" and steps_recorded(job.folder) >= recorded
 
 
-def test_what_a_job_started_ends_with_it(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_processes_that_a_job_started_end_with_it(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("with-child"))
-    until(job.folder, "running")
+    wait_for_state(job.folder, "running")
     wait_for(lambda: any(line.startswith("step") for line in job.console()))
     (line,) = (line for line in job.console(100) if line.startswith("child"))
     child = int(line.split()[1])
-    assert not gone(child)
+    assert not has_ended(child)
     job.stop()
-    wait_for(lambda: gone(child))  # which would sleep for ten minutes
+    wait_for(lambda: has_ended(child))  # the process would sleep for ten minutes
 
 
 def test_a_process_that_raises_crashes_or_is_killed_has_its_end_recorded(
@@ -102,10 +107,10 @@ def test_a_process_that_raises_crashes_or_is_killed_has_its_end_recorded(
         ),
         "aborts": (r"ended with exit code 7 and wrote no end\. Last output: .*step 2", 3),
     }
-    devices = (dataclasses.replace(CPU, device=f"cuda:{i}") for i in range(len(expected)))  # so that none waits
+    devices = (dataclasses.replace(CPU, device=f"cuda:{i}") for i in range(len(expected)))  # so that no job waits
     started = {mode: start(next(devices), runs, command=stand_in(mode)) for mode in expected}
     for mode, (reason, steps) in expected.items():
-        job = until(started[mode].folder, "finished", "stopped", "failed", "lost")
+        job = wait_for_state(started[mode].folder, "finished", "stopped", "failed", "lost")
         assert job.state == "failed"
         assert job.reason is not None and re.fullmatch(reason, job.reason), (mode, job.reason)
         run = load_run(job.folder)
@@ -114,27 +119,27 @@ def test_a_process_that_raises_crashes_or_is_killed_has_its_end_recorded(
 
 
 @pytest.mark.parametrize(("mode", "makes", "state"), [("aborts", "run", "failed"), ("short", "runs", "finished")])
-def test_one_that_ends_while_it_is_looked_at_is_seen_to_its_end(
+def test_the_end_of_a_job_that_ends_while_it_is_listed_is_recorded(
     runs: Path, stand_in: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch, mode: str, makes: str, state: str
 ) -> None:
     job = start(CPU, runs, command=stand_in(mode), makes=makes)
-    wait_for(lambda: gone(job.pid))
+    wait_for(lambda: has_ended(job.pid))
     (job.folder / "run.json").unlink(missing_ok=True)
     really = job_file.is_alive
-    looks = iter([True])  # the first look was a moment before its end
-    monkeypatch.setattr(job_file, "is_alive", lambda record: next(looks, None) or really(record))
+    checks = iter([True])  # at the first check it is still alive
+    monkeypatch.setattr(job_file, "is_alive", lambda record: next(checks, None) or really(record))
     result = find(job.folder)
     assert result.state == state and "nobody saw" not in (result.reason or "")
     assert job_file.read(job.folder).returncode == (7 if mode == "aborts" else 0)
 
 
-def test_child_that_is_slow_to_begin_is_waited_for_by_no_one(
+def test_starting_a_job_does_not_wait_for_a_slow_child(
     runs: Path, stand_in: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(CPU, runs, command=stand_in("endless"))
-    until(job.folder, "running")
+    wait_for_state(job.folder, "running")
     record = dataclasses.replace(job_file.read(job.folder), process=None, created_ns=1)
-    monkeypatch.setattr(job_file, "read", lambda folder: record)  # it has not written itself down, for ever so long
+    monkeypatch.setattr(job_file, "read", lambda folder: record)  # it has not recorded itself for a very long time
     assert find(job.folder).state == "running"
     monkeypatch.undo()
     assert job.stop().state == "stopped"

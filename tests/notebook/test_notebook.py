@@ -15,13 +15,13 @@ from amp_core.analysis import compare
 from amp_core.figures.browser import for_browser
 from amp_core.notebook import PLOTS
 from amp_core.store.writer import RunWriter
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 
 NASTY = '<script>alert(1)</script><img src=x onerror="x">'
 
 
 def parsed(html: str) -> ET.Element:
-    """The HTML as XML, which all of it must be: nothing that is not escaped gets through a parser."""
+    """The HTML parsed as XML, which fails if anything is not escaped."""
     root = ET.fromstring(f"<div>{html}</div>")
     assert not {element.tag for element in root.iter()} & {"script", "img", "iframe", "a"}
     return root
@@ -37,16 +37,16 @@ def points(html: str) -> list[list[str]]:
 
 def test_a_run_shows_its_facts_and_its_curves() -> None:
     html = load_run(SAMPLE_RUNS / "fp16-overflow")._repr_html_()
-    said = text(html)
-    assert "fp16-overflow" in said and "finished" in said and "400" in said and "skipped steps" in said
+    content = text(html)
+    assert "fp16-overflow" in content and "finished" in content and "400" in content and "skipped steps" in content
     loss, scale = points(html)
     assert 100 < len(loss) <= 240 and len(scale) <= 240
     assert all(0 <= float(x) <= 240 and 0 <= float(y) <= 48 for x, y in (p.split(",") for p in loss))
-    assert len(points(load_run(SAMPLE_RUNS / "fp32")._repr_html_())) == 1  # no scaler, no loss scale
+    assert len(points(load_run(SAMPLE_RUNS / "fp32")._repr_html_())) == 1  # without a scaler there is no loss scale
     assert "style" not in {e.tag for e in parsed(html).iter()} and "currentColor" in html
 
 
-def test_a_run_of_nothing_and_a_damaged_one_show_themselves_too(tmp_path: Path) -> None:
+def test_an_empty_and_a_damaged_run_are_shown_too(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "empty"):
         pass
     assert "finished" in text(load_run(tmp_path / "empty")._repr_html_())
@@ -57,7 +57,7 @@ def test_a_run_of_nothing_and_a_damaged_one_show_themselves_too(tmp_path: Path) 
     assert "cannot be read" in text(load_run(tmp_path / "nan")._repr_html_())
 
 
-def test_names_from_a_stranger_stay_text(tmp_path: Path) -> None:
+def test_untrusted_names_are_shown_as_text(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a", name=NASTY, config={"workload": NASTY, "device": NASTY, "precision": NASTY}) as w:
         w.append("steps", {"step": [0, 1], "loss": [2.0, 1.0]})
     run = load_run(tmp_path / "a")
@@ -106,23 +106,23 @@ def drawn_by_pages() -> dict[str, list[dict[str, Any]]]:
     pytest.importorskip("streamlit", reason="the app needs streamlit")
     from tests.app_test import app_test
 
-    found = {}
+    figures = {}
     for page in set(PAGES.values()):
         app = app_test(run="sample/fp16-overflow").run()
         if page != "run_overview":
             app.switch_page(f"pages/{page}.py").run()
         assert not app.exception
-        found[page] = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
-    return found
+        figures[page] = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
+    return figures
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_plots_are_the_figures_of_the_pages(name: str, drawn_by_pages: dict[str, list[dict[str, Any]]]) -> None:
     ours = for_browser(load_run(SAMPLE_RUNS / "fp16-overflow").plot(name))
     title = ours["layout"]["title"]["text"]
-    theirs = next((f for f in drawn_by_pages[PAGES[name]] if f["layout"]["title"]["text"] == title), None)
-    assert theirs is not None, f"no figure of that page is called {title!r}"
-    assert theirs["data"] == ours["data"]
+    page_figure = next((f for f in drawn_by_pages[PAGES[name]] if f["layout"]["title"]["text"] == title), None)
+    assert page_figure is not None, f"no figure of that page is called {title!r}"
+    assert page_figure["data"] == ours["data"]
 
 
 @pytest.mark.parametrize("name", PLOTS)
@@ -135,19 +135,19 @@ def test_every_plot_of_every_run_is_a_figure(name: str, sample: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_what_was_not_recorded_gives_a_figure_that_says_so(name: str, tmp_path: Path) -> None:
+def test_unrecorded_data_gives_a_figure_with_a_sentence(name: str, tmp_path: Path) -> None:
     with RunWriter(tmp_path / "empty"):
         pass
     figure = load_run(tmp_path / "empty").plot(name)
     assert not figure.data and figure.layout.annotations[0].text.endswith(".")
 
 
-def test_an_unknown_plot_is_refused_with_those_there_are() -> None:
+def test_an_unknown_plot_is_refused_with_the_known_names() -> None:
     with pytest.raises(RunError, match=r"^name='accuracy' is no plot; choose one of loss, loss_scale, grad_norm"):
         load_run(SAMPLE_RUNS / "fp32").plot("accuracy")
 
 
-def test_without_plotly_one_sentence_says_so_and_tables_still_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_plotly_plots_raise_one_sentence_and_tables_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     run: Run = load_run(SAMPLE_RUNS / "fp32")

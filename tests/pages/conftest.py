@@ -1,4 +1,4 @@
-"""The app under AppTest, with an empty library of its own in `tmp_path`.
+"""The app under AppTest, with an empty library in `tmp_path`.
 
 def test_it(home, open_app):
     write(home.runs / "a", "healthy")
@@ -26,7 +26,7 @@ FURTHER = warm_up.analyse_other_pages
 
 
 def pages() -> dict[str, str]:
-    """File and address of every page, as `app.py` gives them to `st.Page`."""
+    """File and address of every page, as `app.py` passes them to `st.Page`."""
     calls = [n for n in ast.walk(ast.parse((ROOT / "app.py").read_text())) if isinstance(n, ast.Call)]
     result = {}
     for call in calls:
@@ -38,10 +38,10 @@ def pages() -> dict[str, str]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> Iterator[None]:
-    """Keep what other tests left on the heap out of collections.
+    """Exclude objects of other tests from garbage collection.
 
-    The app collects after each pass (`release_memory`), and so does Streamlit where Keras is imported. A worker that
-    has run a thousand other tests holds a million objects, which made each pass take five times as long.
+    The app collects after each pass (`release_memory`), and so does Streamlit if Keras is imported. A worker that has
+    run a thousand tests holds a million objects, which made each pass five times as slow.
     """
     gc.collect()
     gc.freeze()
@@ -63,20 +63,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     where = Home(tmp_path / "runs", tmp_path / "samples")
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
     monkeypatch.setattr(run_list, "SAMPLES", where.samples)
-    monkeypatch.setattr(run_table, "READING_TIMEOUT_S", 600.0)  # a row read later would depend on the machine's speed
-    monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # each test analyses its own
+    # Rows that are read later would depend on the machine's speed.
+    monkeypatch.setattr(run_table, "READING_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # each test analyses its own runs
     return where
 
 
 @pytest.fixture
 def warming(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overview makes other pages ready in the background, as it does for users."""
+    """Let Overview prepare other pages in the background, as it does for users."""
     monkeypatch.setattr(warm_up, "analyse_other_pages", FURTHER)
 
 
 @pytest.fixture
 def open_app(home: Home) -> Callable[..., AppTest]:
-    """Open a page as an address would: `open_app("pages/loss_scale.py", run="run/a")`."""
+    """Open a page like an address: `open_app("pages/loss_scale.py", run="run/a")`."""
 
     def go(page: str = OVERVIEW, **address: Any) -> AppTest:
         app = app_test(**address).run()
@@ -88,7 +89,7 @@ def open_app(home: Home) -> Callable[..., AppTest]:
 
 
 def words(app: AppTest) -> str:
-    """Everything that a page says in words, for assertions; Markdown's escapes taken out."""
+    """All text of a page, for assertions, without Markdown's escapes."""
     kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "header")
     page_text = [element.value for kind in kinds for element in app.get(kind)]
     return "\n".join(page_text).replace("\\", "").replace("\u00a0", " ")

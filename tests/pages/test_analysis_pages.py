@@ -30,7 +30,7 @@ def test_loss_scale_counts_skips_and_lists_episodes(home, open_app):
     assert titles(app) == ["Loss scale", "Gradient norm"]
 
 
-def test_episodes_are_shown_in_words_and_kept_as_numbers(home, open_app):
+def test_episodes_are_shown_in_words_and_stored_as_numbers(home, open_app):
     write(home.runs / "a", "overflowing")
     app = open_app("pages/loss_scale.py", run="run/a")
     result = skip_episodes(load_run(home.runs / "a"))
@@ -49,7 +49,7 @@ def test_loss_scale_of_a_clean_run(home, open_app):
     assert "No step was skipped. The scale stood at 2⁷ all the time." in words(app)
 
 
-def test_a_run_without_a_scaler_differs_from_one_that_never_skipped(home, open_app):
+def test_a_run_without_a_scaler_is_distinguished_from_one_that_never_skipped(home, open_app):
     write(home.runs / "a", "fp32")
     app = open_app("pages/loss_scale.py", run="run/a")
     assert "fp32 has no loss scale" in words(app)
@@ -73,7 +73,7 @@ def test_ranges_name_the_worst_tensor(home, open_app):
     assert any(t.get("name") == "not finite" and f" ∞ {percent(0.069)}" in t["text"] for t in heatmap)
 
 
-def test_ranges_and_overview_agree_on_when_a_tensor_was_not_finite():
+def test_ranges_and_overview_agree_on_the_first_non_finite_step_of_a_tensor():
     trace = pd.DataFrame({"step": [0, 10, 20], "inf_frac": [0.5, 0.0, 0.1], "nan_frac": [0.0, 0.0, 0.1]})
     assert ranges.not_finite_at(trace, [0, 7, 20]) == ", at 2 of 3 sampled steps; the scaler skipped each of them"
     assert ranges.not_finite_at(trace, [0]) == ", at 2 of 3 sampled steps"
@@ -117,7 +117,7 @@ def test_a_cell_of_the_ranges_opens_its_tensor(home, open_app):
     assert app.title[0].value == "Layer detail" and app.query_params["layer"] == "head"
 
 
-def test_a_step_of_a_tensor_opens_it_there(home, open_app):
+def test_a_step_of_a_tensor_opens_that_step(home, open_app):
     write(home.runs / "a", "overflowing")
     app = open_app("pages/number_ranges.py", run="run/a")
     app.session_state["ranges.steps"] = {"selection": {"points": [{"x": 60, "y": 0.015}]}}  # the mark of a skip
@@ -184,14 +184,14 @@ def test_an_episode_of_skips_opens_its_tensors(home, open_app):
     assert app.dataframe[0].value["origin"].iloc[0] == "backward"
 
 
-def test_ranges_without_samples_say_so(home, open_app):
+def test_ranges_without_samples_have_a_sentence(home, open_app):
     write(home.runs / "a", "bare")
     app = open_app("pages/number_ranges.py", run="run/a")
     assert "sampled no tensors" in words(app)
     assert not app.get("plotly_chart")
 
 
-def test_a_loss_scale_redraws_what_would_be_lost(home, open_app):
+def test_choosing_a_loss_scale_redraws_the_predictions(home, open_app):
     write(home.runs / "a", "fp32")
     app = open_app("pages/number_ranges.py", run="run/a")
     result = what_if(load_run(home.runs / "a"), ("fp16",), (-10, 30), ("output_grad",))
@@ -214,7 +214,7 @@ def test_predictions_from_a_run_with_underflow_have_a_caveat(home, open_app):
     assert caveat and f"Doubtful: {caveat}" in words(open_app("pages/number_ranges.py", run="run/a"))
 
 
-def test_the_slider_begins_at_the_runs_own_scale(home, open_app):
+def test_the_slider_begins_at_the_loss_scale_of_the_run(home, open_app):
     write(home.runs / "a", "static")
     app = open_app("pages/number_ranges.py", run="run/a")
     assert next(s for s in app.select_slider if s.label == "Loss scale").value == 7
@@ -267,12 +267,12 @@ def test_without_gradients_there_is_no_window(home, open_app):
 
 
 @pytest.fixture
-def three(home):
+def three_runs(home):
     for name, scenario in (("fp32", "fp32"), ("fp16", "healthy"), ("bf16", "bf16")):
         write(home.samples / name, scenario)
 
 
-def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three, open_app):
+def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three_runs, open_app):
     app = open_app("pages/compare_runs.py")
     assert app.multiselect[0].value[0] == "sample/fp32"
     assert set(app.multiselect[0].value) == {"sample/fp32", "sample/fp16", "sample/bf16"}
@@ -292,13 +292,13 @@ def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three, open_app):
     assert "Time of a step" in shown and shown[-1] == "Memory at the peak"
 
 
-def test_compare_follows_its_address(three, open_app):
+def test_compare_follows_its_address(three_runs, open_app):
     app = open_app("pages/compare_runs.py", **{"with": ["sample/bf16", "sample/fp32", "run/nowhere"]})
     assert app.multiselect[0].value == ["sample/bf16", "sample/fp32"]
     assert "Against bf16" in words(app).replace("*", "")
     assert "There is no run run/nowhere here; it is left out." in words(app)
     for field, chosen in ((app.multiselect[0], ["bf16 · sample", "fp32 · sample"]), (app.selectbox(key="run"), None)):
-        default = field.proto.default  # what a browser shows that misses what is set
+        default = field.proto.default  # the state of a browser that missed the new values
         at_first = [field.options[i] for i in default] if chosen else field.options[default]
         assert at_first == (chosen or "fp16 · sample")
 
@@ -311,7 +311,7 @@ def test_compare_suggests_the_chosen_run_among_many_fp32_runs(home, open_app):
     assert len(app.multiselect[0].value) == 5 and app.multiselect[0].value[-1] == "run/mine"
 
 
-def test_a_comparison_of_one_seed_says_so(home, open_app):
+def test_a_comparison_of_one_seed_is_labelled_as_such(home, open_app):
     for name, scenario, seed in (("a", "fp32", 0), ("b", "fp32", 1), ("c", "healthy", 0)):
         write(home.runs / name, scenario, seed=seed)
     app = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b", "run/c"]})
@@ -320,7 +320,7 @@ def test_a_comparison_of_one_seed_says_so(home, open_app):
     assert "those of the first run of each recipe" not in words(app)
 
 
-def test_compare_follows_a_link_after_runs_were_chosen(three, open_app):
+def test_compare_follows_a_link_after_runs_were_chosen(three_runs, open_app):
     app = open_app("pages/compare_runs.py")
     app.multiselect[0].set_value(["sample/fp32", "sample/fp16"]).run()
     assert app.query_params["with"] == ["sample/fp32", "sample/fp16"]
@@ -335,7 +335,7 @@ def test_compare_with_one_run_asks_for_another(home, open_app):
     assert "Choose two runs or more" in words(app)
 
 
-def test_compare_leaves_out_what_cannot_be_read(three, home, open_app):
+def test_compare_omits_runs_that_cannot_be_read(three_runs, home, open_app):
     file = next((home.samples / "fp16" / "steps").iterdir())
     file.write_bytes(b"PAR1")
     app = open_app("pages/compare_runs.py", run="sample/fp32")

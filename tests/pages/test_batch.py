@@ -1,4 +1,4 @@
-"""Find my batch: the search is queued with the form's settings, and its answer goes back into the form."""
+"""Find my batch: the search is queued with the form's settings, and its result is copied into the form."""
 
 import json
 from types import SimpleNamespace
@@ -15,22 +15,22 @@ ANSWER = {"workload": "digits-cnn", "size": "tiny", "precision": "bf16", "device
 
 @pytest.fixture
 def search(home, monkeypatch):
-    """A search that has been queued from the form: what was asked for, and its job."""
-    asked = []
+    """A search that was queued from the form: the arguments of `jobs.start`, and its job."""
+    started = []
     job = SimpleNamespace(name="batch-1", folder=home.runs / "batch-1", alive=True, console=lambda lines: ["no memory"])
 
     def start(config, runs_dir, name, *, command, makes):
-        asked.append((config, name, command, makes))
+        started.append((config, name, command, makes))
         return job
 
     monkeypatch.setattr(jobs, "start", start)
     monkeypatch.setattr(jobs, "find", lambda folder: job)
     record(job.folder, "runs")
-    return asked, job
+    return started, job
 
 
 def record(folder, makes):
-    """What `jobs.start` writes of a job that makes a run or several."""
+    """The record that `jobs.start` writes for a job that makes one run or several."""
     folder.mkdir(parents=True)
     record = {"argv": ["train"], "device": "cpu", "created_ns": 1, "makes": makes}
     (folder / "job.json").write_text(json.dumps(record))
@@ -40,15 +40,15 @@ def press(app, key):
     return next(b for b in app.button if b.key == key).click().run()
 
 
-def test_the_answer_of_a_search_goes_into_the_form(search, open_app):
-    asked, job = search
+def test_the_result_of_a_search_is_copied_into_the_form(search, open_app):
+    started, job = search
     app = open_app(START)
     field(app, "what").set_value(("digits-cnn", "tiny"))
     field(app, "precisions").set_value(["bf16", "fp16"])
     field(app, "batch_size").set_value(4)
     app = press(app, "batch.go")
     assert not app.exception and not app.error
-    ((config, name, command, makes),) = asked
+    ((config, name, command, makes),) = started
     assert (config.workload, config.precision, config.batch_size) == ("digits-cnn", "bf16", None)
     assert (
         command[-4:] == ["tune", "--max-batch", "--timeout", "60"]
@@ -63,12 +63,12 @@ def test_the_answer_of_a_search_goes_into_the_form(search, open_app):
     app = press(app.run(), "batch.use")
     assert "digits-cnn tiny in bf16 on cpu: largest batch that fits: 48." in words(app).replace("*", "")
     assert field(app, "batch_size").value == 48
-    again = open_app(START, search=job.name)  # the same address in a session of its own
+    again = open_app(START, search=job.name)  # the same address in a new session
     assert "largest batch that fits: 48." in words(again) and any(b.key == "batch.use" for b in again.button)
     assert "largest batch" not in words(open_app(START, search=f"../runs/{job.name}"))
 
 
-def test_a_search_that_ended_without_an_answer_says_so(search, open_app):
+def test_a_search_that_ended_without_a_result_has_a_sentence(search, open_app):
     _, job = search
     app = press(open_app(START), "batch.go")
     job.alive = False
@@ -83,7 +83,7 @@ def test_a_search_that_ended_without_an_answer_says_so(search, open_app):
 )
 def test_an_address_that_names_no_search_is_refused(search, home, open_app, name):
     record(home.runs / "training", "runs")  # a comparison
-    record(home.runs / "batch-2", "run")  # a training that somebody called so
+    record(home.runs / "batch-2", "run")  # a training with that name
     _, job = search
     job.alive = False
     app = open_app(START, search=name)
@@ -94,7 +94,7 @@ def test_an_address_that_names_no_search_is_refused(search, home, open_app, name
 @pytest.mark.parametrize(
     "damaged", ["", "{}", "[]", '{"answer": 1}', json.dumps(ANSWER | {"answer": "48"}), "[" * 99_999, "\udcff"]
 )
-def test_a_damaged_answer_is_a_sentence_without_a_path(search, home, open_app, damaged):
+def test_a_damaged_result_has_a_sentence_without_a_path(search, home, open_app, damaged):
     _, job = search
     job.alive = False
     (job.folder / FILE).write_text(damaged, errors="surrogateescape")

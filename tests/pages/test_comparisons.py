@@ -1,4 +1,4 @@
-"""A comparison in turns, started from the app: one job, its runs below its folder, and the way to Compare."""
+"""A comparison in turns, started from the app: one job, its runs below its folder, and the link to Compare."""
 
 import pytest
 
@@ -18,10 +18,10 @@ QUICK = {"workload": "digits-cnn", "device": "cpu", "steps": 4, "evaluate": Fals
 
 
 def test_start_in_turns_queues_one_job_for_all_precisions(home, open_app, monkeypatch):
-    asked = []
+    started = []
 
     def start(config, runs_dir, name, *, command, makes):
-        asked.append((config, name, command, makes))
+        started.append((config, name, command, makes))
         return type("Started", (), {"name": name})
 
     monkeypatch.setattr(jobs, "start", start)
@@ -29,24 +29,24 @@ def test_start_in_turns_queues_one_job_for_all_precisions(home, open_app, monkey
     field(app, "precisions").set_value(["fp32", "bf16"]).run()
     next(b for b in app.button if b.key == "start.turns").click().run()
     assert not app.exception and not app.error
-    ((config, name, command, makes),) = asked
+    ((config, name, command, makes),) = started
     assert command[-3:] == ["compare", "--precisions", "fp32,bf16"] and makes == "runs"
     assert name == "compare-text-gpt-tiny" and config.steps == 200
 
 
-def test_one_precision_is_no_comparison(home, open_app):
+def test_a_single_precision_cannot_be_compared(home, open_app):
     assert next(b for b in open_app(START).button if b.key == "start.turns").disabled
     with pytest.raises(RunError, match="alone is no comparison; choose two or more"):
         comparisons.begin([TrainConfig()], None)
 
 
 def test_a_fixed_scale_is_passed_on_from_the_recipe_with_a_scaler(monkeypatch):
-    asked = []
+    started = []
     monkeypatch.setattr(
-        jobs, "start", lambda config, *rest, **more: asked.append(config) or type("J", (), {"name": "x"})
+        jobs, "start", lambda config, *rest, **more: started.append(config) or type("J", (), {"name": "x"})
     )
     comparisons.begin([TrainConfig(precision="fp32"), TrainConfig(precision="fp16", loss_scale=128)], None)
-    assert asked[0].loss_scale == 128
+    assert started[0].loss_scale == 128
 
 
 def test_a_queued_comparison_trains_in_turns_and_is_listed_in_the_library(home, open_app):
@@ -60,7 +60,7 @@ def test_a_queued_comparison_trains_in_turns_and_is_listed_in_the_library(home, 
     assert done.state == "finished", done.console()
     runs = [load_run(job.folder / precision) for precision in ("fp32", "bf16")]
     assert label_of(runs[1].path) == Label(tags=("turns",), note="before it began")
-    assert "products_seen" not in set(compare(runs).differences["setting"])  # counted, not set
+    assert "products_seen" not in set(compare(runs).differences["setting"])  # derived, not set
     assert {run.status for run in runs} == {"finished"}
     assert runs[0].head.config["comparison"] == runs[1].head.config["comparison"]
     app = open_app("pages/run_library.py")

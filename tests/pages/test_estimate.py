@@ -1,4 +1,4 @@
-"""What a training would take, the presets, and the label that is given before it starts."""
+"""The estimate of a training's time and memory, the presets, and labels set before the start."""
 
 import json
 
@@ -14,8 +14,8 @@ def test_time_is_estimated_from_similar_runs_and_memory_from_the_size(home, open
     assert "Time: FP16 AMP: not known, nothing like it was trained here yet." in words(open_app(START))
     folder = write(home.runs / "a", "healthy")
     head = json.loads((folder / "run.json").read_text())
-    alike = {"workload": "text-gpt", "size": "tiny", "batch_size": 8, "precision": "fp16", "device": "cpu"}
-    (folder / "run.json").write_text(json.dumps(head | {"config": head["config"] | alike}))
+    settings = {"workload": "text-gpt", "size": "tiny", "batch_size": 8, "precision": "fp16", "device": "cpu"}
+    (folder / "run.json").write_text(json.dumps(head | {"config": head["config"] | settings}))
     app = open_app(START)
     page_text = words(app)
     assert "Memory: about" in page_text and " in FP32 with Adam" in page_text
@@ -35,7 +35,7 @@ def test_a_preset_fills_the_form(home, open_app):
     assert field(app, "precisions").value == ["fp32", "bf16", "fp16"]
 
 
-def test_tags_and_note_go_with_the_run(started, home, open_app):  # noqa: F811 - the fixture
+def test_tags_and_note_are_attached_to_the_run(started, home, open_app):  # noqa: F811 - the fixture
     app = open_app(START)
     field(app, "tags").set_value("paper, lstm")
     field(app, "note").set_value("as in table 2")
@@ -49,18 +49,18 @@ def test_the_form_shows_the_equivalent_command(home, open_app):
     field(app, "steps").set_value(30)
     field(app, "precisions").set_value(["fp32", "fp16"]).run()
     lines = next(code.value for code in app.code if "--out" in code.value and "my_task" not in code.value).splitlines()
-    made = [f"{home.runs}/text-gpt-tiny-{name}" for name in ("fp32", "fp16")]
+    folders = [f"{home.runs}/text-gpt-tiny-{name}" for name in ("fp32", "fp16")]
     *lines, _, turns = lines
     assert turns.startswith("ampscope compare --precisions fp32,fp16 --workload text-gpt --size tiny")
     assert "--precision " not in turns and turns.endswith(f"--out {home.runs}/compare-text-gpt-tiny")
-    assert [line.split(" --out ")[1] for line in lines] == made
+    assert [line.split(" --out ")[1] for line in lines] == folders
     assert all("--workload text-gpt" in line and "--size tiny" in line and "--steps 30" in line for line in lines)
     field(app, "steps").set_value(-1).run()
     assert not any("--size" in code.value for code in app.code)
 
 
 @pytest.mark.parametrize(("typed", "folder"), [("../../a/b ?", "a-b"), ("my first/ run?", "my-first-run")])
-def test_the_command_makes_the_folder_that_start_makes(home, open_app, typed, folder):
+def test_the_command_uses_the_folder_that_start_uses(home, open_app, typed, folder):
     app = open_app(START)
     field(app, "name").set_value(typed)
     field(app, "precisions").set_value(["fp16", "bf16"]).run()

@@ -1,4 +1,4 @@
-"""Every page on every kind of run: full, empty, foreign, damaged. Never an exception, always a sentence."""
+"""Every page with every kind of run (full, empty, foreign, damaged) shows content or a sentence, never an exception."""
 
 import shutil
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_no_page_fails_on_any_run(home, warming, open_app, scenario):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_run_is_one_sentence_and_the_app_keeps_working(home, open_app, damage):
+def test_a_damaged_run_has_one_sentence_and_the_app_keeps_working(home, open_app, damage):
     write(home.runs / "a", "healthy")
     damage(home.runs / "a")
     write(home.runs / "b", "fp32")
@@ -89,7 +89,7 @@ def test_a_damaged_run_is_one_sentence_and_the_app_keeps_working(home, open_app,
         assert not app.exception, page
         assert len(app.error) == 1, page
         assert app.error[0].value.startswith("This run cannot be read: ")
-        assert str(home.runs) not in app.error[0].value.replace("\\", "")  # where it lies on the server is nobody's
+        assert str(home.runs) not in app.error[0].value.replace("\\", "")  # paths on the server are not shown
         assert not app.metric and not app.get("plotly_chart")
     app.switch_page("pages/run_library.py").run()
     assert not app.exception
@@ -103,7 +103,7 @@ def test_a_damaged_run_is_one_sentence_and_the_app_keeps_working(home, open_app,
 
 
 @pytest.mark.parametrize("page", OF_A_RUN)
-def test_run_without_steps_says_so(home, open_app, page):
+def test_a_run_without_steps_has_a_sentence(home, open_app, page):
     write(home.runs / "a", "empty")
     app = open_app(page, run="run/a")
     assert "This run has no steps" in words(app)
@@ -111,7 +111,7 @@ def test_run_without_steps_says_so(home, open_app, page):
 
 
 @pytest.mark.parametrize("page", [page for page in OF_A_RUN[1:] if page not in PROFILED])
-def test_a_trace_without_steps_leads_to_the_pages_that_show_it(home, open_app, page):
+def test_a_trace_without_steps_links_to_the_pages_that_show_it(home, open_app, page):
     write(home.runs / "a", "traced-foreign")
     app = open_app(page, run="run/a")
     assert not app.exception and "which this page is about" in words(app)
@@ -119,7 +119,7 @@ def test_a_trace_without_steps_leads_to_the_pages_that_show_it(home, open_app, p
 
 
 @pytest.mark.parametrize("page", [page for page in OF_A_RUN[1:] if page not in PROFILED])
-def test_live_run_shows_what_there_is(home, open_app, page):
+def test_a_live_run_shows_its_data_so_far(home, open_app, page):
     with live(home.runs / "a") as run:
         run.advance(1)
         app = open_app(page, run="run/a")
@@ -131,8 +131,8 @@ def test_live_run_shows_what_there_is(home, open_app, page):
 
 
 @pytest.mark.parametrize("page", pages())
-def test_a_pass_in_which_nothing_changed_sets_no_field(home, open_app, page, monkeypatch):
-    # What is set goes to the browser, over what somebody clicks before it arrives there.
+def test_a_pass_without_changes_sets_no_field(home, open_app, page, monkeypatch):
+    # A field that is set overwrites a click that happens before it reaches the browser.
     monkeypatch.setattr(address, "AGAIN_S", 0.0)
     write(home.runs / "a", "healthy")
     write(home.runs / "b", "fp32")
@@ -142,7 +142,7 @@ def test_a_pass_in_which_nothing_changed_sets_no_field(home, open_app, page, mon
 
 
 def test_values_from_a_link_are_set_again_in_the_next_pass(home, open_app):
-    # A browser may get that one before it has drawn the first.
+    # A browser may receive the next pass before it has drawn the first.
     write(home.runs / "a", "healthy")
     app = open_app("pages/number_ranges.py", run="run/a", kind="weight_grad").run()
     kind = next(field for field in app.get("button_group") if field.key == "ranges.kind")

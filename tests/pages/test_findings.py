@@ -1,4 +1,4 @@
-"""Finding cards and the Findings guide: one cause, its proof, its fix; what is muted stays silent."""
+"""Finding cards and the Findings guide: one cause, its evidence, its fix; muted findings stay hidden."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ def test_a_card_has_the_fix_for_frameworks_too(home, open_app):
     assert [t.label for t in app.tabs] == ["PyTorch", "Accelerate", "Transformers Trainer", "Lightning"]
 
 
-def test_what_follows_from_a_cause_has_no_card_of_its_own(home, open_app):
+def test_consequences_of_a_cause_have_no_separate_card(home, open_app):
     write(home.runs / "a", "collapsing")
     page_text = words(open_app(run="run/a"))
     assert (
@@ -28,7 +28,7 @@ def test_what_follows_from_a_cause_has_no_card_of_its_own(home, open_app):
     )
 
 
-def test_the_proof_of_a_cause_without_a_page_is_the_tensor_that_follows_from_it(home, open_app):
+def test_the_evidence_of_a_cause_without_a_page_is_the_affected_tensor(home, open_app):
     write(home.runs / "a", "collapsing")
     links = [link.proto for link in open_app(run="run/a").get("page_link") if link.proto.label.startswith("Open ")]
     assert [(link.label, link.page) for link in links] == [("Open embed\\.weight", "layer-detail")]
@@ -48,7 +48,7 @@ def test_a_muted_finding_is_hidden_until_it_is_unmuted(home, open_app):
     assert "1 error found" in words(app) and muted(home.runs / "a") == frozenset()
 
 
-def test_a_file_of_something_else_mutes_nothing(tmp_path):
+def test_a_file_with_other_content_mutes_nothing(tmp_path):
     (tmp_path / ".a.muted.json").write_text("{oops")
     assert muted(tmp_path / "a") == frozenset()
     mute(tmp_path / "a", "watch-overhead")
@@ -62,7 +62,7 @@ def test_a_live_run_shows_problems_as_they_occur(home, open_app):
         assert "Training in float16 without a loss scale" in words(app)
 
 
-def test_the_guide_explains_every_code_and_searches(open_app):
+def test_the_guide_explains_every_code_and_can_be_searched(open_app):
     app = open_app(GUIDE_PAGE)
     severities = Counter(entry.severity for entry in GUIDE.values())
     assert not app.exception and f"{severities['error'] + severities['warning']} ways" in words(app)

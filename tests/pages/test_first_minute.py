@@ -1,4 +1,5 @@
-"""What a newcomer sees: a sample with its verdict, the tour, the one line; and the three answers of Overview."""
+"""The first minute of a new user: a sample with its findings, the tour, the line of code; and the three answers of
+Overview."""
 
 import pytest
 
@@ -21,19 +22,19 @@ def test_the_first_page_opens_a_sample_with_findings_tour_and_the_one_line(home,
     assert "New here? Three steps" in words(app) and "You are looking at it." in words(app)
     links = {p.proto.label: p.proto.query_string for p in app.get("page_link")}
     assert links["Open the overflow"] == "run=sample%2Ffp16-overflow" and "Start a run" in links
-    assert "Open the underflow" not in links  # no such sample here
+    assert "Open the underflow" not in links  # this installation has no such sample
     assert any(f'into="{home.runs.as_posix()}/mine"' in c.value for c in app.code)
     next(b for b in app.button if b.label == "Put away").click().run()
     assert "New here?" not in words(app)
 
 
-def test_own_runs_have_no_tour(home, open_app):
+def test_the_users_own_runs_have_no_tour(home, open_app):
     samples(home)
     write(home.runs / "a", "healthy")
     assert "New here?" not in words(open_app(run="run/a"))
 
 
-def test_the_gain_is_the_comparison_with_fp32_of_the_same_task(home, open_app):
+def test_the_gain_is_relative_to_fp32_of_the_same_task(home, open_app):
     write(home.runs / "a", "healthy")
     assert "Not known: no FP32 run of the same task is here" in words(open_app(run="run/a"))
     write(home.runs / "b", "fp32")
@@ -45,7 +46,7 @@ def test_the_gain_is_the_comparison_with_fp32_of_the_same_task(home, open_app):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_that_16_bits_are_slower_on_a_cpu_is_explained(home, open_app, device):
+def test_a_slowdown_by_16_bits_on_a_cpu_is_explained(home, open_app, device):
     same = {"workload": "text-gpt", "size": "tiny", "device": device, "seed": 0}
     for name, precision, step_ms in (("a", "fp16", 30.0), ("b", "fp32", 10.0)):
         with RunWriter(home.runs / name, config=same | {"precision": precision}) as writer:
@@ -57,7 +58,7 @@ def test_that_16_bits_are_slower_on_a_cpu_is_explained(home, open_app, device):
     assert ("its numbers carry over to a GPU, its times do not" in page_text) == (device == "cpu")
 
 
-def test_what_was_not_recorded_is_not_zero(home, open_app):
+def test_unrecorded_values_are_not_shown_as_zero(home, open_app):
     with RunWriter(home.runs / "a") as writer:
         writer.append("steps", {"step": [0, 1], "skipped": [None, None], "step_ms": [1.0, 1.0]})
     app = open_app(run="run/a")
@@ -66,11 +67,11 @@ def test_what_was_not_recorded_is_not_zero(home, open_app):
     assert "Skipped steps were not recorded." in words(app)
 
 
-def test_every_term_leads_to_a_page_that_is_there():
+def test_every_term_links_to_an_existing_page():
     assert {term.page for term in TERMS.values()} <= set(findings.PAGES)
 
 
-def test_a_page_with_nothing_to_show_offers_a_sample_that_has_it(home, open_app):
+def test_a_page_without_data_offers_a_sample_that_has_them(home, open_app):
     samples(home)
     write(home.runs / "a", "bare")
     app = open_app("pages/number_ranges.py", run="run/a")

@@ -1,4 +1,4 @@
-"""Format lab: any number in every format, what a loss scale does to it, sums that round away, claims."""
+"""Format lab: a number in every format, the effect of a loss scale, sums that round away, myths."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_a_number_is_shown_in_every_format(open_app):
     assert next(b for b in bits if b.startswith("FP16")).split() == ["FP16", "0", "01011", "1001100110"]
 
 
-def test_bits_stand_under_each_other(open_app):
+def test_bits_of_all_formats_are_aligned(open_app):
     lines = open_app(LAB, number="1").code[0].value.splitlines()
     start = lines[0].index("mantissa")
     assert all(line[start] == "0" and line[start - 2 : start] == "  " for line in lines[1:])
@@ -69,17 +69,17 @@ def test_the_headline_names_the_formats_that_lose_the_number(open_app, typed, ex
     assert app.query_params["number"] == typed
 
 
-def test_a_link_carries_the_number(open_app):
+def test_a_link_contains_the_number(open_app):
     assert "2^-25 is exactly itself in FP64" in words(open_app(LAB, number="2^-25"))
 
 
-def test_an_example_is_taken_over(open_app):
+def test_an_example_fills_the_field(open_app):
     app = open_app(LAB)
     pills(app, "example").set_value("6e-5").run()
     assert field(app, "number").value == "6e-5" and row(app, "FP16")["Class"] == "subnormal"
 
 
-def test_what_is_no_number_is_a_sentence(open_app):
+def test_text_that_is_not_a_number_has_a_sentence(open_app):
     app = open_app(LAB, number="2^")
     assert not app.exception and len(app.error) == 1
     assert "is no number; give one such as" in app.error[0].value.replace("\\", "")
@@ -194,7 +194,7 @@ def test_numbers_that_would_take_long_are_refused_at_once(open_app, typed):
     assert not app.exception and len(app.error) == 1 and "; give " in app.error[0].value
 
 
-def test_what_lies_beyond_a_float_is_written_with_its_power(open_app):
+def test_numbers_beyond_the_range_of_a_float_are_written_as_powers(open_app):
     app = open_app(LAB, number="1e999", sum="fp64,1e308,×,-1e300")
     assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10¹⁰⁰³", "exactly")
     assert "= −1.0000 × 10⁶⁰⁸; FP64 keeps −∞: overflow" in words(app).replace("*", "")

@@ -26,8 +26,8 @@ def test_addresses_differ_from_file_names():
         assert "_" in Path(file).stem and "_" not in address
 
 
-def test_theme_has_ten_series_colours_of_the_figures_and_nothing_bare():
-    # Anything in bare [theme] forces the light theme; with fewer than ten colours Plotly takes its own.
+def test_both_themes_have_ten_series_colours_and_nothing_is_set_for_all_themes():
+    # Any setting directly in [theme] forces the light theme; with fewer than ten colours Plotly uses its own.
     theme = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["theme"]
     assert set(theme) == {"light", "dark"}
     for dark, name in enumerate(("light", "dark")):
@@ -36,7 +36,7 @@ def test_theme_has_ten_series_colours_of_the_figures_and_nothing_bare():
         assert colours[: len(RECIPES)] == [pair[dark] for pair in RECIPES.values()]
 
 
-def test_server_is_for_this_machine_alone():
+def test_the_server_listens_on_this_machine_only():
     server = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["server"]
     assert server["address"] == "127.0.0.1" and server["enableCORS"] and server["enableXsrfProtection"]
     assert set(server["allowedHosts"]) == {"localhost", "127.0.0.1"}
@@ -47,7 +47,7 @@ def test_app_file_stays_short():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page_without_any_run_says_what_to_do(open_app, page):
+def test_a_page_without_any_run_says_what_to_do(open_app, page):
     app = open_app(page)
     assert not app.exception
     page_text = words(app)
@@ -67,7 +67,7 @@ def test_opens_on_the_healthy_fp16_sample(home, open_app):
     assert "fp16-healthy" in words(app)
 
 
-def test_opens_on_an_own_run_where_there_are_no_samples(home, open_app):
+def test_opens_on_the_users_run_if_there_are_no_samples(home, open_app):
     write(home.runs / "mine", "healthy")
     assert open_app().session_state["run"] == "run/mine"
 
@@ -81,15 +81,15 @@ def test_deep_link_opens_its_run_on_its_page(home, open_app):
     assert app.query_params["run"] == "run/deep"
 
 
-@pytest.mark.parametrize("asked", ["run/nowhere", "run/../../etc", "/etc/passwd", "sample/"])
-def test_an_unknown_run_in_the_address_has_a_notice(home, open_app, asked):
+@pytest.mark.parametrize("address", ["run/nowhere", "run/../../etc", "/etc/passwd", "sample/"])
+def test_an_unknown_run_in_the_address_has_a_notice(home, open_app, address):
     write(home.runs / "here", "healthy")
-    app = open_app(run=asked)
+    app = open_app(run=address)
     assert not app.exception
     assert app.session_state["run"] == "run/here"
-    assert f"There is no run {asked.replace('_', '')} here. What follows is another run, here." in words(app)
+    assert f"There is no run {address.replace('_', '')} here. What follows is another run, here." in words(app)
     app.run()
-    assert "There is no run" in words(app)  # until somebody chooses one, or goes on
+    assert "There is no run" in words(app)  # until a run is chosen or the page changes
     app.switch_page("pages/loss_scale.py").run()
     assert "There is no run" not in words(app)
 
@@ -107,8 +107,8 @@ def test_a_run_that_disappears_is_replaced_with_a_notice(home, open_app):
 
 def test_invalid_parts_of_an_address_have_a_notice(home, open_app):
     write(home.runs / "a", "healthy")
-    asked = {"run": "run/a", "layer": "nope", "kind": "bogus", "format": "zz", "steps": "5000-9000"}
-    app = open_app("pages/layer_detail.py", **asked)
+    address = {"run": "run/a", "layer": "nope", "kind": "bogus", "format": "zz", "steps": "5000-9000"}
+    app = open_app("pages/layer_detail.py", **address)
     page_text = words(app)
     for name in ("layer=nope", "kind=bogus", "format=zz", "steps=5000-9000"):
         assert name in page_text
@@ -165,7 +165,7 @@ def test_markdown_in_a_run_name_is_text(home, open_app):
 
 
 @pytest.mark.parametrize("file", pages())
-def test_no_page_prints_a_string_that_explains_a_constant(file):
-    """Streamlit shows what stands alone in a line of a page: there a comment explains, not a string."""
+def test_no_page_has_a_bare_string_that_streamlit_would_show(file):
+    """Streamlit shows bare expressions of a page, so pages explain constants in comments, not in strings."""
     body = ast.parse((ROOT / file).read_text()).body[1:]
     assert not [line.lineno for line in body if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)]

@@ -1,8 +1,9 @@
-"""Device gauges on the live page, the device's course on a finished one, and the card of the machine."""
+"""Device gauges on the live page, the chart of the device on a finished run, and the card of the machine."""
 
 import pytest
 
 from amp_core.hardware import nvml as nvml_module
+from amp_core.hardware import usable_gpus
 from amp_core.hardware.nvml import Nvml
 from amp_core.store.writer import RunWriter
 from pages.parts.hardware import abilities
@@ -60,7 +61,7 @@ def test_without_samples_there_is_one_sentence(home, open_app, config, detail, e
     assert expected in words(app) and not [c for c in app.metric if c.label == "GPU busy"]
 
 
-def test_a_finished_run_shows_the_devices_course_where_it_has_one(home, open_app):
+def test_a_finished_run_shows_its_device_samples_as_a_chart(home, open_app):
     write(home.runs / "a", "bf16")
     write(home.runs / "b", "healthy")
     assert "Share of time on the device" in titles(open_app(run="run/a"))
@@ -69,13 +70,14 @@ def test_a_finished_run_shows_the_devices_course_where_it_has_one(home, open_app
 
 @pytest.fixture
 def machine(monkeypatch):
-    """This machine as one with the given cards, or without an NVIDIA GPU."""
+    """Make this machine appear to have the given GPUs, or no NVIDIA GPU."""
 
     def make(*cards, torch_version="2.13.0+cu130"):
         for remembered in (abilities._gpus, devices.available, devices.memory_bytes):
             remembered.clear()
         nvml = FakeNvml(*cards, init=None if cards else "NVML_ERROR_LIBRARY_NOT_FOUND")
         monkeypatch.setattr(nvml_module, "Nvml", lambda: Nvml(nvml))
+        monkeypatch.setattr(usable_gpus, "torch_gpus", tuple)  # torch finds none
         monkeypatch.setattr(devices.metadata, "version", lambda package: torch_version)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(abilities, "cpu_flags", lambda: frozenset({"avx2"}))
@@ -92,7 +94,7 @@ def test_the_card_says_what_this_machine_can_do(home, open_app, machine):
     assert "Try **BF16 AMP** first." in page_text
 
 
-def test_the_card_says_plainly_where_there_are_no_tensor_cores(home, open_app, machine):
+def test_the_card_says_that_there_are_no_tensor_cores(home, open_app, machine):
     machine(fakes.GTX16)
     page_text = words(open_app(START))
     assert "No tensor cores, though compute capability 7.5" in page_text and "Try **FP32** first." in page_text
@@ -105,7 +107,7 @@ def test_the_card_of_a_cpu(home, open_app, machine):
     assert "no 16-bit matrix instructions" in page_text and "Try **FP32** first." in page_text
 
 
-def test_devices_are_those_that_a_training_would_see(machine, monkeypatch):
+def test_devices_are_those_that_a_training_could_use(machine, monkeypatch):
     machine(fakes.VOLTA, fakes.HOPPER)
     result = [("cuda:0", "Tesla V100 (cuda:0)"), ("cuda:1", "NVIDIA H200 (cuda:1)"), ("cpu", "CPU")]
     assert devices.available() == (result, None)

@@ -1,4 +1,5 @@
-"""The Forecast page: says on every surface that nothing was measured, forecasts from a traced step, or tells how."""
+"""The Forecast page: always states that nothing was measured, forecasts from a traced step, or says how to record
+one."""
 
 from amp_core import load_run
 from amp_core.forecast import forecast, traces_of_run
@@ -8,7 +9,7 @@ from tests.synthetic import write
 PAGE = "pages/gpu_forecast.py"
 
 
-def test_a_traced_run_is_forecast_for_the_gpus_asked_for(home, open_app):
+def test_a_traced_run_is_forecast_for_the_chosen_gpus(home, open_app):
     run = load_run(write(home.runs / "a", "traced-cpu"))
     app = open_app(PAGE, run="run/a")
     assert not app.exception

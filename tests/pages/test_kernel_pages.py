@@ -1,4 +1,4 @@
-"""Tensor cores and Step cost: the answer first, kernels in tables, and plain words where there is no window."""
+"""Tensor cores and Step cost: the answer first, kernels in tables, and a sentence if there is no window."""
 
 import pytest
 
@@ -13,7 +13,7 @@ TENSOR_CORES, STEP_COST = "pages/tensor_cores.py", "pages/step_cost.py"
 
 
 def foreign(folder, rows, **tables):
-    """A run that has kernels and no steps, as an imported trace may."""
+    """A run with kernels and without steps, like some imported traces."""
     from amp_core.store.writer import RunWriter
 
     with RunWriter(folder, name=folder.name, config={"source": "import"}) as writer:
@@ -36,17 +36,17 @@ def test_the_answer_has_both_shares_and_the_unknown_beside_them(home, open_app):
     assert titles(app) == ["Time on tensor cores", "Where kernel time goes"]
 
 
-def test_idle_tensor_cores_are_called_idle_and_why(home, open_app):
+def test_idle_tensor_cores_are_called_idle_with_the_reason(home, open_app):
     write(home.runs / "a", "profiled-fp32")
     app = open_app(TENSOR_CORES, run="run/a")
     page_text = words(app)
     assert "Tensor cores stand idle: no kernel time is known to use them" in page_text
     assert "most of it for this reason: FP32 without TF32" in page_text
     table = app.dataframe[0].value
-    assert set(table["precision"]) <= {"FP32", "TF32", "FP16", "BF16", "–"}  # as the sentences write them
+    assert set(table["precision"]) <= {"FP32", "TF32", "FP16", "BF16", "–"}  # as written in sentences
     ops = matrix_ops(load_run(home.runs / "a"))
     assert table["why"].tolist() == ops["why"].tolist()
-    assert "since cuBLAS 11 any size runs there" in page_text  # multiples of 8 are a hint
+    assert "since cuBLAS 11 any size runs there" in page_text  # a hint about multiples of 8
 
 
 def test_the_counter_is_explained_beside_the_table(home, open_app):
@@ -78,7 +78,7 @@ def test_kernel_time_is_summed_by_the_chosen_key(home, open_app):
     expected = kernel_table(load_run(home.runs / "a"), "module")
     table = app.dataframe[-1].value
     assert table["total_ms"].tolist() == pytest.approx((expected["total_us"] / 1e3).tolist())
-    assert "–" in table["name"].tolist()  # kernels of no module
+    assert "–" in table["name"].tolist()  # kernels outside modules
 
 
 @pytest.mark.parametrize("page", [TENSOR_CORES, STEP_COST])
@@ -143,7 +143,7 @@ def test_step_cost_names_the_parts_and_the_bound(home, open_app):
     assert metric(app, "GEMM/conv").value == percent(bound.matrix_frac)
 
 
-def test_without_a_window_step_cost_shows_the_phases_and_says_so(home, open_app):
+def test_without_a_window_step_cost_shows_the_phases_and_a_note(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(STEP_COST, run="run/a")
     assert "No profiled window: these are the recorded phases of the steps." in words(app)
@@ -151,7 +151,7 @@ def test_without_a_window_step_cost_shows_the_phases_and_says_so(home, open_app)
     assert "backward" in app.dataframe[0].value["label"].tolist()
 
 
-def beside(app):
+def baseline_field(app):
     return next(box for box in app.selectbox if box.key.startswith("step_cost.beside"))
 
 
@@ -160,13 +160,13 @@ def test_step_cost_is_compared_with_another_run(home, open_app):
     write(home.runs / "b", "profiled-fp32")
     write(home.runs / "c", "healthy")
     app = open_app(STEP_COST, run="run/a")
-    beside(app).set_value("run/b").run()
+    baseline_field(app).set_value("run/b").run()
     assert not app.exception and titles(app)[-1] == "Time of a step"
     assert "Shrank: GEMM/conv, on CUDA cores" in words(app) and "Grew: GEMM/conv, on tensor cores" in words(app)
     table = compare_step_cost([load_run(home.runs / "b"), load_run(home.runs / "a")])
     own = table[table["run"] == table["run"].iloc[-1]]
     assert app.dataframe[-1].value["verdict"].tolist() == own["verdict"].tolist()
-    beside(app).set_value("run/c").run()
+    baseline_field(app).set_value("run/c").run()
     assert "Not both have a profiled window" in words(app)
-    app.sidebar.selectbox[0].select("run/c").run()  # the run it stood beside: no run stands beside itself
-    assert not app.exception and beside(app).value is None and "run/c" not in beside(app).options
+    app.sidebar.selectbox[0].select("run/c").run()  # the former baseline run: no run is compared with itself
+    assert not app.exception and baseline_field(app).value is None and "run/c" not in baseline_field(app).options

@@ -1,4 +1,4 @@
-"""Layer detail: choosing the tensor, the first bad step, what was predicted for it."""
+"""Layer detail: choosing the tensor, its first bad step, its predictions."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_subnormal_values_are_reported_and_add_a_caveat_to_predictions(home, ope
     assert "what lay below was lost before it could be counted" in words(app)
 
 
-def test_another_tensor_goes_into_the_address_and_another_kind_keeps_the_layer(home, open_app):
+def test_choosing_a_tensor_sets_the_address_and_choosing_a_kind_keeps_the_layer(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(DETAIL, run="run/a")
     first = tensor_names(load_run(home.runs / "a"), "output_grad")[0]
@@ -77,11 +77,12 @@ def test_predictions_are_those_of_what_if(home, open_app):
         assert shown.loc[scale, "underflow_frac"] == pytest.approx(100 * row.underflow_frac)
         assert shown.loc[scale, "underflow_mass_frac"] == pytest.approx(100 * row.underflow_mass_frac)
     assert shown.loc["2⁰", "underflow_frac"] >= 0 and len(table) == 16
-    assert table["scale"].str.startswith("its own, 2").sum() == 2
+    for largest in (448, 57344):
+        assert table["scale"].str.startswith(f"its own, {largest} / amax = ").sum() == 1
     assert "Predicted from the recorded histograms" in words(app)
 
 
-def test_without_samples_it_says_so(home, open_app):
+def test_without_samples_there_is_a_sentence(home, open_app):
     write(home.runs / "a", "bare")
     app = open_app(DETAIL, run="run/a")
     assert "sampled no tensors" in words(app) and not app.get("plotly_chart")

@@ -1,4 +1,4 @@
-"""A copied link opens the same view: each page takes what it shows from its address, and keeps it there."""
+"""A copied link opens the same view: each page reads its state from the address, and keeps it there."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_an_invalid_link_still_opens_the_page(home, open_app, page, scenario, vi
 
 
 def state(app):
-    """What its widgets are set to."""
+    """The values of its widgets."""
     kinds = (
         "button_group",
         "select_slider",

@@ -1,4 +1,5 @@
-"""What pages hold of a run: of a live one only how it is now, whoever still has what it was."""
+"""The data of a run that pages hold: only the newest snapshot of a live run, even if older ones are still
+referenced."""
 
 import gc
 import os
@@ -34,16 +35,16 @@ def run(tmp_path: Path):
 
 
 def in_a_pass(work: Callable[[], T]) -> T:
-    """As Streamlit runs a pass: in a thread that ends with it."""
-    given: list[T] = []
-    thread = threading.Thread(target=lambda: given.append(work()))
+    """Run `work` like a pass of Streamlit: in a thread that ends with it."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
     thread.join()
-    return given[0]
+    return results[0]
 
 
-def look(shared: loaders._Shared, before: Extract | None) -> Extract:
-    """A pass that looks anew, reads and analyses."""
+def refresh_and_analyse(shared: loaders._Shared, before: Extract | None) -> Extract:
+    """A pass that refreshes the run, reads it and analyses it."""
     seen = in_a_pass(lambda: shared.refreshed(before))
     loaders.analysed(scale_trace, seen)
     loaders.analysed(overview, seen)
@@ -52,15 +53,15 @@ def look(shared: loaders._Shared, before: Extract | None) -> Extract:
 
 
 def held(run: Extract) -> int:
-    """Tables and frames that a snapshot holds, and analyses that were made of it."""
+    """The tables and frames that a snapshot holds, and the analyses made from it."""
     return len(run._tables) + len(run._frames) + len(run._open) + len(loaders._made.get(run, (None, {}))[1])
 
 
 def test_only_the_newest_snapshot_keeps_data(run: SyntheticRun, tmp_path: Path) -> None:
     shared = loaders._Shared(open_extract(tmp_path / "a"))
-    seen: list[Extract] = []  # as closed tabs have them that may come back, and pages in their widgets
+    seen: list[Extract] = []  # referenced by closed tabs that may come back, and by widgets
     for _ in range(30):
-        seen.append(look(shared, seen[-1] if seen else None))
+        seen.append(refresh_and_analyse(shared, seen[-1] if seen else None))
         run.advance(3)
     assert len({id(snapshot) for snapshot in seen}) == 30
     assert [held(snapshot) for snapshot in seen[:-1]] == [0] * 29
@@ -72,13 +73,13 @@ def test_only_the_newest_snapshot_keeps_data(run: SyntheticRun, tmp_path: Path) 
 
 def test_an_old_snapshot_reads_the_current_run(run: SyntheticRun, tmp_path: Path) -> None:
     shared = loaders._Shared(open_extract(tmp_path / "a"))
-    old = look(shared, None)
+    old = refresh_and_analyse(shared, None)
     run.advance(5)
-    look(shared, old)
+    refresh_and_analyse(shared, old)
     assert held(old) == 0
     assert list(old.steps["step"]) == list(range(25)) and loaders.analysed(overview, old).steps_done == 25
     run.advance(5)
-    look(shared, None if old is shared._snapshot else shared._snapshot)
+    refresh_and_analyse(shared, None if old is shared._snapshot else shared._snapshot)
     assert held(old) == 0
 
 
@@ -99,7 +100,7 @@ def test_a_pass_keeps_its_snapshot(run: SyntheticRun, tmp_path: Path) -> None:
     thread.start()
     assert looked.wait(300)
     run.advance(5)
-    assert len(look(shared, shared._snapshot).steps) == 25
+    assert len(refresh_and_analyse(shared, shared._snapshot).steps) == 25
     go_on.set()
     thread.join(300)
     assert result[0] == result[2] == 20 and result[1] > 0
@@ -109,24 +110,24 @@ def test_the_files_of_a_run_are_listed_once_per_pass(tmp_path: Path, monkeypatch
     path = write(tmp_path / "runs" / "a", "healthy", steps=20)
     monkeypatch.setattr(st, "session_state", {})
     entry = Entry("run/a", path, "run", "a", "finished")
-    looks: list[int] = []
+    listings: list[int] = []
     ask = Extract.fingerprint
-    monkeypatch.setattr(Extract, "fingerprint", lambda self: (looks.append(1), ask(self))[1])
+    monkeypatch.setattr(Extract, "fingerprint", lambda self: (listings.append(1), ask(self))[1])
     run = loaders.open_run(entry)
     assert [loaders.analysed(overview, run).steps_done for _ in range(5)] == [20] * 5
     loaders.analysed(scale_trace, run)
-    assert len(looks) == 1
-    shutil.rmtree(path)  # another run in its place, as an upload may bring it
+    assert len(listings) == 1
+    shutil.rmtree(path)  # another run in the same place, as after an upload
     write(path, "healthy", steps=30)
     assert loaders.analysed(overview, loaders.open_run(entry)).steps_done == 30
 
 
 def test_a_pinned_snapshot_does_not_change(run: SyntheticRun, tmp_path: Path) -> None:
     shared = loaders._Shared(open_extract(tmp_path / "a"))
-    paused = look(shared, None)
+    paused = refresh_and_analyse(shared, None)
     loaders.pin(paused)
     run.advance(5)
-    assert len(look(shared, paused).steps) == 25
+    assert len(refresh_and_analyse(shared, paused).steps) == 25
     assert len(paused.steps) == 20
 
 
@@ -184,27 +185,27 @@ def test_garbage_of_many_passes_is_collected_once_in_the_background(monkeypatch:
 
     monkeypatch.setattr(release_memory, "collect", slowly)
     figure = Cycle()
-    gone = weakref.ref(figure)
+    freed = weakref.ref(figure)
     del figure
     try:
         release_memory.collect_soon()
-        assert collected.acquire(timeout=300) and gone() is None
+        assert collected.acquire(timeout=300) and freed() is None
         for _ in range(50):
-            release_memory.collect_soon()  # returns, although the first collection is still under way
+            release_memory.collect_soon()  # returns although the first collection is still running
     finally:
         finish.set()
     assert collected.acquire(timeout=300)
-    assert not release_memory._asked.is_set(), "the second collection served them all"
+    assert not release_memory._asked.is_set(), "the second collection covered all of them"
 
 
 class Cycle:
-    """What only the collector frees."""
+    """An object that only the garbage collector frees."""
 
     def __init__(self) -> None:
         self.own = self
 
 
-def test_streamlit_leaves_collecting_to_us() -> None:
+def test_streamlit_does_not_collect_garbage_itself() -> None:
     config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
     assert config["runner"]["postScriptGC"] is False
 
@@ -214,7 +215,7 @@ def test_trainings_do_not_inherit_the_server_s_heap() -> None:
         "import os; from pages.parts import release_memory as m; m.configure_allocator()\n"
         "print(*(n in os.environ for n in m.HEAP))"
     )
-    own = {name: value if name != "MALLOC_ARENA_MAX" else "3" for name, value in HEAP.items()}  # somebody's own wish
+    own = {name: value if name != "MALLOC_ARENA_MAX" else "3" for name, value in HEAP.items()}  # set by the user
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=True
     )
@@ -232,7 +233,7 @@ print(rows.group_by("b").aggregate([("a", "max")]).num_rows, pa.mimalloc_memory_
 """
 
 
-def test_arrow_takes_all_of_the_server_s_memory_from_the_system() -> None:
+def test_arrow_allocates_directly_from_the_system() -> None:
     done = subprocess.run(
         [sys.executable, "-c", POOL], env=os.environ | HEAP, capture_output=True, text=True, check=False
     )
@@ -242,7 +243,7 @@ def test_arrow_takes_all_of_the_server_s_memory_from_the_system() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc's malloc")
-def test_large_blocks_go_back_to_the_system() -> None:
+def test_large_blocks_are_returned_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=False)
     if "mallinfo2" in done.stderr:
         pytest.skip("the C library has no mallinfo2, which glibc has since 2.33")

@@ -1,4 +1,4 @@
-"""Memory: what the peak was made of, from moment to moment, and beside another run."""
+"""Memory: the parts of the peak, over the moments of a step, and compared with another run."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_a_gpu_run_shows_its_peak_and_its_parts(home, open_app):
     assert "autocast's copies of weights" in table["Part"].tolist()
 
 
-def test_a_cpu_run_calls_the_process_what_it_is(home, open_app):
+def test_a_cpu_run_names_the_memory_of_the_process(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(PAGE, run="run/a")
     page_text = words(app)
@@ -45,7 +45,7 @@ def test_a_cpu_run_calls_the_process_what_it_is(home, open_app):
     assert app.dataframe[0].value["Part"].tolist()[-1] == "other"
 
 
-def test_the_search_for_a_batch_is_not_offered_for_a_loop_of_ones_own(home, open_app):
+def test_the_batch_search_is_not_offered_for_a_loop_of_the_user(home, open_app):
     write(home.runs / "a", "bf16", config={"workload": "mine.py:build"})
     assert "max-batch" not in words(open_app(PAGE, run="run/a"))
 
@@ -87,7 +87,7 @@ def test_rows_of_another_program_without_numbers_are_not_a_sample(home, open_app
     assert not app.exception and "were not measured: another program wrote it" in words(app)
 
 
-def test_the_other_run_may_have_nothing(home, open_app):
+def test_the_other_run_may_have_no_memory_rows(home, open_app):
     write(home.runs / "a", "fp32")
     write(home.runs / "b", "one-step")
     app = open_app(PAGE, run="run/a")

@@ -1,4 +1,4 @@
-"""Compare while runs still train: a line for each, curves over each other, and what has been found so far."""
+"""Compare during training: a line per run, overlaid curves, and the findings so far."""
 
 import contextlib
 import json
@@ -78,7 +78,7 @@ def test_a_run_without_steps_and_one_in_the_queue_have_a_line(pair, home, open_a
     assert "The comparison begins when two of them have steps" in words(app)
 
 
-def test_the_end_of_the_last_run_ends_the_following(home, open_app):
+def test_the_page_stops_refreshing_when_the_last_run_ends(home, open_app):
     write(home.runs / "fp32", "fp32")
     with live(home.runs / "a") as run:
         run.advance(40)

@@ -1,4 +1,4 @@
-"""The precision map: its answer, what it says without a trace, and of a trace that a profiler wrote."""
+"""The precision map: its answer, its text without a trace, and traces from a profiler."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_the_headline_counts_gemms_and_operators_left_in_fp32(home, open_app):
     assert "On CUDA this would be decided differently" not in words(app)
 
 
-def test_a_trace_of_a_cpu_shows_what_cuda_would_decide(home, open_app):
+def test_a_cpu_trace_shows_what_autocast_on_cuda_would_decide(home, open_app):
     write(home.runs / "a", "traced-cpu")
     app = open_app(PAGE, run="run/a")
     assert not app.exception
@@ -46,7 +46,7 @@ def test_another_phase_is_drawn(home, open_app):
     assert not app.exception and titles(app) == ["Modules by operators, backward"]
 
 
-def test_a_profiler_trace_is_shown_as_far_as_it_was_recorded(home, open_app):
+def test_a_profiler_trace_shows_only_recorded_facts(home, open_app):
     write(home.runs / "a", "traced-foreign")
     app = open_app(PAGE, run="run/a")
     assert not app.exception
@@ -79,7 +79,10 @@ def test_the_reason_for_a_missing_trace_is_shown(home, open_app):
     [
         ({"op": ["aten::add"], "in_dtypes": ["float32"]}, "multiplied no matrices; 1 operator ran"),
         ({"op": ["aten::mm"], "in_dtypes": ["int8"], "flops": [8]}, "multiplied no matrices"),
-        ({"op": ["aten::mm", "aten::empty"], "count": [3, 1]}, "does not record in which dtype its 3 operators"),
+        (
+            {"op": ["aten::mm", "aten::empty"], "count": [3, 1]},
+            "does not record in which dtype its 3 GEMM/conv operators",
+        ),
         ({"op": ["aten::mm"], "in_dtypes": ["float32"], "policy": ["none"], "device": ["cpu"]}, "ran in FP32 on a CPU"),
         ({"op": ["aten::mm"], "in_dtypes": ["float16"], "policy": ["none"]}, "the model itself is in FP16"),
     ],

@@ -1,12 +1,12 @@
-"""Ranks that disagree on the loss scale are told on Loss scale, with chart and steps; those that agree in a line."""
+"""The page Loss scale shows ranks that disagree on the loss scale with a chart and steps, others in one line."""
 
 from amp_core.store.writer import RunWriter
 from tests.pages.conftest import titles, words
 from tests.synthetic import write
 
 
-def apart(folder):
-    """Two ranks that part at step 3, where one of them alone skips."""
+def diverging_ranks(folder):
+    """Two ranks whose loss scales diverge at step 3, which only one of them skips."""
     scales = {0: [8.0] * 6, 1: [8.0, 8.0, 8.0, 8.0, 4.0, 4.0]}
     for rank in (1, 0):
         with RunWriter(folder, config={"scaler": True, "precision": "fp16"}, rank=rank, world_size=2) as writer:
@@ -17,7 +17,7 @@ def apart(folder):
 
 
 def test_ranks_that_disagree_are_shown_with_their_scales(home, open_app):
-    apart(home.runs / "a")
+    diverging_ranks(home.runs / "a")
     app = open_app("pages/loss_scale.py", run="run/a")
     assert "disagree on the loss scale or on skipping at 3 steps" in words(app)
     assert "first at step 3: rank 0 2³; rank 1 2³ (skipped)" in words(app)

@@ -1,4 +1,4 @@
-"""A read-only server shows nothing that it would refuse: no Start, Stop, upload, label, muting or delete, anywhere."""
+"""A read-only server offers nothing that it would refuse: no start, stop, upload, label, mute or delete on any page."""
 
 import os
 from pathlib import Path
@@ -27,8 +27,8 @@ READS = {
 
 @pytest.fixture
 def busy(home, monkeypatch):
-    """A library with all that can be changed: an ended run with a muted finding, another with findings, a job that
-    trains, a label, something in the bin. Then the server becomes read-only."""
+    """A library with everything that can be changed: an ended run with a muted finding, another with findings, a
+    training job, a label, a run in the trash. Then the server becomes read-only."""
     for name, scenario in (("a", "underflowing"), ("b", "stopped"), ("gone", "healthy")):
         write(home.runs / name, scenario)
     write(home.samples / "fp16-healthy", "healthy")
@@ -64,14 +64,14 @@ def test_no_page_offers_a_change(page, busy, open_app, monkeypatch):
         assert not app.get("file_uploader") and not app.get("form")
 
 
-def test_the_same_library_offers_changes_where_they_are_allowed(busy, open_app):
-    """So that what the test above does not find is there to be found."""
+def test_the_same_library_offers_changes_if_they_are_allowed(busy, open_app):
+    """This shows that the test above would detect a change that is offered."""
     result = {label for page in pages() for label in pressable(open_app(page, run="run/a"))}
     result |= pressable(open_app(run="run/l")) | pressable(open_app("pages/run_library.py", run="run/b"))
     assert {"Delete", "Save", "Run again", "Restore gone", "Remove all for good", "Mute", "Stop", "Start"} <= result
 
 
-def test_a_muted_finding_stays_so_and_is_still_named(home, open_app, monkeypatch):
+def test_a_muted_finding_stays_muted_and_is_still_named(home, open_app, monkeypatch):
     write(home.runs / "a", "underflowing")
     app = open_app(run="run/a")
     next(b for b in app.button if b.label == "Mute").click().run()

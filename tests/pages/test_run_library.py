@@ -43,7 +43,7 @@ def test_a_damaged_run_is_listed_as_damaged(home, open_app):
     assert table["Verdict"].tolist() == table["Status"].tolist() == ["damaged", "damaged"]
 
 
-def test_folders_that_are_no_runs_are_passed_over(home, open_app):
+def test_folders_that_are_not_runs_are_ignored(home, open_app):
     write(home.runs / "a", "healthy")
     (home.runs / "notes" / "deep").mkdir(parents=True)
     (home.runs / ".hidden").mkdir()
@@ -65,7 +65,7 @@ def test_a_deletion_can_be_undone_and_samples_stay(home, open_app):
     assert files_below(home.runs / "a") and app.session_state["run"] == "run/a"
     assert [f for f in files_below(home.runs) if not f.startswith(".deleted")] == before
     button(app, "Delete").click().run()
-    again = open_app(LIBRARY)  # another session knows nothing of the deletion but what lies in the bin
+    again = open_app(LIBRARY)  # another session knows of the deletion only from the trash
     button(again, "Restore a").click().run()
     assert (home.runs / "a" / "run.json").exists()
     button(again, "Delete").click().run()
@@ -85,7 +85,7 @@ def test_a_run_that_another_tab_deleted_has_a_notice(home):
         trash.restore(kept)
 
 
-def test_a_damaged_run_of_a_comparison_comes_back_too(home):
+def test_a_damaged_run_of_a_comparison_can_be_restored_too(home):
     for name in ("fp32", "bf16"):
         write(home.runs / "cmp" / name, name)
     (home.runs / "cmp" / "fp32" / "run.json").unlink()
@@ -114,9 +114,9 @@ def test_name_tags_and_note_are_kept_and_searched(home, open_app):
     button(app, "Save").click().run()
     table = app.dataframe[0].value.set_index("Name")
     assert list(table.loc["the good one (a)", "Tags"]) == ["paper", "lstm"] and "as in table 2" in words(app)
-    assert load_run(home.runs / "a").head.name == "a"  # the run itself is as it was
-    for asked, result in (("PAPER good", ["the good one (a)"]), ("fp32", ["b"])):
-        next(t for t in app.text_input if t.key == "library.search").set_value(asked).run()
+    assert load_run(home.runs / "a").head.name == "a"  # the run itself is unchanged
+    for query, result in (("PAPER good", ["the good one (a)"]), ("fp32", ["b"])):
+        next(t for t in app.text_input if t.key == "library.search").set_value(query).run()
         assert list(app.dataframe[0].value["Name"]) == result
     next(t for t in app.text_input if t.key == "library.search").set_value("nowhere").run()
     assert "No run has all of these words." in words(app)
@@ -164,7 +164,7 @@ def test_run_again_uses_the_run_s_settings(home, open_app):
     assert (state["start.steps"], state["start.scaling"], state["start.scale"]) == (77, "static", 128.0)
 
 
-def test_run_under_way_cannot_be_deleted(home, open_app):
+def test_a_running_training_cannot_be_deleted(home, open_app):
     with live(home.runs / "a") as run:
         run.advance(1)
         assert button(open_app(LIBRARY, run="run/a"), "Delete").disabled
@@ -191,11 +191,11 @@ def test_trainings_of_a_search_are_folded_until_its_folder_is_chosen(home, open_
         "tune-a/race/fp32",
     ]
     app = next(s for s in app.selectbox if s.label == "Folder").set_value(None).run()
-    app.text_input[0].set_value("seed0").run()  # a search looks everywhere
+    app.text_input[0].set_value("seed0").run()  # a text search includes collapsed runs
     assert list(app.dataframe[0].value["Name"]) == ["tune-a/confirm/bf16/bf16-seed0"]
 
 
-def test_a_deleted_training_of_a_search_comes_back_to_its_place(home, open_app):
+def test_a_deleted_training_of_a_search_is_restored_to_its_place(home, open_app):
     write(home.runs / "tune-a" / "confirm" / "bf16" / "bf16-seed0", "healthy", steps=5)
     (home.runs / "tune-a" / "tune.json").write_text("{}")
     app = open_app(LIBRARY, run="run/tune-a/confirm/bf16/bf16-seed0")
@@ -205,7 +205,7 @@ def test_a_deleted_training_of_a_search_comes_back_to_its_place(home, open_app):
     assert "run/tune-a/confirm/bf16/bf16-seed0" in app.session_state["entries"] and not app.error
 
 
-def test_ticks_stay_with_their_runs_when_others_come(home, open_app):
+def test_ticks_stay_with_their_runs_when_runs_are_added(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(LIBRARY, run="run/a")
     before, _ = app.session_state["library.ticks"]
@@ -215,11 +215,11 @@ def test_ticks_stay_with_their_runs_when_others_come(home, open_app):
     assert key != before and [app.session_state["library.shown"][n] for n in numbers] == ["run/a"]
 
 
-def test_a_run_can_be_called_as_its_folder_and_its_recorded_name_come_back(home, open_app):
+def test_a_run_can_be_named_like_its_folder_and_its_recorded_name_restored(home, open_app):
     write(home.runs / "recorded", "healthy", steps=5).rename(home.runs / "folder")
     app = open_app(LIBRARY, run="run/folder")
     names = []
-    for typed in ("recorded", "folder", "folder", ""):  # as it is called, another one, the same again, none
+    for typed in ("recorded", "folder", "folder", ""):  # its current name, another, the same again, none
         next(t for t in app.text_input if t.label == "Name").set_value(typed)
         app = button(app, "Save").click().run()
         assert not app.exception and not app.error
@@ -227,18 +227,18 @@ def test_a_run_can_be_called_as_its_folder_and_its_recorded_name_come_back(home,
     assert names == [("recorded", ""), ("folder", "folder"), ("folder", "folder"), ("recorded", "")]
 
 
-def test_charts_call_a_run_as_it_was_renamed(home, open_app):
+def test_charts_use_the_new_name_of_a_run(home, open_app):
     for name in ("a", "b"):
         write(home.runs / name, "healthy", steps=20)
     compare = "pages/compare_runs.py"
-    asked = {"run": "run/a", "with": ["run/a", "run/b"]}
+    query = {"run": "run/a", "with": ["run/a", "run/b"]}
 
     def drawn(app):
         return "".join(chart.proto.spec for chart in app.get("plotly_chart"))
 
-    assert "given later" not in drawn(open_app(compare, **asked))
+    assert "given later" not in drawn(open_app(compare, **query))
     write_label(home.runs / "b", Label(name="given later"))
-    assert "given later" in drawn(open_app(compare, **asked))
+    assert "given later" in drawn(open_app(compare, **query))
 
 
 def test_a_failed_run_is_not_called_healthy(home, open_app):
@@ -248,7 +248,7 @@ def test_a_failed_run_is_not_called_healthy(home, open_app):
     assert table.set_index("Name").loc["a", "Verdict"] == "failed"
 
 
-def test_a_run_that_never_made_a_step_has_no_verdict(home, open_app):
+def test_a_run_without_steps_is_not_judged(home, open_app):
     for name, status in (("a", "stopped"), ("b", "failed")):
         with RunWriter(home.runs / name) as writer:
             writer.close(status, "before it began")

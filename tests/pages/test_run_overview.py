@@ -1,4 +1,4 @@
-"""Overview: the verdict, the cards, the charts, and the end of a run that did not finish."""
+"""Overview: the headline, the cards, the charts, and the end of a run that did not finish."""
 
 import shutil
 
@@ -11,13 +11,13 @@ from tests.synthetic import SCENARIOS, live, write
 from tests.synthetic_kernels import add_window
 
 
-def test_healthy_run_says_so_with_its_numbers(home, open_app):
+def test_a_healthy_run_is_called_healthy_with_its_numbers(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(run="run/a")
     last = load_run(home.runs / "a").steps["loss"].iloc[-1]
     assert "Nothing wrong was found" in words(app) and "120 of 120 steps" in words(app)
     assert metric(app, "Loss").value == f"{last:.2f}"
-    assert metric(app, "Loss scale").value == "2¹⁸"  # grown twice: after 40 and after 80 clean steps
+    assert metric(app, "Loss scale").value == "2¹⁸"  # it grew twice: after 40 and after 80 clean steps
     assert metric(app, "Loss scale").delta == "2 up, 0 down"
     assert metric(app, "Skipped steps").value == "0"
     assert metric(app, "Step time").value.endswith(" ms")
@@ -36,7 +36,7 @@ def test_findings_come_first_with_evidence_and_advice(home, open_app):
     assert metric(app, "Skipped steps").value == "70"
 
 
-def test_failed_run_says_why_with_its_last_lines(home, open_app):
+def test_a_failed_run_shows_the_reason_and_its_last_lines(home, open_app):
     folder = write(home.runs / "a", "healthy", status="failed", end_reason="RuntimeError: out of memory")
     (folder / "console.log").write_text("step 119\nRuntimeError: out of memory\n")
     app = open_app(run="run/a")
@@ -53,7 +53,7 @@ def test_failed_run_says_why_with_its_last_lines(home, open_app):
         ("killed: it did not end in time", "Stopped: killed: it did not end in time."),
     ],
 )
-def test_stopped_run_says_so_once(home, open_app, reason, expected):
+def test_a_stopped_run_is_called_stopped_once(home, open_app, reason, expected):
     write(home.runs / "a", "healthy", status="stopped", end_reason=reason)
     assert [warning.value.replace("\\", "") for warning in open_app(run="run/a").warning] == [expected]
 
@@ -84,14 +84,14 @@ def test_a_live_run_is_refreshed_until_it_ends(home, open_app):
     assert "33 of 50 steps" in words(app)
 
 
-def test_live_run_that_has_no_step_yet(home, open_app):
+def test_a_live_run_without_steps_yet_has_a_sentence(home, open_app):
     with live(home.runs / "a"):
         app = open_app(run="run/a")
         assert not app.exception
         assert "its first step is on the way" in words(app)
 
 
-def test_a_profile_without_steps_says_what_it_holds_and_where_to_see_it(home, open_app):
+def test_a_profile_without_steps_names_its_contents_and_links_to_them(home, open_app):
     with RunWriter(home.runs / "a", config={"device": "cuda:0"}) as writer:
         add_window(writer, "fp16")
     app = open_app(run="run/a")
@@ -100,7 +100,7 @@ def test_a_profile_without_steps_says_what_it_holds_and_where_to_see_it(home, op
     assert {"Tensor cores", "Step cost"} <= {p.proto.label for p in app.get("page_link")}
 
 
-def test_a_run_that_failed_before_its_first_step_says_why(home, open_app):
+def test_a_run_that_failed_before_its_first_step_shows_the_reason(home, open_app):
     folder = write(home.runs / "a", "empty", status="failed", end_reason="ImportError: no module named x")
     (folder / "console.log").write_text("Traceback\nImportError: no module named x\n")
     app = open_app(run="run/a")
@@ -108,13 +108,13 @@ def test_a_run_that_failed_before_its_first_step_says_why(home, open_app):
     assert any("Traceback" in c.value for c in app.code)
 
 
-def test_what_to_change_is_code_once_and_its_reason_below(home, open_app):
+def test_the_change_is_shown_once_as_code_with_its_reason_below(home, open_app):
     write(home.runs / "a", "underflowing")
     page_text = words(open_app(run="run/a"))
     assert page_text.count("Write `scaler = torch.amp.GradScaler(") == 1
 
 
-def test_configuration_and_environment_are_drawn_once_they_are_opened(home, open_app):
+def test_configuration_and_environment_are_rendered_only_once_opened(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(run="run/a")
     assert not app.json
@@ -124,7 +124,7 @@ def test_configuration_and_environment_are_drawn_once_they_are_opened(home, open
     assert not app.exception
 
 
-def test_a_training_whose_steps_are_gone_is_not_called_healthy(home, open_app):
+def test_a_training_whose_steps_are_missing_is_not_called_healthy(home, open_app):
     shutil.rmtree(write(home.runs / "a", "profiled-cpu") / "steps")
     app = open_app(run="run/a")
     assert not app.exception and not app.success

@@ -1,4 +1,4 @@
-"""Start a run: the form, its refusals, the queue and the live view. Training itself is a stand-in here."""
+"""Start a run: the form, its errors, the queue and the live view. No training runs in these tests."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ START = "pages/start_run.py"
 
 @pytest.fixture
 def started(monkeypatch, home):
-    """Jobs that the form starts: recorded, given a folder in the queue, but without a process."""
+    """The jobs that the form starts: recorded, with a folder in the queue, but without a process."""
     configs = []
     states = {}
 
@@ -60,7 +60,7 @@ def submit(app):
     return next(b for b in app.button if b.key == "start.go").click().run()
 
 
-def test_the_form_starts_with_what_a_newcomer_wants(home, open_app):
+def test_the_form_starts_with_defaults_for_a_newcomer(home, open_app):
     app = open_app(START)
     assert field(app, "what").value == ("text-gpt", "tiny")
     assert field(app, "precisions").value == ["fp16"]
@@ -69,21 +69,21 @@ def test_the_form_starts_with_what_a_newcomer_wants(home, open_app):
     assert field(app, "scaling").value == "dynamic" and field(app, "scale").value == 65536
 
 
-def test_a_gpu_that_is_not_there_is_explained(home, open_app, monkeypatch):
+def test_the_absence_of_a_gpu_is_explained(home, open_app, monkeypatch):
     monkeypatch.setattr(devices, "available", lambda: ([("cpu", "CPU")], "there is no NVIDIA driver here"))
     app = open_app(START)
     assert field(app, "device").options == ["CPU"]
     assert "No CUDA: there is no NVIDIA driver here." in words(app)
 
 
-def test_gpus_that_are_there_come_first(home, open_app, monkeypatch):
+def test_available_gpus_are_listed_first(home, open_app, monkeypatch):
     monkeypatch.setattr(devices, "available", lambda: ([("cuda:0", "H200 (cuda:0)"), ("cpu", "CPU")], None))
     app = open_app(START)
     assert field(app, "device").value == "cuda:0"
     assert "No CUDA" not in words(app)
 
 
-def test_sizes_say_what_memory_they_need_and_which_have_too_little(home, open_app, monkeypatch):
+def test_sizes_state_the_memory_they_need_and_whether_the_device_has_it(home, open_app, monkeypatch):
     monkeypatch.setattr(devices, "memory_bytes", lambda device: 8 * 2**30)
     labels = field(open_app(START), "what").options
     assert "Text, GPT · tiny (119 k parameters)" in labels
@@ -104,7 +104,7 @@ def test_a_size_that_the_device_cannot_hold_is_refused(started, open_app, monkey
     assert page_text.startswith("size='large' cannot be trained on") and "choose a smaller size" in page_text
 
 
-def test_the_form_passes_on_what_to_record(started, open_app):
+def test_the_form_passes_on_the_recording_settings(started, open_app):
     configs, _ = started
     app = submit(open_app(START))
     assert (configs[0].profile, configs[0].trace_ops, configs[0].audit_every) == ((20, 23), 2, None)
@@ -125,7 +125,7 @@ def test_an_invalid_profile_window_is_refused_beside_its_field(started, open_app
     assert "is no window of steps" in app.error[0].value
 
 
-def test_a_profile_behind_the_last_step_is_refused_beside_its_field(started, open_app):
+def test_a_profile_window_after_the_last_step_is_refused_beside_its_field(started, open_app):
     configs, _ = started
     app = open_app(START)
     field(app, "profile").set_value("500:503")
@@ -160,7 +160,7 @@ def test_each_precision_becomes_a_queued_run_and_the_first_is_shown(started, ope
     assert "number 2 for cpu" in page_text and "number 3 for cpu" in page_text
 
 
-def test_a_static_scale_goes_to_the_recipes_with_a_scaler(started, open_app):
+def test_a_static_scale_applies_to_the_recipes_with_a_scaler(started, open_app):
     configs, _ = started
     app = open_app(START)
     field(app, "precisions").set_value(["fp16", "fp32"])
@@ -209,7 +209,7 @@ def test_no_precision_is_refused(started, open_app):
     assert app.error[0].value.replace("\\", "").startswith("precision='' is unknown; choose one of fp32")
 
 
-def test_what_has_no_effect_is_disabled_with_the_reason(started, open_app):
+def test_fields_without_effect_are_disabled_with_the_reason(started, open_app):
     configs, _ = started
     app = open_app(START)
     field(app, "scaling").set_value("static").run()
@@ -225,10 +225,10 @@ def test_what_has_no_effect_is_disabled_with_the_reason(started, open_app):
 
 
 @pytest.mark.parametrize(("capability", "offered"), [((8, 0), True), ((7, 0), False), (None, True)])
-def test_tf32_is_offered_where_the_gpu_has_it(home, open_app, monkeypatch, capability, offered):
+def test_tf32_is_offered_only_on_gpus_that_have_it(home, open_app, monkeypatch, capability, offered):
     monkeypatch.setattr(devices, "available", lambda: ([("cuda:0", "Tesla (cuda:0)"), ("cpu", "CPU")], None))
     monkeypatch.setattr(
-        devices, "gpus", lambda: [SimpleNamespace(name="Tesla", capability=capability, memory_bytes=2**34)]
+        devices, "usable_gpus", lambda: [SimpleNamespace(name="Tesla", capability=capability, memory_bytes=2**34)]
     )
     app = open_app(START)
     assert ("TF32" in field(app, "precisions").options) == offered
@@ -238,10 +238,10 @@ def test_tf32_is_offered_where_the_gpu_has_it(home, open_app, monkeypatch, capab
     assert not app.exception and field(app, "precisions").value == ["fp32"]
 
 
-def test_processes_take_a_gpu_each(started, open_app, monkeypatch):
+def test_each_process_takes_a_gpu(started, open_app, monkeypatch):
     configs, _ = started
     cards = [(f"cuda:{i}", f"Tesla (cuda:{i})") for i in range(2)]
-    monkeypatch.setattr(devices, "gpus", list)
+    monkeypatch.setattr(devices, "usable_gpus", list)
     monkeypatch.setattr(devices, "memory_bytes", lambda device: 2**34)
     monkeypatch.setattr(devices, "available", lambda: (cards[:1], None))
     assert field(open_app(START), "nproc").disabled
@@ -263,7 +263,7 @@ def press_ablation(app):
     return next(b for b in app.button if b.key == "ablation.go").click().run()
 
 
-def test_the_loss_scale_ablation_queues_four_runs_that_differ_in_scaling_alone(started, open_app):
+def test_the_loss_scale_ablation_queues_four_runs_that_differ_only_in_scaling(started, open_app):
     configs, _ = started
     app = press_ablation(open_app(START))
     assert not app.exception
@@ -291,12 +291,12 @@ def test_a_double_click_queues_the_four_once(started, open_app):
     assert not app.exception and len(configs) == len(ablation.FOUR)
 
 
-def test_the_ablation_takes_the_seed_of_the_form(started, open_app):
+def test_the_ablation_uses_the_seed_of_the_form(started, open_app):
     configs, _ = started
     app = open_app(START)
     field(app, "seed").set_value(7)
     field(app, "precisions").set_value([])
-    app = submit(app)  # refused, but what was typed counts
+    app = submit(app)  # refused, but the typed value counts
     press_ablation(app)
     assert {c.seed for c in configs} == {7} and len(configs) == 4
 
@@ -313,29 +313,30 @@ def test_compare_distinguishes_the_four_runs_of_an_ablation(home, open_app):
         write(home.runs / f"ablation-{name}", scenario)
     keys = [f"run/ablation-{name}" for name in names]
     links = {link.proto.label for link in open_app(START, ablation=",".join(keys)).get("page_link")}
-    assert "Compare the latest four" in links  # in a session of its own, as after a reload
-    gone = open_app(START, ablation=",".join([*keys[:3], "run/gone"]))
-    assert "Compare the latest four" not in {link.proto.label for link in gone.get("page_link")}
+    assert "Compare the latest four" in links  # in a new session, as after a reload
+    with_missing_run = open_app(START, ablation=",".join([*keys[:3], "run/gone"]))
+    assert "Compare the latest four" not in {link.proto.label for link in with_missing_run.get("page_link")}
     app = open_app("pages/compare_runs.py", **{"with": keys})
     curves = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
-    curves = [t for t in curves if t.get("showlegend") is not False and t["mode"] == "lines"]  # the rest are marks
+    # The other traces are marks.
+    curves = [t for t in curves if t.get("showlegend") is not False and t["mode"] == "lines"]
     lines = [(t["line"]["color"], t["line"]["dash"]) for t in curves]
     assert [t["name"] for t in curves] == [f"ablation-{name}" for name in names]
     assert len(set(lines)) == 4
 
 
 def test_stop_requests_the_end_of_the_job(started, open_app, monkeypatch):
-    asked = []
-    monkeypatch.setattr(jobs.Job, "request_stop", lambda self, *_: asked.append(self.name))
+    stopped = []
+    monkeypatch.setattr(jobs.Job, "request_stop", lambda self, *_: stopped.append(self.name))
     app = open_app(START)
     field(app, "precisions").set_value(["fp16", "bf16"])
     app = submit(app)
     next(b for b in app.button if b.key == "live.stop.text-gpt-tiny-fp16-1").click().run()
     next(b for b in app.button if b.key == "queue.stop.text-gpt-tiny-bf16-1").click().run()
-    assert asked == ["text-gpt-tiny-fp16-1", "text-gpt-tiny-bf16-1"]
+    assert stopped == ["text-gpt-tiny-fp16-1", "text-gpt-tiny-bf16-1"]
 
 
-def test_live_view_follows_the_run_and_stands_still_when_it_ends(started, home, open_app):
+def test_the_live_view_follows_the_run_and_stops_when_it_ends(started, home, open_app):
     _, states = started
     app = submit(open_app(START))
     folder = home.runs / "text-gpt-tiny-fp16-1"
@@ -404,7 +405,7 @@ def test_a_script_that_the_server_allows_can_be_run_again(monkeypatch, tmp_path)
     assert again.possible(inside) and not again.possible(outside)
     filled = again.settings(inside.config)
     assert filled["own"] == "deep/mine.py:build" and filled["precisions"] == ["bf16"]
-    assert again.settings(entry("text-gpt", "tiny").config)["own"] == ""  # what was typed before must not be run
+    assert again.settings(entry("text-gpt", "tiny").config)["own"] == ""  # a script that was typed before must not run
     monkeypatch.setattr(again, "current", Rules)
     assert not again.possible(inside)
 

@@ -20,7 +20,7 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_text_stands_out_by_4_5_to_1_from_the_primary_colour_and_that_from_the_background() -> None:
+def test_text_has_contrast_4_5_to_1_on_the_primary_colour_and_that_on_the_background() -> None:
     dark, light = THEME["dark"], THEME["light"]
     assert contrast(ON_PRIMARY, dark["primaryColor"]) >= 4.5
     assert contrast(dark["primaryColor"], dark["backgroundColor"]) >= 4.5

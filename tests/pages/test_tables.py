@@ -1,4 +1,4 @@
-"""Every table of a page can be had as CSV and Parquet."""
+"""Every table of a page can be downloaded as CSV and Parquet."""
 
 import ast
 import io
@@ -38,10 +38,10 @@ def test_every_table_on_a_page_can_be_downloaded():
         calls = [n.func for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
         shown = [c for c in calls if isinstance(c, ast.Attribute) and c.attr == "dataframe"]
         direct = [c for c in shown if isinstance(c.value, ast.Name) and c.value.id == "st"]
-        assert not direct or file.name in ("tables.py", "warm_up.py"), file  # the latter shows nobody any
+        assert not direct or file.name in ("tables.py", "warm_up.py"), file  # the second one never shows a table
 
 
-def test_shares_are_shown_in_percent_and_kept_as_they_were(home, open_app):
+def test_fractions_are_shown_in_percent_and_stored_unchanged(home, open_app):
     write(home.runs / "a", "profiled")
     app = open_app("pages/step_cost.py", run="run/a")
     shown = next(table.value for table in app.dataframe if "frac" in table.value)
@@ -49,7 +49,7 @@ def test_shares_are_shown_in_percent_and_kept_as_they_were(home, open_app):
     assert shown["frac"].sum() == pytest.approx(100) and kept["frac"].sum() == pytest.approx(1)
 
 
-def test_pages_use_the_shared_columns_for_shares_and_counts():
+def test_pages_use_the_shared_columns_for_fractions_and_counts():
     for file in ROOT.rglob("*.py"):
         calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
         named = {
@@ -58,7 +58,7 @@ def test_pages_use_the_shared_columns_for_shares_and_counts():
         assert file.name == "tables.py" or not named & {"percent", "localized"}, file
 
 
-def test_both_files_hold_what_was_shown():
+def test_both_files_hold_the_shown_table():
     frame = pd.DataFrame({"a": [1.5, np.nan], "b": ["x", None], "c": ["–", 3], "d": [True, False]}, index=[7, 9])
     back = pd.read_parquet(io.BytesIO(tables.as_parquet(frame)))
     assert list(back.columns) == ["a", "b", "c", "d"] and back["a"].isna().tolist() == [False, True]
@@ -68,7 +68,7 @@ def test_both_files_hold_what_was_shown():
     assert tables.file_name("Memory by category.") == "memory-by-category"
 
 
-def test_measured_numbers_are_rounded_as_in_words():
+def test_measured_numbers_are_rounded_as_in_sentences():
     values = [2245.3, 335.8, 23.84, 0.01234567, 0.0, -1234.6, np.nan, None]
     frame = pd.DataFrame({"a": pd.Series(values, dtype=object), "b": 0.12345, "c": 7})
     shown = tables._as_written(frame, {"a": tables.measured("A"), "b": tables.share("B"), "c": tables.count("C")})
@@ -86,8 +86,8 @@ def test_an_empty_column_is_omitted():
     assert list(tables.known(frame.iloc[:0], columns)) == list(columns)
 
 
-def test_a_comparison_of_different_tasks_has_no_column_for_losses_that_cannot_be_compared(home):
+def test_a_comparison_of_different_tasks_has_no_column_of_incomparable_losses(home):
     result = compare([load_run(write(home.runs / name, name)) for name in ("fp32", "healthy")]).recipes
     assert "Loss change" in comparison.recipes(result)
-    apart = comparison.recipes(result.assign(loss_change_frac=float("nan")))
-    assert "Loss change" not in apart and "Final loss" in apart
+    without_loss_change = comparison.recipes(result.assign(loss_change_frac=float("nan")))
+    assert "Loss change" not in without_loss_change and "Final loss" in without_loss_change

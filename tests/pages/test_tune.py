@@ -1,4 +1,4 @@
-"""The Tune page: what a search found and the code for it, one that goes on, and the form that starts one."""
+"""The Tune page: the result of a search and its code, a running search, and the form that starts one."""
 
 import dataclasses
 import json
@@ -45,10 +45,10 @@ FOUND = Tuned(
 )
 
 
-def write(home, name, found=FOUND):
+def write(home, name, result=FOUND):
     folder = home.runs / name
     folder.mkdir(parents=True)
-    found.save(folder)
+    result.save(folder)
     return folder
 
 
@@ -88,19 +88,19 @@ def test_an_unmeasured_outcome_is_not_called_a_result(home, open_app):
     assert not app.warning
 
 
-def test_without_a_search_the_page_says_how_to_make_one(home, open_app):
+def test_without_a_search_the_page_says_how_to_start_one(home, open_app):
     app = open_app(PAGE)
     assert not app.exception and "ampscope tune my_task.py:build" in words(app) and "No search yet" in words(app)
 
 
-def test_a_damaged_search_is_one_sentence(home, open_app):
+def test_a_damaged_search_has_one_sentence(home, open_app):
     folder = write(home, "tune-1")
     (folder / "tune.json").write_text("{")
     app = open_app(PAGE)
     assert not app.exception and len(app.error) == 1 and "is not what ampscope tune writes" in app.error[0].value
 
 
-def test_a_search_of_another_version_is_one_sentence(home, open_app):
+def test_a_search_of_another_version_has_one_sentence(home, open_app):
     folder = write(home, "tune-1")
     record = json.loads((folder / "tune.json").read_text())
     (folder / "tune.json").write_text(json.dumps(record | {"schema": 9}))
@@ -108,7 +108,7 @@ def test_a_search_of_another_version_is_one_sentence(home, open_app):
     assert not app.exception and "has schema 9" in app.error[0].value
 
 
-def test_a_search_under_way_shows_its_progress(home, open_app):
+def test_a_running_search_shows_its_progress(home, open_app):
     write(home, "tune-1", dataclasses.replace(FOUND, status="running", chosen="", config={}, answer="", why=""))
     app = open_app(PAGE)
     assert not app.exception and not app.code
@@ -116,10 +116,10 @@ def test_a_search_under_way_shows_its_progress(home, open_app):
 
 
 def test_the_form_queues_a_search_with_its_budget(home, open_app, monkeypatch):
-    asked = {}
+    started = {}
 
     def start(config, runs_dir, name, *, command, makes):
-        asked.update(config=config, name=name, command=command, makes=makes)
+        started.update(config=config, name=name, command=command, makes=makes)
         return type("Started", (), {"name": name})
 
     monkeypatch.setattr(jobs, "start", start)
@@ -127,11 +127,11 @@ def test_the_form_queues_a_search_with_its_budget(home, open_app, monkeypatch):
     app.number_input(key="tune.budget").set_value(60)
     app.button(key="tune.go").click().run()
     assert not app.exception
-    assert asked["command"][-3:] == ["tune", "--budget", "60"] and asked["makes"] == "runs"
-    assert asked["config"].precision == "fp32" and asked["name"] == "tune-digits-cnn-tiny"
+    assert started["command"][-3:] == ["tune", "--budget", "60"] and started["makes"] == "runs"
+    assert started["config"].precision == "fp32" and started["name"] == "tune-digits-cnn-tiny"
 
 
-def test_a_search_without_a_record_yet_differs_from_none(home, open_app):
+def test_a_search_without_a_record_yet_is_distinguished_from_none(home, open_app):
     command = [sys.executable, "-c", "import time; time.sleep(1200)"]
     job = jobs.start(TrainConfig(device="cpu"), home.runs, "tune-x", command=command, makes="runs")
     try:

@@ -1,4 +1,4 @@
-"""What is ready before a newcomer asks for it."""
+"""Pages that are analysed before a newcomer opens them."""
 
 import shutil
 import socket
@@ -18,30 +18,30 @@ from tests.synthetic import write
 pytestmark = pytest.mark.usefixtures("warming")
 
 
-def asked_by(monkeypatch, work):
-    """What `work` has analysed: names of the functions, of which runs, with what else."""
-    asked, analysed = set(), loaders.analysed
+def analyses_of(monkeypatch, work):
+    """The analyses of `work`: names of the functions, runs, and other arguments."""
+    requested, analysed = set(), loaders.analysed
 
-    def remember(function, of, *args, **options):
-        runs = of if isinstance(of, list) else [of]
-        asked.add((function.__qualname__, tuple(run.path for run in runs), args, tuple(options.items())))
-        return analysed(function, of, *args, **options)
+    def remember(function, run, *args, **options):
+        runs = run if isinstance(run, list) else [run]
+        requested.add((function.__qualname__, tuple(run.path for run in runs), args, tuple(options.items())))
+        return analysed(function, run, *args, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(loaders, "analysed", remember)
         work()
-    return asked
+    return requested
 
 
 def test_the_first_page_and_the_findings_of_each_sample_are_analysed_ahead(monkeypatch, open_app):
     monkeypatch.setattr(run_list, "SAMPLES", ROOT / "sample_runs")
     monkeypatch.setattr(warm_up, "PAUSE_S", 0.0)
-    monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # what other pages ask
+    monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # the analyses of other pages
     interval = sys.getswitchinterval()
-    ahead = asked_by(monkeypatch, lambda: warm_up.analyse_samples().join())
+    ahead = analyses_of(monkeypatch, lambda: warm_up.analyse_samples().join())
     assert sys.getswitchinterval() == pytest.approx(interval)
     assert not [thread for thread in threading.enumerate() if thread.name == "ampscope-ahead"]
-    page = asked_by(monkeypatch, open_app)
+    page = analyses_of(monkeypatch, open_app)
     assert page and page <= ahead
     samples = [entry.path for entry in run_list.listing().values() if entry.origin == "sample"]
     for function in (overview, diagnose):
@@ -53,15 +53,20 @@ def test_other_pages_are_analysed_while_overview_is_read(home, monkeypatch, open
     ready, started, further = set(), [], warm_up.analyse_other_pages
 
     def begin(run):
-        ready.update(asked_by(monkeypatch, lambda: started.append(further(run)) or started[-1].join()))
+        ready.update(analyses_of(monkeypatch, lambda: started.append(further(run)) or started[-1].join()))
 
     monkeypatch.setattr(warm_up, "analyse_other_pages", begin)
     open_app(run="run/a")
     assert {name for name, *_ in ready} >= {function.__qualname__ for function in warm_up.LOSS_SCALE_ANALYSES}
-    asked = asked_by(monkeypatch, lambda: open_app("pages/loss_scale.py", run="run/a"))
-    assert {name for name, *_ in ready & asked} >= {"skip_episodes", "safe_window_over_time", "safe_window"}
-    asked = asked_by(monkeypatch, lambda: open_app("pages/number_ranges.py", run="run/a"))
-    assert {name for name, *_ in ready & asked} >= {"exponent_shares", "class_shares", "shares_over_steps", "what_if"}
+    requested = analyses_of(monkeypatch, lambda: open_app("pages/loss_scale.py", run="run/a"))
+    assert {name for name, *_ in ready & requested} >= {"skip_episodes", "safe_window_over_time", "safe_window"}
+    requested = analyses_of(monkeypatch, lambda: open_app("pages/number_ranges.py", run="run/a"))
+    assert {name for name, *_ in ready & requested} >= {
+        "exponent_shares",
+        "class_shares",
+        "shares_over_steps",
+        "what_if",
+    }
 
 
 PAGES = ("loss_scale", "number_ranges", "layer_detail", "memory_use", "step_cost")
@@ -70,17 +75,17 @@ PAGES = ("loss_scale", "number_ranges", "layer_detail", "memory_use", "step_cost
 @pytest.mark.parametrize("scenario", ["overflowing", "profiled"])
 def test_a_page_analysed_ahead_runs_no_slow_analysis(home, monkeypatch, open_app, scenario):
     run = load_run(write(home.runs / "a", scenario))
-    ready = asked_by(monkeypatch, lambda: warm_up.analyse_other_pages(run).join())
-    asked = asked_by(monkeypatch, lambda: [open_app(f"pages/{page}.py", run="run/a") for page in PAGES])
-    overview = asked_by(monkeypatch, lambda: open_app(run="run/a"))
-    assert {name for name, *_ in asked - ready - overview} <= {"kinds_present"}
+    ready = analyses_of(monkeypatch, lambda: warm_up.analyse_other_pages(run).join())
+    requested = analyses_of(monkeypatch, lambda: [open_app(f"pages/{page}.py", run="run/a") for page in PAGES])
+    overview = analyses_of(monkeypatch, lambda: open_app(run="run/a"))
+    assert {name for name, *_ in requested - ready - overview} <= {"kinds_present"}
 
 
 def test_a_run_that_is_deleted_during_analysis_is_not_a_server_error(home):
     path = write(home.runs / "a", "healthy")
     run = load_run(path)
     shutil.rmtree(path)
-    warm_up.analyse_other_pages(run).join()  # pytest fails a test in whose threads something was raised
+    warm_up.analyse_other_pages(run).join()  # pytest fails a test if one of its threads raised
     assert not warm_up._analysing.locked()
 
 
@@ -97,8 +102,8 @@ def test_one_run_at_a_time_is_analysed_ahead_and_no_live_run(home):
     assert not warm_up._analysing.locked()
 
 
-def test_small_answers_do_not_wait_for_the_browser_to_acknowledge():
-    with socket.socket(family=socket.AF_INET) as bound:  # as Streamlit makes it
+def test_small_responses_do_not_wait_for_an_acknowledgement():
+    with socket.socket(family=socket.AF_INET) as bound:  # created as in Streamlit
         bound.bind(("127.0.0.1", 0))
         bound.listen()
         warm_up.disable_nagle()

@@ -1,4 +1,4 @@
-"""How numbers and states are said."""
+"""Numbers and states in words."""
 
 import math
 
@@ -23,11 +23,11 @@ from pages.parts import words
         (98765432.0, "9.88 × 10⁷"),
     ],
 )
-def test_number_has_three_significant_digits(value, expected):
+def test_a_number_has_three_significant_digits(value, expected):
     assert words.number(value) == expected
 
 
-def test_scales_are_powers_of_two_where_they_are():
+def test_loss_scales_are_written_as_powers_of_two_if_they_are():
     assert [words.scale(v) for v in (65536.0, 1.0, 0.5, 2.0**-24, 1000.0, None)] == [
         "2¹⁶",
         "1",
@@ -49,7 +49,7 @@ def test_sizes_and_times_have_units():
     ]
 
 
-def test_one_of_what_a_finding_counts_is_one():
+def test_a_count_of_one_is_in_the_singular():
     assert [amount(v, "skipped steps") for v in (1, 2)] == ["1 skipped step", "2 skipped steps"]
     assert amount(1, "backward passes") == "1 backward pass" and amount(1, "cosine") == "1 cosine"
 
@@ -60,7 +60,7 @@ def test_memory_is_compared_in_percent_or_as_a_ratio():
     assert page_text == ["40.0 % less memory", "as much memory", "50.0 % more memory", "8.20 × the memory"]
 
 
-def test_loss_that_was_nan_is_not_one_that_is_missing():
+def test_a_nan_loss_is_distinguished_from_a_missing_one():
     assert (words.loss(math.nan), words.loss(None), words.loss(2.0)) == ("NaN", "–", "2.00")
 
 
@@ -103,10 +103,10 @@ def test_numbers_stay_with_their_units():
     assert page_text.replace("\u00a0", "_") == together
 
 
-def test_powers_in_a_text_are_raised():
+def test_powers_in_a_text_are_superscript():
     assert words.raised("from 2^−24 to 2^15, 1e-8") == "from 2⁻²⁴ to 2¹⁵, 1e-8"
 
 
-def test_a_script_of_ones_own_is_named_without_its_folder():
+def test_a_users_script_is_named_without_its_folder():
     assert words.workload({"workload": "/home/me/tasks/my_task.py:build", "size": None}) == "my_task.py:build"
     assert words.workload({"workload": "text-gpt", "size": "tiny"}) == "text-gpt tiny" and words.workload({}) == ""

@@ -1,12 +1,12 @@
 # ruff: noqa: N802 - the names are those of NVML
-"""An NVML that answers as GPUs of every generation do, or as broken ones.
+"""A fake NVML that answers like GPUs of each generation, or like broken ones.
 
     nvml = FakeNvml(HOPPER)
     DeviceSampler(writer, torch.device("cuda:0"), source=NvmlSource(["GPU-hopper"], library=nvml))
     nvml.lose(); nvml.find_again()
 
-Constants, structures and error classes are those of the installed `pynvml`; only its functions are replaced, and one
-that is not replaced here fails as it does without a driver.
+Constants, structures and error classes are those of the installed `pynvml`; only its functions are replaced; a function
+that is not replaced fails as it does without a driver.
 """
 
 import math
@@ -19,7 +19,7 @@ import pynvml
 
 @dataclass(frozen=True)
 class Card:
-    """What a GPU answers. A value that is an `NVML_ERROR_…` name is raised instead."""
+    """The values that a GPU returns. A value that is an `NVML_ERROR_…` name is raised instead."""
 
     name: str
     capability: tuple[int, int]
@@ -66,7 +66,7 @@ CARDS = (PASCAL, VOLTA, GTX16, AMPERE, ADA, HOPPER, BLACKWELL, MIG, ONE_MIG, VGP
 
 @dataclass(frozen=True)
 class Handle:
-    """A device, or an instance of one."""
+    """A GPU, or a MIG instance of one."""
 
     card: Card
     mig: int | None = None
@@ -83,7 +83,7 @@ class FakeNvml:
         self.buffers: set[int] = set()
         self.calls: list[str] = []
 
-    def __getattr__(self, name: str) -> Any:  # whatever is not replaced
+    def __getattr__(self, name: str) -> Any:  # functions that are not replaced
         return getattr(pynvml, name)
 
     def lose(self, error: str = "NVML_ERROR_GPU_IS_LOST") -> None:
@@ -208,7 +208,7 @@ class FakeNvml:
         return self._give("reasons", self._whole(handle).reasons)
 
     def _whole(self, handle: Handle) -> Card:
-        assert handle.mig is None, "an instance has no such value: NVML answers for whole GPUs alone"
+        assert handle.mig is None, "a MIG instance has no such value: NVML returns it for whole GPUs only"
         return handle.card
 
     # GPM
@@ -225,7 +225,7 @@ class FakeNvml:
         self.buffers.remove(id(buffer))
 
     def nvmlGpmSampleGet(self, handle: Handle, buffer: Any) -> Any:
-        assert not handle.card.mig, "on a GPU in MIG mode there are samples of instances alone"
+        assert not handle.card.mig, "a GPU in MIG mode has samples only for its instances"
         self._sampled = self._give("gpm sample", handle.card)
         return buffer
 

@@ -1,4 +1,4 @@
-"""Small real training loops for the tests of `watch`, with everything that people do around `scaler.step`."""
+"""Small real training loops for the tests of `watch`, with all that loops do around `scaler.step`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from amp_core.record import Recorder, watch
 
 @dataclass
 class Done:
-    """What a loop did: its own losses, the gradients' norm before clipping, and what was left behind."""
+    """The results of a loop: its losses, gradient norms before clipping, and its objects after the training."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)

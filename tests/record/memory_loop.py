@@ -1,4 +1,4 @@
-"""A small training that tells an observer its moments as the recorder does, and what its tensors hold by arithmetic."""
+"""A small training that notifies an observer as the recorder does, and the bytes of its tensors by arithmetic."""
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ def model() -> nn.Module:
 
 
 def train(observer: Observer | None, net: nn.Module, optimizer, *, steps=2, dtype=None, micro=1, forward=None):
-    """A loop that tells an observer its moments as the recorder does; the losses."""
+    """Train, and notify an observer as the recorder does; returns the losses."""
     losses = []
     data = torch.Generator().manual_seed(1)
     tell = observer or Observer()

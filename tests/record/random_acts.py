@@ -1,7 +1,7 @@
-"""What a loop does in mid-run beside training: `ACTS[name](training)`, once watched and once not.
+"""Acts of a loop during training: `ACTS[name](training)`, once watched and once unwatched.
 
-Each act notes what came of it, exceptions too, with `training.note` and `training.tried`; both trainings must note the
-same. An act may put copies or new objects in the place of what `training` uses.
+Each act notes its results and exceptions with `training.note` and `training.tried`; both trainings must note the same.
+An act may replace the objects that `training` uses with copies or new ones.
 """
 
 import copy
@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.hooks import RemovableHandle
 
 from tests.record.random_copies import COPIES
-from tests.record.random_hooks import put_hooks_on
+from tests.record.random_hooks import attach_hooks
 from tests.record.random_models import WIDTH
 
 Act = Callable[[Any], None]
@@ -27,7 +27,7 @@ def _first(t: Any) -> nn.Module:
 
 
 def _number_handles(t: Any) -> None:
-    """Hooks are numbered through the whole process, and the numbers are pickled with a module: begin at a known one."""
+    """Set the process-wide number of the next hook: the numbers are pickled with a module."""
     t.numbered += 10**6
     RemovableHandle.next_id = t.numbered
 
@@ -42,7 +42,7 @@ def _compiled(t: Any, label: str, make: Callable[[], Any]) -> None:
 
 
 class _Quiet:
-    """Tracers warn of what they meet in a model."""
+    """Silences tracers, which warn about code of the model."""
 
     def __enter__(self) -> None:
         self._caught = warnings.catch_warnings()
@@ -54,7 +54,7 @@ class _Quiet:
 
 
 def script(t: Any) -> None:
-    """Each piece; of a failure the type alone is noted, since its text tells what was scripted before."""
+    """Script each piece; for a failure only the type is noted, since its message depends on earlier scripting."""
     with _Quiet():
         for piece in [*t.model.pieces.values(), t.model.head]:
             for label, duplicate in (("script", lambda it: it), ("script of a copy", copy.deepcopy)):
@@ -86,7 +86,7 @@ def export(t: Any) -> None:
 
 
 def functional(t: Any) -> None:
-    """`torch.func` over the model: a call with other parameters, and the gradients of each sample."""
+    """`torch.func` on the model: a call with other parameters, and per-sample gradients."""
     state = {name: tensor.detach() for name, tensor in [*t.model.named_parameters(), *t.model.named_buffers()]}
 
     def loss(given: Any, x: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ def double_model(t: Any) -> None:
 
 
 def swap_tensors(t: Any) -> None:
-    """What `module.to` does under `torch.__future__.set_swap_module_params_on_conversion`."""
+    """Like `module.to` under `torch.__future__.set_swap_module_params_on_conversion`."""
     weight = t.model.head.weight
     t.tried("swap", lambda: torch.utils.swap_tensors(weight, nn.Parameter(weight.detach().clone() + 1)))
 
@@ -137,8 +137,8 @@ def unfreeze(t: Any) -> None:
 
 def register_hooks(t: Any) -> None:
     _number_handles(t)
-    t.handles += put_hooks_on(t.model.head)
-    t.handles += put_hooks_on(t.model)
+    t.handles += attach_hooks(t.model.head)
+    t.handles += attach_hooks(t.model)
 
 
 def remove_hooks(t: Any) -> None:
@@ -161,35 +161,35 @@ def prune_head(t: Any) -> None:
     t.tried("prune", lambda: (prune.l1_unstructured(t.model.head, "weight", amount=3), None)[1])
 
 
-# the loop's own wrappers, which stay its own
+# wrappers of the loop, which must stay in place
 
 
-def _wrapped(thing: Any, name: str, calls: list[str]) -> None:
-    original = getattr(thing, name)
+def _wrapped(value: Any, name: str, calls: list[str]) -> None:
+    original = getattr(value, name)
 
     def own(*args: Any, **kwargs: Any) -> Any:
         calls.append(name)
         return original(*args, **kwargs)
 
-    setattr(thing, name, own)
+    setattr(value, name, own)
 
 
 def wrap_methods(t: Any) -> None:
-    """As profilers and older frameworks do."""
-    for thing, name in [
+    """Wrap methods as profilers and older frameworks do."""
+    for value, name in [
         *((s, "step") for s in t.scalers),
         *((o, "zero_grad") for o in t.optimizers),
         (t.model, "forward"),
     ]:
-        _wrapped(thing, name, t.calls)
+        _wrapped(value, name, t.calls)
 
 
 def inspect_methods(t: Any) -> None:
-    for thing in [*t.scalers, *t.optimizers]:
+    for value in [*t.scalers, *t.optimizers]:
         for name in ("step", "zero_grad", "update", "scale", "unscale_", "get_scale"):
-            if hasattr(thing, name):
-                t.note(f"signature of {name}", str(inspect.signature(getattr(thing, name))))
-    for optimizer in t.optimizers:  # torch's schedulers ask it for its function
+            if hasattr(value, name):
+                t.note(f"signature of {name}", str(inspect.signature(getattr(value, name))))
+    for optimizer in t.optimizers:  # torch's schedulers read the function of the method
         t.note("step is a method", inspect.ismethod(optimizer.step))
     t.note("representation", (repr(t.model), len(dir(t.model))))
 

@@ -1,4 +1,4 @@
-"""What a random training is, as a value that can be drawn, made smaller and written down.
+"""A random training as a value that can be generated, simplified and printed.
 
 >>> Case(Model(("linear", "spectral_norm")), Loop(precision="fp16"), (Act(2, "copy_scaler"),))
 >>> given(cases())                   # a hypothesis strategy
@@ -30,7 +30,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """How it trains. `overflow` and `breaks` name the step at which an infinity or an exception comes."""
+    """How it trains. `overflow` and `breaks` are the steps at which an infinity or an exception occurs."""
 
     steps: int = 5
     optimizer: str = "sgd"
@@ -50,7 +50,7 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Watching:
-    """What `watch` is given."""
+    """The arguments of `watch`."""
 
     every: int = 2
     kinds: str = "standard"
@@ -71,7 +71,7 @@ class Act:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """All of one training. Its text is what makes it again."""
+    """The complete description of a training. Its text is an expression that recreates it."""
 
     model: Model = Model()
     loop: Loop = Loop()
@@ -80,22 +80,22 @@ class Case:
     seed: int = 0
 
     def __str__(self) -> str:
-        """As it is written, without what is at its default."""
-        return _written(self)
+        """The expression, without fields that have their default."""
+        return _expression(self)
 
 
-def _written(value: Any) -> str:
+def _expression(value: Any) -> str:
     if isinstance(value, tuple):
-        return f"({', '.join(map(_written, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(_expression, value))}{',' if len(value) == 1 else ''})"
     if not dataclasses.is_dataclass(value):
         return repr(value)
-    told = [(f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value)]
-    inner = (f"{name}={_written(one)}" for name, one, default in told if one != default)
+    fields = [(f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value)]
+    inner = (f"{name}={_expression(one)}" for name, one, default in fields if one != default)
     return f"{type(value).__name__}({', '.join(inner)})"
 
 
 def cases(rare: bool = True) -> st.SearchStrategy[Case]:
-    """Random cases; `rare` ones hold thousands of tensors and exports, which take long."""
+    """Random cases; `rare` adds those with thousands of tensors or exports, which take long."""
     steps = st.integers(4, 8)
     slow = {"export", "serialise", "script", "trace"}
     acts = [name for name in ACTS for _ in range(1 if name in slow else 3) if rare or name != "export"]
@@ -143,7 +143,7 @@ def cases(rare: bool = True) -> st.SearchStrategy[Case]:
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Cases that are simpler in one respect, the simplest first."""
+    """Cases that are simpler in one respect, simplest first."""
     defaults = Case()
     for part in ("loop", "watching", "acts", "model", "seed"):
         if getattr(case, part) != getattr(defaults, part):
@@ -161,7 +161,8 @@ def smaller(case: Case) -> Iterator[Case]:
 
 
 def smallest(case: Case, shows: Callable[[Case], bool], most: int = MAX_SHRINKS) -> Case:
-    """The simplest case, reached by one change after another, that still `shows` it; at most so many are tried."""
+    """The simplest case that still `shows` it, found by one simplification after another; tries at most `most`
+    cases."""
     tries = 0
     refused: set[Case] = set()
     while True:

@@ -1,4 +1,4 @@
-"""What a training leaves behind, as plain values that two trainings can be compared by.
+"""The state after a training as plain values, to compare two trainings.
 
 >>> flat({"a": [torch.zeros(2)]})
 {".a.0": "float32 (2,) 0000000000000000"}
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch._dynamo  # puts wrappers into torch when it is first imported
+import torch._dynamo  # patches torch at its first import
 from torch import nn
 
 from amp_core.record.observers.storages import hooks_are_on
@@ -49,17 +49,17 @@ MAX_HEX = 32
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Every leaf of nested containers under its path; tensors bit for bit, other things as text without addresses."""
+    """Every leaf of nested containers by its path; tensors bit for bit, other objects as text without addresses."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, list | tuple | set | frozenset):
         items = list(enumerate(value))
     else:
         return {path: _leaf(value)}
-    found: dict[str, Any] = {f"{path} is": f"{type(value).__name__} of {len(items)}"}
+    entries: dict[str, Any] = {f"{path} is": f"{type(value).__name__} of {len(items)}"}
     for key, item in items:
-        found |= flat(item, f"{path}.{key}")
-    return found
+        entries |= flat(item, f"{path}.{key}")
+    return entries
 
 
 def _leaf(value: Any) -> Any:
@@ -71,12 +71,13 @@ def _leaf(value: Any) -> Any:
         data = raw.reshape(-1).view(torch.uint8).numpy().tobytes() if raw.numel() else b""
         hexed = data.hex() if len(data) <= MAX_HEX else hashlib.sha1(data).hexdigest()
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hexed}"
-    return text(repr(value))
+    return stable_text(repr(value))
 
 
-def text(said: str) -> str:
-    """Without what differs between two runs of the same program: addresses, temporary folders, numbered classes."""
-    return re.sub(r"0x[0-9a-f]+|/tmp/\S+|___torch_mangle_\d+\.", "…", said)
+def stable_text(raw: str) -> str:
+    """The text without parts that differ between two runs of a program: addresses, temporary folders, numbered
+    classes."""
+    return re.sub(r"0x[0-9a-f]+|/tmp/\S+|___torch_mangle_\d+\.", "…", raw)
 
 
 def differences(unwatched: dict[str, Any], watched: dict[str, Any]) -> list[str]:
@@ -95,38 +96,38 @@ def _named(hook: Any) -> str:
 
 
 def module_hooks(model: nn.Module) -> dict[str, Any]:
-    """Every dictionary of hooks on every module, with its type; and which attributes the module has, in order."""
-    found: dict[str, Any] = {}
+    """Every dictionary of hooks on every module, with its type; and the module's attributes, in order."""
+    entries: dict[str, Any] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         state = module.__dict__
-        found[f"{name} attributes"] = list(state)
-        found[f"{name} class"] = type(module).__qualname__
+        entries[f"{name} attributes"] = list(state)
+        entries[f"{name} class"] = type(module).__qualname__
         for key, held in state.items():
             if "hook" in key and isinstance(held, dict):
-                found[f"{name} {key}"] = (type(held).__name__, [_named(hook) for hook in held.values()])
-    return found
+                entries[f"{name} {key}"] = (type(held).__name__, [_named(hook) for hook in held.values()])
+    return entries
 
 
 def parameter_hooks(model: nn.Module) -> dict[str, Any]:
     """Hooks and attributes of every parameter and buffer, and whether anything holds a weak reference to it."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         for key in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             held = getattr(tensor, key, None)
-            found[f"{name} {key}"] = [_named(hook) for hook in held.values()] if held else []
-        found[f"{name} attributes"] = sorted(vars(tensor))
-    return found
+            entries[f"{name} {key}"] = [_named(hook) for hook in held.values()] if held else []
+        entries[f"{name} attributes"] = sorted(vars(tensor))
+    return entries
 
 
-def owned(thing: Any) -> dict[str, Any]:
-    """The attributes of an optimizer or a scaler, the hooks among them, and which of its methods are its own."""
-    found: dict[str, Any] = {"attributes": list(vars(thing)), "class": type(thing).__qualname__}
-    for key, held in vars(thing).items():
+def owned(value: Any) -> dict[str, Any]:
+    """The attributes of an optimizer or a scaler, including hooks, and the methods that it overrides itself."""
+    entries: dict[str, Any] = {"attributes": list(vars(value)), "class": type(value).__qualname__}
+    for key, held in vars(value).items():
         if "hook" in key and isinstance(held, dict):
-            found[key] = (type(held).__name__, [_named(hook) for hook in held.values()])
+            entries[key] = (type(held).__name__, [_named(hook) for hook in held.values()])
         elif callable(held):
-            found[key] = _named(held)
-    return found
+            entries[key] = _named(held)
+    return entries
 
 
 def hook_count(model: nn.Module) -> int:
@@ -146,19 +147,19 @@ def hook_count(model: nn.Module) -> int:
 
 
 def process_state() -> dict[str, Any]:
-    """What is one for the whole process: functions of torch by identity, global hooks, modes, generators, handlers."""
-    found: dict[str, Any] = {}
+    """State of the whole process: functions of torch by identity, global hooks, modes, generators, signal handlers."""
+    entries: dict[str, Any] = {}
     for name in PATCHABLE:
         for key, held in vars(sys.modules[name]).items():
             if isinstance(held, types.FunctionType | types.BuiltinFunctionType | type):
-                found[f"{name}.{key}"] = id(held)
+                entries[f"{name}.{key}"] = id(held)
             elif "hook" in key and isinstance(held, dict):
-                found[f"{name}.{key}"] = len(held)
+                entries[f"{name}.{key}"] = len(held)
     for owner in _classes():
         for key, held in vars(owner).items():
             if key not in ("__doc__", "__weakref__", "__dict__"):
-                found[f"{owner.__qualname__}.{key}"] = id(held)
-    found |= {
+                entries[f"{owner.__qualname__}.{key}"] = id(held)
+    entries |= {
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
         "autocast": torch.is_autocast_enabled("cpu"),
@@ -173,7 +174,7 @@ def process_state() -> dict[str, Any]:
         "excepthook": _named(sys.excepthook),
         "signals": [_named(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM)],
     }
-    return found
+    return entries
 
 
 def _classes() -> Iterator[type]:
@@ -183,7 +184,7 @@ def _classes() -> Iterator[type]:
 
 
 def optimizer_classes() -> dict[str, int]:
-    """`step` of each optimizer class: torch wraps it when the first instance is made, so compare after one was."""
+    """`step` of each optimizer class. torch wraps it when the first instance is created, so compare only after that."""
     kinds = vars(torch.optim).values()
     return {
         k.__name__: id(vars(k).get("step"))
@@ -192,42 +193,42 @@ def optimizer_classes() -> dict[str, int]:
     }
 
 
-def archive(thing: Any) -> dict[str, Any]:
-    """The members of the file that `torch.save(thing)` writes, by name: of the pickle its opcodes, of others
-    their size. The values of tensors are compared elsewhere; the ends of their storages may be left to chance."""
+def archive(value: Any) -> dict[str, Any]:
+    """The members of the file that `torch.save(value)` writes, by name: the opcodes of the pickle, and the size of the
+    others. Tensor values are compared elsewhere; unused bytes of their storages may be random."""
     file = io.BytesIO()
-    torch.save(thing, file)
-    found: dict[str, Any] = {}
+    torch.save(value, file)
+    entries: dict[str, Any] = {}
     with zipfile.ZipFile(file) as opened:
         for name in opened.namelist():
             data = opened.read(name)
             if name.endswith("data.pkl"):
-                found["pickle"] = opcodes(data)
+                entries["pickle"] = opcodes(data)
             elif "serialization_id" not in name:
-                found[name.partition("/")[2]] = f"{len(data)} bytes"
-    return found
+                entries[name.partition("/")[2]] = f"{len(data)} bytes"
+    return entries
 
 
 def opcodes(pickled: bytes) -> list[str]:
-    """The opcodes of a pickle without its memo of texts: whether two equal texts are one object is left to chance."""
+    """The opcodes of a pickle without its memo of strings: whether two equal strings are the same object may vary."""
     texts: dict[int, str] = {}
     others: dict[int, int] = {}
-    found: list[str] = []
+    entries: list[str] = []
     for opcode, argument, _ in pickletools.genops(pickled):
         if "PUT" in opcode.name:
-            if found and found[-1].startswith("BINUNICODE"):
-                texts[argument] = found[-1]
+            if entries and entries[-1].startswith("BINUNICODE"):
+                texts[argument] = entries[-1]
             else:
                 others[argument] = len(others)
         elif "GET" in opcode.name:
-            found.append(texts[argument] if argument in texts else f"GET {others[argument]}")
+            entries.append(texts[argument] if argument in texts else f"GET {others[argument]}")
         else:
-            found.append(f"{opcode.name} {argument}")
-    return found
+            entries.append(f"{opcode.name} {argument}")
+    return entries
 
 
-def refused_globals(thing: Any) -> list[str]:
-    """What `torch.load` wants to be told is safe before it loads `thing` with `weights_only`."""
+def refused_globals(value: Any) -> list[str]:
+    """The globals that must be declared safe before `torch.load` loads `value` with `weights_only`."""
     file = io.BytesIO()
-    torch.save(thing, file)
+    torch.save(value, file)
     return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))

@@ -1,4 +1,4 @@
-"""Acts of `random_acts` on copies: other objects in the place of what is watched, and copies beside it."""
+"""Acts of `random_acts` with copies: new objects that replace watched ones, and copies of watched objects."""
 
 import copy
 import io
@@ -13,18 +13,18 @@ from torch import nn
 from tests.record.random_census import archive, module_hooks, owned, parameter_hooks, refused_globals
 
 
-def unpickled(thing: Any) -> Any:
-    return pickle.loads(pickle.dumps(thing))
+def unpickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
 
 
-def saved(thing: Any) -> Any:
+def saved(value: Any) -> Any:
     file = io.BytesIO()
-    torch.save(thing, file)
+    torch.save(value, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
 
 
-# another object in the place of one that is watched
+# new objects that replace watched ones
 
 
 def new_optimizer(t: Any) -> None:
@@ -113,9 +113,9 @@ def average(t: Any) -> None:
 
 def serialise(t: Any) -> None:
     """Bytes as they are, and what a strict loader is asked to trust."""
-    for name, thing in (("model", t.model), ("optimizer", t.optimizers[0]), ("scalers", t.scalers)):
-        t.tried(f"archive of the {name}", lambda thing=thing: archive(thing))
-        t.tried(f"globals of the {name}", lambda thing=thing: refused_globals(thing))
+    for name, value in (("model", t.model), ("optimizer", t.optimizers[0]), ("scalers", t.scalers)):
+        t.tried(f"archive of the {name}", lambda value=value: archive(value))
+        t.tried(f"globals of the {name}", lambda value=value: refused_globals(value))
     t.tried("state dict", lambda: archive(t.model.state_dict()))
 
 

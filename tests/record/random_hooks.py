@@ -1,4 +1,4 @@
-"""Hooks of the user's own, one of each sort that torch has; each counts its calls in `READS`."""
+"""User hooks, one of each type that torch has; each counts its calls in `READS`."""
 
 from collections import Counter
 from typing import Any
@@ -59,8 +59,8 @@ def on_accumulated(parameter: torch.Tensor) -> None:
     parameter.grad.mul_(0.9)
 
 
-def put_hooks_on(module: nn.Module) -> list[Any]:
-    """One of each sort of the user's own hooks; the handles take them off."""
+def attach_hooks(module: nn.Module) -> list[Any]:
+    """Attach one user hook of each type; the returned handles detach them."""
     handles = [
         module.register_forward_hook(on_forward),
         module.register_forward_hook(on_forward_doubling, prepend=True),

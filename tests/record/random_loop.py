@@ -2,7 +2,7 @@
 
 >>> training = Training(case, into=None)
 >>> training.run()
->>> training.finish()                # by promise, everything that watching must not change
+>>> training.finish()                # everything that watching must not change, by promise
 """
 
 import random
@@ -19,9 +19,9 @@ from torch.utils.hooks import RemovableHandle
 
 from amp_core import watch
 from tests.record.random_acts import ACTS
-from tests.record.random_census import archive, flat, hook_count, module_hooks, owned, parameter_hooks, text
+from tests.record.random_census import archive, flat, hook_count, module_hooks, owned, parameter_hooks, stable_text
 from tests.record.random_hooks import READS
-from tests.record.random_models import WIDTH, LazyOut, Out, PlantedError, Stack
+from tests.record.random_models import WIDTH, DataclassOutput, LazyOut, PlantedError, Stack
 
 if TYPE_CHECKING:
     from tests.record.random_cases import Case
@@ -53,7 +53,7 @@ class Breaking(torch.autograd.Function):
 
 
 class Training:
-    """One training; watched where `into` names a folder. `seen` is what it saw, in order, for the comparison."""
+    """One training; watched if `into` is a folder. `seen` lists its observations in order, for the comparison."""
 
     def __init__(self, case: "Case", into: Path | None) -> None:
         self.case, self.into = case, into
@@ -96,36 +96,38 @@ class Training:
         return torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 - index), growth_interval=2, enabled=enabled)
 
     def begin_watching(self) -> None:
-        """Also after a first recorder was closed; then into a folder beside."""
-        asked = self.case.watching
+        """May be called again after the recorder was closed; then records into a second folder."""
+        watching = self.case.watching
         folder = self.into if self.recorder is None else self.into.with_name(f"{self.into.name}-again-{len(self.seen)}")
-        scaler = self.scalers[0] if self.scalers and asked.scaler == "given" else None
-        kinds = {} if asked.kinds == "standard" else {"kinds": ("weight_grad", "output_grad", "activation", "weight")}
+        scaler = self.scalers[0] if self.scalers and watching.scaler == "given" else None
+        kinds = (
+            {} if watching.kinds == "standard" else {"kinds": ("weight_grad", "output_grad", "activation", "weight")}
+        )
         self.given = list(self.optimizers)
         self.recorder = watch(
             self.model,
             self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers,
             scaler=scaler,
             into=folder,
-            every=asked.every,
-            level=asked.level,
-            budget=asked.budget,
-            trace_ops=asked.trace_ops,
+            every=watching.every,
+            level=watching.level,
+            budget=watching.budget,
+            trace_ops=watching.trace_ops,
             **kinds,
         )
 
-    # what acts use
+    # for acts
 
     def note(self, label: str, value: Any) -> None:
         self.said[label] += 1
         self.seen |= flat(value, f"{label} #{self.said[label]}")
 
     def tried(self, label: str, act: Callable[[], Any]) -> Any:
-        """The result of `act`, or None; notes what was raised, or what is plain in the result."""
+        """The result of `act`, or None; notes its exception, or the plain values in the result."""
         try:
             result = act()
         except Exception as error:
-            self.note(label, f"{type(error).__name__}: {text(str(error))}")
+            self.note(label, f"{type(error).__name__}: {stable_text(str(error))}")
             return None
         self.note(label, result if isinstance(result, torch.Tensor | float | dict | list | None) else "done")
         return result
@@ -135,7 +137,7 @@ class Training:
             return output[0]
         if isinstance(output, dict):
             return output["x"]
-        return output.x if isinstance(output, Out | LazyOut) else output
+        return output.x if isinstance(output, DataclassOutput | LazyOut) else output
 
     def loss_of(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The mean squared error, and a little of every other floating tensor that the model returns."""
@@ -146,15 +148,15 @@ class Training:
             output = model(x)
         result = self.result_of(output)
         loss = nn.functional.mse_loss(result.float(), y)
-        more = output[1:] if isinstance(output, tuple) else [output["extra"]] if isinstance(output, dict) else []
-        for extra in [*more, *([output.extra] if isinstance(output, Out) else [])]:
+        outputs = output[1:] if isinstance(output, tuple) else [output["extra"]] if isinstance(output, dict) else []
+        for extra in [*outputs, *([output.extra] if isinstance(output, DataclassOutput) else [])]:
             loss = loss + 0.01 * extra.float().square().mean()
         return loss
 
     # the loop
 
     def run(self) -> None:
-        """Train, with what is said and raised on the way noted."""
+        """Train, and note warnings, log messages and exceptions."""
         if self.into is not None:
             self.begin_watching()
         for number in range(self.case.loop.steps):
@@ -181,7 +183,7 @@ class Training:
             else:
                 losses = self.step_after_backward(number, used)
         except Exception as error:
-            self.note(f"step {number}", f"{type(error).__name__}: {text(str(error))}")
+            self.note(f"step {number}", f"{type(error).__name__}: {stable_text(str(error))}")
             self.model.fails = False
         else:
             self.note(f"step {number}", losses)
@@ -256,13 +258,13 @@ class Training:
         x.requires_grad_(root == "penalty")
         with self.autocast():
             loss = self.loss_of(self.model, x, y) / self.case.loop.accumulate
-        told = loss.item()
+        logged = loss.item()
         if self.breaks_at(number, "backward"):
             loss = Breaking.apply(loss)
         if root == "penalty":
             (grad,) = torch.autograd.grad(loss, x, create_graph=True)
             loss = loss + 0.1 * grad.float().square().sum()
-            told = loss.item()
+            logged = loss.item()
         if root == "vector":
             loss = torch.stack([loss / 2, loss / 2])
         scaled = loss if scaler is None else scaler.scale(loss)
@@ -281,7 +283,7 @@ class Training:
             scaled.backward(retain_graph=root == "retain graph")
             if root == "retain graph" and last:
                 (scaled * 0).backward()
-        return told
+        return logged
 
     def evaluate(self) -> float:
         self.model.eval()
@@ -302,7 +304,7 @@ class Training:
     # afterwards
 
     def finish(self) -> dict[str, Any]:
-        """Close, train one more step, and take stock of everything that can differ, by the name of the promise."""
+        """Close, train one more step, and collect everything that can differ, by the name of the promise."""
         if self.recorder is not None:
             self.recorder.close()
         over: dict[str, Any] = {}
@@ -321,10 +323,10 @@ class Training:
         return {"what the loop saw": self.seen} | {promise: flat(value) for promise, value in over.items()}
 
     def serialised(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for name, thing in (("model", self.model), ("optimizers", self.optimizers), ("scalers", self.scalers)):
             try:
-                found |= {f"{name} {member}": data for member, data in archive(thing).items()}
+                members |= {f"{name} {member}": data for member, data in archive(thing).items()}
             except Exception as error:
-                found[name] = f"{type(error).__name__}: {text(str(error))}"
-        return found
+                members[name] = f"{type(error).__name__}: {stable_text(str(error))}"
+        return members

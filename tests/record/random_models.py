@@ -1,10 +1,10 @@
-"""Pieces that a random model is stacked from: each maps `(batch, WIDTH)` to the same shape, alone or with extras.
+"""Pieces of random models: each maps `(batch, WIDTH)` to the same shape, perhaps with further outputs.
 
     >>> torch.manual_seed(0)
     >>> model = Stack(("linear", "spectral_norm"), returns="dict")
-    >>> READS                            # how often attributes written by the user were read
+    >>> READS                            # how often user-defined attributes were read
 
-All classes are at module level, because a model that cannot be pickled shows nothing about pickling.
+All classes are at module level, because only models that can be pickled test pickling.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
-from tests.record.random_hooks import READS, put_hooks_on
+from tests.record.random_hooks import READS, attach_hooks
 
 WIDTH = 8
 
@@ -58,7 +58,7 @@ class ComputedAttribute(nn.Module):
 
 
 class LazyAttribute(nn.Module):
-    """`weight` draws from the random generator when it is read for the first time; outside of forward it raises."""
+    """`weight` draws from the random generator at its first read; outside forward it raises."""
 
     def __init__(self, strict: bool) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class Growing(nn.Module):
 
 
 @dataclasses.dataclass
-class Out:
-    """What dataclass models return."""
+class DataclassOutput:
+    """A dataclass output."""
 
     x: torch.Tensor
     extra: Any = None
@@ -131,11 +131,11 @@ class Returning(nn.Module):
             return x, self.log_std
         if self.form == "dict":
             return {"x": x, "extra": self.log_std}
-        return Out(x, self.log_std)
+        return DataclassOutput(x, self.log_std)
 
 
 class Reshaped(nn.Module):
-    """An inner module that wants another shape, and whose output is perhaps a tuple."""
+    """An inner module that needs another shape; its output may be a tuple."""
 
     def __init__(self, inner: nn.Module, shape: tuple[int, ...], times: int = 1) -> None:
         super().__init__()
@@ -143,10 +143,10 @@ class Reshaped(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch = len(x)
-        seen = x.reshape(batch, *self.shape)
+        reshaped = x.reshape(batch, *self.shape)
         if getattr(self.inner, "batch_first", True) is False:
-            seen = seen.transpose(0, 1)
-        out = self.inner(*[seen] * self.times)
+            reshaped = reshaped.transpose(0, 1)
+        out = self.inner(*[reshaped] * self.times)
         out = out[0] if isinstance(out, tuple) else out
         if getattr(self.inner, "batch_first", True) is False:
             out = out.transpose(0, 1)
@@ -205,7 +205,7 @@ class Checkpointed(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Writes over its input, and over the output of its own linear layer."""
+    """Overwrites its input and the output of its own linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class Half(nn.Module):
 
 
 class OwnState(nn.Module):
-    """With `__getstate__`, `__setstate__` and `__deepcopy__` of its own, and a cache that is not copied."""
+    """Has its own `__getstate__`, `__setstate__` and `__deepcopy__`, and a cache that is not copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class Tiny(nn.Module):
 
 def hooked() -> nn.Module:
     linear = nn.Linear(WIDTH, WIDTH)
-    put_hooks_on(linear)
+    attach_hooks(linear)
     return linear
 
 
@@ -338,11 +338,12 @@ PIECES: dict[str, Callable[[], nn.Module]] = {
 
 
 class PlantedError(Exception):
-    """Raised where the case wants a step to fail."""
+    """Raised where the case makes a step fail."""
 
 
 class Stack(nn.Module):
-    """`pieces` one after another, and a head; returns its result in the form of `returns`, with what pieces added."""
+    """`pieces` one after another, and a head; returns its result in the form `returns`, with the further outputs of the
+    pieces."""
 
     def __init__(self, pieces: tuple[str, ...], returns: str = "tensor", tiny: int = 0) -> None:
         super().__init__()
@@ -361,18 +362,18 @@ class Stack(nn.Module):
         if self.returns == "dict":
             return {"x": x, "extra": self.head.bias, "none": None}
         if self.returns == "dataclass":
-            return Out(x, self.head.bias)
+            return DataclassOutput(x, self.head.bias)
         return LazyOut(x) if self.returns == "lazy" else x
 
     def through(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Each piece called alone, as a loop does with a `ModuleDict`."""
+        """Calls each piece separately, as a loop does with a `ModuleDict`."""
         extras = []
         for name, piece in self.pieces.items():
             out = piece(x)
             if isinstance(out, tuple):
                 x, *more = out
                 extras += more
-            elif isinstance(out, dict | Out):
+            elif isinstance(out, dict | DataclassOutput):
                 fields = out if isinstance(out, dict) else vars(out)
                 x, extras = fields["x"], [*extras, fields["extra"]]
             else:

@@ -1,9 +1,9 @@
-"""Random trainings, each made twice from one seed: watched and unwatched, they must be the same.
+"""Random trainings, each run twice from one seed: watched and unwatched ones must be identical.
 
     >>> case = Case(Model(("linear", "spectral_norm")), Loop(precision="fp16"), (Act(2, "copy_scaler"),))
-    >>> faults(case)                     # one line for each way in which watching was not harmless, or recorded wrongly
+    >>> faults(case)                     # one line per fault: watching changed something, or recorded it wrongly
 
-Many at once, each distinct fault printed with the smallest case that still shows it:
+Many trainings, printing each distinct fault with the smallest case that still shows it:
 
     python -m tests.record.random_training --examples 2000 --seed 7
 """
@@ -31,7 +31,7 @@ from torch import nn
 
 from amp_core import diagnose, load_run
 from tests.record.random_cases import Act, Case, Loop, Model, Watching, cases, smallest
-from tests.record.random_census import differences, optimizer_classes, process_state, text
+from tests.record.random_census import differences, optimizer_classes, process_state, stable_text
 from tests.record.random_loop import OPTIMIZERS, Training
 
 __all__ = ["Act", "Case", "Loop", "Model", "Watching", "cases", "faults", "signature", "smallest"]
@@ -39,7 +39,7 @@ __all__ = ["Act", "Case", "Loop", "Model", "Watching", "cases", "faults", "signa
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of one training: by promise, what must be equal; and what is asked of the recording."""
+    """The result of one training: values that must be equal, by promise; and data to check the recording."""
 
     promises: dict[str, dict[str, Any]]
     hooks: list[int]
@@ -47,14 +47,14 @@ class Outcome:
     attempts: int
     collected: bool
     raised: str | None
-    said: list[str]
+    messages: list[str]
     before: dict[str, Any]
     after: dict[str, Any]
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """One thread, since sums by several come out in any order; and torch as it was, whatever is left behind."""
+    """Use one thread, since several add up in any order; restore torch afterwards, whatever is left behind."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()
@@ -68,8 +68,8 @@ def _alone() -> Iterator[None]:
 
 
 def outcome(case: Case, into: Path | None, collect: bool = False) -> Outcome:
-    """Train `case`, watched into the folder `into` or unwatched. To see whether the model is freed, `collect`."""
-    with _alone(), _listening() as said:
+    """Train `case`, watched into the folder `into` or unwatched. With `collect`, checks that the model is freed."""
+    with _alone(), _listening() as messages:
         for make in OPTIMIZERS.values():
             make([nn.Parameter(torch.zeros(1))])
         before = process_state() | optimizer_classes()
@@ -80,23 +80,23 @@ def outcome(case: Case, into: Path | None, collect: bool = False) -> Outcome:
             training.run()
             promises = training.finish()
         except Exception as error:
-            raised = f"{type(error).__name__} at {_place(error)}: {text(str(error))}"
+            raised = f"{type(error).__name__} at {_location(error)}: {stable_text(str(error))}"
             if training is not None and training.recorder is not None:
                 training.recorder.close()
         after = process_state() | optimizer_classes()
         if training is None:
-            return Outcome(promises, [], [], 0, True, raised, said, before, after)
+            return Outcome(promises, [], [], 0, True, raised, messages, before, after)
         counted, attempts, hooks = training.counted, training.attempts, training.hooks
         held = weakref.ref(training.model)
         del training
         if collect:
             gc.collect()
         freed = held() is None or not collect
-        return Outcome(promises, hooks, counted, attempts, freed, raised, said, before, after)
+        return Outcome(promises, hooks, counted, attempts, freed, raised, messages, before, after)
 
 
-def _place(error: BaseException) -> str:
-    """The file and line that raised it."""
+def _location(error: BaseException) -> str:
+    """The file and line that raised the error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -105,54 +105,58 @@ def _place(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _listening() -> Iterator[list[str]]:
-    """Warnings and what AMPscope logs."""
-    said: list[str] = []
+    """Collects warnings and AMPscope's log."""
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(f"log: {record.getMessage()}")  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(f"log: {record.getMessage()}")  # type: ignore[method-assign]
     log = logging.getLogger("amp_core")
     log.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("always")
-            yield said
-        said[:] = [line for line in said if " is slow; from now on" not in line]  # of the disk, not of the case
-        # torch's C++ warns once in a process, of whichever twin comes first.
+            yield messages
+        messages[:] = [
+            line for line in messages if " is slow; from now on" not in line
+        ]  # caused by the disk, not by the case
+        # torch's C++ code warns once per process, so only the first twin gets the warning.
         ours = [w for w in caught if "Triggered internally at" not in str(w.message)]
-        said += [f"{w.category.__name__}: {text(str(w.message))}" for w in ours]
+        messages += [f"{w.category.__name__}: {stable_text(str(w.message))}" for w in ours]
     finally:
         log.removeHandler(handler)
 
 
 def faults(case: Case, watched: bool = True, thorough: bool = True) -> list[str]:
-    """One line for each way in which `case` is not the same watched, or its recording not true. With `watched` False
-    the unwatched training is held to itself, which shows that the generator is repeatable. `thorough` also collects
-    garbage and diagnoses the run, which take longer than all the rest."""
+    """One line per difference between the watched and the unwatched training of `case`, and per error of its recording.
+    With `watched` False the unwatched training is compared with itself, which checks that cases are repeatable.
+    `thorough` also collects garbage and diagnoses the run, which take longer than all the rest."""
     with tempfile.TemporaryDirectory() as folder:
-        bare = outcome(case, None, thorough)
-        seen = outcome(case, Path(folder) / "run" if watched else None, thorough)
-        found = [f"{promise}: {line}" for promise, line in _unequal(bare, seen, len(case.acts) > 0)]
-        if watched and seen.raised is None:
-            found += _untrue(case, Path(folder) / "run", seen, thorough)
-        return found
+        unwatched = outcome(case, None, thorough)
+        watched_outcome = outcome(case, Path(folder) / "run" if watched else None, thorough)
+        fault_lines = [
+            f"{promise}: {line}" for promise, line in _differences(unwatched, watched_outcome, len(case.acts) > 0)
+        ]
+        if watched and watched_outcome.raised is None:
+            fault_lines += _recording_errors(case, Path(folder) / "run", watched_outcome, thorough)
+        return fault_lines
 
 
-def _unequal(bare: Outcome, seen: Outcome, acts: bool) -> Iterator[tuple[str, str]]:
-    if bare.raised != seen.raised:
-        yield "raised", f"{bare.raised} unwatched, {seen.raised} watched"
+def _differences(unwatched: Outcome, watched_outcome: Outcome, acts: bool) -> Iterator[tuple[str, str]]:
+    if unwatched.raised != watched_outcome.raised:
+        yield "raised", f"{unwatched.raised} unwatched, {watched_outcome.raised} watched"
     else:
-        for promise, values in bare.promises.items():
-            for line in differences(values, seen.promises[promise])[:3]:
+        for promise, values in unwatched.promises.items():
+            for line in differences(values, watched_outcome.promises[promise])[:3]:
                 yield promise, line
-    for line in differences(seen.before, seen.after)[:3]:
+    for line in differences(watched_outcome.before, watched_outcome.after)[:3]:
         yield "left in the process", line
-    if bare.collected and not seen.collected:
+    if unwatched.collected and not watched_outcome.collected:
         yield "garbage", "the model is not freed after close"
-    if sorted(set(bare.said)) != sorted(set(seen.said)):
-        for line in sorted(set(seen.said) - set(bare.said)):
+    if sorted(set(unwatched.said)) != sorted(set(watched_outcome.said)):
+        for line in sorted(set(watched_outcome.said) - set(unwatched.said)):
             yield "said when watched", line
-        for line in sorted(set(bare.said) - set(seen.said)):
+        for line in sorted(set(unwatched.said) - set(watched_outcome.said)):
             yield "not said when watched", line
-    more = [] if acts else [watched - own for watched, own in zip(seen.hooks, bare.hooks, strict=False)]
+    more = [] if acts else [watched - own for watched, own in zip(watched_outcome.hooks, unwatched.hooks, strict=False)]
     if len(more) > 3 and more[-1] > max(more[: len(more) // 2 + 1]):
         yield "hooks grow", f"{more} more at the ends of the steps"
 
@@ -164,52 +168,63 @@ STEPPED_COPIES = {"shallow_copy_optimizer"}
 """Acts that, after backward, step another optimizer of the same parameters: from then on it is the one recorded."""
 
 
-def _untrue(case: Case, folder: Path, seen: Outcome, thorough: bool) -> list[str]:
-    """What is wrong with the recording."""
+def _recording_errors(case: Case, folder: Path, watched_outcome: Outcome, thorough: bool) -> list[str]:
+    """The errors of the recording."""
     try:
         run = load_run(folder)
         findings = diagnose(run) if thorough else []
     except Exception as error:
-        return [f"reading: {type(error).__name__}: {text(str(error))}"]
-    found = []
+        return [f"reading: {type(error).__name__}: {stable_text(str(error))}"]
+    fault_lines = []
     events = run.events
     failed = events[events.detail.astype(str).str.contains("watching failed|nothing is recorded")]
-    found += [f"recording failed: {text(detail)}" for detail in failed.detail]
+    fault_lines += [f"recording failed: {stable_text(detail)}" for detail in failed.detail]
     if not all(f.code and f.title and f.severity in ("error", "warning", "info") for f in findings):
-        found.append("a finding without code, title or severity")
+        fault_lines.append("a finding without code, title or severity")
     replaced = any(act.name in REPLACING or (act.name in STEPPED_COPIES and act.inside) for act in case.acts)
     if case.loop.breaks is not None or replaced or len(failed):
-        return found
-    if len(run.steps) != seen.attempts:
-        found.append(f"rows: {len(run.steps)} for {seen.attempts} steps attempted")
+        return fault_lines
+    if len(run.steps) != watched_outcome.attempts:
+        fault_lines.append(f"rows: {len(run.steps)} for {watched_outcome.attempts} steps attempted")
     elif case.loop.accumulate == 1 and case.loop.optimizers == "one":
-        told = run.steps.loss.astype(float).to_numpy()
-        counted = np.array(seen.counted, dtype=float)
-        # The parts of a loss with several roots are added up in FP64 here, and in FP32 by the loop.
-        equal = np.isclose(told, counted, rtol=1e-6, atol=0.0) if case.loop.root == "two roots" else told == counted
-        same = equal | (np.isnan(told) & ~np.isfinite(counted))
+        recorded_losses = run.steps.loss.astype(float).to_numpy()
+        counted = np.array(watched_outcome.counted, dtype=float)
+        # The terms of a loss with several roots are summed in FP64 here, and in FP32 by the loop.
+        equal = (
+            np.isclose(recorded_losses, counted, rtol=1e-6, atol=0.0)
+            if case.loop.root == "two roots"
+            else recorded_losses == counted
+        )
+        same = equal | (np.isnan(recorded_losses) & ~np.isfinite(counted))
         plain = case.loop.root in ("backward", "retain graph")
         if not plain:
-            same |= np.isnan(told)
-            if thorough and len(told) and np.isnan(told).all() and not _says("loss", events, findings):
-                found.append(f"loss: no step has one, and nothing says so ({case.loop.root})")
+            same |= np.isnan(recorded_losses)
+            if (
+                thorough
+                and len(recorded_losses)
+                and np.isnan(recorded_losses).all()
+                and not _is_reported("loss", events, findings)
+            ):
+                fault_lines.append(f"loss: no step has one, and nothing says so ({case.loop.root})")
         if len(same) == len(counted) and not same.all():
             worst = int(np.argmin(same))
-            found.append(f"loss: {told[worst]!r} recorded for {counted[worst]!r} at row {worst} ({case.loop.root})")
-    return found
+            fault_lines.append(
+                f"loss: {recorded_losses[worst]!r} recorded for {counted[worst]!r} at row {worst} ({case.loop.root})"
+            )
+    return fault_lines
 
 
-def _says(word: str, events: Any, findings: Any) -> bool:
+def _is_reported(word: str, events: Any, findings: Any) -> bool:
     warned = events[events.kind == "warning"]
-    said = [*warned.detail.astype(str), *warned.name.astype(str), *(f"{f.title} {f.advice}" for f in findings)]
-    return any(word in one.lower() for one in said)
+    messages = [*warned.detail.astype(str), *warned.name.astype(str), *(f"{f.title} {f.advice}" for f in findings)]
+    return any(word in one.lower() for one in messages)
 
 
-# many at once
+# the command
 
 
 def signature(fault: str) -> str:
-    """What faults of one kind have in common: the promise, and what it is about without names, numbers and values."""
+    """The signature of a kind of fault: the promise, and its subject without names, numbers and values."""
     promise, _, rest = fault.partition(": ")
     if promise in ("hooks grow", "raised", "garbage", "weights and buffers", "optimizer state", "rows", "loss"):
         errors = re.findall(r"\w+(?:Error|Exception)", rest)
@@ -222,13 +237,13 @@ def signature(fault: str) -> str:
 
 
 def main() -> None:
-    """See the module."""
+    """The command; see the module."""
     parser = argparse.ArgumentParser(description="Hold many random trainings to their unwatched twins.")
     parser.add_argument("--examples", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--twin", action="store_true", help="hold unwatched trainings to themselves instead")
     given_ = parser.parse_args()
-    found: dict[str, int] = {}
+    fault_lines: dict[str, int] = {}
     tried = 0
     began = time.monotonic()
 
@@ -247,18 +262,18 @@ def main() -> None:
         thorough = tried % 5 == 0
         for fault in faults(case, not given_.twin, thorough):
             kind = signature(fault)
-            found[kind] = found.get(kind, 0) + 1
-            if found[kind] > 1:
+            fault_lines[kind] = fault_lines.get(kind, 0) + 1
+            if fault_lines[kind] > 1:
                 continue
             least = smallest(case, lambda c: kind in map(signature, faults(c, not given_.twin, thorough)))  # noqa: B023
             shown = next((f for f in faults(least, not given_.twin, thorough) if signature(f) == kind), fault)
             print(f"\n[{tried}] {shown}\n    faults({least})", flush=True)
 
     try_one()
-    print(f"\n{tried} trainings in {time.monotonic() - began:.0f} s, {len(found)} kinds of faults")
-    for kind, times in sorted(found.items(), key=lambda item: -item[1]):
+    print(f"\n{tried} trainings in {time.monotonic() - began:.0f} s, {len(fault_lines)} kinds of faults")
+    for kind, times in sorted(fault_lines.items(), key=lambda item: -item[1]):
         print(f"{times:6}  {kind}")
-    raise SystemExit(bool(found))
+    raise SystemExit(bool(fault_lines))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Loops of many shapes, each a function of a `Lap`, which watches or does not: for tests that hold the two together.
+"""Loops of many shapes, each a function of a `Lap`, which is watched or unwatched: tests compare the two.
 
 lap = go(LOOPS["gan"], tmp_path / "run", torch.float16)
 lap.losses, load_run(tmp_path / "run").steps
@@ -23,7 +23,7 @@ EVERY = 3
 
 @dataclass
 class Lap:
-    """One go of a loop."""
+    """One run of a loop."""
 
     into: Path | None
     dtype: torch.dtype | None
@@ -208,7 +208,8 @@ class Packed(nn.Module):
 def sparse(lap: Lap) -> None:
     model = nn.Sequential(nn.EmbeddingBag(50, 10, sparse=True, mode="sum"))
     optimizer = torch.optim.SparseAdam(model.parameters(), lr=1e-2)
-    lap.dtype = torch.bfloat16 if lap.dtype is not None else None  # a scaler takes no sparse gradients of SparseAdam
+    # A scaler does not accept the sparse gradients of SparseAdam.
+    lap.dtype = torch.bfloat16 if lap.dtype is not None else None
     lap.watch(model, optimizer)
     for x, y in batches():
         with lap.autocast():

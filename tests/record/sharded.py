@@ -1,4 +1,4 @@
-"""One process that is a group of its own, for what FSDP2 does to a model: the same as in many, with one shard.
+"""A process group of a single process, for models under FSDP2: it works as with many processes, with one shard.
 
 with one_process() as mesh:
     fully_shard(model, mesh=mesh)
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 @contextmanager
 def one_process() -> Iterator[DeviceMesh]:
-    """A mesh of this process alone, on the CPU; the group is gone afterwards."""
+    """A mesh of this process alone, on the CPU; the group is destroyed afterwards."""
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
     if torch.__version__.startswith("2.6."):

@@ -11,7 +11,7 @@ from amp_core.record.audit import COLUMNS, compare_gradients
 
 
 class Noisy(nn.Module):
-    """Dropout, BatchNorm and an autocast region of its own: all that an audit could disturb."""
+    """Has dropout, BatchNorm and an autocast region: all that an audit could disturb."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ def test_training_is_the_same_bit_for_bit_with_audits(tmp_path, dtype):
     one, two = load_run(tmp_path / "plain"), load_run(tmp_path / "audited")
     assert one.steps.loss.tolist() == two.steps.loss.tolist()
     assert one.tensors().numel.tolist() == two.tensors().numel.tolist(), (
-        "an audit's passes are not measured as the run's"
+        "the passes of an audit do not count for the run"
     )
 
 
@@ -79,10 +79,12 @@ def test_rows_per_tensor_and_scale(tmp_path):
     weights = good[good.name.str.startswith("last")]
     assert (weights.lost == 0).all() and (weights.cosine > 0.999).all()
     first = poor[poor.name == "first.weight"].iloc[0]
-    assert first.lost == first.nonzero and first.lost_mass_frac == pytest.approx(1.0), "all flushed far below 2^-24"
+    assert first.lost == first.nonzero and first.lost_mass_frac == pytest.approx(1.0), (
+        "values far below 2^-24 are all flushed"
+    )
 
 
-def test_the_present_scale_is_the_default(tmp_path):
+def test_the_current_loss_scale_is_the_default(tmp_path):
     train(tmp_path / "run", torch.float16, audit_at=(0,))
     assert load_run(tmp_path / "run").audits.loss_scale.unique().tolist() == [64.0]
 
@@ -101,7 +103,7 @@ def test_fp32_against_itself_loses_nothing(tmp_path):
     assert np.allclose(audits.cosine, 1)
 
 
-def test_pure_fp16_weights_are_replayed_in_fp32_and_given_back(tmp_path):
+def test_pure_fp16_weights_are_replayed_in_fp32_and_restored(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(5, 2).half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -116,8 +118,9 @@ def test_pure_fp16_weights_are_replayed_in_fp32_and_given_back(tmp_path):
     assert (audits.rel_error > 0).all() and (audits.rel_error < 0.01).all()
 
 
-def test_an_audit_between_forward_and_backward(tmp_path):
-    """Autograd refuses buffers that were written to in between: BatchNorm's are put back as if they never had been."""
+def test_an_audit_between_forward_and_backward_does_not_break_backward(tmp_path):
+    """Autograd refuses buffers that were written in between, so BatchNorm's are restored with their version
+    counters."""
     torch.manual_seed(0)
     model = Noisy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -191,7 +194,7 @@ def test_tf32_is_off_in_fp32_and_every_flag_is_put_back(tmp_path, set_by):
             flag.fp32_precision = value
 
 
-def test_another_precision_than_the_runs_can_be_measured(tmp_path):
+def test_a_precision_other_than_the_runs_can_be_audited(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -207,18 +210,18 @@ def test_another_precision_than_the_runs_can_be_measured(tmp_path):
     assert 0 < audits["fp16"] < audits["bf16"] < 0.02
 
 
-def test_counts_and_shares_in_closed_form():
+def test_counts_and_fractions_agree_with_closed_forms():
     g = torch.tensor([0.0, 1.0, -2.0, 4.0, 8.0])
     r = torch.tensor([0.0, 0.0, -4.0, 8.0, float("inf")])
-    found = dict(zip(COLUMNS, compare_gradients(g, r, 2.0).tolist(), strict=True))
-    assert (found["numel"], found["nonzero"], found["lost"], found["nonfinite"]) == (5, 4, 1, 1)
-    assert found["lost_mass_frac"] == pytest.approx(1 / 15)
-    assert np.isnan(found["cosine"])
+    row = dict(zip(COLUMNS, compare_gradients(g, r, 2.0).tolist(), strict=True))
+    assert (row["numel"], row["nonzero"], row["lost"], row["nonfinite"]) == (5, 4, 1, 1)
+    assert row["lost_mass_frac"] == pytest.approx(1 / 15)
+    assert np.isnan(row["cosine"])
     exact = dict(zip(COLUMNS, compare_gradients(g, 2 * g, 2.0).tolist(), strict=True))
     assert exact["rel_error"] == 0 and exact["cosine"] == pytest.approx(1)
 
 
-def test_misuse_is_one_sentence(tmp_path):
+def test_invalid_arguments_raise_one_sentence(tmp_path):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.ones(2, 3)
@@ -233,8 +236,8 @@ def test_misuse_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("broken", [float("inf"), float("-inf"), float("nan")])
-def test_of_a_gradient_that_is_not_finite_neither_error_nor_cosine_is_known(broken):
+def test_error_and_cosine_are_nan_for_a_non_finite_gradient(broken):
     g = torch.tensor([1.0, -2.0, 3.0])
-    found = dict(zip(COLUMNS, compare_gradients(g, torch.tensor([2.0, broken, 6.0]), 2.0).tolist(), strict=True))
-    assert np.isnan(found["rel_error"]) and np.isnan(found["cosine"])
-    assert (found["nonfinite"], found["lost"], found["numel"]) == (1, 0, 3)
+    row = dict(zip(COLUMNS, compare_gradients(g, torch.tensor([2.0, broken, 6.0]), 2.0).tolist(), strict=True))
+    assert np.isnan(row["rel_error"]) and np.isnan(row["cosine"])
+    assert (row["nonfinite"], row["lost"], row["numel"]) == (1, 0, 3)

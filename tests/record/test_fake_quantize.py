@@ -319,7 +319,7 @@ def test_a_wrong_tensor_or_recipe_is_one_sentence(arguments: tuple, says: str) -
         ({"tensor_amax": -1.0}, r"^tensor_amax=-1.0 is no magnitude"),
         ({"tensor_amax": "6"}, r"^tensor_amax='6' is no magnitude"),
         ({"tensor_amax": torch.ones(2)}, r"^tensor_amax=tensor\(\[1., 1.\]\) is no magnitude"),
-        ({"kind": "bias"}, r"^kind='bias' is unknown; choose one of activation, weight, output_grad$"),
+        ({"kind": "bias"}, r"^kind='bias' is unknown; choose one of weight, activation, output_grad$"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(wrong: dict, says: str) -> None:

@@ -1,4 +1,4 @@
-"""Watching runs none of a model's own code, and the model is copied, saved, scripted and exported as if unwatched."""
+"""Watching runs no code of the model, which is copied, saved, scripted and exported as if unwatched."""
 
 import copy
 import io
@@ -77,7 +77,7 @@ def test_a_parametrized_weight_trains_the_same(name, tmp_path):
     assert kinds >= {"weight_grad", "output_grad", "activation"}
 
 
-def test_no_code_of_a_model_runs_for_watching(tmp_path):
+def test_watching_runs_no_code_of_the_model(tmp_path):
     ran = []
 
     class Nosy(Net):
@@ -116,7 +116,7 @@ def test_no_code_of_a_model_runs_for_watching(tmp_path):
             return super().buffers(recurse)
 
     class NosyLinear(nn.Linear):
-        """Its weight is a property, as that of a lazy or parametrized layer."""
+        """A linear layer whose weight is a property, like that of a lazy or parametrized layer."""
 
         def __init__(self, *sizes):
             super().__init__(*sizes)
@@ -132,16 +132,16 @@ def test_no_code_of_a_model_runs_for_watching(tmp_path):
         model.b = NosyLinear(12, 4)
         return model
 
-    seen = {}
+    calls = {}
     for into in (None, tmp_path / "run"):
         ran.clear()
         losses, _, _ = trained(make, into, every=1)
-        seen[into] = losses, list(ran)
-    assert seen[None] == seen[tmp_path / "run"]
+        calls[into] = losses, list(ran)
+    assert calls[None] == calls[tmp_path / "run"]
 
 
-def test_an_encoder_evaluates_the_same_way(tmp_path):
-    """It takes its fused path only where no module has hooks."""
+def test_an_encoder_takes_the_same_path_in_evaluation(tmp_path):
+    """An encoder takes its fused path only if no module has hooks."""
 
     def make():
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -149,16 +149,16 @@ def test_an_encoder_evaluates_the_same_way(tmp_path):
 
     def evaluate(model, optimizer, scaler):
         with torch.no_grad():
-            found = model.eval()(torch.linspace(-1, 1, 80).reshape(2, 5, 8))
+            outputs = model.eval()(torch.linspace(-1, 1, 80).reshape(2, 5, 8))
         model.train()
-        return found
+        return outputs
 
     bare, watched = (trained(make, into, each=evaluate)[2] for into in (None, tmp_path / "run"))
     assert all(torch.equal(a, b) for a, b in zip(bare, watched, strict=True))
 
 
 class OwnState(Net):
-    """Saves its `__dict__` by itself."""
+    """Has its own `__getstate__`, which returns its `__dict__`."""
 
     def __getstate__(self):
         return dict(self.__dict__)
@@ -200,36 +200,36 @@ def test_a_file_saved_while_watched_loads_as_weights_only(tmp_path):
 
 
 def graphs(model, optimizer=None, scaler=None):
-    """What the exporters make of the model and of its copy."""
-    found = []
+    """The results of the exporters for the model and its copy."""
+    outputs = []
     x = torch.linspace(-1, 1, 40).reshape(1, 5, 8)
     for one in (model, copy.deepcopy(model)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             scripted = torch.jit.script(one)
-            found += [scripted.code, scripted(x).tolist(), sorted(scripted.state_dict())]
-            found.append(torch.jit.trace(one, x).code)
-            found.append(torch.fx.symbolic_trace(one).code)
-            found += [torch.export.export(one, (x,), strict=strict).graph_module.code for strict in (False, True)]
-    return found
+            outputs += [scripted.code, scripted(x).tolist(), sorted(scripted.state_dict())]
+            outputs.append(torch.jit.trace(one, x).code)
+            outputs.append(torch.fx.symbolic_trace(one).code)
+            outputs += [torch.export.export(one, (x,), strict=strict).graph_module.code for strict in (False, True)]
+    return outputs
 
 
-def test_a_watched_model_is_scripted_traced_and_exported_as_an_unwatched_one(tmp_path):
-    (bare, plain, seen), (watched, model, seen_watched) = (
+def test_a_watched_model_is_scripted_traced_and_exported_like_an_unwatched_one(tmp_path):
+    (bare, plain, calls), (watched, model, seen_watched) = (
         trained(Net, into, each=graphs, steps=3) for into in (None, tmp_path / "run")
     )
-    assert bare == watched and seen == seen_watched and graphs(plain) == graphs(model)
+    assert bare == watched and calls == seen_watched and graphs(plain) == graphs(model)
     run = load_run(tmp_path / "run")
     assert run.steps["loss"].tolist() == pytest.approx(watched) and run.steps["samples"].tolist() == [6, 6, 6]
 
 
-def test_a_users_hooks_are_called_and_removed_as_ever(tmp_path):
+def test_user_hooks_are_called_and_removed_as_without_watching(tmp_path):
     def trained_with_hooks(into):
         torch.manual_seed(0)
-        model, heard = Net(), []
+        model, order = Net(), []
 
         def note(name):
-            return lambda *_: heard.append(name)
+            return lambda *_: order.append(name)
 
         early = [model.a.register_forward_hook(note("early")), model.register_forward_pre_hook(note("pre"))]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -248,6 +248,6 @@ def test_a_users_hooks_are_called_and_removed_as_ever(tmp_path):
             rec.close()
         late.remove()
         model(torch.ones(2, 8)).sum().backward()
-        return heard, {n: len(getattr(model.a, n)) for n in ("_forward_hooks", "_forward_pre_hooks")}
+        return order, {n: len(getattr(model.a, n)) for n in ("_forward_hooks", "_forward_pre_hooks")}
 
     assert trained_with_hooks(None) == trained_with_hooks(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A watched scaler or optimizer is copied and pickled as an unwatched one, and its copies are nobody's."""
+"""A watched scaler or optimizer is copied and pickled like an unwatched one, and its copies are not watched."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ def net():
 
 
 class Louder(torch.amp.GradScaler):
-    """Overrides some methods and calls the class above, as `ShardedGradScaler` does."""
+    """Overrides some methods and calls its base class, like `ShardedGradScaler`."""
 
     def scale(self, outputs):
         return super().scale(outputs)
@@ -35,13 +35,13 @@ class Louder(torch.amp.GradScaler):
 
 
 class Delegating:
-    """A scaler by its methods alone, most of them another's."""
+    """A scaler only by its methods, most of which it delegates to another."""
 
     def __init__(self, inner):
         self.inner = inner
 
     def __getattr__(self, name):
-        if name == "inner":  # not there yet, in a copy
+        if name == "inner":  # not yet set in a copy
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -59,13 +59,13 @@ KINDS = {"GradScaler": lambda scaler: scaler, "subclass": louder}
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_acts_on_itself_and_is_not_watched(kind, tmp_path):
     def copies(model, optimizer, scaler):
-        found = []
+        results = []
         for other in (copy.deepcopy(scaler), copy.copy(scaler), pickle.loads(pickle.dumps(scaler))):
             assert vars(other).keys() == vars(scaler).keys()
             other.scale(torch.ones(1))
             other.update(new_scale=4.0)
-            found.append((other.get_scale(), scaler.get_scale()))
-        return found, pickle.dumps(scaler)
+            results.append((other.get_scale(), scaler.get_scale()))
+        return results, pickle.dumps(scaler)
 
     bare, watched = (trained(net, into, each=copies, wrap=KINDS[kind]) for into in (None, tmp_path / "run"))
     assert bare[0] == watched[0] and bare[2] == watched[2]
@@ -100,7 +100,7 @@ def test_a_pickled_scaler_loads_where_there_is_no_ampscope(tmp_path):
 
 
 class Whole(torch.optim.SGD):
-    """Copies its `__dict__` as it is, where torch would leave the hooks out."""
+    """Copies its whole `__dict__`; torch's own method would omit the hooks."""
 
     def __getstate__(self):
         return dict(self.__dict__)
@@ -126,7 +126,7 @@ def test_a_copy_of_an_optimizer_is_not_watched(optimizer_class, tmp_path):
 
 
 @pytest.mark.parametrize("first_to_close", [0, 1])
-def test_two_runs_share_a_class_and_leave_it_as_it_was(first_to_close, tmp_path):
+def test_two_runs_share_a_patched_class_and_restore_it(first_to_close, tmp_path):
     kinds = (torch.amp.GradScaler, Louder)
     before = [vars(kind).get(name) for kind in kinds for name in NAMES]
     loops = []
@@ -134,8 +134,8 @@ def test_two_runs_share_a_class_and_leave_it_as_it_was(first_to_close, tmp_path)
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scaler = kind("cpu", init_scale=8.0)
-        given = {} if i == 2 else {"scaler": scaler}  # that of the last is found by the loss that it scales
-        loops.append((watch(model, optimizer, into=tmp_path / str(i), **given), model, optimizer, scaler))
+        arguments = {} if i == 2 else {"scaler": scaler}  # the last scaler is detected when it scales a loss
+        loops.append((watch(model, optimizer, into=tmp_path / str(i), **arguments), model, optimizer, scaler))
         del scaler
     for _ in range(3):
         for _, model, optimizer, scaler in loops:
@@ -158,7 +158,7 @@ def test_a_step_that_raises_leaves_the_scaler_usable(tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     with watch(model, optimizer, scaler=scaler, into=tmp_path / "run"):
         with pytest.raises(AssertionError):
-            scaler.step(optimizer)  # before anything was scaled
+            scaler.step(optimizer)  # before any loss was scaled
         for _ in range(3):
             scaler.scale(model(torch.ones(2, 8)).sum()).backward()
             scaler.step(optimizer)
@@ -169,23 +169,23 @@ def test_a_step_that_raises_leaves_the_scaler_usable(tmp_path):
 
 
 def test_a_listener_added_within_a_call_is_not_notified_of_its_end():
-    class Thing:
+    class Target:
         def act(self, value):
             return value + 1
 
-    one, other, told = Thing(), Thing(), []
+    one, other, calls = Target(), Target(), []
     act = method_of(one, "act")
 
     def begin(args, kwargs):
-        told.append(("before", args, kwargs))
-        if len(told) == 1:
+        calls.append(("before", args, kwargs))
+        if len(calls) == 1:
             act.listen_after(end, of=one)
 
     def end(args, kwargs, result):
-        told.append(("after", result))
+        calls.append(("after", result))
 
     act.listen(begin, of=one)
     assert (one.act(1), other.act(5), one.act(value=2)) == (2, 6, 3)
-    assert told == [("before", (one, 1), {}), ("before", (one,), {"value": 2}), ("after", 3)]
+    assert calls == [("before", (one, 1), {}), ("before", (one,), {"value": 2}), ("after", 3)]
     act.unlisten(begin, end)
-    assert one.act(3) == 4 and len(told) == 3 and not hasattr(Thing.act, "__wrapped__") and not _methods
+    assert one.act(3) == 4 and len(calls) == 3 and not hasattr(Target.act, "__wrapped__") and not _methods

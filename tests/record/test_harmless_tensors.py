@@ -1,4 +1,4 @@
-"""A tensor that outlives its step has no more hooks of ours in the last step than in the first, none at the end."""
+"""A tensor that outlives its step has no more of our hooks in the last step than in the first, and none at the end."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from tests.record.twins import assert_same_weights, trained
 
 
 class Policy(nn.Module):
-    """Gives a parameter, a buffer that requires a gradient, and its own input, beside its result."""
+    """Returns a parameter, a buffer that requires a gradient, and its input, beside its result."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ def hooks_on(model):
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_hooks_on_a_returned_parameter_do_not_add_up(scaled, tmp_path):
+def test_hooks_on_a_returned_parameter_do_not_accumulate(scaled, tmp_path):
     bare = trained(Policy, None, scaled=scaled)
     losses, model, counts = trained(
         Policy, tmp_path / "run", scaled=scaled, each=lambda model, *_: hooks_on(model), steps=8
@@ -54,8 +54,8 @@ def test_hooks_on_a_returned_parameter_do_not_add_up(scaled, tmp_path):
     assert rows.groupby(["step", "name"]).size().max() == 1 and "std" in set(rows["name"])
 
 
-def test_hooks_on_what_the_program_keeps_do_not_add_up(tmp_path):
-    """A cached result that is no leaf, and a fixed input that the model returns."""
+def test_hooks_on_tensors_that_the_program_keeps_do_not_accumulate(tmp_path):
+    """A cached result that is not a leaf, and a constant input that the model returns."""
 
     class Cached(nn.Module):
         def __init__(self):
@@ -81,19 +81,19 @@ def test_hooks_on_what_the_program_keeps_do_not_add_up(tmp_path):
     assert not model.table._backward_hooks and not x._backward_hooks
 
 
-def test_the_last_hook_for_a_purpose_is_called():
-    hooks, told = TensorHooks(), []
+def test_a_new_hook_replaces_the_one_for_the_same_purpose():
+    hooks, calls = TensorHooks(), []
     leaf = torch.ones(2, requires_grad=True)
     for i in range(3):
-        hooks.attach(leaf, "a", lambda grad, i=i: told.append(i))
-    hooks.attach(leaf, "b", lambda grad: told.append("b"))
+        hooks.attach(leaf, "a", lambda grad, i=i: calls.append(i))
+    hooks.attach(leaf, "b", lambda grad: calls.append("b"))
     leaf.sum().backward()
-    assert told == [2, "b"] and leaf.grad.tolist() == [1, 1]
+    assert calls == [2, "b"] and leaf.grad.tolist() == [1, 1]
     hooks.detach_leaves()
     assert not leaf._backward_hooks
 
 
-def test_handles_of_tensors_that_are_gone_are_not_kept():
+def test_handles_of_freed_tensors_are_not_kept():
     hooks = TensorHooks()
     leaf = torch.ones(2, requires_grad=True)
     kept = leaf * 2
@@ -105,41 +105,41 @@ def test_handles_of_tensors_that_are_gone_are_not_kept():
     assert not kept._backward_hooks
 
 
-def test_a_hook_of_the_program_stays_with_its_own_tensor():
-    hooks, told, own = TensorHooks(), [], []
+def test_a_hook_of_the_program_stays_on_its_tensor():
+    hooks, calls, own = TensorHooks(), [], []
     leaf = torch.ones(2, requires_grad=True)
     first = leaf * 2
-    hooks.attach(first, "a", told.append)
+    hooks.attach(first, "a", calls.append)
     handle = first.register_hook(own.append)
     first.sum().backward()
     del first
     second, third = leaf * 3, leaf * 5
     for tensor in (second, third):
-        hooks.attach(tensor, "a", told.append)
+        hooks.attach(tensor, "a", calls.append)
     third.register_hook(own.append)
     assert len(second._backward_hooks) == 1
     (second + third).sum().backward()
-    assert (len(told), len(own)) == (3, 2)
+    assert (len(calls), len(own)) == (3, 2)
     handle.remove()
     hooks.remove()
     assert not second._backward_hooks and len(third._backward_hooks) == 1
 
 
-def test_one_table_serves_all_steps():
-    hooks, told = TensorHooks(), []
+def test_the_table_of_hooks_does_not_grow_with_the_steps():
+    hooks, calls = TensorHooks(), []
     leaf = torch.ones(2, requires_grad=True)
     tables = set()
     for step in range(5):
         output = leaf * 2
-        hooks.attach(output, "a", lambda grad, step=step: told.append(step))
+        hooks.attach(output, "a", lambda grad, step=step: calls.append(step))
         tables.add(id(output._backward_hooks))
         output.sum().backward()
         del output
-    assert told == [0, 1, 2, 3, 4] and len(tables) == 1
+    assert calls == [0, 1, 2, 3, 4] and len(tables) == 1
 
 
 class Nosy(torch.Tensor):
-    """Notes what torch does with it."""
+    """Records the functions that torch calls on it."""
 
     seen: ClassVar[list[str]] = []
 
@@ -149,7 +149,7 @@ class Nosy(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def test_no_code_of_a_tensors_class_runs_for_watching(tmp_path):
+def test_watching_runs_no_code_of_a_tensor_subclass(tmp_path):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

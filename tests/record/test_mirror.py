@@ -12,7 +12,7 @@ from amp_core.record import mirror as mirroring
 
 
 class Tracker:
-    """What a tracker must have, and nothing else."""
+    """A tracker with only the required method."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, float]] = {}
@@ -22,7 +22,7 @@ class Tracker:
 
 
 def trained(into: Path, tracker: Any, steps: int = 12) -> list[float]:
-    """A short FP16 training; the losses."""
+    """Train shortly in FP16; returns the losses."""
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -44,7 +44,7 @@ def trained(into: Path, tracker: Any, steps: int = 12) -> list[float]:
     return losses
 
 
-def test_a_tracker_gets_the_headlines_of_every_step(tmp_path: Path) -> None:
+def test_a_tracker_receives_the_headline_numbers_of_every_step(tmp_path: Path) -> None:
     tracker = Tracker()
     trained(tmp_path / "a", tracker)
     steps = load_run(tmp_path / "a").steps
@@ -55,7 +55,7 @@ def test_a_tracker_gets_the_headlines_of_every_step(tmp_path: Path) -> None:
     assert [s for s, row in tracker.rows.items() if row["amp/skipped"]] == [7]
 
 
-def test_what_was_not_measured_is_not_sent() -> None:
+def test_values_that_were_not_measured_are_not_sent() -> None:
     row = {"step": 3, "rank": 1, "optimizer": 0, "loss": None, "lr": 0.5, "skipped": False}
     assert mirroring.headlines(row) == {"amp/lr/rank1": 0.5, "amp/skipped/rank1": 0.0}
 
@@ -69,14 +69,14 @@ def test_a_tracker_that_fails_ends_the_mirroring_and_nothing_else(tmp_path: Path
                 raise error
 
     alone, tracker = trained(tmp_path / "alone", None), Failing()
-    assert repr(trained(tmp_path / "a", tracker)) == repr(alone)  # bit for bit; a NaN is written alike
+    assert repr(trained(tmp_path / "a", tracker)) == repr(alone)  # bit for bit; every NaN is formatted alike
     run = load_run(tmp_path / "a")
     assert run.status == "finished" and len(run.steps) == 12 and list(tracker.rows) == [0, 1, 2]
-    told = run.events[run.events.name == "mirror"]
-    assert len(told) == 1 and type(error).__name__ in told.detail.iloc[0]
+    reports = run.events[run.events.name == "mirror"]
+    assert len(reports) == 1 and type(error).__name__ in reports.detail.iloc[0]
 
 
-def test_a_tracker_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_hangs_delays_neither_steps_nor_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirroring, "CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(mirroring, "MAX_WAITING", 4)
     release = threading.Event()
@@ -94,14 +94,14 @@ def test_a_tracker_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytes
         release.set()
 
 
-def test_what_is_no_tracker_is_refused(tmp_path: Path) -> None:
+def test_an_object_without_a_log_method_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     rec = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "a")
     with rec, pytest.raises(RunError, match=r"^tracker=str has no log\(\); give a run of wandb"):
         rec.mirror("wandb")
 
 
-def test_wandb_takes_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_receives_the_numbers_in_offline_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -110,7 +110,7 @@ def test_wandb_takes_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     try:
         trained(tmp_path / "a", run)
         assert run.summary["amp/loss_scale"] == load_run(tmp_path / "a").steps.loss_scale.iloc[-1]
-        assert run.step == 11  # what it was given last
+        assert run.step == 11  # the last values that it received
     finally:
         run.finish()
     assert load_run(tmp_path / "a").events.name.tolist().count("mirror") == 0

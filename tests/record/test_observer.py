@@ -1,4 +1,4 @@
-"""What observers are told of a training loop, and that one of them failing harms nothing."""
+"""Notifications of observers in a training loop; an observer that fails does no harm."""
 
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def test_moments_of_a_plain_loop_come_in_order(tmp_path: Path) -> None:
     assert not diary.at_own_work()
 
 
-def test_every_call_of_a_loop_with_a_scaler_is_notified(tmp_path: Path) -> None:
+def test_observers_are_notified_of_every_call_of_a_loop_with_a_scaler(tmp_path: Path) -> None:
     diary = Diary()
     loop(tmp_path / "run", [diary], torch.amp.GradScaler("cpu", init_scale=8.0), clip=True, steps=1)
     assert [e for e in diary.entries if len(e) == 2] == [
@@ -109,7 +109,7 @@ def test_every_call_of_a_loop_with_a_scaler_is_notified(tmp_path: Path) -> None:
     ]
 
 
-def test_phases_are_followed_only_where_somebody_wants_them(tmp_path: Path) -> None:
+def test_phases_are_tracked_only_if_an_observer_overrides_phase_entered(tmp_path: Path) -> None:
     class Follower(Observer):
         def __init__(self) -> None:
             self.phases: list[str] = []
@@ -124,7 +124,7 @@ def test_phases_are_followed_only_where_somebody_wants_them(tmp_path: Path) -> N
     assert in_order == ["forward", "backward", "after_backward", "optimizer", "data"]
 
 
-def test_an_observer_that_is_not_awake_is_notified_of_step_begins_only(tmp_path: Path) -> None:
+def test_an_observer_that_is_not_awake_is_notified_only_of_the_begin_of_steps(tmp_path: Path) -> None:
     class Sleeper(Diary):
         def step_began(self, step: int) -> None:
             super().step_began(step)
@@ -139,21 +139,24 @@ def test_an_observer_that_is_not_awake_is_notified_of_step_begins_only(tmp_path:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_failing_observer_is_dropped_and_named_and_the_training_goes_on(tmp_path: Path, scaled: bool) -> None:
+def test_a_failing_observer_is_dropped_and_named_and_the_training_continues(tmp_path: Path, scaled: bool) -> None:
     diary = Diary()
-    bare = loop(tmp_path / "a", [], torch.amp.GradScaler("cpu") if scaled else None, clip=False)
-    seen = loop(tmp_path / "b", [Failing(), diary], torch.amp.GradScaler("cpu") if scaled else None, clip=False)
-    assert seen == bare
+    losses = loop(tmp_path / "a", [], torch.amp.GradScaler("cpu") if scaled else None, clip=False)
+    watched_losses = loop(
+        tmp_path / "b", [Failing(), diary], torch.amp.GradScaler("cpu") if scaled else None, clip=False
+    )
+    assert watched_losses == losses
     events = load_run(tmp_path / "b").events
-    told = events[events["name"] == "not recorded"]["detail"].tolist()
-    assert told == ["Failing stopped at step_ended: ValueError: no paper left"]
+    reports = events[events["name"] == "not recorded"]["detail"].tolist()
+    assert reports == ["Failing stopped at step_ended: ValueError: no paper left"]
     assert ("ended", 1) in diary.entries
     assert len(load_run(tmp_path / "b").steps) == 2
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_watching_leaves_no_dispatch_mode_behind(tmp_path: Path, scaled: bool) -> None:
-    """Autograd puts back the modes with which a backward began, so one that was left inside it would stay for good."""
+    """Autograd restores the modes with which a backward began, so a mode that is still active inside it would stay
+    forever."""
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu") if scaled else None

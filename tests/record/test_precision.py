@@ -1,4 +1,4 @@
-"""Which recipe the head of a run names: what forward computes in, and what is updated."""
+"""The recipe in the head of a run depends on the dtype that forward computes in and that of the updated weights."""
 
 import copy
 
@@ -74,7 +74,7 @@ class Adapted(nn.Module):
         return self.base(x).float() + self.adapter(x.float())
 
 
-def test_the_recipe_is_that_of_the_model_and_of_what_is_updated(tmp_path):
+def test_the_recipe_follows_from_the_dtypes_of_the_model_and_the_updated_weights(tmp_path):
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
     assert go(tmp_path / "fp32", copy.deepcopy(model)) == "fp32"
     assert go(tmp_path / "fp16-pure", copy.deepcopy(model).half()) == "fp16-pure"
@@ -83,7 +83,7 @@ def test_the_recipe_is_that_of_the_model_and_of_what_is_updated(tmp_path):
     assert go(tmp_path / "adapted", adapted, adapted.adapter.parameters()) == "bf16"
 
 
-def test_a_model_that_is_cast_after_watch_is_named_by_what_it_became(tmp_path):
+def test_the_recipe_of_a_model_that_is_cast_after_watch_follows_from_its_new_dtype(tmp_path):
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with watch(model, optimizer, into=tmp_path / "run"):

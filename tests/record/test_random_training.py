@@ -1,7 +1,7 @@
-"""Watching is harmless, and its recording true: random trainings are held to their unwatched twins.
+"""Watching is harmless, and its recording correct: random trainings are compared with their unwatched twins.
 
-A failure names the promise that was broken, and prints the case, which `random_training.faults` makes again. For hours
-instead of seconds: `python -m tests.record.random_training --examples 20000 --seed 7`.
+A failure names the broken promise and prints the case, which `random_training.faults` runs again. For hours instead of
+seconds: `python -m tests.record.random_training --examples 20000 --seed 7`.
 """
 
 import functools
@@ -14,25 +14,27 @@ from tests.record.random_models import PIECES
 from tests.record.random_training import Act, Case, Loop, Model, Watching, cases, faults, signature, smallest
 
 
-def hold(case: Case, thorough: bool = False) -> None:
-    """Fail with every fault of `case`, and its text."""
-    found = faults(case, thorough=thorough)
-    assert not found, "\n".join([str(case), *found])
+def assert_no_faults(case: Case, thorough: bool = False) -> None:
+    """Fail with the text of `case` and all its faults, if it has any."""
+    fault_lines = faults(case, thorough=thorough)
+    assert not fault_lines, "\n".join([str(case), *fault_lines])
 
 
 @pytest.mark.parametrize("piece", sorted(PIECES))
-def test_every_piece_of_a_model_trains_as_unwatched(piece):
-    hold(Case(Model((piece,)), Loop(steps=4), watching=Watching(kinds="all", every=1)))
+def test_every_piece_of_a_model_trains_as_if_unwatched(piece):
+    assert_no_faults(Case(Model((piece,)), Loop(steps=4), watching=Watching(kinds="all", every=1)))
 
 
 @pytest.mark.parametrize("act", sorted(ACTS))
-def test_whatever_a_loop_does_between_steps_comes_out_as_unwatched(act):
-    hold(Case(Model(("linear",)), Loop(steps=4, precision="fp16"), (Act(2, act),), Watching(every=1)))
+def test_every_act_between_steps_has_the_same_result_as_unwatched(act):
+    assert_no_faults(Case(Model(("linear",)), Loop(steps=4, precision="fp16"), (Act(2, act),), Watching(every=1)))
 
 
 @pytest.mark.parametrize("act", sorted(ACTS))
-def test_whatever_a_loop_does_after_backward_comes_out_as_unwatched(act):
-    hold(Case(Model(("linear",)), Loop(steps=4, precision="fp16"), (Act(2, act, inside=True),), Watching(every=1)))
+def test_every_act_after_backward_has_the_same_result_as_unwatched(act):
+    assert_no_faults(
+        Case(Model(("linear",)), Loop(steps=4, precision="fp16"), (Act(2, act, inside=True),), Watching(every=1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,12 +54,12 @@ def test_whatever_a_loop_does_after_backward_comes_out_as_unwatched(act):
     ],
     ids=str,
 )
-def test_the_recording_is_true_and_the_model_is_freed(case):
-    hold(case, thorough=True)
+def test_the_recording_is_correct_and_the_model_is_freed(case):
+    assert_no_faults(case, thorough=True)
 
 
 def seconds(examples: int) -> settings:
-    """Few random cases, the same each time. They are made smaller by `smaller`: hypothesis would take minutes."""
+    """A few random cases, the same each time. `smaller` shrinks them, because hypothesis would take minutes."""
     every = list(HealthCheck)
     phases = [Phase.explicit, Phase.generate]
     return settings(
@@ -77,29 +79,29 @@ def smaller(case: Case, thorough: bool) -> Case:
     return smallest(case, lambda c: not kinds.isdisjoint(map(signature, faults(c, thorough=thorough))), most=20)
 
 
-def hold_random(case: Case) -> None:
-    """Fail with the faults of a simpler case than `case` that shows the same."""
+def assert_no_faults_in_random(case: Case) -> None:
+    """Fail with the faults of a simpler case that shows the same fault as `case`."""
     thorough = case.seed % 8 == 0
-    if found := faults(case, thorough=thorough):
-        hold(smaller(case, thorough), thorough)
-        pytest.fail(f"shown once, but not again: {found} by {case}")
+    if fault_lines := faults(case, thorough=thorough):
+        assert_no_faults(smaller(case, thorough), thorough)
+        pytest.fail(f"shown once, but not again: {fault_lines} by {case}")
 
 
 @given(cases(rare=False))
 @seconds(12)
-def test_random_trainings_come_out_as_unwatched(case):
-    hold_random(case)
+def test_random_trainings_are_the_same_as_unwatched(case):
+    assert_no_faults_in_random(case)
 
 
 @pytest.mark.whole
 @given(cases(rare=False))
 @seconds(40)
-def test_more_random_trainings_come_out_as_unwatched(case):
-    hold_random(case)
+def test_more_random_trainings_are_the_same_as_unwatched(case):
+    assert_no_faults_in_random(case)
 
 
 @given(cases(rare=False))
 @seconds(8)
 def test_an_unwatched_training_is_repeatable(case):
-    """Else the other tests would compare chance with chance."""
+    """Otherwise the other tests would compare random differences."""
     assert faults(case, watched=False, thorough=False) == []

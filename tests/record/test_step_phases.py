@@ -1,6 +1,6 @@
 """Phases with a fake clock: exact numbers."""
 
-from amp_core.record.step_phases import HostClock, Phases
+from amp_core.record.step_phases import HostClock, Phases, called, calling, count_calls
 
 
 class FakeTime:
@@ -14,7 +14,7 @@ class FakeTime:
         self.now += ms / 1e3
 
 
-def test_phases_take_all_the_time_and_no_more():
+def test_phases_add_up_to_the_time_of_the_step():
     time = FakeTime()
     phases = Phases(HostClock(time))
     for phase, ms in (("forward", 1), ("backward", 5), ("after_backward", 9)):
@@ -27,13 +27,13 @@ def test_phases_take_all_the_time_and_no_more():
     time.pass_ms(9)
     phases.enter("after_backward")
     time.pass_ms(3)
-    phases.enter("optimizer")  # no further micro-batch: it belongs to the optimizer
+    phases.enter("optimizer")  # no further micro-batch: the time belongs to the optimizer
     time.pass_ms(4)
     totals = {k: round(v, 9) for k, v in phases.totals(phases.take()).items()}
     assert totals == {"data": 3.0, "forward": 10.0, "backward": 18.0, "optimizer": 7.0, "watch": 0.0}
 
 
-def test_watching_is_taken_out_of_the_phase_it_interrupts():
+def test_watching_does_not_count_for_the_phase_it_interrupts():
     time = FakeTime()
     phases = Phases(HostClock(time))
     phases.enter("forward")
@@ -49,7 +49,7 @@ def test_watching_is_taken_out_of_the_phase_it_interrupts():
     assert phases.present == "forward"
 
 
-def test_take_begins_anew():
+def test_take_starts_a_new_step():
     time = FakeTime()
     phases = Phases(HostClock(time))
     time.pass_ms(1)
@@ -58,15 +58,53 @@ def test_take_begins_anew():
     assert round(phases.totals(phases.take())["data"], 9) == 2.0
 
 
-def test_time_left_out_belongs_to_no_phase_whatever_is_called_meanwhile():
+def test_excluded_time_belongs_to_no_phase_even_if_phases_are_entered_meanwhile():
     time = FakeTime()
     phases = Phases(HostClock(time))
     time.pass_ms(2)
     with phases.left_out():
         time.pass_ms(50)
-        with phases.watching():  # another training calls a function that is listened to
+        with phases.watching():  # another training calls a patched function
             time.pass_ms(7)
         time.pass_ms(50)
     time.pass_ms(3)
     totals = {k: round(v, 9) for k, v in phases.totals(phases.take()).items()}
     assert totals == {"data": 5.0, "forward": 0.0, "backward": 0.0, "optimizer": 0.0, "watch": 0.0}
+
+
+def test_what_listeners_take_counts_as_watching_once_whatever_they_do():
+    time = FakeTime()
+    phases = Phases(HostClock(time))
+    count_calls(phases)
+    phases.enter("forward")
+    time.pass_ms(4)
+    begun = calling()
+    time.pass_ms(1)
+    assert phases.present == "forward"
+    with phases.watching():
+        time.pass_ms(3)
+        within = calling()  # a listener calls what is listened to
+        time.pass_ms(1)
+        called(within)
+    phases.enter("backward")
+    time.pass_ms(2)
+    called(begun)
+    time.pass_ms(6)
+    totals = {k: round(v, 9) for k, v in phases.totals(phases.take()).items()}
+    assert totals["watch"] == 7.0 and sum(totals.values()) == 17.0 and totals["forward"] + totals["backward"] == 10.0
+    count_calls(phases, count=False)
+    assert calling() == []
+
+
+def test_no_phase_is_shorter_than_nothing():
+    """What follows the end of a step belongs to the next one."""
+    time = FakeTime()
+    phases = Phases(HostClock(time))
+    count_calls(phases)
+    phases.enter("optimizer")
+    begun = calling()
+    time.pass_ms(2)
+    phases.take()
+    called(begun)
+    assert all(ms >= 0 for ms in phases.totals(phases.take()).values())
+    count_calls(phases, count=False)

@@ -1,4 +1,4 @@
-"""A run whose recording stopped, or that holds nothing, says so in an event."""
+"""A run whose recording stopped, or that has no steps, reports that in an event."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from amp_core.record.loop.steps import MIN_UNSTEPPED_BACKWARDS
 from tests.record.loops import small_model
 
 
-def told(into):
+def not_recorded(into):
     events = load_run(into).events
     return events[(events.kind == "warning") & (events.name == "not recorded")].detail.tolist()
 
@@ -18,29 +18,29 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=1e-2)
 
 
-def test_a_run_of_another_model_and_optimizer(tmp_path):
+def test_training_another_model_and_optimizer_is_reported(tmp_path):
     model, other = small_model(), small_model()
     optimizer = sgd(other)
     with watch(model, sgd(model), into=tmp_path / "run"):
         for _ in range(3):
             other(torch.randn(4, 24)).mean().backward()
             optimizer.step()
-    (said,) = told(tmp_path / "run")
-    assert said.startswith("steps: neither a forward")
+    (detail,) = not_recorded(tmp_path / "run")
+    assert detail.startswith("steps: neither a forward")
 
 
 @pytest.mark.parametrize("backwards", [1, 3])
-def test_backward_without_a_step(tmp_path, backwards):
+def test_backward_without_a_step_is_reported(tmp_path, backwards):
     model = small_model()
     with watch(model, sgd(model), into=tmp_path / "run"):
         for _ in range(backwards):
             model(torch.randn(4, 24)).mean().backward()
-    (said,) = told(tmp_path / "run")
-    assert said.startswith("steps: no optimizer that was given")
+    (detail,) = not_recorded(tmp_path / "run")
+    assert detail.startswith("steps: no optimizer that was given")
 
 
-def test_steps_that_end_in_mid_run(tmp_path):
-    """The loop goes over to updating the weights by hand."""
+def test_steps_that_stop_during_the_run_are_reported(tmp_path):
+    """The loop changes to updating the weights by hand."""
     model = small_model()
     optimizer = sgd(model)
     with watch(model, optimizer, into=tmp_path / "run"):
@@ -54,11 +54,11 @@ def test_steps_that_end_in_mid_run(tmp_path):
                         parameter -= 1e-2 * parameter.grad
             model.zero_grad()
     assert len(load_run(tmp_path / "run").steps) == 5
-    (said,) = told(tmp_path / "run")
-    assert said.startswith("steps: ") and "since the last step" in said
+    (detail,) = not_recorded(tmp_path / "run")
+    assert detail.startswith("steps: ") and "since the last step" in detail
 
 
-def test_accumulation_over_many_micro_batches_is_no_stop(tmp_path):
+def test_accumulation_over_many_micro_batches_is_not_reported(tmp_path):
     model = small_model()
     optimizer = sgd(model)
     with watch(model, optimizer, into=tmp_path / "run"):
@@ -67,11 +67,11 @@ def test_accumulation_over_many_micro_batches_is_no_stop(tmp_path):
                 model(torch.randn(1, 24)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert told(tmp_path / "run") == []
+    assert not_recorded(tmp_path / "run") == []
 
 
-def test_forwards_that_are_not_seen_any_more(tmp_path):
-    """The loop goes over to calling a function of its own on the weights."""
+def test_forwards_that_bypass_the_model_during_the_run_are_reported(tmp_path):
+    """The loop changes to calling a function on the weights."""
     model = nn.Linear(24, 10)
     optimizer = sgd(model)
     with watch(model, optimizer, into=tmp_path / "run"):
@@ -83,5 +83,5 @@ def test_forwards_that_are_not_seen_any_more(tmp_path):
             optimizer.zero_grad()
     run = load_run(tmp_path / "run")
     assert run.steps.loss.notna().all() and len(run.steps) == 20
-    (said,) = told(tmp_path / "run")
-    assert said.startswith("forward of the model: the loop no longer calls")
+    (detail,) = not_recorded(tmp_path / "run")
+    assert detail.startswith("forward of the model: the loop no longer calls")

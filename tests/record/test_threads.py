@@ -1,6 +1,7 @@
-"""A loop that torch computes with several threads is watched as one with a single thread is.
+"""A loop on several of torch's threads is watched like one on a single thread.
 
-The suite runs with one thread per process; training does not, and statistics of large tensors share torch's threads.
+The suite runs with one thread per process. Training uses several, and statistics of large tensors run on torch's
+threads.
 """
 
 import pytest
@@ -15,7 +16,7 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def with_a_large_layer(model: nn.Module) -> nn.Module:
-    """Large enough that its gradient is measured by several threads."""
+    """Add a layer large enough that several threads measure its gradient."""
     assert 3 * measure.SHARE <= 256 * 768
     return nn.Sequential(nn.Linear(24, 256), nn.ReLU(), nn.Linear(256, 768), nn.ReLU(), nn.Linear(768, 24), model)
 

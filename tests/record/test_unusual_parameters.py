@@ -1,4 +1,4 @@
-"""Parameters that are not plain: complex, lazy, on the meta device, of size zero, with sparse gradients."""
+"""Unusual parameters: complex, lazy, on the meta device, empty, with sparse gradients."""
 
 import numpy as np
 import pytest
@@ -16,8 +16,8 @@ def not_recorded(run):
     return events[(events.kind == "warning") & (events.name == "not recorded")].detail.tolist()
 
 
-def went_wrong(run):
-    return [said for said in not_recorded(run) if "stopped at" in said or "watching failed" in said]
+def recording_errors(run):
+    return [detail for detail in not_recorded(run) if "stopped at" in detail or "watching failed" in detail]
 
 
 class Complex(nn.Module):
@@ -54,7 +54,7 @@ def test_complex_parameters_are_recorded_as_their_real_and_imaginary_parts(tmp_p
     model = Complex()
     losses, norms = go(model, tmp_path / "run", lambda: torch.randn(5, 8))
     run = load_run(tmp_path / "run")
-    assert not went_wrong(run)
+    assert not recording_errors(run)
     assert run.steps.loss.tolist() == pytest.approx([loss.item() for loss in losses])
     assert run.steps.grad_norm.tolist() == pytest.approx([np.linalg.norm([float(n) for n in ns]) for ns in norms])
     for kind in ("weight_grad", "weight"):
@@ -74,7 +74,7 @@ def test_a_complex_model_alone(tmp_path):
     model = nn.Sequential(nn.Linear(6, 6, dtype=torch.complex64), nn.Linear(6, 2, dtype=torch.complex64))
     go(model, tmp_path / "run", lambda: torch.randn(4, 6, dtype=torch.complex64))
     run = load_run(tmp_path / "run")
-    assert len(run.steps) == STEPS and run.steps.grad_norm.notna().all() and not went_wrong(run)
+    assert len(run.steps) == STEPS and run.steps.grad_norm.notna().all() and not recording_errors(run)
 
 
 def test_a_non_finite_complex_gradient_is_reported(tmp_path):
@@ -115,12 +115,12 @@ def test_a_lazy_module_that_is_never_called_is_counted_as_lazy(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     run = load_run(tmp_path / "run")
-    assert len(run.steps) == STEPS and not went_wrong(run)
+    assert len(run.steps) == STEPS and not recording_errors(run)
     assert run.head.model["lazy"] == 2 and run.head.model["parameters"] == 18
     assert set(run.tensors(kind="weight").name) == {"used.weight", "used.bias"}
 
 
-def test_parameters_on_the_meta_device_do_not_stop_the_facts_of_the_others(tmp_path):
+def test_parameters_on_the_meta_device_do_not_hide_the_facts_of_others(tmp_path):
     torch.manual_seed(0)
     model = nn.ModuleDict({"offloaded": nn.Linear(5, 5, device="meta"), "here": nn.Linear(5, 3)})
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -130,27 +130,27 @@ def test_parameters_on_the_meta_device_do_not_stop_the_facts_of_the_others(tmp_p
             optimizer.step()
             optimizer.zero_grad()
     run = load_run(tmp_path / "run")
-    assert not went_wrong(run) and len(run.steps) == STEPS and run.steps.loss.notna().all()
+    assert not recording_errors(run) and len(run.steps) == STEPS and run.steps.loss.notna().all()
     assert run.head.model["weight_absmax"]["name"].startswith("here.") and run.head.config["device"] == "cpu"
     assert set(run.tensors(kind="weight").name) == {"here.weight", "here.bias"}
 
 
-def test_a_model_on_the_meta_device_has_its_steps_and_says_what_is_missing(tmp_path):
+def test_a_model_on_the_meta_device_has_steps_and_the_run_reports_what_is_missing(tmp_path):
     model = nn.Sequential(nn.Linear(5, 8, device="meta"), nn.ReLU(), nn.Linear(8, 3, device="meta"))
     go(model, tmp_path / "run", lambda: torch.randn(8, 5, device="meta"))
     run = load_run(tmp_path / "run")
     assert len(run.steps) == STEPS and run.steps.grad_norm.isna().all() and run.steps.loss.isna().all()
-    assert (run.steps.samples == 8).all() and not went_wrong(run)
-    assert sum("meta device" in said for said in not_recorded(run)) == 1
+    assert (run.steps.samples == 8).all() and not recording_errors(run)
+    assert sum("meta device" in detail for detail in not_recorded(run)) == 1
     assert run.head.model["parameters"] == sum(p.numel() for p in model.parameters())
 
 
-def test_tensors_of_no_elements_are_recorded_as_such(tmp_path):
+def test_empty_tensors_are_recorded_with_zero_elements(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 0), nn.ReLU(), nn.Linear(0, 3))
     losses, _ = go(model, tmp_path / "run", lambda: torch.randn(8, 6))
     run = load_run(tmp_path / "run")
-    assert not went_wrong(run)
+    assert not recording_errors(run)
     assert run.steps.loss.tolist() == pytest.approx([loss.item() for loss in losses])
     empty = run.tensors(kind="weight_grad", name="0.weight")
     assert len(empty) and (empty[["numel", *COUNTS]] == 0).all(axis=None)
@@ -158,13 +158,13 @@ def test_tensors_of_no_elements_are_recorded_as_such(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sparse_gradients_are_recorded_by_their_entries(tmp_path, dtype):
+def test_sparse_gradients_are_recorded_by_their_stored_values(tmp_path, dtype):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(50, 4, sparse=True, dtype=dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     _, norms = go(model, tmp_path / "run", lambda: torch.randint(0, 50, (8, 3)), optimizer=optimizer)
     run = load_run(tmp_path / "run")
-    assert not went_wrong(run)
+    assert not recording_errors(run)
     assert run.steps.grad_norm.tolist() == pytest.approx([n[0] for n in norms], rel=1e-2)
     rows = run.tensors(kind="weight_grad")
     assert (rows[COUNTS].sum(axis=1) == rows.numel).all() and (rows.numel <= 8 * 3 * 4).all()

@@ -1,4 +1,4 @@
-"""`watch` sees every step as it was, and changes nothing."""
+"""`watch` records every step correctly, and changes nothing."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_losses_and_weights_are_the_same_bit_for_bit(tmp_path, precision, way):
 
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_hold_what_the_loop_did(tmp_path, precision, way):
+def test_rows_have_the_losses_scales_and_norms_of_the_loop(tmp_path, precision, way):
     done = train(tmp_path / "run", DTYPES[precision], **WAYS[way])
     run = load_run(tmp_path / "run")
     steps = run.steps
@@ -51,7 +51,7 @@ def test_rows_hold_what_the_loop_did(tmp_path, precision, way):
         assert (steps.loss_scale == 1).all() and not steps.skipped.any()
         assert run.table("steps").column("growth_tracker").null_count == 12
     if done.norms:
-        assert np.allclose(steps.grad_norm, done.norms, rtol=1e-5), "the norm is the one before clipping"
+        assert np.allclose(steps.grad_norm, done.norms, rtol=1e-5), "the norm before clipping"
 
 
 def test_phases_add_up_to_the_step(tmp_path):
@@ -71,8 +71,8 @@ def test_memory_of_a_cpu_run_is_the_resident_set(tmp_path):
 
 
 @pytest.mark.parametrize("unscale", [True, False])
-def test_gradients_are_measured_as_they_come_out_of_backward(tmp_path, unscale):
-    """Scaled, before unscale_ and clipping touch them, with the scale by which they were multiplied."""
+def test_gradients_are_measured_as_backward_leaves_them(tmp_path, unscale):
+    """They are still scaled, before `unscale_` and clipping, and recorded with their loss scale."""
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -100,7 +100,7 @@ def test_gradients_are_measured_as_they_come_out_of_backward(tmp_path, unscale):
         assert row.exp_counts.tolist() == torch.bincount((exponents - exponents.min()).long()).tolist()
 
 
-def test_log_belongs_to_the_step_just_made_or_to_the_coming_one(tmp_path):
+def test_logged_values_belong_to_the_step_just_made_or_to_the_next(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -118,12 +118,12 @@ def test_log_belongs_to_the_step_just_made_or_to_the_coming_one(tmp_path):
     assert (steps.samples == 7).all() and (steps.lr == 0.5).all()
 
 
-def test_a_loss_that_nobody_gave_is_null_and_a_nan_is_nan(tmp_path):
+def test_an_unknown_loss_is_null_and_a_nan_loss_is_nan(tmp_path):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, into=tmp_path / "run") as rec:
         for value in (None, float("nan")):
-            model(torch.ones(2, 3)).backward(torch.ones(2, 1))  # from no single number
+            model(torch.ones(2, 3)).backward(torch.ones(2, 1))  # backward does not start from a single number
             optimizer.step()
             if value is not None:
                 rec.log(loss=value)
@@ -132,7 +132,7 @@ def test_a_loss_that_nobody_gave_is_null_and_a_nan_is_nan(tmp_path):
     assert np.isnan(loss[1].as_py())
 
 
-def test_without_a_scaler_the_loss_is_what_backward_starts_from(tmp_path):
+def test_without_a_scaler_the_loss_is_the_value_that_backward_starts_from(tmp_path):
     done = train(tmp_path / "run", torch.bfloat16, accumulate=3, log=False)
     assert np.allclose(load_run(tmp_path / "run").steps.loss, done.losses, rtol=1e-6)
 

@@ -1,4 +1,4 @@
-"""What `watch` takes: which steps, kinds and tensors are measured, what the head keeps of it, and what is refused."""
+"""The arguments of `watch`: the steps, kinds and tensors that are measured, the settings in the head, and errors."""
 
 import importlib
 import sys
@@ -24,8 +24,8 @@ def test_level_full_measures_every_kind(tmp_path):
     assert set(load_run(tmp_path / "run").tensors().kind) == {"weight_grad", "output_grad", "activation", "weight"}
 
 
-def test_a_budget_stretches_the_interval_and_the_run_says_so(tmp_path):
-    """A step of this model takes less than watching it: sampling becomes rare at once."""
+def test_a_budget_stretches_the_interval_and_the_run_reports_it(tmp_path):
+    """A step of this model is faster than watching it, so sampling becomes rare at once."""
     train(tmp_path / "run", torch.bfloat16, every=1, steps=40, budget=0.01)
     run = load_run(tmp_path / "run")
     changes = run.events[run.events.name == "sampling interval"]
@@ -45,12 +45,12 @@ def test_include_and_exclude_choose_tensors(tmp_path):
 def test_patterns_that_leave_nothing_to_measure_are_reported(tmp_path, caplog, names):
     train(tmp_path / "run", **names)
     run = load_run(tmp_path / "run")
-    said = run.events[(run.events.kind == "warning") & (run.events.name == "include")]
-    assert said.detail.iloc[0].endswith("leave no tensor to measure") and said.detail.iloc[0] in caplog.text
+    reports = run.events[(run.events.kind == "warning") & (run.events.name == "include")]
+    assert reports.detail.iloc[0].endswith("leave no tensor to measure") and reports.detail.iloc[0] in caplog.text
     assert run.tensors().empty
 
 
-def test_patterns_that_leave_something_are_not(tmp_path):
+def test_patterns_that_leave_something_are_not_reported(tmp_path):
     train(tmp_path / "run", include=["3"], kinds="output_grad")
     run = load_run(tmp_path / "run")
     assert set(run.tensors().name) == {"3"} and "include" not in set(run.events.name)
@@ -89,17 +89,17 @@ def test_the_head_has_settings_and_model(tmp_path):
         ({"scaler": 65536}, "scaler=int is not a GradScaler"),
     ],
 )
-def test_bad_arguments_are_one_sentence_and_leave_nothing(tmp_path, arguments, sentence):
+def test_invalid_arguments_raise_one_sentence_and_leave_nothing(tmp_path, arguments, sentence):
     model = small_model()
-    given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "into": tmp_path / "run"}
-    given |= arguments
+    accepted = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "into": tmp_path / "run"}
+    accepted |= arguments
     with pytest.raises(RunError) as caught:
-        watch(given.pop("model"), given.pop("optimizer"), **given)
+        watch(accepted.pop("model"), accepted.pop("optimizer"), **accepted)
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_log_refuses_what_it_does_not_know(tmp_path):
+def test_log_refuses_unknown_names_and_values_that_are_not_numbers(tmp_path):
     model = small_model()
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run") as rec:
         with pytest.raises(RunError, match="perplexity=3 cannot be logged; choose from loss, lr, samples, grad_norm"):
@@ -111,7 +111,7 @@ def test_log_refuses_what_it_does_not_know(tmp_path):
                 rec.log(loss=nothing)
 
 
-def test_numbers_of_numpy_are_logged_and_nan_is_no_count_of_samples(tmp_path):
+def test_numpy_numbers_are_logged_and_nan_is_refused_as_samples(tmp_path):
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, into=tmp_path / "run") as rec:
@@ -122,7 +122,7 @@ def test_numbers_of_numpy_are_logged_and_nan_is_no_count_of_samples(tmp_path):
     assert load_run(tmp_path / "run").steps["loss"].tolist() == [1.5, 2.5]
 
 
-def test_unwrapped_finds_the_users_module():
+def test_unwrapped_returns_the_users_module():
     model = small_model()
     assert unwrapped(torch.compile(nn.DataParallel(model), backend="eager")) is model
 

@@ -1,4 +1,4 @@
-"""How a watched training ends: every row is there, and nothing of the watching is left."""
+"""The end of a watched training: all rows are written, and no hooks or patches stay."""
 
 import signal
 import sys
@@ -44,7 +44,7 @@ def test_close_restores_scaler_and_optimizer(tmp_path):
     zero_grad = torch.optim.Optimizer.zero_grad
     rec = watch(model, optimizer, scaler=scaler, into=tmp_path / "run")
     assert vars(torch.amp.GradScaler)["step"] is not methods[2] and torch.optim.Optimizer.zero_grad is not zero_grad
-    assert (vars(scaler), vars(optimizer)) == before, "nothing is put into them"
+    assert (vars(scaler), vars(optimizer)) == before, "nothing is set on them"
     rec.close()
     rec.close()
     assert (vars(scaler), vars(optimizer)) == before
@@ -56,15 +56,15 @@ def test_close_restores_scaler_and_optimizer(tmp_path):
     assert not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks
 
 
-def test_somebody_elses_wrapper_on_the_scaler_survives(tmp_path):
+def test_a_users_wrapper_on_the_scaler_stays(tmp_path):
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
-    theirs = scaler.update
-    scaler.update = lambda *a, **k: theirs(*a, **k)
-    mine = scaler.update
+    original = scaler.update
+    scaler.update = lambda *a, **k: original(*a, **k)
+    user_wrapper = scaler.update
     watch(model, optimizer, scaler=scaler, into=tmp_path / "run").close()
-    assert scaler.update is mine
+    assert scaler.update is user_wrapper
 
 
 def test_an_exception_ends_the_run_as_failed_with_what_was_recorded(tmp_path):
@@ -88,10 +88,10 @@ def test_an_exception_ends_the_run_as_failed_with_what_was_recorded(tmp_path):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (watching, "UnknownScaler"),  # its turn comes after the other observers
+        (watching, "UnknownScaler"),  # called after the other observers
         (recorder, "Steps"),
-        (Hooks, "_patch_scaler"),  # with hooks on the optimizer already
-        (patched_functions.clipped_by_norm, "listen"),  # and on the scaler
+        (Hooks, "_patch_scaler"),  # the optimizer already has hooks
+        (patched_functions.clipped_by_norm, "listen"),  # and so has the scaler
         (RunWriter, "event"),
     ],
 )
@@ -119,24 +119,24 @@ def test_an_end_that_cannot_be_recorded_restores_torch(tmp_path, monkeypatch, ow
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, into=tmp_path / "run"):
-        model(torch.randn(4, 24))  # and what computes in 16 bits is still looked for
+        model(torch.randn(4, 24))  # while the 16-bit dtype is still being detected
         monkeypatch.setattr(owner, name, fail)
     assert patched_in_torch() == [] and load_run(tmp_path / "run").status == "finished"
 
 
-def test_numbers_that_are_still_on_the_device_are_waited_for_only_at_the_end(tmp_path, monkeypatch):
-    """As on CUDA: a copy under way does not hold the loop up, and close() brings every row in."""
+def test_only_the_end_waits_for_numbers_that_are_still_on_the_device(tmp_path, monkeypatch):
+    """As on CUDA: a pending copy does not delay the loop, and close() writes every row."""
     from amp_core.record.stats.host_transfer import HostTransfer
 
-    asked = []
-    monkeypatch.setattr(HostTransfer, "ready", lambda self, wait=False: asked.append(wait) or wait)
+    waits = []
+    monkeypatch.setattr(HostTransfer, "ready", lambda self, wait=False: waits.append(wait) or wait)
     done = train(tmp_path / "run", torch.float16)
-    assert asked.count(True) == 12 + 1 and False in asked  # the steps, and what notices ask of the start
+    assert waits.count(True) == 12 + 1 and False in waits  # the steps, and the signals of the start
     steps = load_run(tmp_path / "run").steps
     assert np.allclose(steps.loss, done.losses, rtol=1e-6)
 
 
-def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path):
+def test_a_folder_that_holds_a_run_is_refused_and_unchanged(tmp_path):
     train(tmp_path / "run", steps=2)
     before = (tmp_path / "run" / "run.json").read_bytes()
     inner = clip_grad._clip_grads_with_norm_
@@ -147,7 +147,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path):
 
 
 def test_an_optimizer_that_never_steps_is_reported(tmp_path):
-    """The loop updates the weights by hand; another torch optimizer would be adopted."""
+    """The loop updates the weights by hand, since another torch optimizer would be adopted."""
     model = small_model()
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):
         for _ in range(steps.MIN_UNSTEPPED_BACKWARDS):

@@ -1,4 +1,4 @@
-"""Gradients that are not finite, the steps skipped for them, and the loss scale that falls."""
+"""Non-finite gradients, the skipped steps they cause, and the falling loss scale."""
 
 import numpy as np
 import torch
@@ -48,8 +48,9 @@ def test_gradients_of_several_dtypes_keep_their_names(tmp_path):
     assert event["name"] == "2.weight" and event.detail == "2 of 6 gradients non-finite: 2.weight, 1.bias"
 
 
-def test_two_optimizers_under_one_scaler(tmp_path):
-    """A GAN's iteration: two attempts under one number, each with its own skip flag although update() adds them up."""
+def test_two_optimizers_under_one_scaler_have_their_own_skips(tmp_path):
+    """An iteration of a GAN: two attempts with one step number, each with its own skip flag, although update() combines
+    them."""
     torch.manual_seed(0)
     gen, dis = nn.Linear(4, 4), nn.Linear(4, 1)
     model = nn.ModuleList([gen, dis])
@@ -95,8 +96,8 @@ def test_nonfinite_gradients_without_a_scaler_are_an_event(tmp_path):
     assert not run.steps.skipped.any()
 
 
-def test_a_scale_that_was_halved_down_to_nothing_is_zero_and_no_one(tmp_path):
-    """From 2^-149 a step more makes it 0, in FP32. What the gradients were before that nobody can tell."""
+def test_a_loss_scale_that_was_halved_to_zero_is_recorded_as_zero(tmp_path):
+    """One backoff from 2^-149 makes it 0 in FP32. The unscaled gradients are then unknown."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-148)

@@ -1,4 +1,4 @@
-"""Models and a plain loop for the tests of operator traces, and how to ask a trace."""
+"""Models and a plain loop for the tests of operator traces, and a query of a trace."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Attention(nn.Module):
-    """A block of GPT, with dropout or without; without it there is a fused kernel on the CPU."""
+    """A block of GPT, with or without dropout; without it, the CPU has a fused kernel."""
 
     def __init__(self, dropout: float = 0.0, checkpointed: bool = False, reentrant: bool = False) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 class Model(nn.Module):
-    """Something of everything: embedding by a linear layer, two blocks, an LSTM, a head."""
+    """One of each: a linear layer as embedding, two blocks, an LSTM, a head."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def train(
     trace_ops: int | None = 2,
     between: Callable[[nn.Module, int], None] = lambda model, step: None,
 ) -> list[float]:
-    """A plain loop with a scaler where fp16 wants one; watched where `into` is given."""
+    """A plain loop, with a scaler for fp16; watched if `into` is given."""
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -117,7 +117,7 @@ def traced(
 
 
 def calls(run: Run, **of: Any) -> int:
-    """How many operators of those properties were called."""
+    """The number of calls of operators with these properties."""
     rows = run.ops
     for column, value in of.items():
         rows = rows[rows[column].isna() if value is None else rows[column] == value]

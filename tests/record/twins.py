@@ -1,4 +1,4 @@
-"""A model trained twice, watched and not, to compare whatever the program gets to see."""
+"""A model trained twice, watched and unwatched, to compare everything that the program can observe."""
 
 import io
 import zipfile
@@ -14,7 +14,7 @@ from tests.record.loops import optimizer_step
 
 
 def saved(thing: Any) -> dict[str, bytes]:
-    """The records of what `torch.save` writes."""
+    """The records in the file that `torch.save` writes."""
     file = io.BytesIO()
     torch.save(thing, file)
     with zipfile.ZipFile(file) as records:
@@ -33,14 +33,15 @@ def trained(
     wrap: Callable[[Any], Any] = lambda scaler: scaler,
     optimizer_class: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
 ) -> tuple[list[float], nn.Module, list[Any]]:
-    """Losses, the model, and what `each(model, optimizer, scaler)` gave after every step. `into` None: unwatched."""
+    """The losses, the model, and the results of `each(model, optimizer, scaler)` after every step. `into` None:
+    unwatched."""
     torch.manual_seed(0)
     model = make()
     optimizer = optimizer_class(model.parameters(), lr=1e-2)
     scaler = wrap(torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)) if scaled else None
-    more: dict[str, Any] = {"level": "full", "trace_ops": 1, "profile": (2, 3)}
-    recorder = watch(model, optimizer, scaler=scaler, into=into, every=every, **more) if into is not None else None
-    losses, seen = [], []
+    options: dict[str, Any] = {"level": "full", "trace_ops": 1, "profile": (2, 3)}
+    recorder = watch(model, optimizer, scaler=scaler, into=into, every=every, **options) if into is not None else None
+    losses, results = [], []
     for _ in range(steps):
         x = torch.randn(6, 5, width)
         with torch.autocast("cpu", dtype=torch.float16, enabled=scaled):
@@ -50,10 +51,10 @@ def trained(
         (scaler.scale(loss) if scaler is not None else loss).backward()
         optimizer_step(optimizer, scaler)
         losses.append(loss.item())
-        seen.append(each(model, optimizer, scaler))
+        results.append(each(model, optimizer, scaler))
     if recorder is not None:
         recorder.close()
-    return losses, model, seen
+    return losses, model, results
 
 
 def assert_same_weights(one: nn.Module, other: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Stores for runs that are not on this machine's disks: fsspec's own in memory, and an S3 server of moto's."""
+"""Stores for remote runs: fsspec's in-memory filesystem, and moto's S3 server."""
 
 import importlib.util
 import socket
@@ -16,7 +16,7 @@ from amp_core.hardware.child_environment import python_path
 
 @pytest.fixture
 def memory() -> str:
-    """The address of a place of its own in fsspec's memory."""
+    """The address of a fresh folder in fsspec's memory."""
     pytest.importorskip("fsspec", reason="addresses need fsspec: pip install '.[remote]'")
     return f"memory://{uuid.uuid4().hex}"
 

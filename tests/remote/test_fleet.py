@@ -1,4 +1,4 @@
-"""The README's queries over a fleet of runs give what the runs say."""
+"""The README's queries over many runs return the values of the runs."""
 
 import re
 import shutil
@@ -9,14 +9,14 @@ import pytest
 
 from amp_core import load_run
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT, SAMPLE_RUNS
+from tests.paths import ROOT, SAMPLE_RUNS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder `runs` with three samples and a run of several segments, of fewer facts in its head."""
+    """A folder `runs` with three samples and a run of several segments with fewer fields in its head."""
     for name in ("fp32", "fp16-healthy", "fp16-overflow"):
         shutil.copytree(SAMPLE_RUNS / name, tmp_path / "runs" / name)
     with RunWriter(tmp_path / "runs" / "made", config={"precision": "bf16"}, seal_age_s=0.0) as writer:

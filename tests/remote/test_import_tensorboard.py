@@ -1,4 +1,4 @@
-"""TensorBoard logs become runs, and say no more than they know."""
+"""TensorBoard logs become runs without guessed values."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log as a loop with torch's SummaryWriter leaves it, of 20 steps."""
+    """A log of 20 steps written by torch's SummaryWriter."""
     torch = pytest.importorskip("torch")
     from torch.utils.tensorboard import SummaryWriter
 
@@ -60,7 +60,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("amp/step_ms", "step_ms"), ("amp/skipped", "skipped"), ("accuracy", None), ("", None),
     ],
 )  # fmt: skip
-def test_tags_are_taken_only_where_they_are_certain(tag: str, column: str | None) -> None:
+def test_tags_are_imported_only_if_they_are_certain(tag: str, column: str | None) -> None:
     assert column_of(tag) == column
 
 
@@ -77,20 +77,20 @@ def test_tags_are_taken_only_where_they_are_certain(tag: str, column: str | None
         ("mystery", None),
     ],
 )
-def test_histograms_are_taken_only_where_their_tensor_is_certain(tag: str, tensor: tuple[str, str] | None) -> None:
+def test_histograms_are_imported_only_if_their_tensor_is_certain(tag: str, tensor: tuple[str, str] | None) -> None:
     assert tensor_of(tag) == tensor
 
 
 def test_a_log_becomes_a_run(log: Path, tmp_path: Path) -> None:
-    made = import_tensorboard(log, tmp_path / "run")
-    assert made.understood == {
+    imported = import_tensorboard(log, tmp_path / "run")
+    assert imported.understood == {
         "grad_norm": "grad_norm",
         "loss": "train/loss",
         "loss_scale": "amp/scale",
         "lr": "train/learning_rate",
     }
-    assert made.tensors == {"weight_grad": ["gradients/head.weight"], "weight": ["head.weight"]}
-    assert made.not_understood == ["accuracy", "mystery", "notes/text_summary", "val/loss"]
+    assert imported.tensors == {"weight_grad": ["gradients/head.weight"], "weight": ["head.weight"]}
+    assert imported.not_understood == ["accuracy", "mystery", "notes/text_summary", "val/loss"]
     run = load_run(tmp_path / "run")
     run.validate(full=True)
     steps = run.table("steps").to_pylist()
@@ -106,7 +106,8 @@ def test_a_log_becomes_a_run(log: Path, tmp_path: Path) -> None:
     assert weight["absmax"] == pytest.approx(100 * grad["absmax"], rel=1e-5)
     for unknown in ("dtype", "loss_scale", "subnormal", "normal", "exp_min", "exp_counts", "absmin", "abs_sum"):
         assert grad[unknown] is None, unknown  # torch's buckets span powers of two
-    assert (grad["zero"], grad["inf"], grad["nan"]) == (0, 0, 0)  # those around 0 are empty, and the extremes finite
+    # The buckets around 0 are empty, and the extremes finite.
+    assert (grad["zero"], grad["inf"], grad["nan"]) == (0, 0, 0)
 
 
 def test_a_run_of_a_log_can_be_analysed(log: Path, tmp_path: Path) -> None:
@@ -125,13 +126,13 @@ def test_scalars_and_histograms_of_tensorflow_2(tmp_path: Path) -> None:
     for step in range(3):
         summary = scalar_pb("loss", 1.0 + step)
         summary.value.extend(histogram_pb("dense/kernel/histogram", np.linspace(-1.0, 3.0, 100)).value)
-        if step:  # TensorFlow says what a tag is with its first value alone
+        if step:  # TensorFlow writes the metadata of a tag only with its first value
             for value in summary.value:
                 value.ClearField("metadata")
         writer.add_event(Event(step=step, wall_time=1.7e9 + step, summary=summary))
     writer.close()
-    made = import_tensorboard(tmp_path / "tf", tmp_path / "run")
-    assert made.understood == {"loss": "train/loss"}
+    imported = import_tensorboard(tmp_path / "tf", tmp_path / "run")
+    assert imported.understood == {"loss": "train/loss"}
     run = load_run(tmp_path / "run")
     assert run.steps.loss.tolist() == [1.0, 2.0, 3.0] and run.steps.time_s.tolist() == [0.0, 1.0, 2.0]
     rows = run.table("tensors").to_pylist()
@@ -163,8 +164,8 @@ def test_exponents_and_zeros_are_imported_only_if_buckets_determine_them() -> No
     assert spanning["zero"] == 0 and spanning["exp_counts"] is None
     around_zero = tensor_facts(histogram([(-1e-12, 1e-12), (0.5, 0.6)], [5, 5]))
     assert around_zero["zero"] is None and around_zero["exp_counts"] is None
-    lost = tensor_facts(histogram([(0.5, 0.6)], [5], numel=8))  # three values are in no bucket: NaNs, perhaps
-    assert lost["zero"] is None and lost["numel"] == 8
+    facts = tensor_facts(histogram([(0.5, 0.6)], [5], numel=8))  # three values are in no bucket, perhaps NaNs
+    assert facts["zero"] is None and facts["numel"] == 8
     infinite = tensor_facts(histogram([(0.5, math.inf)], [5]))
     assert infinite["absmax"] is None and infinite["inf"] is None and infinite["nan"] is None
 
@@ -179,7 +180,7 @@ def test_a_restarted_training_counts_each_step_once(tmp_path: Path) -> None:
     assert load_run(tmp_path / "run").steps.loss.tolist() == [1.0] * 5 + [9.0] * 8
 
 
-def test_a_torn_log_is_read_as_far_as_it_goes(log: Path, tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_up_to_its_last_record(log: Path, tmp_path: Path) -> None:
     (source,) = log.glob("*tfevents*")
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / source.name).write_bytes(source.read_bytes()[:900])
@@ -187,7 +188,7 @@ def test_a_torn_log_is_read_as_far_as_it_goes(log: Path, tmp_path: Path) -> None
     assert 0 < len(load_run(tmp_path / "run").steps) < 20
 
 
-def test_what_cannot_be_imported_is_one_sentence_and_leaves_nothing(
+def test_an_unusable_log_raises_one_sentence_and_leaves_nothing(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RunError, match=r"^logdir='.*none' does not exist"):
@@ -213,7 +214,7 @@ def test_the_command_lists_the_imported_tags(
 ) -> None:
     import resource
 
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # the limit is for a process of its own
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # the memory limit needs its own process
     assert main(["import-tensorboard", str(log), "--out", str(tmp_path / "run"), "--name", "old one"]) == 0
     message = capsys.readouterr().out
     assert "loss: train/loss, 20 values" in message and "weight_grad: 1 histograms, gradients/head.weight" in message

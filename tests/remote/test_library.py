@@ -1,4 +1,4 @@
-"""The library shows runs of several places, one of them an object store."""
+"""The library lists runs of several roots, one of them an object store."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from amp_core import RunError
 from amp_core.store.remote import runs_below
 from amp_core.store.urls import Address
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 from tests.remote.test_remote_runs import filesystem, uploaded
 
 pytest.importorskip("streamlit", reason="the app needs streamlit")
@@ -20,13 +20,13 @@ from pages.parts.library import remote_runs, run_list
 
 
 @pytest.fixture(autouse=True)
-def nothing_known() -> None:
+def empty_caches() -> None:
     remote_runs.forget()
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An own folder with one run, and another folder, `team`, with two, one of them a level deeper."""
+    """The user's folder with one run, and another folder, `team`, with two, one of them a level deeper."""
     for name, into in (("fp32", "own/a"), ("bf16", "team/b"), ("fp16-healthy", "team/cmp/c")):
         shutil.copytree(SAMPLE_RUNS / name, tmp_path / into)
     monkeypatch.setattr(run_list, "SAMPLES", tmp_path / "no samples")
@@ -43,13 +43,14 @@ def test_runs_of_all_roots_are_listed(places: Path, memory: str, monkeypatch: py
     assert set(entries) == {
         "run/a", "team/b", "team/cmp/c", "fleet/fp16-overflow", "fleet/sweep/fp16-underflow",
     }  # fmt: skip
-    assert [key for key, entry in entries.items() if entry.mine] == ["run/a"]  # only these may be deleted in the app
+    # Only the user's runs may be deleted in the app.
+    assert [key for key, entry in entries.items() if entry.mine] == ["run/a"]
     assert all(entry.status == "finished" for entry in entries.values())
     labels = {picker.label(entry) for entry in entries.values()}
     assert len(labels) == 5 and "fp16-overflow (fleet/fp16-overflow)" not in labels and "fleet/fp16-overflow" in labels
 
 
-def test_the_first_folder_is_the_own_one_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_local_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMPSCOPE_RUNS", "s3://bucket/runs\nmine\ntheirs\nmine\n/data/theirs")
     assert run_list.runs_dir() == Path("mine")
     assert run_list.other_roots() == {
@@ -69,7 +70,7 @@ def test_an_unreachable_address_is_reported_and_hides_nothing(places: Path, monk
     assert entries["runs"].status == "damaged" and "nope" in entries["runs"].sentence
 
 
-def test_a_place_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_that_does_not_respond_does_not_delay_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Address] = []
     answers = threading.Event()
 
@@ -90,7 +91,7 @@ def test_a_place_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("store", ["memory", "s3"])
-def test_what_lies_below_an_address(store: str, request: pytest.FixtureRequest) -> None:
+def test_runs_below_an_address_are_listed(store: str, request: pytest.FixtureRequest) -> None:
     root = Address(f"{request.getfixturevalue(store)}/fleet")
     assert runs_below(root) == []
     uploaded("fp32", str(root))

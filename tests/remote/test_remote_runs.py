@@ -1,4 +1,4 @@
-"""Runs that are read and written at addresses: in fsspec's memory, and on an S3 server."""
+"""Reading and writing runs at addresses: in fsspec's memory, and on an S3 server."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from amp_core import RunError, diagnose, load_run
 from amp_core.store import upload
 from amp_core.store.packing import pack
 from amp_core.store.writer import RunWriter
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 from tests.waiting import wait_for
 
 
@@ -36,12 +36,12 @@ def uploaded(name: str, address: str) -> str:
 
 
 @pytest.mark.parametrize("store", ["memory", "s3"])
-def test_a_run_is_the_same_wherever_it_lies(store: str, request: pytest.FixtureRequest) -> None:
+def test_a_run_is_the_same_in_every_store(store: str, request: pytest.FixtureRequest) -> None:
     here = load_run(SAMPLE_RUNS / "fp16-overflow")
     there = load_run(uploaded("fp16-overflow", request.getfixturevalue(store)))
     assert there.name == here.name and there.status == here.status and str(there.path).endswith("/fp16-overflow")
     for table in ("steps", "tensors", "events"):
-        assert repr(there.table(table).to_pylist()) == repr(here.table(table).to_pylist())  # NaN is NaN here
+        assert repr(there.table(table).to_pylist()) == repr(here.table(table).to_pylist())  # NaN counts as equal to NaN
     there.validate(full=True)
     assert [f.code for f in diagnose(there)] == [f.code for f in diagnose(here)]
     before = there.fingerprint()
@@ -49,7 +49,7 @@ def test_a_run_is_the_same_wherever_it_lies(store: str, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("store", ["memory", "s3"])
-def test_a_packed_run_is_read_where_it_lies(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_packed_run_is_read_in_place(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     fs, root = filesystem(request.getfixturevalue(store))
     fs.pipe_file(f"{root}/a.zip", pack(SAMPLE_RUNS / "bf16", tmp_path / "a.zip").read_bytes())
     run = load_run(f"{request.getfixturevalue(store)}/a.zip")
@@ -57,7 +57,7 @@ def test_a_packed_run_is_read_where_it_lies(store: str, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("store", ["memory", "s3"])
-def test_what_is_no_run_is_one_sentence(store: str, request: pytest.FixtureRequest) -> None:
+def test_an_address_without_a_run_raises_one_sentence(store: str, request: pytest.FixtureRequest) -> None:
     address = request.getfixturevalue(store)
     with pytest.raises(RunError, match=r"/none' holds no run: run\.json is missing$"):
         load_run(f"{address}/none")
@@ -73,7 +73,7 @@ def test_what_is_no_run_is_one_sentence(store: str, request: pytest.FixtureReque
         load_run(f"{address}/fp32")
 
 
-def test_streams_somebody_uploaded_are_read_too(memory: str, tmp_path: Path) -> None:
+def test_uploaded_open_streams_are_read_too(memory: str, tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "live")
     writer.append("steps", {"step": [0, 1], "loss": [2.0, float("nan")]})
     fs, root = filesystem(f"{memory}/live")
@@ -112,7 +112,7 @@ def test_only_sealed_segments_are_written_at_an_address(store: str, request: pyt
 
 
 def test_segments_arrive_during_the_run(memory: str) -> None:
-    writer = RunWriter(f"{memory}/a", seal_age_s=0.0)  # each row is a segment, sent from the background
+    writer = RunWriter(f"{memory}/a", seal_age_s=0.0)  # each row is a segment, sent by a background thread
     run = load_run(f"{memory}/a")
     for step in range(5):
         writer.append("steps", {"step": [step]})
@@ -127,7 +127,7 @@ def test_segments_arrive_during_the_run(memory: str) -> None:
     assert run.refresh() and run.status == "finished"
 
 
-def test_young_runs_are_sent_soon_and_long_ones_in_few_files() -> None:
+def test_short_runs_are_sent_soon_and_long_ones_in_few_files() -> None:
     assert [upload.seal_age_s(age) for age in (0.0, 50.0, 600.0, 1e6)] == [10.0, 10.0, 60.0, 300.0]
     sent = age = 0.0
     while age < 7 * 86_400:
@@ -136,7 +136,7 @@ def test_young_runs_are_sent_soon_and_long_ones_in_few_files() -> None:
     assert sent < 2200
 
 
-def test_an_address_that_is_taken_is_refused(memory: str) -> None:
+def test_an_address_that_holds_a_run_is_refused(memory: str) -> None:
     RunWriter(f"{memory}/a").close()
     with pytest.raises(RunError, match=r"^into='memory://.*/a' already holds a run"):
         RunWriter(f"{memory}/a")
@@ -146,13 +146,13 @@ def test_an_address_that_is_taken_is_refused(memory: str) -> None:
         RunWriter(f"{memory}/b")
 
 
-def test_a_bucket_that_is_not_there_is_refused_and_not_made(s3: str) -> None:
+def test_a_missing_bucket_is_refused_and_not_created(s3: str) -> None:
     with pytest.raises(RunError, match=r"^into='s3://no-such-bucket-here/a' .* is no such bucket"):
         RunWriter("s3://no-such-bucket-here/a")
     assert not filesystem(s3)[0].exists("no-such-bucket-here")
 
 
-def test_a_store_that_fails_for_a_while_gets_everything_in_the_end(
+def test_a_store_that_fails_temporarily_gets_all_segments_in_the_end(
     memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = RunWriter(f"{memory}/a", seal_age_s=0.0)
@@ -221,7 +221,7 @@ def test_watch_writes_to_an_object_store_however_the_program_ends(end: str, stat
 
 
 def test_two_processes_train_into_a_bucket(s3: str) -> None:
-    """torchrun's processes send their own segments, and the head is rank 0's."""
+    """Each process sends its own segments, and rank 0 sends the head."""
     command = "train --workload digits-cnn --precision bf16 --steps 6 --nproc 2 --device cpu --no-evaluate --every 2"
     line = [sys.executable, "-m", "amp_core", *command.split(), "--out", f"{s3}/ddp"]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=900)

@@ -1,4 +1,4 @@
-"""What is an address, what is a path, and what a list of roots holds."""
+"""Addresses, paths, and lists of roots."""
 
 import os
 import subprocess
@@ -14,14 +14,14 @@ from amp_core.store.urls import Address, is_address, located, roots
 from amp_core.store.writer import RunWriter
 
 
-def test_whatever_has_a_scheme_is_an_address() -> None:
+def test_text_with_a_scheme_is_an_address() -> None:
     for text in ("s3://bucket/runs", "gs://b/a", "memory://a", "simplecache::s3://b/k"):
         assert is_address(text) and str(located(text)) == text
     for text in ("runs/a", "/runs/a", "C:/runs", "C:\\runs", "s3:/bucket", "a:b"):
         assert not is_address(text) and isinstance(located(text), Path)
 
 
-def test_an_address_has_a_paths_manners() -> None:
+def test_an_address_has_the_interface_of_a_path() -> None:
     address = Address("s3://bucket/runs/a.zip/")
     assert (str(address), os.fspath(address)) == ("s3://bucket/runs/a.zip", "s3://bucket/runs/a.zip")
     assert (address.name, address.stem) == ("a.zip", "a")
@@ -50,7 +50,7 @@ def test_roots_are_separated_and_addresses_stay_whole(text: str, expected: list[
     assert all(isinstance(root, Address) == ("://" in str(root)) for root in roots(text))
 
 
-def test_fsspec_is_imported_for_addresses_alone(tmp_path: Path) -> None:
+def test_fsspec_is_imported_only_for_addresses(tmp_path: Path) -> None:
     code = (
         "import sys, amp_core, amp_core.store.writer\n"
         f"amp_core.store.writer.RunWriter({str(tmp_path / 'a')!r}).close()\n"
@@ -82,7 +82,7 @@ def test_without_tensorboard_one_sentence_says_how_to_get_it(tmp_path: Path, mon
         write_log(load_run(tmp_path / "a"), tmp_path / "log")
 
 
-def test_a_scheme_nobody_knows_is_refused() -> None:
+def test_an_unknown_scheme_is_refused() -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(RunError, match=r"^path='nope://b/a' cannot be read: .*nope"):
         load_run("nope://b/a")

@@ -1,4 +1,4 @@
-"""The report as text: what is in it, that it is one file of bearable size, and that nothing in it comes alive."""
+"""The report as text: its content, its size as a single file, and that untrusted names in it stay text."""
 
 import base64
 import gzip
@@ -22,18 +22,18 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
 
 def packed(page, key):
-    """What page.js unpacks."""
+    """The data that page.js unpacks."""
     result = re.search(rf'<script type="application/x-gzip" id="{key}">([^<]*)</script>', page)
     return gzip.decompress(base64.b64decode(result[1])).decode()
 
 
 def text(page):
-    """What people read of the page."""
+    """The visible text of the page."""
     body = page[page.index("<main>") : page.index("</main>")]
     return html.unescape(re.sub(r"<[^>]*>", " ", body))
 
 
-def test_what_is_not_html_is_escaped():
+def test_text_is_escaped():
     assert tag("p", EVIL, title=EVIL).count("<") == 2
     assert tag("p", tag("b", "x"), class_="a", hidden=True) == '<p class="a" hidden><b>x</b></p>'
 
@@ -53,7 +53,7 @@ def test_several_runs_are_compared_with_the_first():
     page = report_html(runs)
     page_text = text(page)
     assert "Comparison" in page_text and "What differs" in page_text
-    assert re.search(r"fp16-healthy\s+fp16\s+[\d.]+ ms", page_text)  # of each run its precision, and its step
+    assert re.search(r"fp16-healthy\s+fp16\s+[\d.]+ ms", page_text)  # the precision and the steps of each run
     for answer in compare(runs).answers.values():
         assert answer in page_text
     assert len(page.encode()) < 5_000_000
@@ -69,7 +69,7 @@ def test_each_table_is_offered_as_csv_and_parquet():
     links = re.findall(r'href="data:([^;]+);base64,([^"]*)" download="([^"]+)"', page)
     kinds = {"text/csv": ".csv", "application/vnd.apache.parquet": ".parquet"}
     assert all(name.endswith(kinds[media]) for media, _, name in links)
-    assert len(links) == 2 * (3 + 2 * len(runs))  # of a run its numbers, and its settings, whose tables are one file
+    assert len(links) == 2 * (3 + 2 * len(runs))  # the numbers and the settings of a run, whose tables are one file
     held = {name: base64.b64decode(data) for _, data, name in links}
     back = pd.read_parquet(io.BytesIO(held["recipes.parquet"]))
     assert back["speed_ratio"].tolist() == result.recipes["speed_ratio"].tolist()
@@ -79,7 +79,7 @@ def test_each_table_is_offered_as_csv_and_parquet():
     assert {"runs.csv", "numbers.csv", "settings.parquet"} <= set(held)
 
 
-def test_kernels_memory_and_operators_are_shown_where_there_are_any(tmp_path):
+def test_kernels_memory_and_operators_are_shown_if_they_were_recorded(tmp_path):
     page = report_html([load_run(write(tmp_path / "a", "profiled"))])
     titles = " ".join(c["dark"]["layout"]["title"]["text"] for c in json.loads(packed(page, "charts")).values())
     assert "kernel time" in titles.lower() and "Where the time of a step goes" in titles
@@ -130,7 +130,7 @@ def test_the_command_replaces_no_file_that_is_not_a_report(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
     assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "mine.txt")]) == 2
     assert "is a file of another kind" in capsys.readouterr().err
-    assert main(["report", str(SAMPLES["bf16"]), "--out", str(run / "report.html")]) == 0  # lies beside the tables
+    assert main(["report", str(SAMPLES["bf16"]), "--out", str(run / "report.html")]) == 0  # beside the tables
     assert (run / "run.json").read_bytes() == head and (tmp_path / "mine.txt").read_text() == "mine"
     (tmp_path / "r.html").write_text("<!doctype html>")
     assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "r.html")]) == 0

@@ -1,4 +1,4 @@
-"""What must not break a training, lose what it wrote, or let a stranger's file do harm.
+"""Robustness: faults that must not break a training or lose written rows, and untrusted files that must do no harm.
 
-The tests here are the quick forms; each has a long form beside it, a script: `kills` and `fuzz`.
+The tests are quick forms; the scripts `kills` and `fuzz` are their long forms.
 """

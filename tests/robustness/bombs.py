@@ -1,4 +1,4 @@
-"""Segments of `tensors` that take kilobytes, and say that they are as many rows, values or bytes as one likes.
+"""Segments of `tensors` that take kilobytes, but claim any number of rows, values or bytes.
 
 >>> data = BOMBS["text, coded"](2**40)            # decodes to more than a tebibyte
 """
@@ -25,7 +25,7 @@ def _stream(table: pa.Table, compression: str | None = None) -> bytes:
 
 
 def _coded(size: int) -> pa.Table:
-    """The same text in each row, each a byte that refers to it."""
+    """The same text in each row, dictionary-encoded with one byte per row."""
     rows = max(2, min(200_000, math.isqrt(size)))
     codes = pa.repeat(pa.scalar(0, pa.int8()), rows)
     return pa.table(
@@ -37,7 +37,7 @@ def _coded(size: int) -> pa.Table:
 
 
 def _one_list(size: int, kind: pa.DataType) -> pa.Table:
-    """One row, with a list of so many bytes' worth of nulls."""
+    """One row with a list of nulls that decodes to `size` bytes."""
     values = min(size // 8 + 1, 2**22 if kind != pa.null() else 2**31 - 1)
     lists = pa.ListArray.from_arrays(pa.array([0, values], pa.int32()), pa.nulls(values, kind))
     return pa.table({"step": [0], "name": ["w"], "exp_counts": lists})

@@ -1,12 +1,13 @@
-"""Feed hostile inputs to everything that reads a stranger's files, and count what goes wrong.
+"""Feed hostile inputs to all code that reads untrusted files, and count failures.
 
     python -m tests.robustness.fuzz --inputs 100000            # the long form; the suite has 400, with --whole 3,400
-    python -m tests.robustness.fuzz --only 4711                # one again, with its traceback
+    python -m tests.robustness.fuzz --only 4711                # repeat one, with its traceback
 
-Each input is a packed run, run folder or profiler trace, made from its number (see `inputs`). It is opened, checked
-in full and unpacked or imported, as an upload is, or converted in a sandbox, as a folder of another machine is; some
-that pass are diagnosed too. Allowed is success, or a `RunError` of one line. A worker process reads one after another;
-its parent sees when it dies or hangs. Memory is bounded to `MAX_MEMORY`, and nothing may appear outside of the target.
+Each input is a packed run, run folder or profiler trace, made from its number (see `inputs`). It is opened, validated
+in full and unpacked or imported, like an upload, or converted in a sandbox, like a folder of another machine; some
+valid ones are diagnosed too. Success and a `RunError` of one line are allowed. A worker process reads one input after
+another; its parent detects crashes and hangs. Memory is limited to `MAX_MEMORY`, and nothing may be written outside the
+target.
 """
 
 import argparse
@@ -41,12 +42,12 @@ LONGEST_S = 5.0
 MAX_MEMORY = 4 * 2**30
 """Of address space, in bytes; a quarter of it is libraries."""
 SANDBOX = Sandbox()
-ROOM = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # where a file costs no disk
+ROOM = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # a file system in memory
 
 
 @dataclass
-class Found:
-    """What became of the inputs."""
+class Results:
+    """The results of the inputs."""
 
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
     """How many were refused, and how many passed, by kind."""
@@ -58,7 +59,7 @@ class Found:
 
 
 def read(path: Path, number: int) -> str:
-    """Read one input as the app and the commands do; says what became of it. Raises what must not be raised."""
+    """Read one input as the app and the commands do, and return the result. Raises if an unexpected error is raised."""
     out = path.parent / "out"
     try:
         if path.suffix == ".json":
@@ -68,7 +69,7 @@ def read(path: Path, number: int) -> str:
         else:
             out = path
             run = Extract(path, most_rows=4)
-            run._source = ConvertedSource(run._source, SANDBOX)  # as a folder of another machine
+            run._source = ConvertedSource(run._source, SANDBOX)  # like a folder of another machine
             run.fingerprint(), run.status, run.end_reason, run.console(5)
             run.validate(full=True)
             run.of_tensor("weight_grad", "w", ["step", "absmax"])
@@ -84,7 +85,7 @@ def read(path: Path, number: int) -> str:
 
 
 def try_one(number: int, parent: Path) -> tuple[str, str, str | None]:
-    """Kind of the input, what became of it, and what went wrong."""
+    """The kind of the input, its result, and its failure."""
     room = parent / "room"
     room.mkdir()
     kind, write = hostile(number)
@@ -104,7 +105,7 @@ def try_one(number: int, parent: Path) -> tuple[str, str, str | None]:
 
 
 def work(first: int, stop: int) -> None:
-    """In the worker: tell the parent of each input once it was read."""
+    """In the worker: report each input to the parent once it is read."""
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     with tempfile.TemporaryDirectory(dir=ROOM) as parent:
@@ -117,78 +118,78 @@ def work(first: int, stop: int) -> None:
 
 
 def _spent_s() -> float:
-    """Processor time of this process and of those that it has begun."""
+    """Processor time of this process and its children."""
     children = sum(sum(c.cpu_times()[:2]) for c in psutil.Process().children())
     return sum(os.times()[:4]) + children
 
 
-def fuzz(first: int, inputs: int, every: int = 0) -> Found:
-    """Read `inputs` inputs from number `first` on; with `every`, say how it goes after so many."""
-    found, number, stop = Found(), first, first + inputs
+def fuzz(first: int, inputs: int, every: int = 0) -> Results:
+    """Read `inputs` inputs from number `first` on; with `every`, print progress after that many."""
+    results, number, stop = Results(), first, first + inputs
     while number < stop:
         line = [sys.executable, "-m", "tests.robustness.fuzz", "--work", str(number), str(stop)]
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed where the worker is done with
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker ends
         worker = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert worker.stdout is not None
         while number < stop:
-            patience = 300  # seconds of the clock, which go by while other programs run; only what hangs takes as long
+            patience = 300  # wall-clock seconds, which include other programs; only a hang takes this long
             if not select.select([worker.stdout], [], [], patience)[0]:
-                found.wrong.append(f"input {number}: hangs")
+                results.wrong.append(f"input {number}: hangs")
                 break
             message = worker.stdout.readline()
             if not message:
-                found.wrong.append(f"input {number}: its reader died with {worker.wait()}: {_last_words(errors)}")
+                results.wrong.append(f"input {number}: its reader died with {worker.wait()}: {_last_words(errors)}")
                 break
             number, kind, became, wrong, took, held = json.loads(message)
-            found.kinds[f"{kind} {became}"] += 1
-            found.longest_s, found.memory_bytes = max(found.longest_s, took), max(found.memory_bytes, held)
+            results.kinds[f"{kind} {became}"] += 1
+            results.longest_s, results.memory_bytes = max(results.longest_s, took), max(results.memory_bytes, held)
             if wrong or took > LONGEST_S:
-                found.wrong.append(f"input {number} ({kind}): {wrong or f'took {took:.1f} s'}")
+                results.wrong.append(f"input {number} ({kind}): {wrong or f'took {took:.1f} s'}")
             number += 1
             if every and (wrong or took > LONGEST_S):
-                print(found.wrong[-1], flush=True)
+                print(results.wrong[-1], flush=True)
             if every and (number - first) % every == 0:
-                print(f"{number - first} inputs, {len(found.wrong)} went wrong", flush=True)
-        if number < stop:  # it died or hangs: the next one goes on behind that input
+                print(f"{number - first} inputs, {len(results.wrong)} went wrong", flush=True)
+        if number < stop:  # it died or hangs: the next worker continues after that input
             number += 1
             worker.kill()
             if every:
-                print(found.wrong[-1], flush=True)
+                print(results.wrong[-1], flush=True)
         worker.communicate()
         errors.close()
-    return found
+    return results
 
 
 def _last_words(errors: IO[bytes]) -> str:
-    """What a worker that died left behind: its stack, as `faulthandler` writes it, or what `std::terminate` said."""
+    """The last output of a worker that died: its stack from `faulthandler`, or the message of `std::terminate`."""
     errors.seek(0)
     return " | ".join(errors.read().decode("utf-8", "replace").strip().splitlines()[:12])[:900]
 
 
 def main() -> int:
-    """Run the long form; the exit code is 1 where anything went wrong."""
+    """Run the long form; the exit code is 1 if any input failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--only", type=int, help="read this one here, with its traceback")
     parser.add_argument("--work", type=int, nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        work(*given.work)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(*arguments.work)
         return 0
-    if given.only is not None:
+    if arguments.only is not None:
         with tempfile.TemporaryDirectory(dir=ROOM) as parent:
-            print(*try_one(given.only, Path(parent)), sep="\n")
+            print(*try_one(arguments.only, Path(parent)), sep="\n")
         return 0
-    found = fuzz(given.first, given.inputs, every=1_000)
-    for kind, count in sorted(found.kinds.items()):
+    results = fuzz(arguments.first, arguments.inputs, every=1_000)
+    for kind, count in sorted(results.kinds.items()):
         print(f"{count:8,} {kind}")
-    print(*found.wrong, sep="\n")
+    print(*results.wrong, sep="\n")
     print(
-        f"{sum(found.kinds.values()):,} inputs, {len(found.wrong)} went wrong; "
-        f"the longest took {found.longest_s:.2f} s, most memory {found.memory_bytes / 2**20:.0f} MiB"
+        f"{sum(results.kinds.values()):,} inputs, {len(results.wrong)} went wrong; "
+        f"the longest took {results.longest_s:.2f} s, most memory {results.memory_bytes / 2**20:.0f} MiB"
     )
-    return 1 if found.wrong else 0
+    return 1 if results.wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hostile inputs, each made from a number alone, so that one that did harm can be made again.
+"""Hostile inputs, each generated from a number, so that a harmful one can be reproduced.
 
 >>> kind, write = hostile(4711)
 >>> write(Path("room"))                # one file or folder in it, and its path
@@ -31,8 +31,8 @@ Files = dict[str, bytes]
 
 
 @functools.cache
-def honest() -> tuple[Files, Files]:
-    """The files of one small run: as it is packed, and as it lies there while it is written."""
+def valid_files() -> tuple[Files, Files]:
+    """The files of a small run, both packed and still being written."""
     with tempfile.TemporaryDirectory() as room:
         writer = RunWriter(
             Path(room) / "a", config={"precision": "fp16", "lr": 1e-3}, model={"layers": {"w": "Linear"}}
@@ -55,7 +55,7 @@ def honest() -> tuple[Files, Files]:
 
 
 def hostile(number: int) -> tuple[str, Write]:
-    """The input of that number: of what kind it is, and what writes it into a room."""
+    """The input of that number: its kind, and a function that writes it into a folder."""
     rng = random.Random(number)
     kind = rng.choice(list(KINDS))
     make = KINDS[kind]
@@ -70,24 +70,24 @@ def hostile(number: int) -> tuple[str, Write]:
 
 
 def mangled(rng: random.Random, data: bytes) -> bytes:
-    """`data` with bytes flipped, cut off, doubled, left out or set to what breaks counters."""
+    """`data` with bytes flipped, truncated, duplicated, removed, or set to values that break counters."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         if not out:
             return bytes(out)
         at = rng.randrange(len(out))
-        what = rng.randrange(7)
-        if what == 0:
+        choice = rng.randrange(7)
+        if choice == 0:
             out[at] ^= 1 << rng.randrange(8)
-        elif what == 1:
+        elif choice == 1:
             out[at] = rng.randrange(256)
-        elif what == 2:
+        elif choice == 2:
             del out[at:]
-        elif what == 3:
+        elif choice == 3:
             del out[at : at + rng.randrange(1, 64)]
-        elif what == 4:
+        elif choice == 4:
             out[at:at] = out[at : at + rng.randrange(1, 64)]
-        elif what == 5:
+        elif choice == 5:
             extreme = rng.choice((b"\xff\xff\xff\xff", b"\0\0\0\0", b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\xff" * 8))
             out[at : at + len(extreme)] = extreme
         else:  # near the end, where Parquet and zip keep their directories
@@ -120,37 +120,37 @@ def _either(rng: random.Random, room: Path, files: Files) -> Path:
 
 def mangled_zip(rng: random.Random, room: Path) -> Path:
     how = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-    file = _zip(room, honest()[0], how)
+    file = _zip(room, valid_files()[0], how)
     file.write_bytes(mangled(rng, file.read_bytes()))
     return file
 
 
 def mangled_parquet(rng: random.Random, room: Path) -> Path:
-    files = dict(honest()[0])
+    files = dict(valid_files()[0])
     name = rng.choice([n for n in files if n.endswith(".parquet")])
     return _either(rng, room, files | {name: mangled(rng, files[name])})
 
 
 def mangled_stream(rng: random.Random, room: Path) -> Path:
-    files = dict(honest()[1])
+    files = dict(valid_files()[1])
     name = rng.choice([n for n in files if n.endswith(".arrows")])
     return _either(rng, room, files | {name: mangled(rng, files[name])})
 
 
 def wrong_head(rng: random.Random, room: Path) -> Path:
-    files = dict(honest()[0])
+    files = dict(valid_files()[0])
     head = json.loads(files["run.json"])
-    what = rng.randrange(5)
-    if what == 0:
+    choice = rng.randrange(5)
+    if choice == 0:
         text = mangled(rng, files["run.json"])
-    elif what == 1:
+    elif choice == 1:
         for name in rng.sample(sorted(head), rng.randrange(1, 4)):
             head[name] = values.value(rng, 3)
         text = json.dumps(head).encode()
-    elif what == 2:
+    elif choice == 2:
         depth = rng.choice((10, 300, 900, 5_000, 100_000))
         text = files["run.json"].replace(b'"config": {', b'"config": {"deep": ' + b"[" * depth + b"]" * depth + b",", 1)
-    elif what == 3:
+    elif choice == 3:
         name = rng.choice(("config", "environment", "model", "results", "process"))
         head[name] = {values.text(rng): values.value(rng, 4) for _ in range(rng.choice((1, 20, 2_000)))}
         text = json.dumps(head).encode()
@@ -162,18 +162,18 @@ def wrong_head(rng: random.Random, room: Path) -> Path:
 
 
 def wrong_table(rng: random.Random, room: Path) -> Path:
-    """A sound Parquet file or Arrow stream whose columns are not what the schema says."""
-    files = dict(honest()[0])
+    """A valid Parquet file or Arrow stream whose columns violate the schema."""
+    files = dict(valid_files()[0])
     table = rng.choice(list(TABLES.values()))
     rows = rng.choice((0, 1, 3, 50))
-    made = {}
+    columns_made = {}
     for column in table.columns:
         if column.required or rng.random() < 0.6:
             kind = column.type if rng.random() < 0.85 else rng.choice(values.TYPES)
-            made[column.name] = values.array(rng, kind, rows)
+            columns_made[column.name] = values.array(rng, kind, rows)
     for _ in range(rng.choice((0, 0, 1, 3))):
-        made[values.text(rng)] = values.array(rng, rng.choice(values.TYPES), rows)
-    result = pa.table(made)
+        columns_made[values.text(rng)] = values.array(rng, rng.choice(values.TYPES), rows)
+    result = pa.table(columns_made)
     for name in [n for n in files if n.startswith(f"{table.name}/")]:
         del files[name]
     sink = io.BytesIO()
@@ -186,16 +186,16 @@ def wrong_table(rng: random.Random, room: Path) -> Path:
 
 
 def bomb(rng: random.Random, room: Path) -> Path:
-    """A small segment that decodes to a lot, in some tables on top of what is honest."""
+    """A small segment that decodes to very much, in some tables beside valid segments."""
     name = rng.choice(list(BOMBS))
     data = BOMBS[name](2 ** rng.randrange(20, 44))
     if rng.random() < 0.2:
         data = mangled(rng, data)
-    return _either(rng, room, honest()[0] | {f"tensors/1.{'arrows' if 'stream' in name else 'parquet'}": data})
+    return _either(rng, room, valid_files()[0] | {f"tensors/1.{'arrows' if 'stream' in name else 'parquet'}": data})
 
 
 def wrong_names(rng: random.Random, room: Path) -> Path:
-    """A zip whose members are called what no member should be called."""
+    """A zip whose members have forbidden names."""
     file = room / "input.zip"
     bad = (
         "../evil",
@@ -209,7 +209,7 @@ def wrong_names(rng: random.Random, room: Path) -> Path:
         "",
     )
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in honest()[0].items():
+        for name, data in valid_files()[0].items():
             if rng.random() < 0.9:
                 prefix = rng.choice(("", "", "a/", "../", "/", "a/b/c/"))
                 archive.writestr(zipfile.ZipInfo(prefix + name), data)
@@ -224,20 +224,20 @@ def wrong_names(rng: random.Random, room: Path) -> Path:
 
 
 def odd_folder(rng: random.Random, room: Path) -> Path:
-    """A run folder in which something is a link, a pipe, a folder or empty where a file should be."""
-    folder = _folder(room, honest()[rng.randrange(2)])
+    """A run folder with a link, a pipe, a folder or an empty file in place of a file."""
+    folder = _folder(room, valid_files()[rng.randrange(2)])
     for file in rng.sample(sorted(p for p in folder.rglob("*.*") if p.is_file()), rng.randrange(1, 3)):
         file.unlink()
-        what = rng.randrange(6)
-        if what == 0:
+        choice = rng.randrange(6)
+        if choice == 0:
             file.symlink_to("/etc/passwd")
-        elif what == 1:
+        elif choice == 1:
             file.symlink_to(file)
-        elif what == 2:
+        elif choice == 2:
             os.mkfifo(file)
-        elif what == 3:
+        elif choice == 3:
             file.mkdir()
-        elif what == 4:
+        elif choice == 4:
             file.write_bytes(b"")
         else:
             file.symlink_to("/dev/zero")

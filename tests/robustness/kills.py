@@ -1,12 +1,12 @@
-"""End writers in the middle of their work, at random moments and in every way there is, and read what they left.
+"""End writers at random moments and in every possible way, and read the runs that they leave.
 
     python -m tests.robustness.kills --times 200        # the long form; the suite has one of each sort
 
 A child appends steps and tensors as fast as it can, and notes each step after `append` has returned. Then it is killed
-(`kill -9`, which is what the out-of-memory killer does), told to end (SIGTERM, SIGINT) or raises; or the power is cut:
-its folder is copied as it is at one moment, and what was being written has half a batch at its end, or zeros. Whatever
-it was, every step noted before is read back, in order and once, no reader fails, and a second writer is refused. Then
-another child goes on with the run, `resume=True`, is ended in another way, and the same holds for both together.
+(`kill -9`, like the out-of-memory killer), gets SIGTERM or SIGINT, or raises; or a power cut is simulated: its folder
+is copied at one moment, with half a batch or zeros at the end of an open file. In every case all noted steps are read
+back, in order and once, no reader fails, and a second writer is refused. Then another child resumes the run,
+`resume=True`, is ended in another way, and the same must hold for both parts together.
 """
 
 import argparse
@@ -48,12 +48,12 @@ def _handed_over(writer: TrainingWriter) -> TrainingWriter:
 
 
 def write(folder: Path, notes: Path, kind: str, seal_bytes: int, fails_at: float, resume: bool) -> None:
-    """In the child: write until something ends it."""
+    """In the child: write until it is ended."""
     noted = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     if kind == WATCHED:
         train(folder, noted, fails_at, resume)
     if kind == "rank 1":
-        RunWriter(folder, world_size=2, resume=resume)  # the head is rank 0's
+        RunWriter(folder, world_size=2, resume=resume)  # rank 0 writes the head
     writer = WRITERS[kind](folder, seal_bytes=seal_bytes, resume=resume)
     for step in range(writer.earlier.next_step if writer.earlier is not None else 0, 10**9):
         writer.append("steps", {"step": [step], "loss": [step / 8]})
@@ -65,7 +65,7 @@ def write(folder: Path, notes: Path, kind: str, seal_bytes: int, fails_at: float
 
 
 def train(folder: Path, noted: int, fails_at: float, resume: bool) -> None:
-    """The same with a training loop, whose loss is known."""
+    """The same with a training loop with known losses."""
     torch.set_num_threads(1)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -84,8 +84,8 @@ def train(folder: Path, noted: int, fails_at: float, resume: bool) -> None:
 
 
 def end_one(room: Path, number: int) -> tuple[list[str], int]:
-    """Start a writer and end it, twice; raises `AssertionError` where anything was lost. Gives how it ended, and the
-    number of steps that were reported."""
+    """Start a writer and end it, twice. Returns how it ended and the number of noted steps; raises `AssertionError` if
+    a row was lost."""
     rng = random.Random(number)
     kind, end = KINDS[number % len(KINDS)], ENDS[number // len(KINDS) % len(ENDS)]
     folder, noted = room / f"run-{number}", set[int]()
@@ -99,20 +99,20 @@ def end_one(room: Path, number: int) -> tuple[list[str], int]:
 
 
 def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, resume: bool) -> tuple[Path, set[int]]:
-    """Let a child write to the folder and end it; gives where the run is now, and the steps that were noted."""
+    """Let a child write to the folder and end it; returns the folder of the run, and the noted steps."""
     notes = room / f"notes-{resume}"
     notes.touch()
     lasts, seal_bytes = rng.uniform(0.0, 0.12), rng.choice([1, 5_000, 40_000])
     child = os.fork()
     if child == 0:
         try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the traceback is wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # with its traceback
             signal.signal(signal.SIGINT, signal.default_int_handler)
             fails_at = time.monotonic() + lasts if end == "exception" else float("inf")
             write(folder, notes, kind, seal_bytes, fails_at, resume)
         except BaseException:
             sys.excepthook(*sys.exc_info())
-            shutdown._at_exit()  # which the interpreter calls when a program ends
+            shutdown._at_exit()  # the interpreter calls it when a program ends
         finally:
             os._exit(1)
     try:
@@ -129,12 +129,12 @@ def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, re
         elif end != "exception":
             number_of = {"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}[end]
             os.kill(child, number_of)
-    except BaseException:  # or it would go on for ever
+    except BaseException:  # else it would continue forever
         os.kill(child, signal.SIGKILL)
         raise
     finally:
         os.waitpid(child, 0)
-    return folder, reported if end == "power cut" else _steps(notes)  # of what is cut off, less was copied than noted
+    return folder, reported if end == "power cut" else _steps(notes)  # after a power cut, the copy may lack noted steps
 
 
 def _steps(notes: Path) -> set[int]:
@@ -142,12 +142,12 @@ def _steps(notes: Path) -> set[int]:
 
 
 def _copied(folder: Path, into: Path) -> Path:
-    """What the disk holds of the folder at one moment."""
+    """A copy of the folder as it is on the disk at one moment."""
     return shutil.copytree(folder, into, ignore=shutil.ignore_patterns(".*"))
 
 
 def _cut(folder: Path, rng: random.Random) -> None:
-    """Half a batch at the end of what was being written, or zeros where the file system had given room already."""
+    """Put half a batch at the end of the open file, or zeros as if the file system had allocated space."""
     streams = sorted(folder.rglob("*.arrows"))
     if streams:
         with open(streams[-1], "ab") as file:
@@ -157,12 +157,12 @@ def _cut(folder: Path, rng: random.Random) -> None:
 
 
 def check(folder: Path, kind: str, end: str, noted: set[int]) -> None:
-    """Everything that was noted is there, and the run says how it ended."""
+    """All noted steps are in the run, and its status states how it ended."""
     run = load_run(folder)
     run.validate(full=True)
     steps = run.steps["step"].tolist()
     assert steps == list(range(len(steps))), f"{kind}, {end}: steps are not one after another"
-    assert noted <= set(steps), f"{kind}, {end}: of the steps that were reported {sorted(noted - set(steps))} are gone"
+    assert noted <= set(steps), f"{kind}, {end}: the noted steps {sorted(noted - set(steps))} are lost"
     assert run.steps["loss"].tolist() == [s / 8 for s in steps]
     if kind != WATCHED:
         counts = [c[2] for c in run.tensors(name="c")["exp_counts"]]
@@ -176,7 +176,7 @@ def check(folder: Path, kind: str, end: str, noted: set[int]) -> None:
 
 
 def end_all(times: int, first: int = 0) -> collections.Counter[str]:
-    """End `times` writers, each twice; gives the number of each sort."""
+    """End `times` writers, each twice; returns the number of each kind."""
     ended: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as room:
         for number in range(first, first + times):
@@ -193,11 +193,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
-    given = parser.parse_args()
-    ended = end_all(given.times, given.first)
+    arguments = parser.parse_args()
+    ended = end_all(arguments.times, arguments.first)
     for how, times in sorted(ended.items()):
         print(f"{times:8,} {how}")
-    print(f"{given.times} writers ended, were gone on with and ended again")
+    print(f"{arguments.times} writers ended, were gone on with and ended again")
     print(f"{ended['steps']:,} steps were reported as written, and all of them read back")
     return 0
 

@@ -1,4 +1,5 @@
-"""Whatever befalls a run's folder, the training goes on with the same losses, and the run says so once and recovers."""
+"""Whatever happens to a run's folder, training continues with the same losses, and the run recovers and reports it
+once."""
 
 import errno
 import os
@@ -37,16 +38,16 @@ def test_rows_wait_while_nothing_can_be_written(
     assert caplog.text.count("the training goes on, and rows wait in memory") == 1
 
 
-def test_disk_that_stays_full_costs_the_rows_and_nothing_else(
+def test_a_disk_that_stays_full_loses_only_the_rows(
     disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = trained(tmp_path / "a", lambda step, _: disk.fails(errno.ENOSPC) if step == 10 else None)
-    assert run.steps["step"].tolist() == list(range(9))  # a step is written when the next begins
+    assert run.steps["step"].tolist() == list(range(9))  # a step is written when the next one begins
     assert caplog.text.count("No space left on device") >= 1
 
 
-def test_half_a_row_is_cut_off_when_the_disk_fills_in_its_middle(tmp_path: Path) -> None:
-    """`RLIMIT_FSIZE` lets a write put down a part; every new segment has room again."""
+def test_half_a_row_is_cut_off_if_the_disk_fills_during_its_write(tmp_path: Path) -> None:
+    """`RLIMIT_FSIZE` makes a write store only a part; every new segment has space again."""
     program = """
         import resource, sys, torch
         from amp_core.record.stats import measure
@@ -65,7 +66,9 @@ def test_half_a_row_is_cut_off_when_the_disk_fills_in_its_middle(tmp_path: Path)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may mount a file system")
-def test_file_system_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_is_really_full_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resilient_writer, "RETRY_S", 0.01)
     small = tmp_path / "small"
     small.mkdir()
@@ -87,7 +90,7 @@ def test_file_system_that_is_really_full(tmp_path: Path, monkeypatch: pytest.Mon
         subprocess.run(["umount", "--lazy", small], check=True)
 
 
-def test_folder_that_vanishes_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_vanishes_and_returns_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_writer, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(resilient_writer, "RETRY_S", 0.01)
 
@@ -105,7 +108,7 @@ def test_folder_that_vanishes_and_comes_back(tmp_path: Path, monkeypatch: pytest
 def test_files_that_vanish_just_before_the_end_are_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(segment_writer, "CHECK_INTERVAL_S", 1e9)  # no check but the last
+    monkeypatch.setattr(segment_writer, "CHECK_INTERVAL_S", 1e9)  # only the last check
 
     def between(step: int, folder: Path) -> None:
         if step == STEPS - 3:
@@ -135,7 +138,7 @@ def test_another_run_in_the_same_place_is_left_alone(tmp_path: Path, monkeypatch
     assert (run.name, run.status, run.steps["step"].tolist()) == ("the new one", "finished", [77])
 
 
-def test_slow_disk_is_left_to_a_thread(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_writes_to_a_slow_disk(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resilient_writer, "SLOW_S", 0.005)
     threads = set()
 
@@ -150,14 +153,14 @@ def test_slow_disk_is_left_to_a_thread(disk: Disk, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("answers_at_the_end", [True, False])
-def test_file_system_that_hangs_never_holds_the_loop(
+def test_a_file_system_that_hangs_never_blocks_the_loop(
     answers_at_the_end: bool,
     disk: Disk,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(resilient_writer, "NETWORK_FILE_SYSTEMS", ("",))  # as on a file system of a network
+    monkeypatch.setattr(resilient_writer, "NETWORK_FILE_SYSTEMS", ("",))  # as on a network file system
     monkeypatch.setattr(resilient_writer, "END_TIMEOUT_S", 5.0 if answers_at_the_end else 0.1)
     answers = threading.Event()
 
@@ -165,7 +168,7 @@ def test_file_system_that_hangs_never_holds_the_loop(
         if step == 5:
             disk.befall = lambda: (answers.wait(), None)[1]
         elif step == STEPS - 1 and answers_at_the_end:
-            answers.set()  # that the loop came here while a write hangs is what is tested
+            answers.set()  # the test is that the loop gets here while a write hangs
 
     try:
         run = trained(tmp_path / "a", between)
@@ -200,7 +203,9 @@ def test_back_pressure_drops_sampling_and_is_bounded(
     assert 50_000 < max(held) <= 200_000
 
 
-def test_rows_that_find_no_room_are_counted(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_dropped_for_lack_of_memory_are_counted(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resilient_writer, "MAX_BYTES", 5_000)
 
     def between(step: int, folder: Path) -> None:
@@ -216,7 +221,7 @@ def test_rows_that_find_no_room_are_counted(disk: Disk, tmp_path: Path, monkeypa
     assert f"{STEPS - len(steps)} of steps" in detail and steps[:4] == [0, 1, 2, 3] and steps[-1] == STEPS - 1
 
 
-def test_network_file_systems_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_file_systems_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mounts(all: bool) -> list[Any]:  # noqa: A002 - psutil's name
         return [SimpleNamespace(mountpoint=p, fstype=t) for p, t in (("/", "ext4"), (str(tmp_path), "nfs4"))]
 

@@ -1,4 +1,5 @@
-"""Whatever fails in the watching or around the training, it goes on with the same losses, and the run says so once."""
+"""Whatever fails in watching or around the training, training continues with the same losses, and the run reports it
+once."""
 
 import os
 from pathlib import Path
@@ -35,7 +36,7 @@ OUT_OF_MEMORY = [
 @pytest.mark.parametrize(
     ("owner", "name"), [(sampled_tensors, "measure_together"), (PassingTensors, "add")], ids=["gradients", "outputs"]
 )
-def test_statistic_without_memory_is_left_out_and_tried_again_later(
+def test_a_statistic_that_runs_out_of_memory_is_omitted_and_tried_again_later(
     error: Exception,
     owner: Any,
     name: str,
@@ -60,7 +61,7 @@ def test_statistic_without_memory_is_left_out_and_tried_again_later(
     assert 57 in set(run.tensors()["step"])
 
 
-def test_watching_that_always_fails_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_that_always_fails_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError("a mistake in AMPscope")
 
@@ -69,11 +70,11 @@ def test_watching_that_always_fails_ends(tmp_path: Path, monkeypatch: pytest.Mon
     attach: list[Hooks] = []
     install = Hooks._install
 
-    def noted(hooks: Hooks) -> None:
+    def record_hooks(hooks: Hooks) -> None:
         attach.append(hooks)
         install(hooks)
 
-    monkeypatch.setattr(Hooks, "_install", noted)
+    monkeypatch.setattr(Hooks, "_install", record_hooks)
     counts = []
     run = trained(tmp_path / "a", lambda step, _: counts.append(len(attach[0])), every=1)
     assert counts[0] > 0 and counts[-1] == 0
@@ -86,7 +87,7 @@ CALLED += [(PrecisionDetector, "forward_began"), (PrecisionDetector, "_update_he
 
 
 @pytest.mark.parametrize(("owner", "method"), CALLED)
-def test_mistake_in_any_hook_stays_in_it(
+def test_an_error_in_any_hook_does_not_reach_the_training(
     owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works, calls = getattr(owner, method), 0
@@ -103,10 +104,10 @@ def test_mistake_in_any_hook_stays_in_it(
     assert run.status == "finished" and len(run.steps) >= STEPS - 2
 
 
-# `scaler_found` is in tests/record/observers/signals/test_unknown_scaler.py, `optimizer_found` in
-# tests/record/loop/test_adoption.py: here both are given.
+# `scaler_found` is tested in tests/record/observers/signals/test_unknown_scaler.py and `optimizer_found` in
+# tests/record/loop/test_adoption.py: here scaler and optimizer are passed to `watch`.
 @pytest.mark.parametrize("moment", [m for m in MOMENTS if m not in ("scaler_found", "optimizer_found")])
-def test_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *_: Any) -> None:
         raise MemoryError
 
@@ -118,12 +119,12 @@ def test_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("broken", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
-def test_profiler_that_fails(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiler_that_fails_is_reported(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     works = getattr(torch.profiler.profile, broken)
 
     def fail(self: Any, *args: Any) -> None:
         if broken == "stop_trace":
-            works(self, *args)  # or torch would go on profiling
+            works(self, *args)  # else torch would continue profiling
         raise RuntimeError("Kineto is not available")
 
     monkeypatch.setattr(profile.profile, broken, fail)
@@ -132,7 +133,7 @@ def test_profiler_that_fails(broken: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert [d for d in message(run, "not recorded") if "Kineto is not available" in d] != []
 
 
-def test_nvml_that_is_lost_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_nvml_during_a_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = fake_nvml.FakeNvml(fake_nvml.HOPPER)
 
     def sampler(writer: Any, device: Any) -> DeviceSampler:
@@ -154,7 +155,7 @@ def test_nvml_that_is_lost_in_the_middle(tmp_path: Path, monkeypatch: pytest.Mon
     assert run.status == "finished" and "the GPU is lost" in message(run, "not recorded")[0]
 
 
-def test_kernel_cache_on_a_full_disk_is_done_without(tmp_path: Path) -> None:
+def test_kernels_work_if_their_cache_is_on_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def twice(x):\n    return 2 * x\n")
     program = """
         import pathlib, resource, sys
@@ -206,7 +207,7 @@ def test_forked_data_workers_leave_the_run_alone(tmp_path: Path) -> None:
         assert run.status == "finished" and run.steps["step"].tolist() == list(range(12))
 
 
-def test_interrupt_in_the_middle_of_a_write_ends_the_training_as_without(disk: Disk, tmp_path: Path) -> None:
+def test_ctrl_c_during_a_write_ends_the_training_as_without_watching(disk: Disk, tmp_path: Path) -> None:
     def interrupt() -> None:
         disk.works()
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""However a writer ends, what it reported as written is read back: the quick form of `kills`."""
+"""However a writer ends, all rows that it reported as written are read back: the quick form of `kills`."""
 
 import os
 from pathlib import Path
@@ -13,15 +13,15 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ends forked chi
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_every_writer_ends_in_every_way_and_nothing_is_lost() -> None:
+def test_no_row_is_lost_however_a_writer_ends() -> None:
     times = len(KINDS) * len(ENDS)
     ended = end_all(times)
     firsts = [how for how in ended if "resumed" not in how and how != "steps"]
     assert len(firsts) == times and ended.total() - ended["steps"] == 2 * times and ended["steps"] > 10 * times
 
 
-def test_of_two_that_open_a_folder_at_a_time_one_is_refused(tmp_path: Path) -> None:
-    """Both have looked and found nothing; the head is created by one alone."""
+def test_one_of_two_writers_that_open_a_folder_at_once_is_refused(tmp_path: Path) -> None:
+    """Both have seen an empty folder; only one can create the head."""
 
     class Late(RunWriter):
         def _refuse_other_files(self, present: set[str]) -> None:
@@ -31,7 +31,7 @@ def test_of_two_that_open_a_folder_at_a_time_one_is_refused(tmp_path: Path) -> N
         Late(tmp_path / "a")
 
 
-def test_second_writer_of_a_rank_is_refused(tmp_path: Path) -> None:
+def test_a_second_writer_of_a_rank_is_refused(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a", world_size=2), RunWriter(tmp_path / "a", rank=1, world_size=2) as writer:
         writer.append("steps", {"step": [0]})
         with pytest.raises(RunError, match="holds rows of rank 1 already; give a folder that does not exist yet"):

@@ -1,4 +1,4 @@
-"""A training that is watched while something befalls it, and what its losses are without.
+"""A training that is watched during a fault, and its losses without.
 
 >>> run = trained(tmp_path / "a", between=lambda step, folder: shutil.rmtree(folder) if step == 10 else None)
 """
@@ -18,7 +18,7 @@ import torch
 from amp_core import load_run
 from amp_core.store import resilient_writer, segment_writer
 from amp_core.store.run import Run
-from tests.places import ROOT
+from tests.paths import ROOT
 from tests.record.loops import train
 
 STEPS = 30
@@ -43,7 +43,8 @@ def trained(into: Path, between: Callable[[int, Path], None] | None = None, step
             step += 1
             return kind.__call__(self, *args)
 
-        model.__class__ = type(kind.__name__, (kind,), {"__call__": call})  # a hook would come after the step's begin
+        # A hook would be called after the begin of the step.
+        model.__class__ = type(kind.__name__, (kind,), {"__call__": call})
         return model
 
     done = train(into, torch.float16, steps=steps, wrap=reported, **options)
@@ -57,7 +58,7 @@ def message(run: Run, name: str) -> list[str]:
 
 
 class Disk:
-    """Stands between the writer and its files: `befall` is called before each write of rows."""
+    """Intercepts the writer's access to its files: `befall` is called before each write of rows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.befall: Callable[[], None] = lambda: None

@@ -1,4 +1,4 @@
-"""Values, names and columns that no honest run has, each drawn from a generator of random numbers.
+"""Random values, names and columns that no valid run has.
 
 >>> value(random.Random(1), depth=2)
 """
@@ -23,24 +23,24 @@ _REALS = (0.0, -0.0, 1.0, -1.0, 0.5, math.nan, math.inf, -math.inf, 1e308, 5e-32
 
 
 def text(rng: random.Random) -> str:
-    """A name: empty, long, of control signs, or of markup."""
+    """A name: empty, long, with control characters, or with markup."""
     some = ("", "w", "..", "a/b", "x" * 300, "\x00", "‮", "é\ud7ff", "\n\n", "$x$", "`", "[a](javascript:0)", *MARKUP)
     return rng.choice(some) + rng.choice(("", "", ".weight", "7"))
 
 
 def value(rng: random.Random, depth: int) -> Any:
-    """What JSON can hold and nobody expects there, nested `depth` times at most."""
-    what = rng.randrange(9 if depth else 7)
-    if what == 7:
+    """An unexpected JSON value, nested at most `depth` times."""
+    choice = rng.randrange(9 if depth else 7)
+    if choice == 7:
         return {text(rng): value(rng, depth - 1) for _ in range(rng.randrange(4))}
-    if what == 8:
+    if choice == 8:
         return [value(rng, depth - 1) for _ in range(rng.randrange(4))]
     some = (None, True, rng.choice(_NUMBERS), rng.choice(_REALS), text(rng), 10 ** rng.randrange(40), "65536")
-    return some[what]
+    return some[choice]
 
 
 def array(rng: random.Random, kind: pa.DataType, rows: int) -> pa.Array:
-    """Values of that type that no honest run has."""
+    """Values of that type that no valid run has."""
 
     def item(kind: pa.DataType) -> Any:
         if rng.random() < 0.05:

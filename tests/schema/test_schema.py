@@ -1,4 +1,4 @@
-"""The run's records: their head through JSON and back, and what DESIGN promises of the tables."""
+"""The schema of a run: its head in JSON, and the promised columns of its tables."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def test_tables_have_every_promised_column() -> None:
         assert set(columns.split()) <= set(have) and len(set(have)) == len(have)
 
 
-def test_columns_say_what_they_are_and_defaults_fit_their_type() -> None:
+def test_columns_have_a_description_and_a_default_of_their_type() -> None:
     for table in TABLES.values():
         assert table.doc and set(table.order) <= {c.name for c in table.columns}
         assert table.schema.names == [c.name for c in table.columns]
@@ -50,7 +50,7 @@ def test_columns_say_what_they_are_and_defaults_fit_their_type() -> None:
             assert pa.scalar(column.default, column.type).as_py() == column.default
 
 
-def test_units_stand_in_the_names() -> None:
+def test_column_names_contain_their_units() -> None:
     for table in TABLES.values():
         for column in table.columns:
             if column.name.endswith(("_bytes", "_counts")) or column.name in ("step", "rank", "numel"):
@@ -59,7 +59,7 @@ def test_units_stand_in_the_names() -> None:
                 assert column.type == pa.float64(), column.name
 
 
-def test_head_goes_through_json_and_back() -> None:
+def test_the_head_survives_json() -> None:
     head = dataclasses.replace(
         HEAD, status="failed", end_reason="ü", config={"a": [1, None, {"b": True}]}, world_size=8, results={"x": 1.5}
     )
@@ -67,7 +67,7 @@ def test_head_goes_through_json_and_back() -> None:
     assert Head.from_json(head.to_json().encode(), "run.json") == head
 
 
-def test_what_json_cannot_hold_becomes_words() -> None:
+def test_values_without_a_json_form_become_strings() -> None:
     config = {"lr": math.nan, "big": math.inf, "where": ("x", {1}), 3: b"b", "dtype": dataclasses.MISSING.__class__}
     text = dataclasses.replace(HEAD, config=config).to_json()
     json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -88,7 +88,7 @@ def test_missing_and_null_fields_get_their_defaults() -> None:
     assert (head.name, head.status, head.config, head.world_size, head.end_reason) == ("", "running", {}, 1, None)
 
 
-def test_newer_schema_is_refused_with_a_sentence() -> None:
+def test_a_newer_schema_is_refused_with_one_sentence() -> None:
     with pytest.raises(RunError, match=rf"run\.json has schema={SCHEMA + 1}, which is newer than this AMPscope reads"):
         read(schema=SCHEMA + 1, status={"something": "new"})
 
@@ -112,7 +112,7 @@ def test_newer_schema_is_refused_with_a_sentence() -> None:
         ("process", 7, "process=7; it must be of type dict"),
     ],
 )
-def test_fields_of_a_wrong_kind_are_one_sentence(field: str, value: object, says: str) -> None:
+def test_fields_of_a_wrong_type_raise_one_sentence(field: str, value: object, says: str) -> None:
     with pytest.raises(RunError, match=says) as caught:
         read(**{field: value})
     assert str(caught.value).startswith("run.json has ") and len(str(caught.value)) < 200
@@ -122,13 +122,13 @@ def test_fields_of_a_wrong_kind_are_one_sentence(field: str, value: object, says
     "text",
     ["", "{", "[]", "null", '"x"', "{} {}", b"\xff\xfe", b"\x80", "[" * 100_000, '{"schema": ' + "9" * 5000 + "}"],
 )
-def test_what_is_no_head_is_one_sentence(text: str | bytes) -> None:
+def test_text_that_is_not_a_head_raises_one_sentence(text: str | bytes) -> None:
     with pytest.raises(RunError, match=r"run\.json is not a run head|run\.json has schema=None") as caught:
         Head.from_json(text, "run.json")
     assert "\n" not in str(caught.value)
 
 
-def test_head_that_was_read_can_be_written_however_deep() -> None:
+def test_every_head_that_can_be_read_can_be_written() -> None:
     for depth in (10, 100, 200, 300, 400, 500, 700, 900, 2000):
         text = '{"schema": 1, "config": ' + '{"a":' * depth + "1" + "}" * (depth + 1)
         try:
@@ -139,5 +139,5 @@ def test_head_that_was_read_can_be_written_however_deep() -> None:
         assert Head.from_json(head.to_json(), "run.json") == head
 
 
-def test_error_is_a_value_error() -> None:
+def test_run_error_is_a_value_error() -> None:
     assert issubclass(RunError, ValueError)

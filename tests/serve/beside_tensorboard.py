@@ -2,8 +2,8 @@
 
     python -m tests.serve.beside_tensorboard
 
-60 sampled steps of 1,000 tensors are written in both forms and read back whole, in turns; printed is processor time,
-which other programs on the machine change little. Needs `pip install tensorboard`.
+60 sampled steps of 1,000 tensors are written in both formats and read back whole, in turns. The script prints processor
+time, which other programs on the machine hardly affect. Needs `pip install tensorboard`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TURNS = 3
 
 
 def write_events(folder: Path, run: Path) -> None:
-    """The histograms of a run as TensorBoard's own."""
+    """Write the histograms of a run as TensorBoard events."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -48,7 +48,7 @@ def write_events(folder: Path, run: Path) -> None:
 
 
 def read_events(folder: Path) -> int:
-    """Histograms that TensorBoard's reader finds."""
+    """The histograms that TensorBoard's reader returns."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = EventAccumulator(str(folder), size_guidance={"histograms": 0, "tensors": 0})
@@ -59,7 +59,7 @@ def read_events(folder: Path) -> int:
 
 
 def read_run(folder: Path) -> int:
-    """Histograms that AMPscope reads, each an array in a frame."""
+    """The histograms that AMPscope reads, each an array in a frame."""
     return len(load_run(folder).tensors())
 
 

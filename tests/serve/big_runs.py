@@ -3,8 +3,8 @@
     python -m tests.serve.big_runs                    # a twentieth of that, and 300 runs in the library
     python -m tests.serve.big_runs --full             # all of it, 5,000 runs, TensorBoard beside it; ten minutes
 
-Printed are the time from the start of a session to its first chart in a server that has just begun, the time of each
-page after that, the server's memory, the cost of a look at a live run of two lengths, and the listing of the library.
+The script prints the time from the start of a session to its first chart in a new server, the time of each later page,
+the server's memory, the cost of a refresh of live runs of two lengths, and the time of listing the library.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SPIKE = 3
 
 
 def write_steps(writer: RunWriter, first: int, last: int) -> None:
-    """Steps `first` to before `last` of a training that gets better, with a skipped step here and there."""
+    """Write steps `first` to before `last` of a training with falling loss and occasional skipped steps."""
     random = np.random.default_rng(first)
     at = np.arange(first, last)
     skipped = at % 997 == 996
@@ -60,7 +60,7 @@ def write_steps(writer: RunWriter, first: int, last: int) -> None:
 
 
 def write_tensors(writer: RunWriter, step: int, tensors: int, spike: bool = False) -> None:
-    """One sampled step: gradients of `tensors` layers, of both kinds, drawn like real ones."""
+    """Write a sampled step: gradients of `tensors` layers, of both kinds, distributed like real ones."""
     random = np.random.default_rng(step + 1)
     rows = tensors * len(KINDS)
     shape = np.exp(-0.5 * ((np.arange(BINS) - 14 + random.normal(0, 1, (rows, 1))) / 3) ** 2)
@@ -95,7 +95,8 @@ def write_tensors(writer: RunWriter, step: int, tensors: int, spike: bool = Fals
 
 @contextlib.contextmanager
 def big_run(folder: Path, steps: int, rows: int, tensors: int = 500, **options: int) -> Iterator[RunWriter]:
-    """A run of that many steps and rows, still open; one spike stands in the middle. `options` are `RunWriter`'s."""
+    """A run with that many steps and rows, still open, with a spike in the middle. `options` are those of
+    `RunWriter`."""
     sampled = max(1, rows // (tensors * len(KINDS)))
     every = max(1, steps // sampled)
     layers = {f"blocks.{i:03d}.linear": "Linear" for i in range(tensors)}
@@ -114,7 +115,7 @@ def big_run(folder: Path, steps: int, rows: int, tensors: int = 500, **options: 
 
 
 def write_library(runs: Path, number: int) -> None:
-    """That many small runs: one is written, the others are copies under their own names."""
+    """Make `number` small runs: one is written, the others are copies under their own names."""
     with big_run(runs / "made-00000", 40, 40, tensors=4):
         pass
     head = (runs / "made-00000" / "run.json").read_text()
@@ -125,22 +126,22 @@ def write_library(runs: Path, number: int) -> None:
 
 
 async def pages(base: str, run: str) -> dict[str, tuple[float, float | None]]:
-    """For each page the seconds until it was done and until its first chart, in one session."""
+    """For each page the seconds until it was complete and until its first chart, in one session."""
     result = {}
     async with Viewer(base) as viewer:
         for page in PAGES:
-            seen = await viewer.open(page, run=run)
-            assert not seen.errors, (page, seen.errors)
-            result[page or "overview"] = (seen.seconds, seen.first_chart_s)
+            shown = await viewer.open(page, run=run)
+            assert not shown.errors, (page, shown.errors)
+            result[page or "overview"] = (shown.seconds, shown.first_chart_s)
     return result
 
 
-async def look_live(base: str, run: str, writer: RunWriter, first: int, looks: int = 12) -> float:
-    """Median seconds of a look at a live run, while steps and a sampled step are added between looks."""
+async def refresh_live(base: str, run: str, writer: RunWriter, first: int, refreshes: int = 12) -> float:
+    """Median seconds of a refresh of a live run, with new steps and a sampled step before each."""
     took = []
     async with Viewer(base) as viewer:
         await viewer.open("", run=run)
-        for look in range(looks):
+        for look in range(refreshes):
             write_steps(writer, first + 10 * look, first + 10 * look + 10)
             write_tensors(writer, first + 10 * look, 500)
             took.append((await viewer.tick()).seconds)
@@ -148,12 +149,12 @@ async def look_live(base: str, run: str, writer: RunWriter, first: int, looks: i
 
 
 def live_tail(home: Path, lengths: list[tuple[int, int]]) -> list[float]:
-    """The median look at live runs of these numbers of steps and rows."""
+    """The median refresh time of live runs with these numbers of steps and rows."""
     result = []
     with serving(home / "live") as server:
         for steps, rows in lengths:
             with big_run(home / "live" / f"of-{steps}", steps, rows) as writer:
-                result.append(run_async(look_live(server.base, f"run/of-{steps}", writer, steps)))
+                result.append(run_async(refresh_live(server.base, f"run/of-{steps}", writer, steps)))
     return result
 
 
@@ -169,10 +170,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--home", type=Path, help="keep the runs there, and take those that are there already")
-    given = parser.parse_args()
-    steps, rows = (100_000, 10_000_000) if given.full else (5_000, 500_000)
+    arguments = parser.parse_args()
+    steps, rows = (100_000, 10_000_000) if arguments.full else (5_000, 500_000)
     with tempfile.TemporaryDirectory(prefix="ampscope-big-") as aside:
-        home = given.home or Path(aside)
+        home = arguments.home or Path(aside)
         if not (home / "runs" / "big").exists():
             began = time.perf_counter()
             with big_run(home / "runs" / "big", steps, rows):
@@ -184,7 +185,7 @@ def main() -> None:
             print(f"server: {server.rss_bytes() / 2**20:.0f} MiB resident")
         short, long = live_tail(home, [(steps // 50, rows // 50), (steps, rows)])
         print(f"a look at a live run: {short:.2f} s at {steps // 50:,} steps, {long:.2f} s at {steps:,}")
-        number = 5000 if given.full else 300
+        number = 5000 if arguments.full else 300
         if not (home / "library").exists():
             write_library(home / "library", number)
         with serving(home / "library") as server:

@@ -1,11 +1,11 @@
-"""Many sessions at once: fifty on one live run, twenty on runs of their own.
+"""Many sessions at once: fifty on one live run, twenty on separate runs.
 
     python -m tests.serve.many_eyes                             # 8 and 4, a few seconds
     python -m tests.serve.many_eyes --live 50 --own 20 --rounds 2        # the long form, some minutes
 
-Each session is a WebSocket client of its own. Those on the live run look once a second; the others walk through the
-pages of their run, whose name stands in no other: a name where it does not belong is cross-talk. Then all of them
-close, and the server is asked for what is left; a second round shows whether anything has piled up.
+Each session is a separate WebSocket client. Those on the live run refresh once a second; the others open the pages of
+their run, whose name is unique: another run's name on a page is cross-talk. Then all sessions close, and the server's
+remaining sessions and threads are counted; a second round shows whether anything accumulates.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def name_of(number: int) -> str:
 
 @dataclass
 class Round:
-    """What was found while all sessions were open, and after they had closed."""
+    """Measurements while all sessions were open, and after they had closed."""
 
     opening_s: list[float] = field(default_factory=list)
     looks_s: list[float] = field(default_factory=list)
@@ -54,34 +54,34 @@ class Round:
 async def watcher(server: Server, seconds: float, result: Round) -> None:
     """One session on the live run."""
     async with Viewer(server.base, patience_s=PATIENCE_S) as viewer:
-        seen = await viewer.open("", run="run/live")
-        result.opening_s.append(seen.seconds)
-        check(seen, None, result)
+        shown = await viewer.open("", run="run/live")
+        result.opening_s.append(shown.seconds)
+        check(shown, None, result)
         until = time.monotonic() + seconds
         while time.monotonic() < until and viewer.fragments:
             began = time.monotonic()
-            seen = await viewer.tick()
-            result.looks_s.append(seen.seconds)
-            check(seen, None, result)
+            shown = await viewer.tick()
+            result.looks_s.append(shown.seconds)
+            check(shown, None, result)
             await asyncio.sleep(max(0.0, 1 - (time.monotonic() - began)))
 
 
 async def owner(server: Server, number: int, seconds: float, result: Round) -> None:
-    """One session on a run of its own."""
+    """One session on its own run."""
     async with Viewer(server.base, patience_s=PATIENCE_S) as viewer:
         until, first = time.monotonic() + seconds, True
         while time.monotonic() < until or first:
             for page in PAGES:
-                seen = await viewer.open(page, run=f"run/{name_of(number)}")
-                result.pages_s.append(seen.seconds)
-                check(seen, number, result)
+                shown = await viewer.open(page, run=f"run/{name_of(number)}")
+                result.pages_s.append(shown.seconds)
+                check(shown, number, result)
             first = False
 
 
-def check(seen: Seen, number: int | None, result: Round) -> None:
-    """Whether a session was shown its own run and nothing of another's."""
-    result.errors += seen.errors
-    message = seen.words + "".join(chart.spec for chart in seen.of("plotly_chart"))
+def check(shown: Seen, number: int | None, result: Round) -> None:
+    """Check that a session was shown its own run and nothing of another."""
+    result.errors += shown.errors
+    message = shown.words + "".join(chart.spec for chart in shown.of("plotly_chart"))
     others = message if number is None else message.replace(name_of(number), "")
     result.crossed += "owner-" in others or (number is not None and name_of(number) not in message)
 
@@ -98,14 +98,14 @@ async def one_round(server: Server, live: int, own: int, seconds: float) -> Roun
 
 
 def sessions(server: Server) -> int:
-    """Sessions that the server still holds, as it counts them itself."""
+    """The number of sessions that the server reports as open."""
     with urllib.request.urlopen(f"{server.base}/_stcore/metrics", timeout=300) as answer:
         lines = answer.read().decode().splitlines()
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("active_sessions")))
 
 
 def settle(server: Server, result: Round, most_threads: int, patience_s: float) -> None:
-    """Wait until the closed sessions are gone, and all threads but so many."""
+    """Wait until the closed sessions have ended and at most `most_threads` threads remain."""
     give_up = time.monotonic() + patience_s
     while time.monotonic() < give_up and (sessions(server) > 0 or server.threads() > most_threads):
         time.sleep(0.5)
@@ -114,7 +114,7 @@ def settle(server: Server, result: Round, most_threads: int, patience_s: float) 
 
 
 def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tuple[int, list[Round]]:
-    """Everything; threads that the server has with one session behind it, and what each round found."""
+    """Run all rounds; returns the server's threads after one closed session, and the result of each round."""
     runs = home / "runs"
     for i in range(own):
         synthetic.write(runs / name_of(i), "healthy", steps=60, seed=i)
@@ -138,7 +138,7 @@ def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tupl
 
 
 def train(run: synthetic.SyntheticRun, stop: threading.Event) -> None:
-    """Let the live run grow until told to stop."""
+    """Let the live run grow until `stop` is set."""
     while not stop.wait(0.25):
         run.advance(1)
 
@@ -147,10 +147,10 @@ def say(threads: int, result: list[Round]) -> None:
     print(f"threads with nobody connected: {threads}")
     for number, r in enumerate(result, 1):
         print(f"round {number}: {len(r.looks_s)} live looks, {len(r.pages_s)} pages, {r.crossed} of them crossed")
-        for what, values in (("opening live", r.opening_s), ("live look", r.looks_s), ("page", r.pages_s)):
+        for label, values in (("opening live", r.opening_s), ("live look", r.looks_s), ("page", r.pages_s)):
             if values:
                 half, most = np.percentile(values, [50, 95])
-                print(f"  {what}: median {half:.2f} s, 95 % within {most:.2f} s")
+                print(f"  {label}: median {half:.2f} s, 95 % within {most:.2f} s")
         print(f"  server: {r.peak_bytes / 2**20:.0f} MiB at most; after all had closed {r.left_bytes / 2**20:.0f} MiB,")
         print(f"  {r.left_sessions} sessions, {r.left_threads} threads; exceptions shown: {len(r.errors)}")
 
@@ -161,9 +161,9 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ampscope-eyes-") as home:
-        say(*rounds(Path(home), given.live, given.own, given.seconds, given.rounds))
+        say(*rounds(Path(home), arguments.live, arguments.own, arguments.seconds, arguments.rounds))
 
 
 if __name__ == "__main__":

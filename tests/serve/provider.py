@@ -1,6 +1,7 @@
-"""An OpenID Connect provider on the loopback address, and a browser's way through it: `with provider() as p: …`.
+"""An OpenID Connect provider on the loopback address, and a client that signs in like a browser: `with provider() as p:
+…`.
 
-It speaks what a sign-in needs: discovery, the authorization code flow with PKCE, a token signed with RS256, its keys.
+It implements what a sign-in needs: discovery, the authorization code flow with PKCE, tokens signed with RS256, keys.
 """
 
 import base64
@@ -30,7 +31,7 @@ def _key() -> RSAKey:
 
 @dataclass
 class Provider:
-    """Who signs in next, and how well the provider behaves."""
+    """The next account to sign in, and whether the provider behaves correctly."""
 
     base: str = ""
     account: dict[str, Any] = field(default_factory=dict)
@@ -54,13 +55,13 @@ class Provider:
         }
 
     def authorize(self, query: dict[str, str]) -> str:
-        """Where the browser is sent with its code; the account needs no form to fill."""
+        """The redirect with the code; the account need not fill in a form."""
         code = secrets.token_urlsafe(16)
         self.requested[code] = query
         return f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}"
 
     def token(self, form: dict[str, str]) -> dict[str, Any] | None:
-        """The tokens for a code, once; None where the code or its verifier is wrong."""
+        """The tokens for a code, once; None if the code or its verifier is wrong."""
         requested = self.requested.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         if (
@@ -89,7 +90,7 @@ class Provider:
 
 @contextlib.contextmanager
 def provider() -> Iterator[Provider]:
-    """A provider that answers until the end."""
+    """A provider that runs until the end of the context."""
     result = Provider()
 
     class Handler(BaseHTTPRequestHandler):
@@ -106,8 +107,8 @@ def provider() -> Iterator[Provider]:
 
         def do_POST(self) -> None:
             form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            given = result.token({name: values[0] for name, values in form.items()})
-            self.answer(given or {"error": "invalid_grant"}, 200 if given else 400)
+            tokens = result.token({name: values[0] for name, values in form.items()})
+            self.answer(tokens or {"error": "invalid_grant"}, 200 if tokens else 400)
 
         def answer(self, record: dict[str, Any], status: int = 200) -> None:
             self.send_response(status)
@@ -131,7 +132,7 @@ def provider() -> Iterator[Provider]:
 
 
 def cookies_after(*urls: str) -> str:
-    """Follow each address and all that it leads to, as a browser does; its cookies, as a header."""
+    """Follow each address and its redirects, as a browser does; returns the cookies as a header."""
     jar = http.cookiejar.CookieJar()
     browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(jar))
     for url in urls:

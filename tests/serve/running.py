@@ -1,4 +1,4 @@
-"""A real server on the loopback address: `with serving(runs) as server: …`; `app(runs)` is that of a checkout."""
+"""A real server on the loopback address: `with serving(runs) as server: …`; `app(runs)` serves a checkout."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in a thread of its own: after a test in a browser, Playwright's loop goes on in this one."""
+    """`asyncio.run` in a new thread: after a test in a browser, Playwright's loop keeps running in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -54,10 +54,10 @@ class Server:
 
 @contextlib.contextmanager
 def serving(runs: Path, *flags: str, program: Path | None = None, desktop: Path | None = None) -> Iterator[Server]:
-    """Start `ampscope serve` with `flags` on a free port, and stop that process, and no other, at the end.
+    """Start `ampscope serve` with `flags` on a free port, and stop only that process at the end.
 
-    `program` is an installed `ampscope`, which has to find everything by itself; `desktop` a folder whose `xdg-open`
-    opens browser windows, and without one the server is told to open none.
+    `program` is an installed `ampscope`, which has to locate everything itself. `desktop` is a folder whose `xdg-open`
+    opens browser windows; without one the server gets the flag to open none.
     """
     start = [sys.executable, "-m", "amp_core"] if program is None else [str(program)]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | (_path() if program is None else {})
@@ -80,7 +80,7 @@ def app(runs: Path, script: Path = ROOT / "app.py", desktop: Path | None = None)
 
 
 def _shown(desktop: Path | None) -> dict[str, str]:
-    """The environment of a program that shows windows there."""
+    """The environment of a program that opens windows through `desktop`."""
     return {"DISPLAY": ":0", "PATH": f"{desktop}{os.pathsep}{os.environ['PATH']}"} if desktop else {}
 
 
@@ -112,7 +112,7 @@ def _up(command: list[str], port: int, runs: Path, *, cwd: Path, environment: di
 
 
 def answers(url: str) -> bool:
-    """Whether something answers there."""
+    """Whether a server responds at the address."""
     try:
         with urllib.request.urlopen(url, timeout=10):
             return True

@@ -1,13 +1,13 @@
-"""A long training of a tiny model, watched all the while: does anything grow that should not?
+"""A long watched training of a tiny model, to detect resources that grow.
 
     python -m tests.serve.soak                                    # 20 seconds, 2,000 steps
     python -m tests.serve.soak --minutes 31 --steps 210000        # the long form
 
-A process trains and watches; a server shows the run to a session that follows it live and to one that walks through the
-pages. Resident memory, file handles and threads of both processes are taken throughout; printed is their slope after
-the first third and over the last half, by least squares, what they held by tenths (what a look at a page takes comes
-and goes; what leaks raises the least of a tenth), and what watching cost per step in the first and in the last tenth.
-`--out FILE` keeps every sample.
+A process trains and watches; a server shows the run to a session that follows it live and to one that opens page after
+page. Resident memory, file handles and threads of both processes are sampled throughout. The script prints their slope
+after the first third and over the last half, by least squares; their values by tenths of the time (a leak raises the
+minimum of a tenth, unlike the temporary memory of a page); and the cost of watching per step in the first and the last
+tenth. `--out FILE` keeps every sample.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PAGES = ("", "loss-scale", "number-ranges", "layer-detail", "memory", "library")
 
 
 def train(folder: Path, steps: int, seconds: float) -> None:
-    """Train for `steps`, spread over `seconds`, and say now and then what the process holds."""
+    """Train for `steps`, spread over `seconds`, and print the resources of the process regularly."""
     import torch
 
     from amp_core.record import watch
@@ -63,7 +63,7 @@ PATIENCE_S = 600.0
 
 
 async def follow(server: Server, done: asyncio.Event) -> int:
-    """Look at the live run once a second; how often."""
+    """Refresh the live run once a second; returns how often."""
     ticks = 0
     async with Viewer(server.base, patience_s=PATIENCE_S) as viewer:
         await viewer.open("", run="run/soak")
@@ -75,22 +75,22 @@ async def follow(server: Server, done: asyncio.Event) -> int:
 
 
 async def walk(server: Server, done: asyncio.Event) -> int:
-    """Open one page after another, in a session of its own each; how many."""
+    """Open one page after another, each in a new session; returns how many."""
     opened = 0
     while not done.is_set():
         async with Viewer(server.base, patience_s=PATIENCE_S) as viewer:
-            seen = await viewer.open(PAGES[opened % len(PAGES)], run="run/soak")
-            assert not seen.errors, seen.errors
+            shown = await viewer.open(PAGES[opened % len(PAGES)], run="run/soak")
+            assert not shown.errors, shown.errors
         opened += 1
         await asyncio.sleep(5)
     return opened
 
 
 async def sample(server: Server, done: asyncio.Event, every_s: float) -> list[dict[str, float]]:
-    """What the server holds, from time to time."""
-    found, began = [], time.monotonic()
+    """Samples of the server's resources."""
+    measurements, began = [], time.monotonic()
     while not done.is_set():
-        found.append(
+        measurements.append(
             {
                 "s": time.monotonic() - began,
                 "rss": server.rss_bytes(),
@@ -99,23 +99,24 @@ async def sample(server: Server, done: asyncio.Event, every_s: float) -> list[di
             }
         )
         await asyncio.sleep(every_s)
-    return found
+    return measurements
 
 
-def slope(rows: list[dict[str, float]], what: str, since: float = 1 / 3) -> tuple[float, float]:
-    """Growth per hour of `what` after that part of the time, and its value at the end (median of the last tenth)."""
+def slope(rows: list[dict[str, float]], column: str, since: float = 1 / 3) -> tuple[float, float]:
+    """Growth per hour of `column` after the fraction `since` of the time, and its value at the end (median of the last
+    tenth)."""
     kept = [r for r in rows if r["s"] >= rows[-1]["s"] * since]
-    times, values = np.array([r["s"] for r in kept]), np.array([r[what] for r in kept])
+    times, values = np.array([r["s"] for r in kept]), np.array([r[column] for r in kept])
     return float(np.polyfit(times, values, 1)[0]) * 3600, float(np.median(values[-max(1, len(values) // 10) :]))
 
 
 async def soak(steps: int, seconds: float, home: Path) -> dict[str, object]:
-    """Run everything; what was found."""
+    """Run the soak test; returns its measurements."""
     runs = home / "runs"
     runs.mkdir(parents=True)
-    said = home / "trainer.jsonl"
+    log_file = home / "trainer.jsonl"
     command = [sys.executable, "-m", "tests.serve.soak", "--train", str(runs / "soak")]
-    with serving(runs) as server, open(said, "wb") as out:
+    with serving(runs) as server, open(log_file, "wb") as out:
         trainer = subprocess.Popen(
             [*command, "--steps", str(steps), "--minutes", str(seconds / 60)], cwd=ROOT, stdout=out
         )
@@ -132,21 +133,28 @@ async def soak(steps: int, seconds: float, home: Path) -> dict[str, object]:
                 await asyncio.sleep(0.5)
             done.set()
             state = "is at work still" if trainer.poll() is None else f"ended with {trainer.poll()}"
-            print(f"the trainer {state} after {len(rows_of(said))} samples", flush=True)
+            print(f"the trainer {state} after {len(rows_of(log_file))} samples", flush=True)
             ticks, opened, app = await asyncio.gather(*tasks)
             code = trainer.wait(60)
         finally:
             if trainer.poll() is None:
                 trainer.terminate()
-    return {"code": code, "ticks": ticks, "opened": opened, "app": app, "trainer": rows_of(said), "run": runs / "soak"}
+    return {
+        "code": code,
+        "ticks": ticks,
+        "opened": opened,
+        "app": app,
+        "trainer": rows_of(log_file),
+        "run": runs / "soak",
+    }
 
 
-def rows_of(said: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in said.read_text().splitlines() if line.startswith("{")]
+def rows_of(log_file: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in log_file.read_text().splitlines() if line.startswith("{")]
 
 
 def watching_ms(run: Path) -> tuple[float, float]:
-    """Median cost of watching a step, ms, in the first and in the last tenth; the first 100 steps left out."""
+    """Median cost of watching a step, ms, in the first and in the last tenth, without the first 100 steps."""
     from amp_core import load_run
 
     cost = load_run(run).steps["watch_ms"].to_numpy()[100:]
@@ -154,13 +162,14 @@ def watching_ms(run: Path) -> tuple[float, float]:
     return float(np.median(cost[:tenth])), float(np.median(cost[-tenth:]))
 
 
-def say(found: dict[str, object]) -> None:
-    """Print what was found."""
+def say(measurements: dict[str, object]) -> None:
+    """Print the measurements."""
     print(
-        f"trainer ended with {found['code']}; {found['ticks']} live looks, {found['opened']} sessions opened and closed"
+        f"trainer ended with {measurements['code']}; {measurements['ticks']} refreshes, "
+        f"{measurements['opened']} sessions opened and closed"
     )
     for who in ("trainer", "app"):
-        rows = found[who]
+        rows = measurements[who]
         assert isinstance(rows, list)
         grown, last = slope(rows, "rss")
         print(
@@ -170,10 +179,10 @@ def say(found: dict[str, object]) -> None:
         tenths = np.array_split([r["rss"] / 2**20 for r in rows], 10)
         print("  by tenths, median MiB: " + " ".join(f"{np.median(part):.0f}" for part in tenths))
         print("  by tenths, least MiB: " + " ".join(f"{part.min():.0f}" for part in tenths))
-        for what in ("handles", "threads"):
-            kept = [r[what] for r in rows if r["s"] >= rows[-1]["s"] / 3]
-            print(f"  {what}: {min(kept):.0f} to {max(kept):.0f}, slope {slope(rows, what)[0]:+.2f} per hour")
-    first, last_ms = watching_ms(Path(str(found["run"])))
+        for column in ("handles", "threads"):
+            kept = [r[column] for r in rows if r["s"] >= rows[-1]["s"] / 3]
+            print(f"  {column}: {min(kept):.0f} to {max(kept):.0f}, slope {slope(rows, column)[0]:+.2f} per hour")
+    first, last_ms = watching_ms(Path(str(measurements["run"])))
     print(f"watching a step: {first:.3f} ms in the first tenth, {last_ms:.3f} ms in the last")
 
 
@@ -183,17 +192,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--out", type=Path, help="keep the samples there, as JSON")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.train is not None:
-        train(given.train, given.steps, given.minutes * 60)
+    arguments = parser.parse_args()
+    if arguments.train is not None:
+        train(arguments.train, arguments.steps, arguments.minutes * 60)
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     with tempfile.TemporaryDirectory(prefix="ampscope-soak-") as home:
-        found = run_async(soak(given.steps, given.minutes * 60, Path(home)))
-        say(found)
-        if given.out is not None:
-            given.out.write_text(json.dumps({who: found[who] for who in ("trainer", "app")}))
+        measurements = run_async(soak(arguments.steps, arguments.minutes * 60, Path(home)))
+        say(measurements)
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps({who: measurements[who] for who in ("trainer", "app")}))
 
 
 if __name__ == "__main__":

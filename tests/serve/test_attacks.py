@@ -1,4 +1,4 @@
-"""Attacks on a real server, over real sockets: foreign hosts and origins, path tricks, forged presses of buttons."""
+"""Attacks on a real server, over real sockets: foreign hosts and origins, path tricks, forged button presses."""
 
 import contextlib
 import http.client
@@ -21,7 +21,7 @@ SCRIPT = "def workload():\n    raise SystemExit('it was run')\n"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs, a run beside them that is nobody's business, and scripts inside and outside of a folder."""
+    """A folder with runs, a private run outside it, and scripts inside and outside a folder."""
     home = tmp_path_factory.mktemp("attacked")
     synthetic.write(home / "runs" / "a", "healthy", steps=20)
     synthetic.write(home / SECRET, "healthy", steps=20)
@@ -47,7 +47,7 @@ def training(home: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str]:
-    """Status and body of a request, its path sent as it is."""
+    """Status and body of a request; its path is sent unmodified."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     with contextlib.closing(connection):
         connection.putrequest(method, path, skip_host="Host" in headers)
@@ -59,7 +59,7 @@ def ask(server: Server, path: str = "/", method: str = "GET", **headers: str) ->
 
 
 def ask_head(server: Server, path: str, **headers: str) -> int:
-    """Status alone: a WebSocket that was opened has no body to wait for."""
+    """Only the status: an open WebSocket has no body to wait for."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection(("127.0.0.1", server.port), timeout=300) as raw:
         raw.sendall(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
@@ -67,7 +67,7 @@ def ask_head(server: Server, path: str, **headers: str) -> int:
 
 
 def see(server: Server, page: str = "", **query: str) -> Seen:
-    """What a session is shown at an address."""
+    """The content that a session is shown at an address."""
 
     async def go() -> Seen:
         async with Viewer(server.base) as viewer:
@@ -95,12 +95,12 @@ HOSTS = ["evil.example", "evil.example:8501", "127.0.0.1.evil.example", "localho
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("path", ["/", "/_stcore/health", "/_stcore/host-config", "/library"])
-def test_foreign_host_gets_nothing(reading: Server, host: str, path: str) -> None:
+def test_a_foreign_host_header_is_refused(reading: Server, host: str, path: str) -> None:
     status, body = ask(reading, path, Host=host)
     assert status in (400, 403) and "AMPscope" not in body
 
 
-def test_own_host_is_served_and_not_framed(reading: Server) -> None:
+def test_the_own_host_is_served_and_cannot_be_framed(reading: Server) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", reading.port, timeout=300)
     with contextlib.closing(connection):
         connection.request("GET", "/", headers={"Host": f"localhost:{reading.port}"})
@@ -108,8 +108,8 @@ def test_own_host_is_served_and_not_framed(reading: Server) -> None:
         assert answer.status == 200 and answer.getheader("Content-Security-Policy") == "frame-ancestors 'self'"
 
 
-def test_it_listens_on_loopback_alone(reading: Server) -> None:
-    own = {found[4][0] for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+def test_the_server_listens_only_on_loopback(reading: Server) -> None:
+    own = {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
     for address in own - {"127.0.0.1"}:
         if not str(address).startswith("127."):
             with socket.socket() as probe:
@@ -126,31 +126,31 @@ ORIGINS = ["http://evil.example", "null", "file://", "http://localhost.evil.exam
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_foreign_origin_gets_no_session(reading: Server, origin: str) -> None:
+def test_a_foreign_origin_gets_no_session(reading: Server, origin: str) -> None:
     assert refused(reading, Origin=origin)
 
 
-def test_foreign_origin_with_its_own_host_gets_no_session(reading: Server) -> None:
-    """DNS rebinding: the attacker's name leads to 127.0.0.1, so its pages and this server are one origin."""
+def test_a_foreign_origin_with_its_own_host_gets_no_session(reading: Server) -> None:
+    """DNS rebinding: the attacker's name resolves to 127.0.0.1, so its pages and this server have the same origin."""
     foreign = {"Origin": "http://evil.example:8501", "Host": "evil.example:8501"}
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     key = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
     assert ask(reading, "/_stcore/stream", **foreign, **upgrade, **key)[0] == 403
     own = {"Origin": reading.base, "Host": f"127.0.0.1:{reading.port}"}
     assert ask_head(reading, "/_stcore/stream", **own, **upgrade, **key) == 101
-    assert refused(reading, **foreign)  # the client's own Host comes before it: two are as good as none
+    assert refused(reading, **foreign)  # the client also sends its own Host header: two are refused like none
 
 
-def test_foreign_origin_cannot_upload(training: Server) -> None:
-    for headers in ({"Origin": "http://evil.example"}, {}):  # and nobody without the token of a page
+def test_a_foreign_origin_cannot_upload(training: Server) -> None:
+    for headers in ({"Origin": "http://evil.example"}, {}):  # nor can a request without the token of a page
         assert ask(training, "/_stcore/upload_file/a/b", "PUT", **headers)[0] == 403
 
 
-def test_read_only_server_takes_no_upload(reading: Server) -> None:
+def test_a_read_only_server_refuses_uploads(reading: Server) -> None:
     assert ask(reading, "/_stcore/upload_file/a/b", "PUT", Origin=reading.base) == (403, "not for this server")
 
 
-def test_more_sessions_than_allowed_are_refused_and_free_their_place(reading: Server) -> None:
+def test_sessions_beyond_the_limit_are_refused_until_one_closes(reading: Server) -> None:
     async def go() -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(4):
@@ -183,14 +183,14 @@ TRICKS = [
 
 @pytest.mark.parametrize("trick", TRICKS)
 @pytest.mark.parametrize("page", ["", "library", "compare"])
-def test_the_address_leads_to_listed_runs_alone(reading: Server, page: str, trick: str) -> None:
-    seen = see(reading, page, run=trick, **({"with": trick} if page == "compare" else {}))
-    assert seen.errors == []
-    message = seen.words.replace(trick.replace("\\", ""), "")
+def test_the_address_opens_only_listed_runs(reading: Server, page: str, trick: str) -> None:
+    shown = see(reading, page, run=trick, **({"with": trick} if page == "compare" else {}))
+    assert shown.errors == []
+    message = shown.words.replace(trick.replace("\\", ""), "")
     assert SECRET not in message and "root:" not in message
 
 
-def test_other_things_in_the_address_break_no_page(reading: Server) -> None:
+def test_unknown_parameters_in_the_address_break_no_page(reading: Server) -> None:
     for query in ({"kind": "../x", "layer": "'; --"}, {"steps": "9" * 500}, {"step": "-1"}, {"layer": "<script>"}):
         for page in ("layer-detail", "number-ranges", "loss-scale"):
             assert see(reading, page, run="run/a", **query).errors == []
@@ -215,11 +215,11 @@ PATHS = [
 def test_no_path_leads_to_a_file(reading: Server, path: str) -> None:
     status, body = ask(reading, path)
     assert "root:" not in body and "[project]" not in body and "run_id" not in body
-    assert status >= 400 or "<!doctype html>" in body.lower()  # the app's own page, for an address it does not know
+    assert status >= 400 or "<!doctype html>" in body.lower()  # the app's own page for unknown addresses
 
 
 def press(server: Server, page: str, *widgets: WidgetState) -> Seen:
-    """Press what a page need not even show."""
+    """Press a button, even one that the page does not show."""
 
     async def go() -> Seen:
         async with Viewer(server.base) as viewer:
@@ -233,7 +233,7 @@ def folders(home: Path) -> set[str]:
     return {p.name for p in (home / "runs").iterdir()}
 
 
-def test_nothing_can_be_pressed_on_a_read_only_server(home: Path, reading: Server, training: Server) -> None:
+def test_a_read_only_server_ignores_forged_button_presses(home: Path, reading: Server, training: Server) -> None:
     start, library = see(training, "start", run="run/a"), see(training, "library", run="run/a")
     go = start.widget("button", "Start")
     delete = library.widget("button", "Delete")
@@ -244,12 +244,12 @@ def test_nothing_can_be_pressed_on_a_read_only_server(home: Path, reading: Serve
         assert shown.widget("button", button.label) is None and not shown.of("file_uploader")
         press(
             reading, page, WidgetState(id=button.id, trigger_value=True)
-        )  # forged: its id is that of the other server
+        )  # forged: its id comes from the other server
     assert folders(home) == before
 
 
 def start_script(server: Server, script: str) -> Seen:
-    """Ask for a script as one's own workload."""
+    """Try to start a script as a user workload."""
     page = see(server, "start", run="run/a")
     field = page.widget("text_input", "Or your own")
     assert field is not None
@@ -263,14 +263,14 @@ def start_script(server: Server, script: str) -> Seen:
 
 
 @pytest.mark.parametrize("script", ["{home}/outside.py:workload", "../outside.py:workload", "link.py:workload"])
-def test_scripts_outside_of_the_allowed_folder_are_refused(home: Path, training: Server, script: str) -> None:
+def test_scripts_outside_the_allowed_folder_are_refused(home: Path, training: Server, script: str) -> None:
     before = folders(home)
-    seen = start_script(training, script.format(home=home))
-    assert "is a script that the app may not run" in seen.words
+    shown = start_script(training, script.format(home=home))
+    assert "is a script that the app may not run" in shown.words
     assert folders(home) == before
 
 
-def test_a_script_of_the_allowed_folder_is_started_and_no_more_than_allowed(home: Path, training: Server) -> None:
+def test_a_script_of_the_allowed_folder_starts_within_the_limit_of_trainings(home: Path, training: Server) -> None:
     before = folders(home)
     try:
         start_script(training, "mine.py:workload")
@@ -291,5 +291,5 @@ def test_without_an_allowed_folder_a_forged_script_is_not_run(home: Path, readin
         WidgetState(id=page.widget("button", "Start").id, trigger_value=True),
     )
     before = folders(home)
-    seen = press(reading, "start", *forged)
-    assert folders(home) == before and "read-only" in seen.words
+    shown = press(reading, "start", *forged)
+    assert folders(home) == before and "read-only" in shown.words

@@ -1,5 +1,5 @@
-"""The quick forms of `many_eyes`, `big_runs` and `soak`: that they work, and what holds whatever the machine is busy
-with. Times are for their long forms to print."""
+"""The quick forms of `many_eyes`, `big_runs` and `soak` test that these work, and results that do not depend on the
+load of the machine. Their long forms print times."""
 
 import importlib.util
 import sys
@@ -39,14 +39,14 @@ def test_every_page_opens_a_big_run_in_bounded_memory(tmp_path: Path) -> None:
         assert server.rss_bytes() < MAX_BYTES
 
 
-def test_live_looks_and_a_library_of_many_runs(tmp_path: Path) -> None:
+def test_live_refreshes_and_a_library_of_many_runs_work(tmp_path: Path) -> None:
     assert len(live_tail(tmp_path, [(100, 2_000)])) == 1
     write_library(tmp_path / "library", 60)
     with serving(tmp_path / "library") as server:
         assert min(run_async(library(server.base))) > 0
 
 
-def test_a_short_soak(tmp_path: Path) -> None:
+def test_a_short_soak_shows_no_growth(tmp_path: Path) -> None:
     result = run_async(soak(300, 6, tmp_path))
     assert result["code"] == 0 and int(str(result["opened"])) > 0
     trainer = result["trainer"]
@@ -56,20 +56,20 @@ def test_a_short_soak(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [serving, app])
-def test_the_first_who_comes_may_come_by_the_address_of_a_page(tmp_path: Path, start: Start) -> None:
-    async def come(base: str) -> tuple[bool, bool, list[str]]:
+def test_the_first_session_may_open_any_page(tmp_path: Path, start: Start) -> None:
+    async def first_session(base: str) -> tuple[bool, bool, list[str]]:
         async with Viewer(base) as viewer:
-            seen = await viewer.open("loss-scale", run="sample/fp16-healthy")
+            shown = await viewer.open("loss-scale", run="sample/fp16-healthy")
             wrong = await viewer.open("no-such-page")
-        return seen.not_found, wrong.not_found, seen.errors
+        return shown.not_found, wrong.not_found, shown.errors
 
     with start(tmp_path / "runs") as server:
-        assert run_async(come(server.base)) == (False, True, [])
+        assert run_async(first_session(server.base)) == (False, True, [])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the window is opened by xdg-open")
 @pytest.mark.parametrize("start", [serving, app])
-def test_a_start_opens_the_app_in_a_browser_once_it_answers(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_a_start_opens_a_browser_once_the_server_responds(tmp_path: Path, start: Callable[..., Any]) -> None:
     opened = tmp_path / "opened"
     opener = tmp_path / "desktop" / "xdg-open"
     opener.parent.mkdir()

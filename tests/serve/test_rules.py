@@ -1,4 +1,4 @@
-"""`ampscope serve`'s flags, and what its rules let through."""
+"""The flags of `ampscope serve`, and the requests that its rules allow."""
 
 import argparse
 import socket
@@ -16,11 +16,11 @@ from amp_core.library.permissions import VARIABLE, Rules, current, folder_bytes,
 from amp_core.settings.training import TrainConfig
 
 
-def flags(*given: str) -> argparse.Namespace:
-    return parser().parse_args(["serve", *given])
+def flags(*arguments: str) -> argparse.Namespace:
+    return parser().parse_args(["serve", *arguments])
 
 
-def test_defaults_stay_on_this_machine() -> None:
+def test_by_default_only_this_machine_is_served() -> None:
     command, environment = prepared(flags())
     assert "--server.address=127.0.0.1" in command
     assert {c.partition("=")[2] for c in command if c.startswith("--server.allowedHosts")} == {
@@ -45,12 +45,12 @@ def test_defaults_stay_on_this_machine() -> None:
         (("--max-disk", "-1"), "max_disk"),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence(bad: tuple[str, ...], argument: str, home: Path) -> None:
+def test_an_invalid_flag_raises_one_sentence(bad: tuple[str, ...], argument: str, home: Path) -> None:
     with pytest.raises(RunError, match=argument):
         prepared(flags(*bad))
 
 
-def test_a_port_that_is_taken_and_an_address_of_nobody_are_one_sentence(
+def test_a_port_in_use_and_a_foreign_address_raise_one_sentence(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def become(_file: str, _command: list[str], _environment: dict[str, str]) -> None:
@@ -116,7 +116,7 @@ def test_hosts(host: str | None, allowed: bool) -> None:
 
 
 @given(st.text(max_size=30))
-def test_a_host_is_allowed_by_its_name_alone(text: str) -> None:
+def test_only_the_name_of_a_host_decides_whether_it_is_allowed(text: str) -> None:
     assert Rules(hosts=("localhost",)).host_allowed(text) is (host_name(text) == "localhost")
 
 
@@ -126,14 +126,14 @@ def test_only_the_own_origin_is_allowed(text: str) -> None:
     assert Rules().origin_allowed(text, "localhost:8501") is own
 
 
-def test_another_origin_can_be_named() -> None:
+def test_a_further_origin_can_be_allowed() -> None:
     rules = Rules(origins=("https://amp.example.org",))
     assert rules.origin_allowed("https://amp.example.org", "127.0.0.1:8501")
     assert not rules.origin_allowed("http://amp.example.org", "127.0.0.1:8501")
     assert rules.origin_allowed(None, "127.0.0.1:8501")
 
 
-def test_read_only_refuses_in_the_functions_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_refuse_changes_on_a_read_only_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in Rules(read_only=True).environment().items():
         monkeypatch.setenv(name, value)
     assert current().read_only
@@ -151,7 +151,7 @@ def test_damaged_rules_allow_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             current()
 
 
-def test_scripts_are_refused_unless_their_folder_was_named(tmp_path: Path) -> None:
+def test_scripts_are_refused_unless_their_folder_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "allowed").mkdir()
     for folder in (tmp_path, tmp_path / "allowed"):
         (folder / "own.py").write_text("")
@@ -183,7 +183,7 @@ def test_limits_on_jobs_uploads_and_disk(tmp_path: Path) -> None:
             refused()
 
 
-def test_a_full_disk_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uploads_to_a_full_disk_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 2**30 - 1})
     monkeypatch.setattr("amp_core.library.permissions.shutil.disk_usage", lambda path: usage)
     with pytest.raises(RunError, match="left; make room"):

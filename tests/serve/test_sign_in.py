@@ -37,7 +37,7 @@ def oidc() -> Iterator[Provider]:
 
 @pytest.fixture(scope="module")
 def server(oidc: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with a run that only those who were let in may see."""
+    """A server with a run that only signed-in users may see."""
     home = tmp_path_factory.mktemp("signed")
     synthetic.write(home / "runs" / "private-run", "healthy", steps=20)
     (home / ".streamlit").mkdir()
@@ -48,42 +48,42 @@ def server(oidc: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def see(server: Server, cookie: str = "", press: str | None = None) -> Seen:
-    """What the app shows to a browser with that cookie, after a button was pressed."""
+    """The content for a browser with that cookie, after a button press."""
 
     async def look() -> Seen:
         async with Viewer(server.base, headers={"Cookie": cookie} if cookie else {}) as viewer:
-            seen = await viewer.open("", run="run/private-run")
-            return seen if press is None else await viewer.press(seen.widget("button", press))
+            shown = await viewer.open("", run="run/private-run")
+            return shown if press is None else await viewer.press(shown.widget("button", press))
 
     return run_async(look())
 
 
 def sign_in(server: Server, oidc: Provider, account: dict[str, object], *, forged: bool = False) -> str:
-    """Press the button, go where it leads, and come back with the cookies."""
+    """Press the button, follow the redirects, and return the cookies."""
     oidc.account, oidc.forged = account, forged
     where = see(server, press="Sign in").sent_to
     assert where.startswith("/auth/login?")
     return cookies_after(server.base + where, f"{server.base}/_stcore/health")
 
 
-def is_let_in(seen: Seen) -> bool:
-    """Whether the run is shown; and if not, nothing of it."""
-    assert not seen.errors
-    shown = "private-run" in seen.words
-    assert shown or ("private-run" not in str(seen.elements) and not seen.of("plotly_chart"))
-    return shown
+def is_signed_in(shown: Seen) -> bool:
+    """Whether the run is shown; checks that otherwise nothing of it is."""
+    assert not shown.errors
+    signed_in = "private-run" in shown.words
+    assert signed_in or ("private-run" not in str(shown.elements) and not shown.of("plotly_chart"))
+    return signed_in
 
 
 def test_an_anonymous_visitor_must_sign_in(server: Server) -> None:
-    seen = see(server)
-    assert not is_let_in(seen) and seen.widget("button", "Sign in") is not None
+    shown = see(server)
+    assert not is_signed_in(shown) and shown.widget("button", "Sign in") is not None
 
 
 @pytest.mark.parametrize("email", ["ann@example.org", "bob@example.com"])
-def test_those_who_are_named_come_in_and_can_leave(server: Server, oidc: Provider, email: str) -> None:
+def test_allowed_users_can_sign_in_and_out(server: Server, oidc: Provider, email: str) -> None:
     cookie = sign_in(server, oidc, ANN | {"email": email})
-    seen = see(server, cookie)
-    assert is_let_in(seen) and seen.widget("button", "Sign out") is not None
+    shown = see(server, cookie)
+    assert is_signed_in(shown) and shown.widget("button", "Sign out") is not None
     assert see(server, cookie, press="Sign out").sent_to.startswith("/auth/logout")
 
 
@@ -97,22 +97,22 @@ def test_those_who_are_named_come_in_and_can_leave(server: Server, oidc: Provide
     ],
 )
 def test_accounts_that_are_not_allowed_are_refused(server: Server, oidc: Provider, account: dict[str, object]) -> None:
-    seen = see(server, sign_in(server, oidc, account))
-    assert not is_let_in(seen) and "may not see the runs" in seen.words
+    shown = see(server, sign_in(server, oidc, account))
+    assert not is_signed_in(shown) and "may not see the runs" in shown.words
 
 
-def test_a_token_that_somebody_else_signed_lets_nobody_in(server: Server, oidc: Provider) -> None:
-    seen = see(server, sign_in(server, oidc, ANN, forged=True))
-    assert not is_let_in(seen) and seen.widget("button", "Sign in") is not None
+def test_a_token_with_a_foreign_signature_is_refused(server: Server, oidc: Provider) -> None:
+    shown = see(server, sign_in(server, oidc, ANN, forged=True))
+    assert not is_signed_in(shown) and shown.widget("button", "Sign in") is not None
 
 
-def test_a_cookie_that_was_changed_lets_nobody_in(server: Server, oidc: Provider) -> None:
+def test_a_modified_cookie_is_refused(server: Server, oidc: Provider) -> None:
     cookie = sign_in(server, oidc, ANN)
     value = cookie.partition("_streamlit_user=")[2].partition(";")[0]
     at = len(value) // 2
     changed = value[:at] + ("B" if value[at] == "A" else "A") + value[at + 1 :]
-    assert not is_let_in(see(server, cookie.replace(value, changed)))
+    assert not is_signed_in(see(server, cookie.replace(value, changed)))
 
 
-def test_an_unrequested_code_signs_nobody_in(server: Server) -> None:
-    assert not is_let_in(see(server, cookies_after(f"{server.base}/oauth2callback?code=x&state=y")))
+def test_an_unrequested_code_is_refused(server: Server) -> None:
+    assert not is_signed_in(see(server, cookies_after(f"{server.base}/oauth2callback?code=x&state=y")))

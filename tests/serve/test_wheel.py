@@ -1,4 +1,5 @@
-"""A wheel, built and installed into a fresh environment: `ampscope serve` finds its pages and its samples there."""
+"""A wheel, built and installed into a fresh environment: `ampscope serve` works with the pages and samples in the
+wheel."""
 
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def test_installed_ampscope_serves_its_pages(wheel: Path, tmp_path: Path) -> Non
     where = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
     ).stdout.strip()
-    # The packages that AMPscope needs come from here, gigabytes that need not be installed twice; itself it does not.
+    # Dependencies, which take gigabytes, come from this environment; AMPscope itself does not.
     (Path(where) / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     with serving(tmp_path / "home" / "runs", program=tmp_path / "fresh" / "bin" / "ampscope") as server:
         command = Path(f"/proc/{server.process.pid}/cmdline")
@@ -57,6 +58,6 @@ def test_installed_ampscope_serves_its_pages(wheel: Path, tmp_path: Path) -> Non
             async with Viewer(server.base) as viewer:
                 return [await viewer.open(page) for page in ("", "loss-scale", "library", "start", "format-lab")]
 
-        for seen in run_async(look()):
-            assert seen.errors == []
-            assert seen.words
+        for shown in run_async(look()):
+            assert shown.errors == []
+            assert shown.words

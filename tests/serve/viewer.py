@@ -1,10 +1,10 @@
-"""A browser's half of the app's WebSocket, without the browser: opens pages, follows live ones, presses buttons.
+"""A client of the app's WebSocket that acts like a browser: opens pages, follows live ones, presses buttons.
 
     async with Viewer(server.base) as viewer:
         seen = await viewer.open("loss-scale", run="run/a")
         seen.seconds, seen.first_chart_s, seen.words
 
-It speaks Streamlit's own protocol (`BackMsg`, `ForwardMsg`) and keeps what a browser would have drawn.
+It speaks Streamlit's protocol (`BackMsg`, `ForwardMsg`) and keeps the elements that a browser would have drawn.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 @dataclass
 class Seen:
-    """What one pass of the script drew."""
+    """The elements that one pass of the script drew."""
 
     seconds: float = 0.0
     """From the request to the script's end."""
@@ -44,9 +44,9 @@ class Seen:
 
     @property
     def words(self) -> str:
-        """Everything said in words, Markdown's escapes taken out."""
-        said = [e.body for kind in ("markdown", "heading", "text", "alert") for e in self.of(kind)]
-        return "\n".join(said).replace("\\", "")
+        """All text, without Markdown's escapes."""
+        bodies = [e.body for kind in ("markdown", "heading", "text", "alert") for e in self.of(kind)]
+        return "\n".join(bodies).replace("\\", "")
 
     @property
     def errors(self) -> list[str]:
@@ -54,7 +54,7 @@ class Seen:
         return [f"{e.type}: {e.message}" for e in self.of("exception")]
 
     def widget(self, kind: str, label: str) -> Any:
-        """The widget of that type and label; None where the page has none."""
+        """The widget of that type and label; None if the page has none."""
         return next((w for w in self.of(kind) if w.label == label), None)
 
 
@@ -85,7 +85,7 @@ class Viewer:
         return self
 
     def _token(self) -> list[str]:
-        """The cookie against forged requests, said again: without it the server takes no notice of who signed in."""
+        """The cookie against forged requests, sent again: without it the server ignores the signed-in user."""
         cookies = SimpleCookie(self.headers.get("Cookie", ""))
         return [cookies[XSRF_COOKIE_NAME].value] if XSRF_COOKIE_NAME in cookies else []
 
@@ -96,7 +96,7 @@ class Viewer:
             await self._socket.close()
 
     async def open(self, page: str = "", **query: str) -> Seen:
-        """Go to a page as an address would."""
+        """Open a page by its address."""
         self.query, self.page, self.page_hash = urlencode(query), page, ""
         self.fragments.clear()
         return await self._pass(ClientState(query_string=self.query, page_name=page))
@@ -112,7 +112,7 @@ class Viewer:
         return await self.again(WidgetState(id=button.id, trigger_value=True))
 
     async def tick(self) -> Seen:
-        """Let the page's live fragment run once more, as a browser's timer does."""
+        """Run the page's live fragment once more, as a browser's timer does."""
         fragment = next(iter(self.fragments))
         return await self._pass(
             ClientState(
@@ -148,7 +148,8 @@ class Viewer:
                 elif kind == "page_info_changed":
                     self.query = message.page_info_changed.query_string
                 elif kind == "script_finished" and message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
-                    if message.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY:  # the whole page, not a fragment
+                    # The whole page, not only a fragment.
+                    if message.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY:
                         self.fragments = timers
                     seen.seconds = time.perf_counter() - began
                     return seen

@@ -1,4 +1,4 @@
-"""One field of `TrainConfig` is a setting: its flag, its check, its field on the form and its part of a command."""
+"""A field of `TrainConfig` defines a setting: its flag, its check, its form field and its part of a command."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from amp_core.cli import settings
 from amp_core.settings.setting import settings_of
 from amp_core.settings.training import TrainConfig
 from amp_core.train.engine.resume import MAY_CHANGE
-from tests.edited import run_edited
+from tests.edited_package import run_edited_copy
 
 FIELD = (
     'ema_decay: float | None = setting(None, "positive", "decay of the moving average of the weights", '
@@ -17,7 +17,7 @@ FIELD = (
 )
 
 
-def test_a_field_more_is_a_flag_a_checked_value_a_form_field_and_part_of_the_command(tmp_path):
+def test_an_added_field_becomes_a_flag_a_check_a_form_field_and_part_of_the_command(tmp_path):
     code = """
 import contextlib, io, os, shlex
 os.environ["AMPSCOPE_RUNS"] = "runs"
@@ -60,10 +60,12 @@ recorded = config.to_dict() | {"size": "tiny"}
 assert again.settings(recorded)["ema_decay"] == 0.9 and again.left_out(recorded) == []
 print("right")
 """
-    assert run_edited(tmp_path, {"amp_core/settings/training.py": ("evaluate: bool", FIELD)}, code).strip() == "right"
+    assert (
+        run_edited_copy(tmp_path, {"amp_core/settings/training.py": ("evaluate: bool", FIELD)}, code).strip() == "right"
+    )
 
 
-def test_every_setting_has_help_and_fits_its_default():
+def test_every_setting_has_help_and_a_valid_default():
     for name, one in settings_of(TrainConfig).items():
         default = getattr(TrainConfig(), name)
         assert one.help and (one.metavar or one.kind == "switch"), name
@@ -81,13 +83,13 @@ def test_every_setting_has_help_and_fits_its_default():
         ({"trace_ops": 0, "nproc": 2, "fused": True}, ["--trace-ops", "0", "--nproc", "2", "--fused"]),
     ],
 )
-def test_flags_are_read_as_they_are_written(changed, flags):
+def test_written_flags_are_parsed_to_the_same_settings(changed, flags):
     config = dataclasses.replace(TrainConfig(), **changed)
     assert settings.flags(config) == ["--workload", "text-gpt", "--precision", "fp16", *flags]
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("values", "message"),
     [
         ({"tf32": "yes"}, "tf32='yes' is not a switch; give true, false or nothing for the recipe's own"),
         ({"fused": None}, "fused=None is not a switch; give true or false"),
@@ -97,7 +99,7 @@ def test_flags_are_read_as_they_are_written(changed, flags):
         ({"optimizer": "adamm"}, "optimizer='adamm' is unknown; choose one of adamw, adam, sgd (did you mean adam?)"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_kind(given, said):
+def test_an_invalid_value_is_refused_by_its_kind(values, message):
     with pytest.raises(RunError) as caught:
-        TrainConfig(**given)
-    assert str(caught.value) == said
+        TrainConfig(**values)
+    assert str(caught.value) == message

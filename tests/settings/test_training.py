@@ -1,4 +1,5 @@
-"""Settings are refused where they enter, with a sentence that names argument, value and what would be right."""
+"""Invalid settings are refused at construction, with a sentence that names the argument, its value and what would be
+right."""
 
 import json
 import subprocess
@@ -11,7 +12,7 @@ from amp_core.settings.training import RECIPES, WORKLOADS, TrainConfig
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"workload": "text-gtp"}, "workload='text-gtp' is unknown; choose one of digits-cnn, text-lstm, text-gpt"),
         ({"workload": "text-gtp"}, "did you mean text-gpt?"),
@@ -56,33 +57,33 @@ from amp_core.settings.training import RECIPES, WORKLOADS, TrainConfig
         ({"deterministic": True, "cudnn_benchmark": True}, "leave it off with deterministic=True"),
     ],
 )
-def test_wrong_setting_is_refused_by_name(wrong, said):
+def test_an_invalid_setting_is_refused_by_name(wrong, message):
     with pytest.raises(RunError) as error:
         TrainConfig(**wrong)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_unknown_setting_is_refused():
+def test_an_unknown_setting_is_refused():
     with pytest.raises(RunError, match=r"setting='stepz' is unknown.*did you mean steps"):
         TrainConfig.from_dict({"stepz": 3})
 
 
-def test_dict_round_trip_keeps_every_setting():
+def test_a_dict_round_trip_keeps_every_setting():
     config = TrainConfig(precision="fp16", loss_scale=128, clip_norm=1, tf32=False, seed=7)
     assert TrainConfig.from_dict(config.to_dict()) == config
     assert config.loss_scale == 128.0 and isinstance(config.loss_scale, float)
 
 
-@pytest.mark.parametrize("given", ["50:53", [50, 53], (50, 53)])
-def test_a_profiler_window_is_two_numbers_however_given(given):
-    config = TrainConfig(profile=given, trace_ops=0)
+@pytest.mark.parametrize("window", ["50:53", [50, 53], (50, 53)])
+def test_a_profiler_window_is_accepted_in_every_notation(window):
+    config = TrainConfig(profile=window, trace_ops=0)
     assert config.profile == (50, 53)
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_unset_size_batch_and_lr_are_the_smallest_sizes_own(workload):
+def test_default_size_batch_and_lr_are_those_of_the_smallest_size(workload):
     resolved = TrainConfig(workload=workload).resolved()
     smallest = next(iter(WORKLOADS[workload].sizes.values()))
     assert (resolved.size, resolved.batch_size, resolved.lr) == ("tiny", smallest.batch_size, smallest.lr)
@@ -103,9 +104,9 @@ def test_config_and_its_package_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_window_that_no_step_reaches_is_refused_where_it_was_typed():
-    TrainConfig(profile="199:203", steps=200).check_profile()  # it may end before its window does
-    said = "profile='200:203' begins at step 200, and steps=200 ends with step 199; begin it sooner or leave it out"
+def test_an_explicit_window_after_the_last_step_is_refused():
+    TrainConfig(profile="199:203", steps=200).check_profile()  # the training may end within the window
+    message = "profile='200:203' begins at step 200, and steps=200 ends with step 199; begin it sooner or leave it out"
     with pytest.raises(RunError) as refused:
         TrainConfig(profile=(200, 203), steps=200).check_profile()
-    assert str(refused.value) == said
+    assert str(refused.value) == message

@@ -1,4 +1,4 @@
-"""Runs that other programs write open too, with their own types, names and columns."""
+"""Runs that other programs wrote can be opened, with their own types, names and columns."""
 
 import dataclasses
 from pathlib import Path
@@ -43,17 +43,17 @@ def write_stream(table: pa.Table, file: Path) -> None:
 
 @pytest.mark.parametrize("place", ["in a folder", "beside the head"])
 @pytest.mark.parametrize("form", ["parquet", "arrows"])
-def test_run_written_by_plain_arrow_is_read(theirs: Path, place: str, form: str) -> None:
+def test_a_run_written_by_plain_arrow_is_read(foreign_run: Path, place: str, form: str) -> None:
     for name, table in (("steps", FOREIGN_STEPS), ("tensors", FOREIGN_TENSORS)):
-        file = theirs / f"{name}.{form}"
+        file = foreign_run / f"{name}.{form}"
         if place == "in a folder":
-            (theirs / name).mkdir()
-            file = theirs / name / f"anything-Else_1.{form}"
+            (foreign_run / name).mkdir()
+            file = foreign_run / name / f"anything-Else_1.{form}"
         if form == "parquet":
             pq.write_table(table, file)
         else:
             write_stream(table, file)
-    run = load_run(theirs)
+    run = load_run(foreign_run)
     for _ in range(2):
         steps = run.table("steps")
         assert steps.schema.names == [*(c.name for c in TABLES["steps"].columns), "perplexity"]
@@ -69,24 +69,24 @@ def test_run_written_by_plain_arrow_is_read(theirs: Path, place: str, form: str)
     assert len(run.fingerprint()) == 3
 
 
-def test_stream_with_dictionaries_may_grow(theirs: Path) -> None:
+def test_a_stream_with_dictionaries_may_grow(foreign_run: Path) -> None:
     table = pa.concat_tables([FOREIGN_TENSORS] * 3).combine_chunks()
-    write_stream(table, theirs / "whole")
-    data = (theirs / "whole").read_bytes()
-    run = load_run(theirs)
+    write_stream(table, foreign_run / "whole")
+    data = (foreign_run / "whole").read_bytes()
+    run = load_run(foreign_run)
     rows = []
     for length in (*range(0, len(data), 97), len(data)):
-        (theirs / "tensors.arrows").write_bytes(data[:length])
+        (foreign_run / "tensors.arrows").write_bytes(data[:length])
         run.refresh()
         rows.append(len(run.tensors()))
     assert rows == sorted(rows) and rows[-1] == 6 and len(set(rows)) > 4
 
 
-def test_rows_of_another_program_are_put_in_order(theirs: Path) -> None:
-    (theirs / "steps").mkdir()
-    pq.write_table(pa.table({"step": [5, 3]}), theirs / "steps" / "a.parquet")
-    pq.write_table(pa.table({"step": [4, 1], "rank": [1, None]}), theirs / "steps" / "b.parquet")
-    assert load_run(theirs).steps["step"].tolist() == [1, 3, 4, 5]
+def test_rows_of_another_program_are_sorted(foreign_run: Path) -> None:
+    (foreign_run / "steps").mkdir()
+    pq.write_table(pa.table({"step": [5, 3]}), foreign_run / "steps" / "a.parquet")
+    pq.write_table(pa.table({"step": [4, 1], "rank": [1, None]}), foreign_run / "steps" / "b.parquet")
+    assert load_run(foreign_run).steps["step"].tolist() == [1, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -99,23 +99,23 @@ def test_rows_of_another_program_are_put_in_order(theirs: Path) -> None:
         (pa.table({"step": [1], "loss": [[1.0]]}), "has column 'loss' of type list<.*>, which is no double"),
     ],
 )
-def test_columns_of_a_wrong_kind_are_one_sentence(theirs: Path, table: pa.Table, says: str) -> None:
-    pq.write_table(table, theirs / "steps.parquet")
+def test_columns_of_a_wrong_type_raise_one_sentence(foreign_run: Path, table: pa.Table, says: str) -> None:
+    pq.write_table(table, foreign_run / "steps.parquet")
     with pytest.raises(RunError, match=says) as caught:
-        _ = load_run(theirs).steps
+        _ = load_run(foreign_run).steps
     assert "damaged" not in str(caught.value)
 
 
-def test_links_are_not_followed(theirs: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed(foreign_run: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"step": [1]}), tmp_path / "elsewhere.parquet")
-    (theirs / "steps").mkdir()
-    (theirs / "steps" / "x.parquet").symlink_to(tmp_path / "elsewhere.parquet")
-    assert len(load_run(theirs).steps) == 0
+    (foreign_run / "steps").mkdir()
+    (foreign_run / "steps" / "x.parquet").symlink_to(tmp_path / "elsewhere.parquet")
+    assert len(load_run(foreign_run).steps) == 0
 
 
-def test_frames_are_pandas_with_their_types(theirs: Path) -> None:
-    pq.write_table(FOREIGN_STEPS, theirs / "steps.parquet")
-    frame = load_run(theirs).steps
+def test_frames_are_pandas_with_their_types(foreign_run: Path) -> None:
+    pq.write_table(FOREIGN_STEPS, foreign_run / "steps.parquet")
+    frame = load_run(foreign_run).steps
     assert isinstance(frame, pd.DataFrame)
     assert frame.dtypes[["step", "loss", "skipped"]].astype(str).tolist() == ["int64", "float64", "bool"]
 
@@ -129,11 +129,11 @@ def test_repr_names_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrows"])
-@pytest.mark.parametrize("said", [["many", None, ""], [7, 7, 7]])
-def test_a_column_of_another_program_changes_no_count(theirs: Path, said: list[object], form: str) -> None:
-    steps = FOREIGN_STEPS.append_column("stands_for", pa.array(said))
-    file = theirs / f"steps.{form}"
+@pytest.mark.parametrize("values", [["many", None, ""], [7, 7, 7]])
+def test_an_additional_column_changes_no_count(foreign_run: Path, values: list[object], form: str) -> None:
+    steps = FOREIGN_STEPS.append_column("stands_for", pa.array(values))
+    file = foreign_run / f"steps.{form}"
     pq.write_table(steps, file) if form == "parquet" else write_stream(steps, file)
-    run = load_run(theirs)
+    run = load_run(foreign_run)
     assert "stands_for" in run.steps and "perplexity" in run.steps
     assert overview(run).steps_done == 3 and isinstance(diagnose(run), list)

@@ -1,13 +1,13 @@
-"""A run whose writer is killed at any moment: nothing that was reported as written is lost."""
+"""A run whose writer is killed at any moment loses no row that `append` reported as written."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 from amp_core import load_run
-from tests.places import ROOT
+from tests.paths import ROOT
 
-# Forks one writer after another. Each notes every step in a file of its own after `append` has returned.
+# Forks one writer after another. Each records every step in its own file after `append` has returned.
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -31,7 +31,7 @@ for i in range(number):
 """
 
 
-def test_kill_9_loses_nothing_that_was_reported_as_written(tmp_path: Path) -> None:
+def test_kill_9_loses_no_row_that_was_reported_as_written(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "25"], check=True, cwd=ROOT)
     done = []
     for i in range(25):
@@ -44,4 +44,4 @@ def test_kill_9_loses_nothing_that_was_reported_as_written(tmp_path: Path) -> No
         assert [c[2] for c in run.tensors(name="c")["exp_counts"]] == list(range(len(run.tensors(name="c"))))
         assert run.status == "lost" and "its process is gone" in str(run.end_reason)
         done.append(reported)
-    assert sum(done) > 250 and len(set(done)) > 5  # the moments differ
+    assert sum(done) > 250 and len(set(done)) > 5  # at different moments

@@ -1,4 +1,4 @@
-"""A run that is read while another process writes it: no look fails, and what was there once stays."""
+"""A run that is read while another process writes it: no read fails, and rows never disappear."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT
+from tests.paths import ROOT
 from tests.waiting import wait_for
 
 LIVE = """
@@ -29,7 +29,7 @@ print(step)
 """
 
 
-def test_reader_never_fails_while_the_run_is_written_and_sealed(tmp_path: Path) -> None:
+def test_reading_never_fails_while_the_run_is_written_and_sealed(tmp_path: Path) -> None:
     folder, enough = tmp_path / "a", tmp_path / "enough"
     command = [sys.executable, "-c", LIVE, str(folder), str(enough)]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -48,7 +48,7 @@ def test_reader_never_fails_while_the_run_is_written_and_sealed(tmp_path: Path) 
             rows.append(len(steps))
             if len(set(rows)) > 5:
                 enough.touch()
-        assert rows == sorted(rows) and enough.exists()  # it grew under our eyes, and never shrank
+        assert rows == sorted(rows) and enough.exists()  # it grew while it was read, and never shrank
         followed.refresh()
         assert len(followed.steps) == int(child.communicate()[0]) and followed.status == "finished"
         assert child.returncode == 0
@@ -57,7 +57,7 @@ def test_reader_never_fails_while_the_run_is_written_and_sealed(tmp_path: Path) 
         child.wait()
 
 
-def test_a_segment_that_is_sealed_while_its_folder_is_listed_is_not_left_out(
+def test_a_segment_that_is_sealed_while_its_folder_is_listed_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RunWriter(tmp_path / "a", seal_bytes=1) as writer:
@@ -71,7 +71,7 @@ def test_a_segment_that_is_sealed_while_its_folder_is_listed_is_not_left_out(
             return result
         missed.extend(
             entry for entry in result if entry.name.startswith("00001.")
-        )  # the stream was gone, the file late
+        )  # the stream was already removed, the file not yet listed
         return [entry for entry in result if entry not in missed]
 
     monkeypatch.setattr(os, "scandir", listing)

@@ -1,4 +1,4 @@
-"""Runs packed into a zip come back whole; zips that are no honest runs are refused in one sentence."""
+"""Packed runs are unpacked unchanged; zips that are not valid runs are refused in one sentence."""
 
 import io
 import os
@@ -23,7 +23,7 @@ from amp_core.store.packing import pack, unpack
 from amp_core.store.run import Run
 from amp_core.store.untrusted import limits, zip_directory
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT
+from tests.paths import ROOT
 
 OLD = b"PK\x05\x06" + bytes(18)
 """A zip with nothing in it."""
@@ -48,7 +48,7 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
-def test_finished_run_comes_back_whole(finished: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_unpacked_unchanged(finished: Path, tmp_path: Path) -> None:
     file = pack(finished)
     assert file == tmp_path / "a.zip"
     with zipfile.ZipFile(file) as archive:
@@ -58,30 +58,30 @@ def test_finished_run_comes_back_whole(finished: Path, tmp_path: Path) -> None:
     out = unpack(file, tmp_path / "new" / "b")
     assert same(load_run(out), load_run(finished)) and stat.S_IMODE(out.stat().st_mode) == 0o755
     assert sorted(p.name for p in out.iterdir()) == ["console.log", "events", "run.json", "steps", "tensors"]
-    assert same(load_run(pack(file, tmp_path / "again.zip")), load_run(finished))  # a zip may be packed again
+    assert same(load_run(pack(file, tmp_path / "again.zip")), load_run(finished))  # a zip can be packed again
 
 
-def test_long_table_is_packed_in_segments_that_may_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_table_is_packed_in_segments_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunWriter(tmp_path / "a") as writer:
         writer.append("steps", {"step": list(range(1000)), "loss": [0.5] * 1000})
     monkeypatch.setattr(limits, "MAX_VALUES", 500 * len(TABLES["steps"].columns))
     monkeypatch.setattr(packing, "SEGMENT_ROWS", 400)
     file = pack(tmp_path / "a")
     with zipfile.ZipFile(file) as archive:
-        held = [n for n in archive.namelist() if n.startswith("steps")]
-    assert held == [f"steps/{i:05d}.parquet" for i in range(3)]
+        contents = [n for n in archive.namelist() if n.startswith("steps")]
+    assert contents == [f"steps/{i:05d}.parquet" for i in range(3)]
     out = unpack(file, tmp_path / "b")
     assert same(load_run(out), load_run(tmp_path / "a")) and len(list((out / "steps").iterdir())) == 3
 
 
-def test_live_run_is_packed_as_far_as_it_has_come(tmp_path: Path) -> None:
+def test_a_live_run_is_packed_with_its_rows_so_far(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     fill(writer)
     file = pack(tmp_path / "a")
     writer.append("steps", {"step": [2]})
     packed = load_run(file)
     assert packed.steps["step"].tolist() == [0, 1]
-    assert packed.head.status == "running" and packed.status == "lost"  # a zip is not being written
+    assert packed.head.status == "running" and packed.status == "lost"  # a zip is not live
     assert unpack(file, tmp_path / "b").is_dir()
     writer.close()
 
@@ -107,7 +107,7 @@ def test_unknown_columns_and_rank_are_kept(tmp_path: Path) -> None:
     assert [(r["step"], r["rank"], r["temperature"]) for r in rows][-2:] == [(1, 1, None), (7, 0, 2.5)]
 
 
-def test_failed_pack_leaves_the_old_file(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pack_keeps_the_old_file(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out.zip").write_bytes(OLD)
 
     def full(*_: object, **__: object) -> None:
@@ -119,7 +119,7 @@ def test_failed_pack_leaves_the_old_file(finished: Path, tmp_path: Path, monkeyp
     assert (tmp_path / "out.zip").read_bytes() == OLD and sorted(os.listdir(tmp_path)) == ["a", "out.zip"]  # noqa: PTH208
 
 
-def test_existing_target_is_refused(finished: Path, tmp_path: Path) -> None:
+def test_an_existing_target_is_refused(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     with pytest.raises(RunError, match=r"out='.*b' exists already; give a folder that does not exist yet"):
         unpack(pack(finished), tmp_path / "b")
@@ -150,7 +150,7 @@ def link(name: str) -> zipfile.ZipInfo:
 
 
 def patched(data: bytes, name: bytes, local: tuple[int, bytes], central: tuple[int, bytes]) -> bytes:
-    """`data` with bytes of the member's two headers replaced, each at an offset from its signature."""
+    """`data` with bytes replaced in the member's two headers, each at an offset from its signature."""
     out = bytearray(data)
     for signature, fixed, (offset, value) in ((b"PK\3\4", 30, local), (b"PK\1\2", 46, central)):
         at = out.find(signature)
@@ -256,7 +256,7 @@ HOSTILE: dict[str, tuple[Callable[[Members], bytes], str]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_hostile_zip_is_one_sentence_and_nothing_is_written(
+def test_a_hostile_zip_raises_one_sentence_and_nothing_is_written(
     kind: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_VALUES", 100_000)
@@ -273,7 +273,7 @@ def test_hostile_zip_is_one_sentence_and_nothing_is_written(
 
 
 def end_of_zip(directory_bytes: int, *, large: bool) -> bytes:
-    """The end records of a zip with a directory of so many bytes."""
+    """The end records of a zip with a directory of `directory_bytes` bytes."""
     end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, 2**32 - 1 if large else directory_bytes, 0, 0)
     if not large:
         return end
@@ -282,7 +282,7 @@ def end_of_zip(directory_bytes: int, *, large: bool) -> bytes:
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_large_directory_is_refused_before_it_is_read(large: bool, tmp_path: Path) -> None:
+def test_a_large_directory_is_refused_before_it_is_read(large: bool, tmp_path: Path) -> None:
     file = tmp_path / "many.zip"
     file.write_bytes(bytes(100) + end_of_zip(zip_directory.MAX_DIRECTORY_BYTES + 2**20, large=large))
     for taken in (lambda: unpack(file, tmp_path / "b"), lambda: load_run(file)):
@@ -290,7 +290,7 @@ def test_large_directory_is_refused_before_it_is_read(large: bool, tmp_path: Pat
             taken()
 
 
-def test_zip_with_more_entries_than_the_old_format_holds_is_read_as_zipfile_does(tmp_path: Path) -> None:
+def test_a_zip64_with_very_many_entries_is_read_like_zipfile_does(tmp_path: Path) -> None:
     entries = 65_600
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for number in range(entries):
@@ -368,23 +368,23 @@ def test_flipped_bytes_are_refused_or_harmless(finished: Path, tmp_path: Path) -
     assert refused > 75
 
 
-def held(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize("out", ["run.json", "steps/00000.parquet", "new.zip"])
-def test_nothing_is_written_inside_of_a_run(finished: Path, tmp_path: Path, out: str) -> None:
-    before = held(finished)
+def test_nothing_is_written_inside_a_run(finished: Path, tmp_path: Path, out: str) -> None:
+    before = contents(finished)
     with pytest.raises(RunError, match=r"out=.* lies inside of the run .*; give a place outside of it"):
         pack(finished, finished / out)
     file = pack(finished)
     for write in (lambda: unpack(file, finished / "b"), lambda: export(load_run(finished), "csv", finished / "b")):
         with pytest.raises(RunError, match="lies inside of the run"):
             write()
-    assert held(finished) == before
+    assert contents(finished) == before
 
 
-def test_the_zip_of_the_current_folder_lies_beside_it(
+def test_the_zip_of_the_current_folder_is_written_beside_it(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(finished)

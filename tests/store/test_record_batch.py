@@ -1,4 +1,4 @@
-"""One row is written in a shorter way; it must be the very bytes that Arrow writes."""
+"""A single row is written on a faster path, with the same bytes that Arrow writes."""
 
 import math
 from typing import Any
@@ -24,12 +24,12 @@ ROW = st.fixed_dictionaries(
 
 
 @given(ROW, st.integers(0, 9))
-def test_a_row_of_numbers_is_the_bytes_that_arrow_writes(row: dict[str, Any], rank: int) -> None:
+def test_a_row_of_numbers_has_the_bytes_that_arrow_writes(row: dict[str, Any], rank: int) -> None:
     columns = {name: [value] for name, value in row.items()}
     assert message("steps", columns, rank) == bytes(record_batch("steps", columns, rank).serialize())
 
 
-def test_several_rows_and_words_go_the_common_way() -> None:
+def test_several_rows_and_strings_take_the_general_path() -> None:
     for table, columns in (
         ("steps", {"step": [1, 2], "loss": [0.5, math.nan]}),
         ("steps", {"step": np.array([1]), "loss": (0.5,)}),
@@ -49,7 +49,7 @@ def test_several_rows_and_words_go_the_common_way() -> None:
         ({"step": []}, ""),
     ],
 )
-def test_what_does_not_fit_is_named_on_either_way(columns: dict[str, Any], says: str) -> None:
+def test_a_value_that_does_not_fit_is_named_on_both_paths(columns: dict[str, Any], says: str) -> None:
     if not says:
         assert message("steps", columns, 0) == bytes(record_batch("steps", columns, 0).serialize())
         return

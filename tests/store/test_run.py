@@ -1,4 +1,4 @@
-"""Reading a run: what it gives, whether it lives, and new rows only where it is read again."""
+"""Reading a run: its frames, its status, and a refresh that reads only new rows."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from amp_core.schema import TABLES
 from amp_core.store import segment_reader, sources
 from amp_core.store.segment_reader import File, read_parquet, read_stream
 from amp_core.store.writer import RunWriter
-from tests.written import HEAD, write_steps
+from tests.run_folders import HEAD, write_steps
 
 
-def test_tensors_are_chosen_by_kind_name_and_steps(tmp_path: Path) -> None:
+def test_tensors_are_selected_by_kind_name_and_steps(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a") as writer:
         for step in range(5):
             for kind in ("weight_grad", "output_grad"):
@@ -51,7 +51,7 @@ def recorded(folder: Path) -> RunWriter:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "selection",
     [
         {"name": "a"},
         {"kind": "output_grad"},
@@ -60,15 +60,15 @@ def recorded(folder: Path) -> RunWriter:
         {"name": "none"},
     ],
 )
-def test_rows_read_by_themselves_are_those_of_the_whole_table(tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_rows_of_a_selective_read_are_those_of_the_whole_table(tmp_path: Path, selection: dict[str, Any]) -> None:
     with recorded(tmp_path / "a"):
         assert {p.suffix for p in (tmp_path / "a" / "tensors").iterdir()} >= {".arrows"}
         alone, read_before = load_run(tmp_path / "a"), load_run(tmp_path / "a")
         read_before.table("tensors")
-        pd.testing.assert_frame_equal(alone.tensors(**asked), read_before.tensors(**asked))
+        pd.testing.assert_frame_equal(alone.tensors(**selection), read_before.tensors(**selection))
     sealed, whole = load_run(tmp_path / "a"), load_run(tmp_path / "a")
     whole.table("tensors")
-    pd.testing.assert_frame_equal(sealed.tensors(**asked), whole.tensors(**asked))
+    pd.testing.assert_frame_equal(sealed.tensors(**selection), whole.tensors(**selection))
 
 
 def test_only_matching_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +85,12 @@ def test_only_matching_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run = load_run(tmp_path / "a")
     assert len(run.tensors(name="a", kind="weight_grad", steps=(3, 7))) == 5
     assert sum(rows) == 5 and len(rows) > 2
-    for _ in range(20):  # who asks again and again gets the table read once
+    for _ in range(20):  # after several requests the whole table is read once
         assert len(run.tensors(name="b", kind="weight_grad")) == 40
     assert sum(rows) < 5 + 160 + 4 * 40
 
 
-def test_rows_of_a_file_without_a_column_are_chosen_by_its_default(tmp_path: Path) -> None:
+def test_rows_of_a_file_without_a_column_are_selected_by_its_default(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     (folder / "tensors").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(HEAD))
@@ -99,7 +99,7 @@ def test_rows_of_a_file_without_a_column_are_chosen_by_its_default(tmp_path: Pat
     assert load_run(folder).tensors(kind=default, name="b")["step"].tolist() == [1]
 
 
-def test_empty_run_has_every_table_with_its_columns(tmp_path: Path) -> None:
+def test_an_empty_run_has_every_table_with_its_columns(tmp_path: Path) -> None:
     RunWriter(tmp_path / "a").close()
     run = load_run(tmp_path / "a")
     for name, table in TABLES.items():
@@ -121,7 +121,7 @@ def test_changing_a_frame_does_not_change_the_run(tmp_path: Path) -> None:
     assert run.steps["loss"].tolist() == [0.0, 1.0, 2.0] and "more" not in run.steps
 
 
-def test_rows_come_in_the_order_of_steps_whoever_wrote_first(tmp_path: Path) -> None:
+def test_rows_are_in_the_order_of_steps_whichever_rank_wrote_first(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a") as writer:
         for step in (3, 1, 2):
             write_steps(writer, step, step + 1)
@@ -139,7 +139,7 @@ def test_rows_come_in_the_order_of_steps_whoever_wrote_first(tmp_path: Path) -> 
         (lambda p: (p.mkdir(), (p / "run.json").write_bytes(b" " * 5 * 2**20)), "is larger than 4 MiB"),
     ],
 )
-def test_what_is_no_run_is_one_sentence(tmp_path: Path, make: Callable[[Path], Any], says: str) -> None:
+def test_a_path_without_a_run_raises_one_sentence(tmp_path: Path, make: Callable[[Path], Any], says: str) -> None:
     path = tmp_path / "x"
     make(path)
     with pytest.raises(RunError, match=says) as caught:
@@ -148,7 +148,7 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path, make: Callable[[Path], A
 
 
 @pytest.mark.parametrize("path", [None, 5, b"runs/a"])
-def test_what_is_no_path_is_one_sentence(path: Any) -> None:
+def test_a_value_that_is_not_a_path_raises_one_sentence(path: Any) -> None:
     with pytest.raises(RunError, match=f"path={path!r} is no path; give a run folder or a packed run"):
         load_run(path)
 
@@ -162,7 +162,7 @@ def test_what_is_no_path_is_one_sentence(path: Any) -> None:
         ({"steps": ("1", "2")}, "is no pair of steps"),
     ],
 )
-def test_tensors_that_cannot_be_chosen_are_refused(tmp_path: Path, wrong: dict[str, Any], says: str) -> None:
+def test_an_invalid_selection_of_tensors_is_refused(tmp_path: Path, wrong: dict[str, Any], says: str) -> None:
     with RunWriter(tmp_path / "a") as writer:
         write_steps(writer, 0, 3)
     with pytest.raises(RunError, match=says):
@@ -170,48 +170,48 @@ def test_tensors_that_cannot_be_chosen_are_refused(tmp_path: Path, wrong: dict[s
 
 
 @pytest.mark.parametrize("public", [diagnose, what_if, safe_window, lambda run: compare([run])])
-def test_a_path_in_place_of_a_run_is_one_sentence(public: Callable[[Any], Any]) -> None:
+def test_a_path_in_place_of_a_run_raises_one_sentence(public: Callable[[Any], Any]) -> None:
     with pytest.raises(RunError, match=r"='runs/a' is not an opened run; give load_run\('runs/a'\)"):
         public("runs/a")
 
 
-def test_run_of_a_dead_process_is_lost_and_gives_its_last_output(theirs: Path) -> None:
-    gone = this_process() | {"started_s": 1.0}
-    (theirs / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": gone}))
-    run = load_run(theirs)
+def test_the_run_of_a_dead_process_is_lost_and_shows_its_last_output(foreign_run: Path) -> None:
+    dead_process = this_process() | {"started_s": 1.0}
+    (foreign_run / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": dead_process}))
+    run = load_run(foreign_run)
     assert run.status == "lost" and not run.is_live
     assert run.end_reason == "its process is gone and wrote no end: killed, out of memory, or the machine went down"
-    (theirs / "console.log").write_bytes(b"step 1\rstep 2\rstep 3\r\n\nKilled\n\n")
+    (foreign_run / "console.log").write_bytes(b"step 1\rstep 2\rstep 3\r\n\nKilled\n\n")
     assert run.console() == ["step 3", "", "Killed"]
     assert str(run.end_reason).endswith("went down. Last output: step 3 / Killed")
-    (theirs / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": this_process()}))
+    (foreign_run / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": this_process()}))
     assert run.refresh() and run.status == "running" and run.is_live and run.end_reason is None
 
 
-def test_run_of_another_machine_is_judged_by_its_files(theirs: Path) -> None:
+def test_the_status_of_a_run_of_another_machine_follows_from_its_files(foreign_run: Path) -> None:
     for process in ({}, {"machine": f"not-{socket.gethostname()}", "pid": 1, "started_s": 1.0}):
-        (theirs / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": process}))
-        assert load_run(theirs).status == "running"
+        (foreign_run / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": process}))
+        assert load_run(foreign_run).status == "running"
         old = time.time() - sources.STALE_S - 5
-        os.utime(theirs / "run.json", (old, old))
-        assert load_run(theirs).status == "lost"
-        pq.write_table(pa.table({"step": [0]}), theirs / "steps.parquet")  # it has just written
-        assert load_run(theirs).status == "running"
-        (theirs / "steps.parquet").unlink()
+        os.utime(foreign_run / "run.json", (old, old))
+        assert load_run(foreign_run).status == "lost"
+        pq.write_table(pa.table({"step": [0]}), foreign_run / "steps.parquet")  # its last write is recent
+        assert load_run(foreign_run).status == "running"
+        (foreign_run / "steps.parquet").unlink()
 
 
-def test_console_gives_the_last_lines_of_a_long_file(theirs: Path) -> None:
-    assert load_run(theirs).console() == []
-    (theirs / "console.log").write_text(
+def test_console_returns_the_last_lines_of_a_long_file(foreign_run: Path) -> None:
+    assert load_run(foreign_run).console() == []
+    (foreign_run / "console.log").write_text(
         "".join(f"line {i}\n" for i in range(50_000)) + "é\udcff", "utf-8", "surrogateescape"
     )
-    run = load_run(theirs)
+    run = load_run(foreign_run)
     assert run.console(3) == ["line 49998", "line 49999", "é�"]
     assert run.console(500) == [f"line {i}" for i in range(49_501, 50_000)] + ["é�"]
 
 
 class Counted:
-    """Counts what is read of segments: bytes of streams, and Parquet files."""
+    """Counts reads of segments: bytes of streams, and Parquet files."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stream_bytes = 0
@@ -254,13 +254,13 @@ def test_refresh_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.Monk
     assert counted.take() == (stream.stat().st_size - size, [])
     assert run.steps["step"].tolist() == list(range(62))
 
-    writer.close()  # sealing rows that were read already is no news
+    writer.close()  # sealing rows that were already read changes nothing
     assert run.refresh() is True and run.status == "finished"
     assert counted.take() == (0, [])
     assert run.steps["loss"].tolist() == [float(i) for i in range(62)]
 
 
-def test_refresh_sees_the_head_and_new_tables(tmp_path: Path) -> None:
+def test_refresh_reads_the_head_and_new_tables(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     run = load_run(tmp_path / "a")
     assert len(run.events) == 0 and run.refresh() is False
@@ -274,19 +274,17 @@ def test_refresh_sees_the_head_and_new_tables(tmp_path: Path) -> None:
 def test_fingerprint_changes_whenever_the_run_does(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     run = load_run(tmp_path / "a")
-    seen = [run.fingerprint()]
-    assert run.fingerprint() == seen[0]
+    fingerprints = [run.fingerprint()]
+    assert run.fingerprint() == fingerprints[0]
     for change in (lambda: write_steps(writer, 0, 1), lambda: write_steps(writer, 1, 2), writer.close):
         change()
-        seen.append(run.fingerprint())
+        fingerprints.append(run.fingerprint())
     (tmp_path / "a" / "console.log").write_text("x")
-    seen.append(run.fingerprint())
-    assert len(set(seen)) == 5
+    fingerprints.append(run.fingerprint())
+    assert len(set(fingerprints)) == 5
 
 
-def test_files_that_vanish_while_being_listed_are_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_vanish_while_being_listed_are_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunWriter(tmp_path / "a") as writer:
         write_steps(writer, 0, 3)
     listed = sources.FolderSource.segments
@@ -310,7 +308,7 @@ def test_files_that_vanish_while_being_listed_are_looked_for_again(
         run.fingerprint()
 
 
-def test_stream_that_a_crash_left_beside_its_parquet_counts_once(tmp_path: Path) -> None:
+def test_a_stream_that_a_crash_left_beside_its_parquet_counts_once(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     write_steps(writer, 0, 3)
     stream = tmp_path / "a" / "steps" / "00000.arrows"
@@ -321,15 +319,15 @@ def test_stream_that_a_crash_left_beside_its_parquet_counts_once(tmp_path: Path)
     (tmp_path / "a" / "steps" / "notes.txt").write_text("mine")
     assert load_run(tmp_path / "a").steps["step"].tolist() == [0, 1, 2]
     both = [File(f"steps/00000.{form}", 1, 0) for form in ("parquet", "arrows")]
-    for listed in (both, both[::-1]):  # folders are listed in any order
-        found: dict[str, File] = {}
+    for listed in (both, both[::-1]):  # the order of a listing is arbitrary
+        files: dict[str, File] = {}
         for file in listed:
-            sources.keep_sealed(found, file)
-        assert found == {"steps/00000": both[0]}
+            sources.keep_sealed(files, file)
+        assert files == {"steps/00000": both[0]}
 
 
-def test_a_stream_of_single_rows_is_held_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its messages takes ten kilobytes beside a row of a hundred bytes."""
+def test_a_stream_of_single_rows_is_merged_into_few_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message has an overhead of ten kilobytes for a row of a hundred bytes."""
     together = segment_reader._together
     held: list[int] = []
     monkeypatch.setattr(

@@ -1,4 +1,5 @@
-"""Segments: sealed while writing goes on, each thread's and rank's rows kept, a failed write its own row's loss."""
+"""Segments are sealed while writing continues, rows of all threads and ranks are kept, and a failed write loses only
+its row."""
 
 import os
 import shutil
@@ -15,7 +16,7 @@ from amp_core import load_run
 from amp_core.schema import TABLES
 from amp_core.store import segment_writer
 from amp_core.store.writer import RunWriter
-from tests.written import files, write_steps
+from tests.run_folders import files, write_steps
 
 
 def test_full_segments_are_sealed_while_writing_continues(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_full_segments_are_sealed_while_writing_continues(tmp_path: Path) -> Non
     assert load_run(tmp_path / "a").steps["loss"].tolist() == [float(i) for i in range(100)]
 
 
-def test_old_segment_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_segment_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(segment_writer, "time", SimpleNamespace(monotonic=lambda: now))
     with RunWriter(tmp_path / "a", seal_age_s=60.0) as writer:
@@ -45,7 +46,7 @@ def test_sealed_parquet_is_readable_by_other_tools(tmp_path: Path) -> None:
     assert table.schema.equals(TABLES["steps"].schema) and table.num_rows == 5
 
 
-def test_stream_is_a_plain_arrow_stream(tmp_path: Path) -> None:
+def test_a_stream_is_a_plain_arrow_stream(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     write_steps(writer, 0, 5)
     with pa.ipc.open_stream((tmp_path / "a" / "steps" / "00000.arrows").read_bytes()) as reader:
@@ -53,7 +54,7 @@ def test_stream_is_a_plain_arrow_stream(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_seal_that_fails_leaves_the_rows_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_seal_keeps_the_rows_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -67,7 +68,7 @@ def test_seal_that_fails_leaves_the_rows_and_the_end(tmp_path: Path, monkeypatch
 
 
 class TornFile:
-    """A file of which one write puts down a part and then fails, as on a full disk."""
+    """A file in which one write stores only a part and then fails, as on a full disk."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -90,9 +91,7 @@ class TornFile:
         self.file.close()
 
 
-def test_sealed_file_is_on_the_disk_before_its_stream_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sealed_file_is_synced_before_its_stream_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[int, bool]] = []
     stream = tmp_path / "a" / "steps" / "00000.arrows"
     works = os.fsync
@@ -109,23 +108,23 @@ def test_sealed_file_is_on_the_disk_before_its_stream_is_removed(
 
 
 @pytest.mark.parametrize("rows_before", [0, 2])
-def test_write_that_fails_half_way_costs_its_own_row_only(tmp_path: Path, rows_before: int) -> None:
+def test_a_write_that_fails_half_way_loses_only_its_row(tmp_path: Path, rows_before: int) -> None:
     writer = RunWriter(tmp_path / "a")
     write_steps(writer, 0, rows_before)
     segment = writer._segments.of_table("steps")
     segment._file = TornFile(segment._file)  # type: ignore[assignment]
     with pytest.raises(OSError, match="No space left"):
         write_steps(writer, 50, 51)
-    wanted = list(range(rows_before))
-    assert load_run(tmp_path / "a").steps["step"].tolist() == wanted
+    expected = list(range(rows_before))
+    assert load_run(tmp_path / "a").steps["step"].tolist() == expected
     write_steps(writer, 60, 62)
-    assert load_run(tmp_path / "a").steps["step"].tolist() == [*wanted, 60, 61]
+    assert load_run(tmp_path / "a").steps["step"].tolist() == [*expected, 60, 61]
     writer.close()
     run = load_run(tmp_path / "a")
-    assert run.status == "finished" and run.steps["step"].tolist() == [*wanted, 60, 61]
+    assert run.status == "finished" and run.steps["step"].tolist() == [*expected, 60, 61]
 
 
-def test_many_threads_may_write(tmp_path: Path) -> None:
+def test_many_threads_may_write_at_once(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a", seal_bytes=50_000) as writer:
         threads = [threading.Thread(target=write_steps, args=(writer, 100 * i, 100 * i + 100)) for i in range(4)]
         for thread in threads:
@@ -151,7 +150,7 @@ def test_ranks_write_their_own_segments_and_are_merged(tmp_path: Path) -> None:
     assert sorted(run.events[run.events["kind"] == "ended"]["rank"]) == [0, 1, 2]
 
 
-def test_closing_twice_changes_nothing_and_closed_runs_take_no_rows(tmp_path: Path) -> None:
+def test_a_second_close_changes_nothing_and_closed_runs_refuse_rows(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     writer.close("failed", "first")
     writer.close("finished", "second")
@@ -161,7 +160,7 @@ def test_closing_twice_changes_nothing_and_closed_runs_take_no_rows(tmp_path: Pa
     assert (run.status, run.end_reason, len(run.steps), run.name) == ("failed", "first", 0, "a")
 
 
-def test_end_is_written_although_what_was_held_back_fails(tmp_path: Path) -> None:
+def test_the_end_is_written_even_if_pending_rows_fail(tmp_path: Path) -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error")
 
@@ -172,7 +171,7 @@ def test_end_is_written_although_what_was_held_back_fails(tmp_path: Path) -> Non
     assert load_run(tmp_path / "a").head.status == "stopped"
 
 
-def test_deleted_files_come_back_with_their_rows_even_at_the_end(tmp_path: Path) -> None:
+def test_deleted_files_are_restored_with_their_rows_even_at_the_end(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     write_steps(writer, 0, 3)
     (tmp_path / "a" / "steps" / "00000.arrows").unlink()
@@ -199,7 +198,7 @@ def test_deleted_rows_that_cannot_be_restored_are_reported(tmp_path: Path, monke
     assert reported["detail"].tolist() == ["the run's files were removed; rows lost: those in steps"]
 
 
-def test_file_of_another_run_in_the_place_of_a_deleted_one_is_not_sealed(tmp_path: Path) -> None:
+def test_a_file_of_another_run_in_place_of_a_deleted_one_is_not_sealed(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     write_steps(writer, 0, 3)
     shutil.rmtree(tmp_path / "a")

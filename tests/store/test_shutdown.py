@@ -1,4 +1,4 @@
-"""A run has an end in every case, and the process is left as it was found."""
+"""A run is closed however the process exits, and the process is left unchanged."""
 
 import atexit
 import os
@@ -17,13 +17,13 @@ from amp_core import load_run
 from amp_core.store import shutdown
 from amp_core.store.run import Run
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT
+from tests.paths import ROOT
 
 OPENED = "writer = RunWriter(sys.argv[1])\nwriter.append('steps', {'step': [0]})\n"
 
 
 def begin(body: str, folder: Path) -> "subprocess.Popen[str]":
-    """Begin `body` in a process of its own; where it opens no run itself, `writer` is one, with a step in it."""
+    """Start `body` in a new process; if it does not open a run itself, `writer` is one with one step."""
     before = "import os, signal, sys, threading, time\nfrom amp_core.store.writer import RunWriter\n"
     opened = "" if "RunWriter(" in body else OPENED
     line = [sys.executable, "-u", "-c", before + opened + textwrap.dedent(body), str(folder)]
@@ -33,7 +33,7 @@ def begin(body: str, folder: Path) -> "subprocess.Popen[str]":
 def run_program(
     body: str, folder: Path, signal_after: str | None = None, number: int = signal.SIGTERM
 ) -> tuple[int, Run]:
-    """Run `body` as `begin` does, to its end; signal it once `signal_after` is out."""
+    """Run `body` as `begin` does, to its end; send the signal once it has printed `signal_after`."""
     child = begin(body, folder)
     if signal_after is not None:
         assert child.stdout is not None
@@ -58,23 +58,25 @@ def run_program(
         ("raise MemoryError", 1, "failed", "MemoryError"),
         ("with writer: sys.exit(3)", 3, "stopped", "the program exited with 3"),
         ("with writer: sys.exit()", 0, "finished", "the program exited"),
-        ("sys.exit(3)", 3, "finished", "the program ended"),  # Python tells nobody with which code it exits
+        ("sys.exit(3)", 3, "finished", "the program ended"),  # Python does not expose its exit code
         ("with writer: raise KeyboardInterrupt", -signal.SIGINT, "stopped", "interrupted from the keyboard"),
         ("raise KeyboardInterrupt", -signal.SIGINT, "stopped", "interrupted from the keyboard"),
         ("threading.Thread(target=writer.close).start()", 0, "finished", None),
     ],
 )
-def test_program_that_ends_by_itself(tmp_path: Path, body: str, code: int, status: str, reason: str | None) -> None:
+def test_the_end_of_a_program_is_recorded_with_its_reason(
+    tmp_path: Path, body: str, code: int, status: str, reason: str | None
+) -> None:
     got, run = run_program(body, tmp_path / "a")
     assert (got, run.head.status, run.end_reason) == (code, status, reason)
     assert run.steps["step"].tolist() == [0]
     (ended,) = run.events[run.events["kind"] == "ended"].to_dict("records")
     assert (ended["name"], ended["detail"]) == (status, reason or "")
-    assert not list((tmp_path / "a").rglob("*.arrows"))  # all of it is sealed
+    assert not list((tmp_path / "a").rglob("*.arrows"))  # everything is sealed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signal_while_idle(tmp_path: Path, number: int) -> None:
+def test_a_signal_while_idle_ends_the_run(tmp_path: Path, number: int) -> None:
     code, run = run_program("print('ready')\ntime.sleep(600)", tmp_path / "a", "ready", number)
     message = (
         "interrupted from the keyboard" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
@@ -82,7 +84,7 @@ def test_signal_while_idle(tmp_path: Path, number: int) -> None:
     assert (code, run.head.status, run.end_reason) == (-number, "stopped", message)
 
 
-def test_signal_in_the_middle_of_a_write_waits_for_the_write(tmp_path: Path) -> None:
+def test_a_signal_during_a_write_waits_for_the_write(tmp_path: Path) -> None:
     body = """
         segment = writer._segments.of_table("steps")
         put = segment._put
@@ -104,7 +106,7 @@ def test_signal_in_the_middle_of_a_write_waits_for_the_write(tmp_path: Path) -> 
     assert "not reached" not in (tmp_path / "a.txt").read_text()
 
 
-def test_signal_in_the_middle_of_the_end_waits_for_the_end(tmp_path: Path) -> None:
+def test_a_signal_during_the_end_waits_for_the_end(tmp_path: Path) -> None:
     body = """
         def hold():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -118,7 +120,7 @@ def test_signal_in_the_middle_of_the_end_waits_for_the_end(tmp_path: Path) -> No
     assert run.steps["step"].tolist() == [0, 1] and "not reached" not in (tmp_path / "a.txt").read_text()
 
 
-def test_signals_at_any_moment_leave_a_whole_run(tmp_path: Path) -> None:
+def test_signals_at_any_moment_leave_a_complete_run(tmp_path: Path) -> None:
     body = """
         print("ready")
         for step in range(1, 10**9):
@@ -128,7 +130,7 @@ def test_signals_at_any_moment_leave_a_whole_run(tmp_path: Path) -> None:
     for i, pause in enumerate((0.0, 0.002, 0.005, 0.011, 0.02, 0.05)):
         child = begin(body, tmp_path / str(i))
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
-        time.sleep(pause)  # any moment will do
+        time.sleep(pause)  # at any moment
         child.terminate()
         printed = child.stdout.read().split()
         child.communicate(timeout=300)
@@ -138,7 +140,7 @@ def test_signals_at_any_moment_leave_a_whole_run(tmp_path: Path) -> None:
         assert len(run.steps) in (len(printed) + 1, len(printed) + 2)
 
 
-def test_programs_own_handler_decides(tmp_path: Path) -> None:
+def test_the_programs_own_handler_decides(tmp_path: Path) -> None:
     body = """
         def mine(number, frame):
             print("mine")
@@ -154,7 +156,7 @@ def test_programs_own_handler_decides(tmp_path: Path) -> None:
     assert "mine" in (tmp_path / "a.txt").read_text()
 
 
-def test_programs_own_handler_may_go_on(tmp_path: Path) -> None:
+def test_the_programs_own_handler_may_continue(tmp_path: Path) -> None:
     body = """
         asked = []
         signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
@@ -169,7 +171,7 @@ def test_programs_own_handler_may_go_on(tmp_path: Path) -> None:
     assert (code, run.head.status, run.end_reason) == (0, "finished", "after the last step")
 
 
-def test_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     body = """
         signal.signal(signal.SIGHUP, signal.SIG_IGN)   # what nohup does
         writer = RunWriter(sys.argv[1])
@@ -181,7 +183,7 @@ def test_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     assert (code, run.head.status, run.end_reason) == (0, "finished", "went on")
 
 
-def test_forked_child_leaves_its_parents_run_alone(tmp_path: Path) -> None:
+def test_a_forked_child_leaves_its_parents_run_alone(tmp_path: Path) -> None:
     body = """
         for way in ("return", "exit", "raise", "signal", "close"):
             pid = os.fork()
@@ -210,7 +212,7 @@ def test_forked_child_leaves_its_parents_run_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["raise ValueError('of the child')", "os.kill(os.getpid(), signal.SIGTERM)"])
-def test_forked_child_may_have_a_run_of_its_own(tmp_path: Path, way: str) -> None:
+def test_a_forked_child_may_have_its_own_run(tmp_path: Path, way: str) -> None:
     body = f"""
         pid = os.fork()
         if pid == 0:
@@ -224,12 +226,12 @@ def test_forked_child_may_have_a_run_of_its_own(tmp_path: Path, way: str) -> Non
     code, run = run_program(OPENED + textwrap.dedent(body), tmp_path / "a")
     assert (code, run.end_reason, run.steps["step"].tolist()) == (0, "by the parent", [0])
     child = load_run(tmp_path / "a-child")
-    wanted = {"r": ("failed", "ValueError: of the child"), "o": ("stopped", "stopped by SIGTERM")}[way[0]]
-    assert (child.head.status, child.end_reason, child.steps["step"].tolist()) == (*wanted, [7])
+    expected = {"r": ("failed", "ValueError: of the child"), "o": ("stopped", "stopped by SIGTERM")}[way[0]]
+    assert (child.head.status, child.end_reason, child.steps["step"].tolist()) == (*expected, [7])
     assert "RecursionError" not in (tmp_path / "a.txt").read_text()
 
 
-def test_several_runs_all_end_even_where_one_cannot(tmp_path: Path) -> None:
+def test_all_runs_are_closed_even_if_one_fails(tmp_path: Path) -> None:
     body = """
         first = RunWriter(sys.argv[1] + "-first")
         first.before_end = lambda: 1 / 0
@@ -246,32 +248,32 @@ def test_several_runs_all_end_even_where_one_cannot(tmp_path: Path) -> None:
 # ---- no trace is left -----------------------------------------------------------------------------------------------
 
 
-def standing() -> tuple[object, ...]:
+def installed_hooks() -> tuple[object, ...]:
     return (sys.excepthook, *(signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)))
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    before = standing()
+def _no_hooks_left() -> Iterator[None]:
+    before = installed_hooks()
     yield
-    assert standing() == before and shutdown._open == [] and shutdown._installed is None
+    assert installed_hooks() == before and shutdown._open == [] and shutdown._installed is None
 
 
 def test_closed_runs_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[object] = []
     monkeypatch.setattr(atexit, "register", registered.append)
     monkeypatch.setattr(atexit, "unregister", registered.remove)
-    before = standing()
+    before = installed_hooks()
     first, second = RunWriter(tmp_path / "a"), RunWriter(tmp_path / "b")
-    assert standing() != before and len(registered) == 1
+    assert installed_hooks() != before and len(registered) == 1
     first.close()
-    assert standing() != before  # the second is still open
+    assert installed_hooks() != before  # the second is still open
     second.close()
-    assert standing() == before and registered == []
+    assert installed_hooks() == before and registered == []
 
 
-def test_what_was_put_over_ours_stays_and_may_call_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    original = standing()
+def test_hooks_installed_over_ours_stay_and_may_call_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original = installed_hooks()
     called = []
     first = RunWriter(tmp_path / "a")
     ours_hook, ours_handler = sys.excepthook, signal.getsignal(signal.SIGTERM)
@@ -289,7 +291,7 @@ def test_what_was_put_over_ours_stays_and_may_call_ours(tmp_path: Path, capsys: 
     try:
         first.close()
         assert sys.excepthook is hook and signal.getsignal(signal.SIGTERM) is handler
-        second = RunWriter(tmp_path / "b")  # goes over theirs, which calls our old one: must not go round in circles
+        second = RunWriter(tmp_path / "b")  # installed over theirs, which calls our old one: must not recurse
         os.kill(os.getpid(), signal.SIGTERM)
         sys.excepthook(ValueError, ValueError("shown once"), None)
         assert capsys.readouterr().err.count("shown once") == 1
@@ -302,7 +304,7 @@ def test_what_was_put_over_ours_stays_and_may_call_ours(tmp_path: Path, capsys: 
 
 
 def test_run_closed_by_another_thread_does_not_disturb_the_next(tmp_path: Path) -> None:
-    before = standing()
+    before = installed_hooks()
     writer = RunWriter(tmp_path / "a")
     thread = threading.Thread(target=writer.close)
     thread.start()

@@ -1,4 +1,4 @@
-"""Runs that are torn or damaged: whatever was written whole is read, the rest is one sentence."""
+"""Torn and damaged runs: complete rows are read, anything else raises one sentence."""
 
 import random
 from pathlib import Path
@@ -21,7 +21,7 @@ def event_stream(tmp_path: Path, rows: int) -> bytes:
     return data
 
 
-def test_stream_cut_at_any_byte_gives_whole_rows_and_reads_on(tmp_path: Path) -> None:
+def test_a_stream_cut_at_any_byte_gives_whole_rows_and_later_the_rest(tmp_path: Path) -> None:
     data = event_stream(tmp_path, 4) + b"\xff\xff\xff\xff\x00\x00\x00\x00"
     events, rows = TABLES["events"], 0
     for length in range(len(data) + 1):
@@ -31,43 +31,43 @@ def test_stream_cut_at_any_byte_gives_whole_rows_and_reads_on(tmp_path: Path) ->
         rows = cut.rows
         if cut.table is not None:
             assert cut.table.column("step").to_pylist() == list(range(rows))
-        if length % 7 == 0:  # the rest, when it has come
+        if length % 7 == 0:  # the rest, once it is written
             whole = read_stream(file, data[cut.offset :], events, cut)
             assert whole.table is not None and whole.table.column("step").to_pylist() == [0, 1, 2, 3]
             assert whole.table.column("name").to_pylist() == ["n0", "n1", "n2", "n3"]
     assert rows == 4
 
 
-def test_cut_stream_is_read_through_the_run_too(theirs: Path, tmp_path: Path) -> None:
+def test_a_cut_stream_is_readable_through_the_run_too(foreign_run: Path, tmp_path: Path) -> None:
     data = event_stream(tmp_path, 4)
-    (theirs / "events").mkdir()
+    (foreign_run / "events").mkdir()
     for length in (0, 5, 300, len(data) // 2, len(data) - 1, len(data)):
-        (theirs / "events" / "00000.arrows").write_bytes(data[:length])
-        names = load_run(theirs).events["name"].tolist()
+        (foreign_run / "events" / "00000.arrows").write_bytes(data[:length])
+        names = load_run(foreign_run).events["name"].tolist()
         assert names == [f"n{i}" for i in range(len(names))]
     assert len(names) == 4
-    (theirs / "events" / "00000.arrows").write_bytes(
+    (foreign_run / "events" / "00000.arrows").write_bytes(
         data + b"\0" * 5000
-    )  # what a power cut leaves on some file systems
-    assert len(load_run(theirs).events) == 4
+    )  # zeros that a power cut leaves on some file systems
+    assert len(load_run(foreign_run).events) == 4
 
 
-def test_damaged_tables_are_one_sentence(theirs: Path, tmp_path: Path) -> None:
+def test_damaged_tables_raise_one_sentence(foreign_run: Path, tmp_path: Path) -> None:
     data = bytearray(event_stream(tmp_path, 4))
-    (theirs / "events").mkdir()
-    (theirs / "events" / "00000.arrows").write_bytes(b"GIF89a" + bytes(data))
+    (foreign_run / "events").mkdir()
+    (foreign_run / "events" / "00000.arrows").write_bytes(b"GIF89a" + bytes(data))
     with pytest.raises(RunError, match=r"events/00000\.arrows is damaged: no message starts at byte 0") as caught:
-        _ = load_run(theirs).events
+        _ = load_run(foreign_run).events
     assert "\n" not in str(caught.value)
-    (theirs / "events" / "00000.arrows").unlink()
-    (theirs / "events" / "00000.parquet").write_bytes(b"PAR1 and no more")
+    (foreign_run / "events" / "00000.arrows").unlink()
+    (foreign_run / "events" / "00000.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(RunError, match=r"events/00000\.parquet is damaged"):
-        _ = load_run(theirs).events
+        _ = load_run(foreign_run).events
 
 
-def test_flipped_bytes_never_raise_anything_else(tmp_path: Path) -> None:
-    # Only Parquet: a schema message made on purpose can make Arrow itself abort, which is why files from strangers are
-    # read in a process of their own.
+def test_flipped_bytes_raise_only_run_errors(tmp_path: Path) -> None:
+    # Only Parquet: a crafted schema message can make Arrow abort, which is why a sandbox process decodes untrusted
+    # files.
     event_stream(tmp_path, 4)
     whole = (tmp_path / "a" / "events" / "00000.parquet").read_bytes()
     rng, refused = random.Random(1), 0

@@ -1,4 +1,4 @@
-"""Writing a run: rows as given, one head, and cheap enough to be called every step."""
+"""Writing a run: rows unchanged, one head, and cheap enough for every step."""
 
 import dataclasses
 import json
@@ -21,21 +21,21 @@ from amp_core.hardware.host import process_alive, this_process
 from amp_core.schema import TABLES
 from amp_core.store.atomic import replace_file
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT
-from tests.written import files, write_steps
+from tests.paths import ROOT
+from tests.run_folders import files, write_steps
 
 NAN, INF = math.nan, math.inf
 
 
-def same(got: list[Any], wanted: list[Any]) -> bool:
+def same(got: list[Any], expected: list[Any]) -> bool:
     """Equal item by item, where NaN is NaN and None is None."""
-    return len(got) == len(wanted) and all(
+    return len(got) == len(expected) and all(
         a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
-        for a, b in zip(got, wanted, strict=True)
+        for a, b in zip(got, expected, strict=True)
     )
 
 
-def test_nan_infinity_and_null_are_themselves_open_and_sealed(tmp_path: Path) -> None:
+def test_nan_infinity_and_null_are_kept_in_open_and_sealed_segments(tmp_path: Path) -> None:
     losses = [1.5, NAN, INF, -INF, None, 0.0, -0.0, 5e-324]
     writer = RunWriter(tmp_path / "a")
     writer.append("steps", {"step": list(range(8)), "loss": losses, "skipped": [True, False, None] + [False] * 5})
@@ -52,13 +52,13 @@ def test_absent_columns_are_null_or_the_default_and_rank_is_filled_in(tmp_path: 
     for rank in (0, 3):
         writer = RunWriter(tmp_path / "a", rank=rank, world_size=4)
         writer.append("steps", {"step": [rank]})
-        writer.append("steps", {"step": list(range(10, 40))})  # more rows than are kept ready
+        writer.append("steps", {"step": list(range(10, 40))})  # more rows than defaults are cached for
         writer.close()
     rows = load_run(tmp_path / "a").table("steps").to_pylist()
     assert {r["rank"] for r in rows} == {0, 3} and len(rows) == 62
     for row in rows:
-        wanted = {c.name: c.default for c in TABLES["steps"].columns if c.name not in ("step", "rank")}
-        assert {k: v for k, v in row.items() if k not in ("step", "rank")} == wanted
+        expected = {c.name: c.default for c in TABLES["steps"].columns if c.name not in ("step", "rank")}
+        assert {k: v for k, v in row.items() if k not in ("step", "rank")} == expected
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,25 @@ def test_absent_columns_are_null_or_the_default_and_rank_is_filled_in(tmp_path: 
     ],
     ids=["list", "tuple", "numpy", "arrow"],
 )
-def test_columns_of_every_kind_come_back_as_given(tmp_path: Path, make: Callable[[Any, Any], Any]) -> None:
-    given = {
+def test_columns_of_every_type_are_read_back_unchanged(tmp_path: Path, make: Callable[[Any, Any], Any]) -> None:
+    columns = {
         "step": (pa.int64(), [-(2**63), 2**63 - 1, 0]),
         "loss": (pa.float64(), [NAN, 1e300, -INF]),
         "skipped": (pa.bool_(), [True, False, True]),
     }
     with RunWriter(tmp_path / "a") as writer:
-        writer.append("steps", {name: make(values, kind) for name, (kind, values) in given.items()})
+        writer.append("steps", {name: make(values, kind) for name, (kind, values) in columns.items()})
         names = ["", "λ.weight", "x" * 1000]
         writer.append("tensors", {"step": [0, 1, 2], "name": make(names, pa.string())})
     run = load_run(tmp_path / "a")
-    for name, (_, values) in given.items():
-        # by bits: rows are ordered by step, so undo that by sorting both
+    for name, (_, values) in columns.items():
+        # compared by their text, in any order: rows are sorted by step
         got = run.table("steps").column(name).to_pylist()
         assert same(sorted(got, key=repr), sorted(values, key=repr))
     assert run.table("tensors").column("name").to_pylist() == names
 
 
-def test_columns_agree_with_what_arrow_itself_would_make(tmp_path: Path) -> None:
+def test_columns_equal_those_that_arrow_makes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     numbers = [None if rng.random() < 0.2 else float(x) for x in rng.standard_normal(100)]
     counts = [None if rng.random() < 0.2 else rng.integers(0, 9, rng.integers(0, 30)).tolist() for _ in range(100)]
@@ -102,10 +102,10 @@ def test_columns_agree_with_what_arrow_itself_would_make(tmp_path: Path) -> None
     for name, values in columns.items():
         column = table.column(name)
         column.validate(full=True)
-        wanted = pa.chunked_array(
+        expected = pa.chunked_array(
             [pa.array([v for v in values for _ in range(2)], TABLES["tensors"].schema.field(name).type)]
         )
-        assert column.equals(wanted), name
+        assert column.equals(expected), name
 
 
 def test_histograms_may_be_arrays(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_rows_that_do_not_fit_are_refused_and_the_run_continues(
     assert load_run(tmp_path / "a").steps["step"].tolist() == [0, 1]
 
 
-def test_text_that_is_no_utf8_is_written_all_the_same(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_still_written(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a") as writer:
         writer.event("warning", detail=os.fsdecode(b"file-\xff"))
     assert load_run(tmp_path / "a").events["detail"].tolist()[0] == "file-?"
@@ -171,10 +171,10 @@ def test_appending_a_step_takes_far_less_than_a_millisecond(tmp_path: Path) -> N
             began = time.thread_time()
             writer.append("steps", row)
             best = min(best, time.thread_time() - began)
-    assert best < 200e-6  # about 45 µs of the processor
+    assert best < 200e-6  # about 45 µs of processor time
 
 
-def test_folder_that_is_in_use_or_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_in_use_or_not_writable_is_refused(tmp_path: Path) -> None:
     RunWriter(tmp_path / "a").close()
     with pytest.raises(RunError, match=r"into='.*a' already holds a run; give a folder that does not exist yet"):
         RunWriter(tmp_path / "a")
@@ -187,10 +187,10 @@ def test_folder_that_is_in_use_or_cannot_be_written_is_refused(tmp_path: Path) -
         RunWriter(tmp_path / "b" / "thesis.tex" / "c")
 
 
-def test_loop_that_changes_its_directory_leaves_its_run_where_it_was(
+def test_a_run_stays_in_its_folder_if_the_loop_changes_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Hydra and some launchers do."""
+    """Hydra and some launchers do that."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     writer = RunWriter("runs/a")
@@ -204,20 +204,20 @@ def test_loop_that_changes_its_directory_leaves_its_run_where_it_was(
 
 
 @pytest.mark.parametrize(("name", "says"), [("a\0b", "embedded null"), ("a\udc80b", "its name is not in UTF-8")])
-def test_name_that_cannot_be_written_is_refused(name: str, says: str, tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_written_is_refused(name: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"cannot be written: {says}"):
         RunWriter(f"{tmp_path}/{name}")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_job_put_there_and_hidden_files_do_not_hinder(tmp_path: Path) -> None:
+def test_files_of_a_job_and_hidden_files_do_not_count_as_content(tmp_path: Path) -> None:
     for name in ("job.json", "config.json", "console.log", ".job.json.123.tmp", ".DS_Store"):
         (tmp_path / name).write_text("")
     RunWriter(tmp_path).close()
     assert load_run(tmp_path).status == "finished"
 
 
-def test_refused_run_leaves_no_trace_in_the_process(tmp_path: Path) -> None:
+def test_a_refused_run_leaves_no_hooks_in_the_process(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     before = sys.excepthook
     with pytest.raises(RunError):
@@ -233,23 +233,23 @@ def test_head_names_the_writing_process_and_is_replaced_atomically(
     assert (head.name, head.status, head.world_size, head.model) == ("über", "running", 1, {"parameters": 3})
     assert head.config == {"lr": "nan", "path": str(tmp_path)}
     assert process_alive(head.process) is True
-    seen = []
+    heads = []
     replace = Path.replace
 
     def checked(self: Path, target: Path) -> Path:
-        seen.append(json.loads(self.read_text())["results"])  # whole, before it takes the name
+        heads.append(json.loads(self.read_text())["results"])  # complete before it is renamed
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", checked)
     writer.update_head(results={"eval_loss": 2.5})
-    assert seen == [{"eval_loss": 2.5}]
+    assert heads == [{"eval_loss": 2.5}]
     monkeypatch.undo()
     writer.close()
     assert load_run(tmp_path / "a").head.results == {"eval_loss": 2.5}
     assert [f for f in files(tmp_path / "a") if "tmp" in f] == []
 
 
-def test_file_is_replaced_from_many_threads_without_a_mix_up(tmp_path: Path) -> None:
+def test_many_threads_may_replace_a_file_at_once(tmp_path: Path) -> None:
     target = tmp_path / "x"
     contents = [bytes([65 + i]) * 50_000 for i in range(8)]
     threads = [threading.Thread(target=lambda c=c: [replace_file(target, c) for _ in range(5)]) for c in contents]
@@ -261,10 +261,10 @@ def test_file_is_replaced_from_many_threads_without_a_mix_up(tmp_path: Path) -> 
     assert files(tmp_path) == ["x"]
 
 
-def test_own_process_is_alive_and_others_are_distinguished() -> None:
+def test_this_process_is_alive_and_others_are_distinguished() -> None:
     me = this_process()
     assert process_alive(me) is True
-    assert process_alive(me | {"started_s": me["started_s"] - 60}) is False  # the pid was given out again
+    assert process_alive(me | {"started_s": me["started_s"] - 60}) is False  # the pid was reused
     assert process_alive(me | {"machine": "elsewhere"}) is None
     for broken in ({}, me | {"pid": None}, me | {"pid": "1"}, me | {"started_s": None}):
         assert process_alive(broken) is None
@@ -272,7 +272,7 @@ def test_own_process_is_alive_and_others_are_distinguished() -> None:
         assert process_alive(me | {"pid": impossible}) is False
 
 
-def test_head_keeps_its_fields_through_the_file(tmp_path: Path) -> None:
+def test_the_head_keeps_its_fields_in_the_file(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a", environment={"torch": "2.9"}) as writer:
         pass
     read = load_run(tmp_path / "a").head

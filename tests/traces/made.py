@@ -1,9 +1,9 @@
-"""Small traces of a GPU written by hand, in the layouts of several versions of torch, with times that can be added up.
+"""Small hand-written GPU traces in the layouts of several versions of torch, with times that are easy to add up.
 
     file = write(tmp_path / "trace.json", training("new", steps=2))
 
 One step takes 1,000 µs. On the host: loading data 0–100, a copy, forward with a cast, a matrix product and a ReLU,
-backward on a thread of its own, a norm that nothing marks, the optimizer, and a wait at 700–960. On the device (µs from
+backward on another thread, an unmarked norm, the optimizer, and a wait at 700–960. On the device (µs from
 the start of the step): copy 150–190, cast 190–200, product 200–400, ReLU 400–450, idle, two products of backward
 460–660 and 660–760, an all-reduce beside and after them 700–900, norm 900–910, optimizer 910–950, idle.
 """
@@ -144,7 +144,7 @@ def training(layout: str = "new", steps: int = 2, first: int = 5, modules: str |
 
 
 def write(file: Path, document: Any) -> Path:
-    """Write it as JSON, packed where the name ends in .gz."""
+    """Write it as JSON, compressed if the name ends in .gz."""
     text = json.dumps(document).encode()
     file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
     return file

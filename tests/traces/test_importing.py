@@ -4,8 +4,14 @@ import pytest
 
 from amp_core import RunError, diagnose, load_run
 from amp_core.__main__ import main
+from amp_core.analysis import amdahl, compare, overview, step_cost
+from amp_core.figures.chart_data import chart_csv
+from amp_core.hardware.gpus import gpu_of
+from amp_core.report import report_html
 from amp_core.traces import import_traces, read_trace
-from tests.traces.made import training, write
+from amp_core.views import KERNELS
+from tests.traces.made import GEMM, Made, training, write
+from tests.traces.test_read import queued
 
 
 def trace_of(tmp_path, rank=None, name="t.json", **head):
@@ -32,7 +38,7 @@ def test_a_trace_becomes_a_run(tmp_path):
     assert "2 marked steps" in run.events["detail"].iloc[0]
 
 
-def test_ranks_have_segments_of_their_own(tmp_path):
+def test_each_rank_has_its_own_segments(tmp_path):
     files = [trace_of(tmp_path, rank, f"{rank}.json") for rank in (2, 0)]
     run = load_run(import_traces(files, tmp_path / "run"))
     run.validate(full=True)
@@ -43,11 +49,11 @@ def test_ranks_have_segments_of_their_own(tmp_path):
     assert per_rank[0] == per_rank[2] == 1700
 
 
-def test_a_trace_of_a_later_rank_alone_is_a_run_too(tmp_path):
+def test_the_trace_of_a_later_rank_alone_becomes_a_run_too(tmp_path):
     run = load_run(import_traces([trace_of(tmp_path, 3)], tmp_path / "run"))
     run.validate(full=True)
     assert set(run.kernels["rank"]) == {3} and run.head.world_size == 4 and run.status == "finished"
-    assert not [f for f in diagnose(run) if f.code == "rank-ended"]  # the other ranks' traces were not given
+    assert not [f for f in diagnose(run) if f.code == "rank-ended"]  # the traces of the other ranks are missing
 
 
 def test_traces_without_a_rank_are_numbered_in_order(tmp_path):
@@ -62,14 +68,14 @@ def test_two_traces_of_one_rank_are_refused(tmp_path):
         import_traces(files, tmp_path / "run")
 
 
-def test_nothing_is_written_where_a_trace_is_broken(tmp_path):
+def test_nothing_is_written_if_a_trace_is_damaged(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(RunError, match=r"trace='bad\.json' is cut off"):
         import_traces([trace_of(tmp_path), tmp_path / "bad.json"], tmp_path / "runs" / "run")
     assert sorted(f.name for f in tmp_path.iterdir()) == ["bad.json", "t.json"]
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path):
+def test_an_existing_folder_is_left_alone(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("x")
     with pytest.raises(RunError, match="exists already"):
@@ -77,7 +83,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path):
     assert [f.name for f in (tmp_path / "run").iterdir()] == ["mine"]
 
 
-def test_command_prints_where_and_what(tmp_path, capsys):
+def test_the_command_prints_the_folder_and_a_summary(tmp_path, capsys):
     assert main(["import-trace", str(trace_of(tmp_path, name="t.json.gz")), "--out", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == str(tmp_path / "run")
@@ -88,8 +94,159 @@ def test_command_prints_where_and_what(tmp_path, capsys):
     assert main(["import-trace", "--out", "x"]) == 2
 
 
-def test_device_with_the_most_work_is_the_runs(tmp_path):
+def test_the_device_with_the_most_work_is_that_of_the_run(tmp_path):
     document = training()
     for event in document["traceEvents"]:
         event.get("args", {}).update({"device": 2} if "device" in event.get("args", {}) else {})
     assert read_trace(write(tmp_path / "t.json", document)).device == "cuda:2"
+
+
+def test_the_step_time_of_a_trace_is_the_same_on_all_pages(tmp_path):
+    loop = queued(3, before=90)
+    loop.events[-1]["dur"] += 60  # the last step is slower
+    run = load_run(import_traces([write(tmp_path / "t.json", loop.document())], tmp_path / "run"))
+    assert step_cost(run).step_us == overview(run).speed.step_ms * 1e3 == 320
+    assert compare([run, run]).table["step_ms"].tolist() == [0.32, 0.32]
+
+
+def unmarked(tmp_path, **head):
+    document = training(**head)
+    document["traceEvents"] = [e for e in document["traceEvents"] if not e["name"].startswith("ProfilerStep")]
+    return write(tmp_path / "t.json", document)
+
+
+def test_a_trace_without_steps_has_a_report_and_findings_of_its_window(tmp_path):
+    run = load_run(import_traces([unmarked(tmp_path)], tmp_path / "run"))
+    page = report_html([run])
+    assert "The profiled window takes 1.96 ms; it marks no steps." in page
+    assert "Window</th><td>1.96 ms" in page.replace("<td>Window</td>", "<th>Window</th>")
+    assert not [f for f in diagnose(run) if "per step" in f.title or "the step" in f.title]
+
+
+def test_the_time_that_importing_took_is_not_the_trainings(tmp_path):
+    run = load_run(import_traces([trace_of(tmp_path)], tmp_path / "run"))
+    assert overview(run).duration_s == pytest.approx(1.99e-3)
+    assert overview(load_run(import_traces([unmarked(tmp_path)], tmp_path / "other"))).duration_s is None
+
+
+def test_the_numbering_of_traces_without_ranks_is_told(tmp_path, capsys):
+    files = [str(trace_of(tmp_path, name=f"{n}.json")) for n in "ab"]
+    assert main(["import-trace", *files, "--out", str(tmp_path / "run")]) == 0
+    told = "note: traces without ranks were numbered in the order given: a.json is rank 0, b.json is rank 1"
+    assert told in capsys.readouterr().out.splitlines()
+
+
+def test_a_chart_of_kernels_as_csv_has_their_names(tmp_path):
+    run = load_run(import_traces([trace_of(tmp_path)], tmp_path / "run"))
+    table = chart_csv(KERNELS.figure(KERNELS.frame(run), False)).decode()
+    assert GEMM in table and "\n0," not in table and ",0\n" not in table
+
+
+def without_device(category, name, more=()):
+    """A trace of one step whose operators launch work that is not in it."""
+    made = Made()
+    made.event("mark", "ProfilerStep#3", 0, 100, 1)
+    for at in (10, 40):
+        made.op("aten::mm", at, 20)
+        made.event(category, name, at + 5, 2, 1, correlation=at)
+    for event in more:
+        made.event(*event)
+    return made.document(deviceProperties=[])
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "device", "activity"),
+    [
+        ("cuda_runtime", "cudaLaunchKernel", "cuda", "CUDA"),
+        ("cuda_driver", "cuLaunchKernelEx", "cuda", "CUDA"),
+        ("cuda_runtime", "hipExtModuleLaunchKernel", "cuda", "CUDA"),
+        ("xpu_runtime", "urEnqueueKernelLaunch", "xpu", "XPU"),
+        ("xpu_driver", "zeCommandListAppendLaunchKernel", "xpu", "XPU"),
+        ("privateuse1_driver", "LaunchKernel", "privateuseone", "PrivateUse1"),
+        ("hpu_op", "synLaunch", "hpu", "HPU"),
+        ("mtia_runtime", "runFunction - job_prep_and_submit_for_execution", "mtia", "MTIA"),
+    ],
+)
+def test_a_device_that_was_not_recorded_is_told_and_no_cpu_run_is_made_of_it(
+    tmp_path, category, name, device, activity
+):
+    file = write(tmp_path / "t.json", without_device(category, name))
+    run = load_run(import_traces([file], tmp_path / "run"))
+    run.validate(full=True)
+    assert run.kernels.empty and run.windows.empty and run.steps["step"].tolist() == [3]
+    assert run.head.config["device"] == device and amdahl(step_cost(run)) is None
+    (finding,) = [f for f in diagnose(run) if f.code == "device-not-recorded"]
+    assert "2 launches and no kernel" in finding.title and f"ProfilerActivity.{activity}" in finding.snippet
+    assert diagnose(run)[0] == finding
+    assert report_html([run])
+
+
+def test_operators_of_a_gpu_alone_tell_that_its_work_is_missing(tmp_path):
+    trace = read_trace(write(tmp_path / "t.json", without_device("cpu_op", "aten::cudnn_convolution")))
+    assert trace.unrecorded and trace.notes == [
+        "t.json: operators of a GPU and no kernel: work of the device was not recorded"
+    ]
+
+
+def test_waits_alone_make_no_device_of_a_cpu_run(tmp_path):
+    """The profiler itself waits for the devices of the machine."""
+    trace = read_trace(write(tmp_path / "t.json", without_device("cuda_runtime", "cudaDeviceSynchronize")))
+    assert not trace.unrecorded and trace.device == "cpu" and trace.windows["device"] == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("category", "device"),
+    [
+        ("xpu_runtime", "xpu:0"),
+        ("privateuse1_runtime", "privateuseone:0"),
+        ("hpu_op", "hpu:0"),
+        ("hip_runtime", "cuda:0"),
+    ],
+)
+def test_devices_have_the_type_of_their_runtime(tmp_path, category, device):
+    made = Made()
+    made.op("aten::mm", 0, 20)
+    made.event(category, "launch", 5, 2, 1, correlation=9)
+    made.event("kernel", "gemm_kernel", 10, 50, 7, correlation=9, device=0)
+    trace = read_trace(write(tmp_path / "t.json", made.document()))
+    assert trace.device == device and trace.kernels["op"] == ["aten::mm"]
+
+
+def test_work_of_an_mtia_is_read_without_its_waits(tmp_path):
+    made = Made()
+    made.op("aten::add", 0, 20)
+    for name, start in (("add-dtype_Float", 10), ("event_wait", 60), ("event_record", 70)):
+        made.event("mtia_ccp_events", name, start, 50, 7)
+        made.events[-1]["pid"] = 17
+    document = made.document(deviceProperties=[{"id": 17, "name": "ARTEMIS"}])
+    trace = read_trace(write(tmp_path / "t.json", document))
+    assert trace.kernels["name"] == ["add-dtype_Float"] and trace.windows["device"] == ["mtia:17"]
+    assert trace.windows["device_name"] == ["ARTEMIS"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "name"),
+    [
+        ({"name": "", "warpSize": 64, "computeMajor": 9, "computeMinor": 4, "numSms": 304}, "AMD Instinct MI300X"),
+        ({"warpSize": 64, "computeMajor": 9, "computeMinor": 0, "numSms": 104}, "AMD GPU"),
+        ({"name": "AMD Instinct MI210", "warpSize": 64, "computeMajor": 9, "computeMinor": 0}, "AMD Instinct MI210"),
+        ({"name": "", "warpSize": 32, "computeMajor": 9, "computeMinor": 0}, "GPU"),
+    ],
+)
+def test_a_gpu_with_warps_of_64_threads_is_amds(tmp_path, properties, name):
+    trace = read_trace(write(tmp_path / "t.json", training(deviceProperties=[properties])))
+    assert trace.gpus[0]["name"] == name
+    assert gpu_of(name, trace.gpus[0]["capability"]).known is (name == "GPU")
+
+
+def test_fp32_products_of_amds_matrix_cores_are_not_finished(tmp_path):
+    made = Made()
+    made.event("mark", "ProfilerStep#3", 0, 100, 1)
+    made.op("aten::mm", 0, 20, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})
+    made.kernel("Cijk_Ailk_Bljk_SB_MT128x64x16_MI32x32x1x2_SN", 10, 90, 5)
+    properties = [{"name": "AMD Instinct MI300X", "warpSize": 64, "computeMajor": 9, "computeMinor": 4}]
+    document = made.document(deviceProperties=properties)
+    run = load_run(import_traces([write(tmp_path / "t.json", document)], tmp_path / "run"))
+    cost = step_cost(run)
+    assert cost.us("matrix") == 90 and cost.us("tensor") == cost.tf32_us == 0 and cost.rate_ratio == 1307.4 / 163.4
+    assert "matrix, in FP32" in set(cost.parts["label"]) and not [f for f in diagnose(run) if f.code == "tf32-baseline"]

@@ -1,4 +1,4 @@
-"""Arithmetic of time, held against counting the microseconds one by one."""
+"""Interval arithmetic, compared with counting microseconds one by one."""
 
 import numpy as np
 from hypothesis import given
@@ -14,20 +14,20 @@ def covered(spans):
     return {t for start, length in spans for t in range(start, start + length)}
 
 
-def made(spans):
+def intervals(spans):
     starts = np.array([s for s, _ in spans], dtype=float)
     return times.union(starts, starts + np.array([n for _, n in spans], dtype=float))
 
 
 def points(intervals):
     result = {t for start, end in zip(*intervals, strict=True) for t in range(int(start), int(end))}
-    assert times.total(intervals) == len(result)  # nothing counted twice
+    assert times.total(intervals) == len(result)  # intervals do not overlap
     return result
 
 
 @given(SPANS, SPANS)
-def test_sets_of_time_are_sets(one, other):
-    a, b = made(one), made(other)
+def test_interval_operations_equal_set_operations(one, other):
+    a, b = intervals(one), intervals(other)
     assert points(a) == covered(one)
     assert points(times.intersection(a, b)) == covered(one) & covered(other)
     assert points(times.merged(a, b)) == covered(one) | covered(other)

@@ -1,4 +1,4 @@
-"""What a trace becomes: numbers that can be added up by hand, in every layout, and traces that torch itself wrote."""
+"""The rows of a trace: numbers that can be added up by hand, in every layout, and traces that torch wrote."""
 
 import json
 
@@ -17,7 +17,7 @@ def read(tmp_path, document, name="trace.json"):
 
 
 def us(rows, column):
-    """Time by what stands in a column; "" where nothing does."""
+    """Time by the values of a column; "" for null."""
     return rows.groupby(rows[column].fillna(""))["total_us"].sum().to_dict()
 
 
@@ -34,7 +34,7 @@ def test_every_layout_gives_the_same_rows(tmp_path, layout):
     pd.testing.assert_frame_equal(rows, new)
 
 
-def test_kernels_are_tied_to_operator_phase_shapes_and_precision(tmp_path, layout):
+def test_kernels_have_their_operator_phase_shapes_and_precision(tmp_path, layout):
     _, rows = read(tmp_path, training(layout))
     assert set(rows["step"]) == {5} and set(rows["steps"]) == {2} and set(rows["device"]) == {"cuda:0"}
     assert us(rows, "phase") == {"forward": 600, "backward": 1000, "optimizer": 100}
@@ -89,12 +89,12 @@ def test_phases_of_steps_are_times_of_the_device(tmp_path, layout):
     assert steps["step"].tolist() == [5, 6] and steps["step_ms"].tolist() == [0.99, 0.99]
     assert steps["time_s"].tolist() == pytest.approx([0.99e-3, 1.99e-3])
     assert steps["data_ms"].tolist() == [0.1, 0.1]
-    assert steps["forward_ms"].tolist() == pytest.approx([0.35, 0.35])  # until the ReLU is done at 450
+    assert steps["forward_ms"].tolist() == pytest.approx([0.35, 0.35])  # until the end of the ReLU at 450
     assert steps["backward_ms"].tolist() == pytest.approx([0.31, 0.31])  # until the last product at 760
     assert steps["optimizer_ms"].tolist() == pytest.approx([0.19, 0.19])
 
 
-def test_operators_are_of_the_first_step(tmp_path):
+def test_operators_are_those_of_the_first_step(tmp_path):
     trace, _ = read(tmp_path, training())
     ops = pd.DataFrame(trace.ops).set_index("op")
     assert set(ops["step"]) == {5} and (ops["count"] == 1).all()
@@ -109,7 +109,7 @@ def test_operators_are_of_the_first_step(tmp_path):
     ("modules", "name", "whole"),
     [("ampscope", "blocks.0.fc", ""), ("python", "Net_0.Linear_3", "Net_0"), (None, None, None)],
 )
-def test_modules_are_those_around_the_operator_and_in_backward_its_forwards(tmp_path, modules, name, whole):
+def test_the_module_is_that_of_the_operator_or_in_backward_of_its_forward(tmp_path, modules, name, whole):
     trace, rows = read(tmp_path, training(modules=modules))
     products = rows[rows["category"] == "gemm"]
     assert set(products["phase"]) == {"forward", "backward"} and set(products["module"]) == {name}
@@ -128,7 +128,7 @@ def test_without_marked_steps_the_trace_is_one_window_without_a_number(tmp_path)
     assert window["step"] is None and window["wall_us"] == 1960 and window["busy_us"] == 1580
 
 
-def test_steps_that_do_not_follow_one_another_are_windows_of_their_own(tmp_path):
+def test_non_consecutive_steps_are_separate_windows(tmp_path):
     document = training(steps=3)
     for event in document["traceEvents"]:
         if event["name"] == "ProfilerStep#7":
@@ -139,7 +139,7 @@ def test_steps_that_do_not_follow_one_another_are_windows_of_their_own(tmp_path)
     assert rows[rows["step"] == 50]["total_us"].sum() == 850
 
 
-def test_what_was_launched_outside_of_the_steps_has_no_step(tmp_path):
+def test_kernels_launched_outside_the_steps_have_no_step(tmp_path):
     document = training(steps=2)
     document["traceEvents"] = [e for e in document["traceEvents"] if e["name"] != "ProfilerStep#6"]
     trace, rows = read(tmp_path, document)
@@ -158,7 +158,7 @@ def test_kernels_of_a_graph_belong_to_the_call_that_launched_it(tmp_path):
     assert rows[["op", "count", "total_us"]].values.tolist() == [["aten::graph_user", 3, 30]]
 
 
-def test_kernels_without_their_call_are_tied_by_external_id_or_not_at_all(tmp_path):
+def test_kernels_without_their_call_are_linked_by_external_id_or_not_at_all(tmp_path):
     lone = Made()
     lone.op("aten::mm", 0, 50)
     lone.event("kernel", "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN", 20, 10, 7, correlation=9, device=0)
@@ -169,7 +169,7 @@ def test_kernels_without_their_call_are_tied_by_external_id_or_not_at_all(tmp_pa
     assert rows["op"].fillna("").tolist() == ["aten::mm", ""] and rows["phase"].fillna("").tolist() == ["forward", ""]
 
 
-def test_an_operators_own_time_on_a_cpu_is_without_those_inside_it_and_without_watching(tmp_path):
+def test_the_own_time_of_a_cpu_operator_excludes_inner_operators_and_watching(tmp_path):
     cpu = Made()
     cpu.op("aten::linear", 0, 100)
     cpu.op("aten::addmm", 20, 60)
@@ -187,7 +187,7 @@ def test_a_copy_between_types_is_a_cast_where_both_are_known(tmp_path):
     assert sum(trace.ops["cast_bytes"]) == 16 * 4 * 2
 
 
-def test_several_devices_have_a_window_each(tmp_path):
+def test_each_device_has_its_own_window(tmp_path):
     document = training()
     for event in document["traceEvents"]:
         if event["name"] == made.NCCL:
@@ -200,7 +200,7 @@ def test_several_devices_have_a_window_each(tmp_path):
     assert us(rows, "device") == {"cuda:0": 1300, "cuda:1": 400}
 
 
-def test_inference_is_forward(tmp_path):
+def test_inference_counts_as_forward(tmp_path):
     quiet = Made()
     quiet.op("aten::mm", 0, 50)
     quiet.kernel(made.GEMM, 20, 10, 5)
@@ -223,7 +223,7 @@ def test_a_second_micro_batch_and_zero_grad_between_do_not_hide_forward(tmp_path
     assert us(rows, "phase") == {"forward": 20, "backward": 20, "optimizer": 10, "": 10}
 
 
-def test_amp_scopes_own_kernels_are_separate(tmp_path):
+def test_kernels_of_ampscope_are_separate(tmp_path):
     own = Made()
     own.event("mark", "ProfilerStep#0", 0, 1000, 1)
     own.event("mark", "ampscope.phase:data", 0, 1, 1)
@@ -247,13 +247,14 @@ def test_amp_scopes_own_kernels_are_separate(tmp_path):
     trace, rows = read(tmp_path, own.document())
     assert us(rows, "phase") == {"forward": 100, "watch": 100, "backward": 50, "optimizer": 20}
     (window,) = pd.DataFrame(trace.windows).to_dict("records")
-    # Alone from 300 to 350; idle while it was at work: 150 to 200, 350 to 400 and 545 to 560.
+    # Its kernels run alone from 300 to 350; the device is idle during its host work: 150 to 200, 350 to 400, 545 to
+    # 560.
     assert (window["data_us"], window["watch_us"]) == (100, 50 + 50 + 50 + 15)
     assert window["busy_us"] + window["idle_us"] == window["wall_us"] == 1000
 
 
 def test_phases_may_be_marked_on_any_thread(tmp_path):
-    """On a GPU the hooks that mark backward and its end run on a thread of autograd's."""
+    """On a GPU the hooks that mark backward and its end run on a thread of autograd."""
     marked = Made()
     marked.event("mark", "ampscope.phase:forward", 0, 1, 1)
     marked.op("aten::mm", 5, 5)
@@ -306,7 +307,7 @@ def test_a_trace_of_a_cpu_has_operators_and_their_own_time(tmp_path):
     assert inside["total_us"].sum() == pytest.approx(windows["kernel_us"].sum())
 
 
-def test_head_of_the_trace(tmp_path):
+def test_the_head_has_the_facts_of_the_trace(tmp_path):
     trace, _ = read(
         tmp_path,
         training(
@@ -327,3 +328,97 @@ def test_head_of_the_trace(tmp_path):
     ]
     assert trace.facts == {"schemaVersion": 1, "cuda_runtime_version": 12040}
     assert trace.began_us == made.BASE + 1e15
+
+
+def queued(steps=2, before=500, device_marks=False, gap=0):
+    """A loop that runs ahead of the device: it launches a step of 300 µs of kernels in 20 µs, behind `before` µs of
+    work that was launched before the trace began. `gap`: idle time of the device before each step."""
+    loop = Made()
+    loop.event("kernel", made.SIMT, 0, before, 7, correlation=1, device=0, stream=7)
+    at = before
+    for number in range(steps):
+        host = 40 * number
+        loop.event("mark", f"ProfilerStep#{number}", host, 30, 1)
+        loop.op("aten::mm", host + 2, 20)
+        loop.kernel(made.GEMM, at + gap, 200, host + 5)
+        loop.kernel(made.NCCL, at + gap + 200, 100, host + 15)
+        if device_marks:
+            loop.event("gpu_user_annotation", f"ProfilerStep#{number}", at + gap, 300, 7)
+        at += 300 + gap
+    return loop
+
+
+def test_work_launched_before_the_trace_began_is_in_no_step(tmp_path):
+    trace, rows = read(tmp_path, queued().document())
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    assert (window["wall_us"], window["busy_us"], window["idle_us"]) == (600, 600, 0)
+    assert (window["launches"], window["communication_alone_us"]) == (4, 200)
+    assert pd.DataFrame(trace.step_rows)["step_ms"].tolist() == [0.3, 0.3]
+    inside = rows[rows["step"].notna()]
+    assert inside["total_us"].sum() == 600 and set(rows[rows["step"].isna()]["name"]) == {made.SIMT}
+
+
+def test_a_step_begins_where_its_mark_on_the_device_does(tmp_path):
+    """The device may be idle between the work of the step before and the first kernel of this one."""
+    marked, _ = read(tmp_path, queued(1, device_marks=True, gap=10).document())
+    bare, _ = read(tmp_path, queued(1, gap=10).document())
+    assert (marked.windows["wall_us"], bare.windows["wall_us"]) == ([300], [310])
+    tiny = queued(1, gap=10)  # some versions of ROCm mark hardly any of the step
+    tiny.event("gpu_user_annotation", "ProfilerStep#0", 600, 2, 7)
+    assert read(tmp_path, tiny.document())[0].windows["wall_us"] == [310]
+
+
+def test_a_mark_on_the_device_does_not_hide_that_the_device_waited_for_the_host(tmp_path):
+    slow = Made()
+    slow.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    slow.op("aten::mm", 690, 20)
+    slow.kernel(made.GEMM, 700, 100, 695)
+    slow.event("gpu_user_annotation", "ProfilerStep#3", 700, 100, 7)
+    trace, _ = read(tmp_path, slow.document())
+    assert (trace.windows["wall_us"], trace.windows["idle_us"]) == ([1000], [900])
+
+
+def test_a_trace_without_steps_begins_where_earlier_work_ends(tmp_path):
+    loop = queued()
+    loop.events = [e for e in loop.events if not e["name"].startswith("ProfilerStep")]
+    trace, rows = read(tmp_path, loop.document())
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    assert (window["wall_us"], window["idle_us"], window["launches"]) == (600, 0, 4)
+    assert made.SIMT not in set(rows["name"])
+
+
+def test_unlaunched_work_counts_as_earlier_by_stream_or_correlation(tmp_path):
+    loop = queued()
+    loop.event("kernel", made.NORM, 450, 100, 9, correlation=2, device=0, stream=9)  # another stream, earlier launch
+    loop.event("kernel", made.RELU, 700, 10, 9, correlation=99_999, device=0, stream=9)  # its launch was lost
+    trace, rows = read(tmp_path, loop.document())
+    assert trace.windows["wall_us"] == [1100 - 550]
+    assert set(rows[rows["step"].isna()]["name"]) == {made.SIMT, made.NORM, made.RELU}
+
+
+def launched(name, types, op="aten::_scaled_dot_product_flash_attention", **head):
+    """One kernel of an operator with inputs of these types."""
+    one = Made()
+    one.op(op, 0, 20, **{"Input Dims": [[8, 8]] * len(types), "Input type": types})
+    one.kernel(name, 10, 50, 5)
+    return one.document(**head)
+
+
+AMD = {"deviceProperties": [{"name": "AMD Instinct MI300X", "warpSize": 64, "computeMajor": 9, "computeMinor": 4}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "head", "tensor_core", "precision"),
+    [
+        ("attn_fwd", ["c10::BFloat16"] * 3, AMD, "yes", "bf16"),
+        ("attn_fwd", ["float"] * 3, AMD, "unknown", "fp32"),
+        ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_bA16_t128x32x512", ["c10::BFloat16"] * 2, {}, "yes", "fp8"),
+        ("void gemm_unknown_e4m3<1>", ["c10::BFloat16"] * 2, {}, "unknown", None),
+        ("void ck::kernel_gemm_xdl_cshuffle_v3<1>", ["float"] * 2, AMD, "yes", "fp32"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", ["float"] * 2, {}, "yes", "tf32"),
+    ],
+)
+def test_precision_is_the_names_and_else_the_operators(tmp_path, name, types, head, tensor_core, precision):
+    _, rows = read(tmp_path, launched(name, types, **head))
+    assert rows["tensor_core"].tolist() == [tensor_core]
+    assert [None if p != p else p for p in rows["precision"]] == [precision]

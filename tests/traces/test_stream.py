@@ -1,4 +1,4 @@
-"""Any bytes under a trace's name: events, or one sentence."""
+"""Any bytes in a trace file give events or one sentence."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def sentence(file):
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "named otherwise"])
-def test_events_come_in_order_and_the_rest_is_the_head(tmp_path, name):
+def test_events_are_in_order_and_other_keys_are_the_head(tmp_path, name):
     document = training(distributedInfo={"rank": 1})
     stream = TraceStream(write(tmp_path / name, document))
     assert list(stream) == document["traceEvents"]
@@ -67,18 +67,18 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
         (b"\xff\xfe{\x00}\x00", "it begins with"),
     ],
 )
-def test_what_is_no_trace_is_one_sentence(tmp_path, data, text):
+def test_a_file_that_is_not_a_trace_raises_one_sentence(tmp_path, data, text):
     file = tmp_path / "t.json"
     file.write_bytes(data)
     assert text in sentence(file)
 
 
-def test_what_is_no_file_is_one_sentence(tmp_path):
+def test_a_path_that_is_not_a_file_raises_one_sentence(tmp_path):
     assert "is no file" in sentence(tmp_path)
     assert "is no file" in sentence(tmp_path / "none.json")
 
 
-def test_a_trace_cut_off_anywhere_is_one_sentence(tmp_path):
+def test_a_trace_truncated_anywhere_raises_one_sentence(tmp_path):
     file = tmp_path / "t.json"
     for end in range(0, len(SOUND) - 1, 97):
         file.write_bytes(SOUND[:end])
@@ -94,14 +94,14 @@ def test_a_bare_list_may_lack_its_end(tmp_path):
     )
 
 
-def test_a_packed_trace_that_never_ends_is_refused(tmp_path, monkeypatch):
+def test_a_compressed_trace_that_never_ends_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(json_stream, "MAX_BYTES", 2**22)
     file = tmp_path / "t.json.gz"
     file.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**23))
     assert "is longer than" in sentence(file)
 
 
-def test_one_endless_value_is_refused_without_being_held(tmp_path, monkeypatch):
+def test_an_endless_value_is_refused_without_keeping_it_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(json_stream, "MAX_VALUE_CHARS", 2**20)
     file = tmp_path / "t.json.gz"
     file.write_bytes(gzip.compress(b'{"x": "' + b"a" * 2**26))
@@ -112,7 +112,7 @@ def test_one_endless_value_is_refused_without_being_held(tmp_path, monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_trace(tmp_path):
-    """Events that are not kept cost nothing, whatever their number."""
+    """Events that are not kept take no memory, whatever their number."""
     peaks = []
     for events in (2_000, 40_000):
         file = tmp_path / f"{events}.json"
@@ -125,8 +125,8 @@ def test_memory_does_not_grow_with_the_trace(tmp_path):
     assert peaks[1] < 12 * json_stream.CHUNK_BYTES
 
 
-def read_or_say(file):
-    """The trace, or None where it is refused with a sentence of the right form."""
+def read_or_refuse(file):
+    """The trace, or None if it is refused with a well-formed sentence."""
     try:
         return read_trace(file)
     except RunError as error:
@@ -185,13 +185,13 @@ EVENTS = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(EVENTS, max_size=25), st.dictionaries(st.sampled_from(["deviceProperties", "distributedInfo"]), VALUES))
-def test_any_events_become_rows_or_one_sentence(tmp_path, events, head):
+def test_any_events_give_rows_or_one_sentence(tmp_path, events, head):
     from amp_core import load_run
     from amp_core.traces import import_traces
 
     file = write(tmp_path / "t.json", head | {"traceEvents": events})
     target = tmp_path / f"run{sum(1 for _ in tmp_path.iterdir())}"
-    trace = read_or_say(file)
+    trace = read_or_refuse(file)
     if trace is None:
         return
     for window in range(len(trace.windows.get("wall_us", []))):
@@ -203,17 +203,17 @@ def test_any_events_become_rows_or_one_sentence(tmp_path, events, head):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_damaged_bytes_are_rows_or_one_sentence(tmp_path, data):
+def test_damaged_bytes_give_rows_or_one_sentence(tmp_path, data):
     bad = bytearray(SOUND)
     for _ in range(data.draw(st.integers(1, 4))):
         bad[data.draw(st.integers(0, len(bad) - 1))] = data.draw(st.integers(0, 255))
     file = tmp_path / "t.json"
     file.write_bytes(bytes(bad))
-    read_or_say(file)
+    read_or_refuse(file)
 
 
 @pytest.mark.parametrize("sort", ["cpu_op", "cuda_runtime", "kernel"])
-def test_more_events_than_any_trace_has_are_refused_whatever_they_are(monkeypatch, sort):
+def test_too_many_events_of_any_kind_are_refused(monkeypatch, sort):
     monkeypatch.setattr(collect, "MAX_EVENTS", 3)
     event = {"ph": "X", "cat": sort, "name": "cudaLaunchKernel", "ts": 1, "dur": 1}
     with pytest.raises(RunError, match="more than 3 events"):

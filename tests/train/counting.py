@@ -1,4 +1,4 @@
-"""Counts what a workload's forward pass keeps for backward, without memory for it: on torch's meta device."""
+"""Counts the values that a workload's forward pass saves for backward, on torch's meta device, without memory."""
 
 from importlib import import_module
 
@@ -11,7 +11,7 @@ from amp_core.train.workloads.text_lstm import LSTMLanguageModel
 
 
 def model_on_meta(workload: str, size: str) -> torch.nn.Module:
-    """The model of a size as shapes alone."""
+    """The model of a size on the meta device."""
     dims = dict(TrainConfig(workload=workload, size=size).spec.dims)
     module = import_module(f"amp_core.train.workloads.{workload.replace('-', '_')}")
     with torch.device("meta"):
@@ -22,9 +22,9 @@ def model_on_meta(workload: str, size: str) -> torch.nn.Module:
 
 
 def counted(workload: str, size: str, batch_size: int = 2) -> tuple[int, int]:
-    """Parameters, and values that forward and loss keep of one sample, each storage counted once.
+    """Parameters, and the values that forward and loss save per sample, each storage counted once.
 
-    Attention's square matrices do not count: the meta device has only the kind of attention that keeps them.
+    Attention's square matrices do not count: only the meta device's implementation of attention saves them.
     """
     config = TrainConfig(workload=workload, size=size, batch_size=batch_size).resolved()
     model = model_on_meta(workload, size)

@@ -1,6 +1,7 @@
-"""The loss-scale ablation: a training that FP16 without a loss scale fails at, and FP32 and both kinds of scale do not.
+"""The loss-scale ablation: a training that fails in FP16 without a loss scale, and works in FP32 and with both kinds of
+scale.
 
-A fifth of what the preset of the app trains, and smaller still: the whole of it takes a minute.
+A fifth of the steps of the app's preset on a smaller model: the full preset takes a minute.
 """
 
 import pytest
@@ -53,7 +54,7 @@ def test_gradients_of_the_head_underflow_without_a_loss_scale_and_not_at_128(run
     assert zeros("static") < 0.01
 
 
-def test_a_wrong_answer_gets_no_gradient_below_the_stated_probability():
+def test_a_wrong_prediction_gets_no_gradient_below_the_stated_probability():
     workload = build(TrainConfig(workload="text-lstm", size="logistic").resolved())
     tokens = torch.zeros(256, 32, dtype=torch.int64)
 
@@ -65,8 +66,8 @@ def test_a_wrong_answer_gets_no_gradient_below_the_stated_probability():
         def forward(self, tokens):
             return self.logits
 
-    for factor, lost in ((0.98, True), (1.02, False)):
+    for factor, underflows in ((0.98, True), (1.02, False)):
         model = Answer(factor / 16)
         logistic_loss(model, (tokens, tokens)).backward()
-        assert (model.logits.grad[0, 0, 1] == 0) == lost
+        assert (model.logits.grad[0, 0, 1] == 0) == underflows
     assert workload.loss_fn is logistic_loss

@@ -1,4 +1,4 @@
-"""Layers that this CPU's oneDNN lacks in 16 bits run all the same, or are refused before the training starts."""
+"""Layers for which oneDNN has no 16-bit kernel on this CPU still work, or are refused before the training starts."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from amp_core.__main__ import main
 from amp_core.train import TrainConfig, cpu_layers
 from amp_core.train.engine.recipes import Precision
 from amp_core.train.workloads import build
-from tests.places import ROOT
+from tests.paths import ROOT
 
 OWN = """
 import torch
@@ -56,7 +56,7 @@ def fresh_probes():
 
 
 def test_lstms_train_in_16_bits_without_avx512(tmp_path):
-    """oneDNN under AVX2 has no LSTM in BF16 or FP16; autocast still computes these layers in 16 bits."""
+    """oneDNN with AVX2 has no LSTM in BF16 or FP16; autocast still computes these layers in 16 bits."""
     own = tmp_path / "own_lstm.py"
     own.write_text(OWN)
     line = [sys.executable, "-c", TRAIN_BOTH, f"{own}:tagger", os.fspath(tmp_path)]
@@ -107,7 +107,7 @@ def test_a_module_that_computes_in_fp32_needs_no_16_bit_kernel(monkeypatch, fres
         cpu_layers.prepare_layers(model, precision, islands=("head", "bod"))
 
 
-def test_counting_a_step_sees_no_layer_trial_and_fake_tensors_run_none(fresh_probes):
+def test_layer_probes_are_not_counted_in_a_step_and_fake_tensors_run_none(fresh_probes):
     model = build(TrainConfig(workload="text-lstm").resolved()).model
     tokens = torch.randint(0, 256, (2, 4))
 
@@ -124,7 +124,7 @@ def test_counting_a_step_sees_no_layer_trial_and_fake_tensors_run_none(fresh_pro
     assert cpu_layers.runs.cache_info().currsize == 0
 
 
-def test_probing_leaves_random_state_and_onednn_as_they_were(fresh_probes):
+def test_probing_leaves_random_state_and_onednn_unchanged(fresh_probes):
     before = torch.get_rng_state(), torch.backends.mkldnn.enabled
     for kind in cpu_layers.PROBES:
         cpu_layers.runs(kind, torch.float16, torch.float32)

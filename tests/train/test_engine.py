@@ -1,4 +1,4 @@
-"""The loop does what a training loop must, in every recipe, and its record says so."""
+"""The training loop is correct in every recipe, and so is its record."""
 
 import json
 import math
@@ -19,18 +19,20 @@ from tests.waiting import wait_for
 
 
 def run_of(folder, **settings):
-    """Train with settings that are quick, and load what was recorded."""
+    """Train with quick settings, and load the run."""
     train(TrainConfig(**{"device": "cpu", "steps": 3, "evaluate": False} | settings), folder)
     return load_run(folder)
 
 
-def of_each_once(workload, precision):
+def each_recipe_and_workload(workload, precision):
     """Every recipe with one workload, and every workload under autocast in FP16 and BF16; --whole has all pairs."""
     chosen = workload == "text-gpt" or precision in ("fp16", "bf16")
     return pytest.param(workload, precision, marks=[] if chosen else pytest.mark.whole)
 
 
-@pytest.mark.parametrize(("workload", "precision"), [of_each_once(w, p) for w in WORKLOADS for p in RECIPES])
+@pytest.mark.parametrize(
+    ("workload", "precision"), [each_recipe_and_workload(w, p) for w in WORKLOADS for p in RECIPES]
+)
 def test_every_recipe_trains_every_workload(tmp_path, workload, precision):
     run = run_of(tmp_path / "r", workload=workload, precision=precision, steps=2, batch_size=4, evaluate=True)
     assert run.status == "finished"
@@ -42,7 +44,7 @@ def test_every_recipe_trains_every_workload(tmp_path, workload, precision):
     assert "evaluated" in set(run.events["kind"])
 
 
-def test_channels_last_is_the_layout_of_convolutions_and_trains_the_same(tmp_path, monkeypatch):
+def test_channels_last_is_used_for_convolutions_and_trains_the_same(tmp_path, monkeypatch):
     models = []
     make = training.make_optimizer
     monkeypatch.setattr(training, "make_optimizer", lambda config, model: models.append(model) or make(config, model))
@@ -55,7 +57,7 @@ def test_channels_last_is_the_layout_of_convolutions_and_trains_the_same(tmp_pat
     assert losses[0].tolist() == pytest.approx(losses[1].tolist(), rel=1e-4)
 
 
-def test_head_holds_the_settings_and_the_data(tmp_path):
+def test_the_head_has_the_settings_and_the_data(tmp_path):
     config = run_of(tmp_path / "r", workload="digits-cnn", precision="fp16", clip_norm=1.0, every=2).head.config
     assert {
         "source": "train",
@@ -70,7 +72,7 @@ def test_head_holds_the_settings_and_the_data(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_same_seed_gives_the_same_losses_bit_for_bit(tmp_path, precision):
+def test_the_same_seed_gives_the_same_losses_bit_for_bit(tmp_path, precision):
     def losses(name, seed):
         return run_of(tmp_path / name, precision=precision, steps=4, seed=seed).steps["loss"].tolist()
 
@@ -96,7 +98,7 @@ def test_accumulated_micro_batches_equal_one_large_batch(tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_clipping_bounds_the_update_and_records_the_norm_before_it(tmp_path, precision):
-    # plain gradient descent in its first step moves the weights by lr × gradient, so the loss after it tells the norm
+    # the first step of plain SGD moves the weights by lr × gradient, so the loss after it reveals the norm
     settings = {"workload": "digits-cnn", "precision": precision, "optimizer": "sgd", "lr": 0.5, "steps": 2}
     free = run_of(tmp_path / "free", **settings).steps
     clipped = run_of(tmp_path / "clipped", clip_norm=1e-6, **settings).steps
@@ -107,7 +109,7 @@ def test_clipping_bounds_the_update_and_records_the_norm_before_it(tmp_path, pre
     assert clipped["loss"].iloc[1] != pytest.approx(free["loss"].iloc[1], rel=1e-3)
 
 
-def test_dynamic_loss_scale_backs_off_and_grows(tmp_path):
+def test_a_dynamic_loss_scale_backs_off_and_grows(tmp_path):
     high = run_of(tmp_path / "high", precision="fp16", init_scale=2.0**40, backoff_factor=2.0**-30, steps=3).steps
     assert high["skipped"].tolist()[:2] == [True, False]
     assert high["loss_scale"].tolist()[:2] == [2.0**40, 2.0**10]
@@ -115,18 +117,18 @@ def test_dynamic_loss_scale_backs_off_and_grows(tmp_path):
     assert low["loss_scale"].tolist() == [8, 8, 32, 32, 128]
 
 
-def test_static_loss_scale_stays_even_after_a_skipped_step(tmp_path):
+def test_a_static_loss_scale_stays_even_after_a_skipped_step(tmp_path):
     steps = run_of(tmp_path / "r", precision="fp16", loss_scale=2.0**40, growth_interval=1).steps
     assert steps["loss_scale"].tolist() == [2.0**40] * 3
     assert steps["skipped"].tolist() == [True] * 3
-    assert steps["loss"].nunique() == 3  # skipped or not, each step reads new data
+    assert steps["loss"].nunique() == 3  # each step reads new data, even if it is skipped
     fine = run_of(tmp_path / "fine", precision="fp16", loss_scale=128, growth_interval=1).steps
     assert fine["loss_scale"].tolist() == [128.0] * 3
     assert not fine["skipped"].any()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
-def test_fused_optimizer_trains_as_the_plain_one_and_skips_too(tmp_path, optimizer):
+def test_a_fused_optimizer_trains_like_the_plain_one_and_skips_too(tmp_path, optimizer):
     settings = {"workload": "digits-cnn", "precision": "fp16", "optimizer": optimizer, "init_scale": 2.0**40}
     settings |= {"backoff_factor": 2.0**-30}
     plain = run_of(tmp_path / "plain", **settings, fused=False).steps
@@ -135,16 +137,17 @@ def test_fused_optimizer_trains_as_the_plain_one_and_skips_too(tmp_path, optimiz
     assert fused["loss"].tolist() == pytest.approx(plain["loss"].tolist(), rel=1e-3)
 
 
-def test_loss_falls(tmp_path):
+def test_the_loss_falls(tmp_path):
     summary = train(TrainConfig(workload="text-lstm", precision="bf16", steps=60, device="cpu"), tmp_path / "r")
-    assert summary.loss_first == pytest.approx(math.log(256), rel=0.05)  # an untrained model knows nothing of 256 bytes
+    # An untrained model predicts 256 bytes at random.
+    assert summary.loss_first == pytest.approx(math.log(256), rel=0.05)
     assert summary.loss_last < 3.4
     assert summary.results["eval_loss"] < 3.6
     assert 0.15 < summary.results["eval_accuracy"] < 1
     assert (summary.status, summary.steps, summary.skipped, summary.loss_scale) == ("finished", 60, 0, 1.0)
 
 
-def test_stop_ends_the_run_between_two_steps(tmp_path):
+def test_a_stop_ends_the_run_between_two_steps(tmp_path):
     requested = iter([None, None, "enough"])
     summary = train(TrainConfig(workload="digits-cnn", device="cpu"), tmp_path / "r", stop=lambda: next(requested))
     assert (summary.status, summary.steps, summary.results) == ("stopped", 2, {})
@@ -178,14 +181,14 @@ def own_file(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
-def test_own_workload_trains_and_its_batches_begin_again(tmp_path, own_file, precision):
+def test_a_user_workload_trains_and_its_batches_are_repeated(tmp_path, own_file, precision):
     run = run_of(tmp_path / "r", workload=f"{own_file}:workload", precision=precision, steps=5, lr=0.1, evaluate=True)
     assert run.steps["samples"].tolist() == [6] * 5
     assert run.steps["loss"].iloc[4] < run.steps["loss"].iloc[0]  # the first batch, for the third time
-    assert run.head.results == {}  # it has no held-out batches
+    assert run.head.results == {}  # the workload has no held-out batches
 
 
-def test_exception_in_a_step_fails_the_run_and_keeps_the_steps_before(tmp_path, own_file):
+def test_an_exception_in_a_step_fails_the_run_and_keeps_the_steps_before(tmp_path, own_file):
     with pytest.raises(StopIteration):
         run_of(tmp_path / "r", workload=f"{own_file}:breaks_in_the_third_step", steps=9)
     run = load_run(tmp_path / "r")
@@ -201,13 +204,13 @@ def test_empty_batches_are_refused(tmp_path, own_file):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
-def test_cuda_that_is_not_there_is_refused(tmp_path, device):
+def test_a_missing_cuda_device_is_refused(tmp_path, device):
     with pytest.raises(RunError, match=rf"device='{device}' is not there: torch .*; choose cpu or auto"):
         run_of(tmp_path / "r", device=device)
     assert not (tmp_path / "r").exists()
 
 
-def test_flags_and_signals_are_put_back(tmp_path):
+def test_flags_and_signal_handlers_are_restored(tmp_path):
     before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)], torch.backends.cuda.matmul.allow_tf32
     run_of(tmp_path / "r", workload="digits-cnn", precision="tf32")
     after = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)], torch.backends.cuda.matmul.allow_tf32
@@ -225,7 +228,7 @@ def test_training_in_a_thread_works(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_the_run_in_order_with_all_its_steps(tmp_path, number):
+def test_a_signal_ends_the_run_cleanly_with_all_its_steps(tmp_path, number):
     folder = tmp_path / "r"
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps(TrainConfig(workload="digits-cnn", steps=10**6, device="cpu").to_dict()))
@@ -248,10 +251,10 @@ def _steps(folder):
     return len(load_run(folder).steps)
 
 
-def test_compiled_model_is_the_one_that_is_trained(tmp_path, monkeypatch):
+def test_the_compiled_model_is_the_one_that_is_trained(tmp_path, monkeypatch):
     compiled = []
 
-    def compile_without_code_generation(model):  # Inductor takes minutes where nothing is cached
+    def compile_without_code_generation(model):  # Inductor takes minutes if nothing is cached
         compiled.append(model)
         return original(model, backend="eager")
 
@@ -265,7 +268,7 @@ def test_compiled_model_is_the_one_that_is_trained(tmp_path, monkeypatch):
     assert set(run.tensors(kind="weight_grad")["name"]) == set(eager.tensors(kind="weight_grad")["name"])
 
 
-def test_deterministic_run_trains(tmp_path, monkeypatch):
+def test_a_deterministic_run_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     run = run_of(tmp_path / "r", precision="fp16", deterministic=True)
     assert run.status == "finished"
@@ -283,7 +286,7 @@ def test_clipping_acts_on_unscaled_gradients(tmp_path):
 
 
 @pytest.mark.parametrize("precision", RECIPES)
-def test_audits_measure_every_so_many_steps_and_change_nothing(tmp_path, precision):
+def test_audits_run_at_their_interval_and_change_nothing(tmp_path, precision):
     settings = {"workload": "digits-cnn", "precision": precision, "steps": 5, "batch_size": 8, "accumulate": 2}
     plain = run_of(tmp_path / "plain", **settings)
     run = run_of(tmp_path / "audited", audit_every=2, clip_norm=1.0, **settings)
@@ -296,7 +299,7 @@ def test_audits_measure_every_so_many_steps_and_change_nothing(tmp_path, precisi
     matrices = audits[audits["name"].str.startswith("head.weight") & (audits["loss_scale"] == max(scales))]
     rounds = precision not in ("fp32", "tf32")
     assert ((matrices["rel_error"].iloc[:1] > 0) == rounds).all()
-    # the first loss is that of the same weights on the same batch; clipping may change those after it
+    # the first loss is for the same weights and batch; clipping may change later ones
     assert plain.steps["loss"].iloc[0] == run.steps["loss"].iloc[0]
     unclipped = run_of(tmp_path / "unclipped", audit_every=2, **settings)
     pd.testing.assert_series_equal(plain.steps["loss"], unclipped.steps["loss"], check_exact=True)

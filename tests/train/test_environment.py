@@ -1,4 +1,5 @@
-"""`ampscope env` on machines of every kind: what the tensor cores take, what the CPU does, and what to try first."""
+"""`ampscope env` on machines of every kind: formats of the tensor cores, abilities of the CPU, the recipe to try
+first."""
 
 import json
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from tests.record.fake_nvml import FakeNvml
 
 @pytest.fixture
 def machine(monkeypatch):
-    """This machine as one with these GPUs, which torch can use, and this CPU."""
+    """Make this machine appear to have these GPUs, usable by torch, and this CPU."""
 
     def make(*cards, usable=True, flags=("avx2",), nvml=None, hip=None):
         shown = list(cards) if usable else []
@@ -74,7 +75,7 @@ def test_driver_and_its_cuda_are_named(machine):
     assert "580.65.06, runs CUDA up to 13.0" in in_words(result)
 
 
-def test_a_gpu_that_torch_cannot_use_is_noticed_and_the_cpu_is_advised(machine):
+def test_a_gpu_that_torch_cannot_use_is_reported_and_the_cpu_is_advised(machine):
     result = machine(fakes.AMPERE, usable=False, flags=("avx512_bf16",))
     assert not result["gpus"][0]["usable"] and "(torch cannot use it)" in in_words(result)
     assert result["device"] == "cpu" and result["advice"]["recipe"] == "bf16"
@@ -97,7 +98,7 @@ def test_a_cpu_lists_its_16_bit_instructions(machine, flags, recipe, fp16, bf16)
     assert list(result["recipes"]) == list(RECIPES)
 
 
-def test_an_amd_gpu_is_no_nvidia_one_of_the_same_number(machine):
+def test_an_amd_gpu_is_not_mistaken_for_an_nvidia_one_with_the_same_number(machine):
     card = fakes.Card("Instinct MI250X", (9, 0))
     result = machine(card, hip="6.2", nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
     gpu = result["gpus"][0]
@@ -106,7 +107,7 @@ def test_an_amd_gpu_is_no_nvidia_one_of_the_same_number(machine):
     assert result["recipes"]["bf16"]["note"].startswith("runs; what this GPU")
 
 
-def test_flags_are_those_a_program_begins_with_and_what_is_set_outside(machine, monkeypatch, capsys):
+def test_flags_are_the_defaults_and_those_set_by_environment_variables(machine, monkeypatch, capsys):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     result = machine(fakes.AMPERE)
     assert result["flags"]["tf32_matmul"] is torch.backends.cuda.matmul.allow_tf32
@@ -115,7 +116,7 @@ def test_flags_are_those_a_program_begins_with_and_what_is_set_outside(machine, 
     assert "NVIDIA_TF32_OVERRIDE=0" in in_words(result)
 
 
-def test_without_the_package_nvml_is_a_reason(monkeypatch):
+def test_a_missing_nvml_package_is_given_as_the_reason(monkeypatch):
     def missing():
         raise NvmlError("the package nvidia-ml-py is not installed")
 
@@ -123,7 +124,7 @@ def test_without_the_package_nvml_is_a_reason(monkeypatch):
     assert environments._driver()["nvml"] == "the package nvidia-ml-py is not installed"
 
 
-def test_the_command_prints_words_or_one_document(capsys):
+def test_the_command_prints_text_or_one_json_document(capsys):
     assert main(["env"]) == 0
     assert "try first: " in capsys.readouterr().out
     assert main(["env", "--json"]) == 0

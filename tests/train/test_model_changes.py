@@ -1,4 +1,4 @@
-"""What a recipe changes of a model: what it computes in, never what its parameters are called or hold."""
+"""A recipe changes the dtype that a model computes in, never the names or values of its parameters."""
 
 import sys
 from types import ModuleType
@@ -18,26 +18,26 @@ def model():
 
 
 def test_an_island_computes_in_fp32_inside_autocast():
-    made, x = model(), torch.randn(4, 13)
-    seen = {}
-    for name, module in made.named_children():
-        module.register_forward_hook(lambda m, i, out, name=name: seen.update({name: out.dtype}))
-    keep_in_fp32(made, ["0"])
+    net, x = model(), torch.randn(4, 13)
+    dtypes = {}
+    for name, module in net.named_children():
+        module.register_forward_hook(lambda m, i, out, name=name: dtypes.update({name: out.dtype}))
+    keep_in_fp32(net, ["0"])
     with torch.autocast("cpu", dtype=torch.float16):
-        made(x)
-    assert seen == {"0": torch.float32, "1": torch.float32, "2": torch.float16}
+        net(x)
+    assert dtypes == {"0": torch.float32, "1": torch.float32, "2": torch.float16}
 
 
-def test_an_island_holds_what_fp16_cannot():
-    made, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.full((2, 4), 6e4)
+def test_an_island_computes_values_beyond_fp16():
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.full((2, 4), 6e4)
     with torch.no_grad():
-        made[0].weight.fill_(1.0)
-        made[1].weight.fill_(1e-6)
+        net[0].weight.fill_(1.0)
+        net[1].weight.fill_(1e-6)
     with torch.autocast("cpu", dtype=torch.float16):
-        assert not torch.isfinite(made(x)).all()
-    keep_in_fp32(made, ["0", "1"])
+        assert not torch.isfinite(net(x)).all()
+    keep_in_fp32(net, ["0", "1"])
     with torch.autocast("cpu", dtype=torch.float16):
-        assert torch.isfinite(made(x)).all()
+        assert torch.isfinite(net(x)).all()
 
 
 def test_padding_changes_no_number_and_no_gradient_beyond_rounding():
@@ -52,26 +52,26 @@ def test_padding_changes_no_number_and_no_gradient_beyond_rounding():
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_sizes_that_fit_already_are_left_alone():
-    made = nn.Linear(16, 8)
-    pad_linears(made, 8)
-    assert "forward" not in vars(made)
+def test_aligned_sizes_are_unchanged():
+    net = nn.Linear(16, 8)
+    pad_linears(net, 8)
+    assert "forward" not in vars(net)
 
 
-def test_fp8_goes_through_torchao_for_the_layers_that_fit(monkeypatch):
-    asked = {}
+def test_torchao_converts_the_suitable_layers_to_fp8(monkeypatch):
+    calls = {}
 
     def convert(module, *, module_filter_fn):
-        asked.update({name: module_filter_fn(part, name) for name, part in module.named_modules() if name})
+        calls.update({name: module_filter_fn(part, name) for name, part in module.named_modules() if name})
         return module
 
     torchao, float8 = ModuleType("torchao"), ModuleType("torchao.float8")
     float8.convert_to_float8_training = convert
     monkeypatch.setitem(sys.modules, "torchao", torchao)
     monkeypatch.setitem(sys.modules, "torchao.float8", float8)
-    made = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
-    changed(made, TrainConfig(precision="bf16", fp8=True))
-    assert asked == {"0": True, "1": False, "2": False}
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
+    changed(net, TrainConfig(precision="bf16", fp8=True))
+    assert calls == {"0": True, "1": False, "2": False}
 
 
 def test_fp8_without_torchao_says_what_to_install(monkeypatch):
@@ -81,7 +81,7 @@ def test_fp8_without_torchao_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"islands": "a", "precision": "fp32"}, "islands has no effect with precision='fp32'"),
         ({"islands": 3}, "islands=3 names no modules"),
@@ -89,12 +89,12 @@ def test_fp8_without_torchao_says_what_to_install(monkeypatch):
         ({"fp8": True, "precision": "fp16"}, "fp8=True goes with precision='bf16', not 'fp16'"),
     ],
 )
-def test_what_has_no_effect_is_refused(wrong, said):
+def test_an_option_without_effect_is_refused(wrong, message):
     with pytest.raises(RunError) as error:
         TrainConfig(**wrong)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_an_island_that_is_no_module_is_refused_by_name():
+def test_an_unknown_island_is_refused_by_name():
     with pytest.raises(RunError, match=r"islands='nine' is no module of the model; its first ones are 0, 1, 2"):
         changed(model(), TrainConfig(islands="0,nine"))

@@ -1,4 +1,4 @@
-"""Progress is shown when it is due, with the right rate and time left, and says what was recorded."""
+"""Progress is shown when due, with the correct rate and remaining time, and a summary of the run."""
 
 import io
 import shutil
@@ -34,7 +34,7 @@ def steps(writer, progress, clock, count, seconds):
         progress.update(step + 1, last=step + 1 == count)
 
 
-def test_log_gets_one_line_every_two_seconds_and_the_last_step(writer):
+def test_a_log_gets_a_line_every_two_seconds_and_at_the_last_step(writer):
     clock, log = Clock(), io.StringIO()
     with Progress(writer.folder, 10, log, clock) as progress:
         steps(writer, progress, clock, count=10, seconds=0.5)
@@ -57,7 +57,7 @@ def test_a_resumed_run_shows_the_rate_of_its_new_steps(writer):
     ]
 
 
-def test_nothing_recorded_yet_is_a_dash(writer):
+def test_missing_values_are_shown_as_a_dash(writer):
     clock, log = Clock(), io.StringIO()
     with Progress(writer.folder, 10, log, clock) as progress:
         progress.update(1)
@@ -78,7 +78,7 @@ class Full(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def test_neither_a_full_disk_nor_a_removed_folder_ends_what_is_shown(writer):
+def test_progress_continues_on_a_full_disk_and_without_its_folder(writer):
     clock = Clock()
     with Progress(writer.folder, 10, Full(), clock) as progress:
         steps(writer, progress, clock, count=5, seconds=2.5)
@@ -93,7 +93,7 @@ def test_neither_a_full_disk_nor_a_removed_folder_ends_what_is_shown(writer):
 
 
 @pytest.mark.parametrize("checkpoint_every", [None, 2])
-def test_removed_folder_costs_the_record_and_not_the_training(tmp_path, caplog, checkpoint_every):
+def test_a_removed_folder_loses_the_record_and_not_the_training(tmp_path, caplog, checkpoint_every):
     requested = 0
 
     def stop():
@@ -116,7 +116,7 @@ def test_removed_folder_costs_the_record_and_not_the_training(tmp_path, caplog, 
     assert ("no checkpoint after step 6" in caplog.text) == (checkpoint_every is not None)
 
 
-def test_summary_is_not_that_of_another_run_in_the_same_place(tmp_path):
+def test_the_summary_is_never_that_of_another_run_in_the_same_place(tmp_path):
     def stop():
         if other and (tmp_path / "r").exists():
             shutil.rmtree(tmp_path / "r")
@@ -129,7 +129,7 @@ def test_summary_is_not_that_of_another_run_in_the_same_place(tmp_path):
     assert (summary.status, summary.steps, summary.loss_last) == ("finished", 3, None)
 
 
-def test_terminal_gets_a_bar_that_reaches_its_end(writer):
+def test_a_terminal_gets_a_progress_bar_that_reaches_its_end(writer):
     clock, screen = Clock(), Terminal()
     with Progress(writer.folder, 4, screen, clock) as progress:
         steps(writer, progress, clock, count=4, seconds=0.5)
@@ -137,10 +137,10 @@ def test_terminal_gets_a_bar_that_reaches_its_end(writer):
     assert "loss 0.5, scale 65536, 1 skipped" in screen.getvalue()
 
 
-def test_run_folder_is_not_read_between_two_showings(tmp_path):
+def test_the_run_folder_is_not_read_between_two_updates(tmp_path):
     clock, log = Clock(), io.StringIO()
     progress = Progress(tmp_path / "not-there", 1000, log, clock)
     for done in range(1, 100):
         clock.now += 0.02
-        progress.update(done)  # would raise, were it to read
+        progress.update(done)  # reading would raise
     assert log.getvalue() == ""

@@ -1,4 +1,4 @@
-"""A recipe is carried out as its table says, and the process's flags are put back."""
+"""A recipe is applied as its table says, and the flags of the process are restored."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_autocast_region_and_scaler_are_the_recipes(name):
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_scaler_takes_every_setting():
+def test_the_scaler_gets_every_setting():
     scaler = Precision(TrainConfig(init_scale=512, growth_factor=4, backoff_factor=0.25, growth_interval=7), CPU).scaler
     assert (scaler.get_scale(), scaler.get_growth_factor()) == (512, 4)
     assert (scaler.get_backoff_factor(), scaler.get_growth_interval()) == (0.25, 7)
@@ -48,7 +48,7 @@ def flags():
         ({"precision": "fp16", "deterministic": True}, (False, False, False, True, True)),
     ],
 )
-def test_backend_flags_are_set_and_put_back(settings, expected, monkeypatch):
+def test_backend_flags_are_set_and_restored(settings, expected, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = flags()
     with backend_flags(TrainConfig(**settings)):

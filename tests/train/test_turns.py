@@ -1,4 +1,4 @@
-"""Trainings that take turns: who comes when, what each records, and what happens when one is stopped or fails."""
+"""Trainings that take turns: their order, their records, and the effect of a stop or a failure."""
 
 import io
 import os
@@ -35,7 +35,7 @@ def broken():
 
 @pytest.fixture
 def quick(tmp_path: Path) -> dict[str, object]:
-    """Settings of a training that is over in a moment, without what the built-in workloads import."""
+    """Settings of a very short training that does not need the imports of the built-in workloads."""
     (tmp_path / "own.py").write_text(OWN)
     return {"workload": f"{tmp_path / 'own.py'}:plain", "device": "cpu", "every": 1000, "evaluate": False}
 
@@ -55,20 +55,20 @@ def test_no_turn_begins_in_profiled_steps() -> None:
     assert turns_of(TrainConfig(steps=40, profile=(0, 3)), 10) == [10, 10, 10, 10]
 
 
-def test_each_second_round_is_the_one_before_turned_round() -> None:
+def test_every_second_round_is_in_reverse_order() -> None:
     orders = order_of(3, 7, seed=1)
     assert len(orders) == 7 and all(sorted(order) == [0, 1, 2] for order in orders)
     assert all(orders[i + 1] == orders[i][::-1] for i in (0, 2, 4))
     assert orders == order_of(3, 7, seed=1) and len({tuple(o) for o in order_of(3, 40, 0)}) > 3
 
 
-def test_a_training_asks_for_its_turn_and_ends_when_no_one_answers() -> None:
+def test_a_training_requests_its_turn_and_ends_without_a_reply() -> None:
     message, settled = io.StringIO(), []
     turns = Turns(lambda: None, io.StringIO("2\n1\n"), message, lambda: settled.append(1))
     assert [turns(), turns(), turns()] == [None, None, None]
     assert message.getvalue() == "ready\ndone\n"
     assert turns() == "stopped: the comparison that it was part of ended"
-    assert len(settled) == 3  # the device has finished before another's turn
+    assert len(settled) == 3  # the device is idle before the turn of another
 
 
 def test_a_stopped_training_records_the_reason() -> None:
@@ -77,8 +77,9 @@ def test_a_stopped_training_records_the_reason() -> None:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], list[int]]:
-    """Two trainings and one that fails in its fourth step, by turns of four: their folder, exit codes and progress."""
+def three_trainings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], list[int]]:
+    """Two trainings and one that fails in its fourth step, in turns of four steps: their folder, exit codes and
+    progress."""
     folder = tmp_path_factory.mktemp("three")
     (folder / "own.py").write_text(OWN)
     members = [
@@ -104,8 +105,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], li
     return folder, interleave(members, 4, reported.append), reported
 
 
-def test_trainings_take_turns_and_waiting_belongs_to_no_step(three: tuple[Path, list[int], list[int]]) -> None:
-    folder, codes, reported = three
+def test_trainings_take_turns_and_waiting_counts_for_no_step(
+    three_trainings: tuple[Path, list[int], list[int]],
+) -> None:
+    folder, codes, reported = three_trainings
     assert codes[:2] == [0, 0] and reported == [4, 8, 12]
     runs = [load_run(folder / name) for name in ("fp32", "bf16")]
     about = [run.head.config["comparison"] for run in runs]
@@ -115,15 +118,15 @@ def test_trainings_take_turns_and_waiting_belongs_to_no_step(three: tuple[Path, 
         steps = run.steps
         assert steps["step"].tolist() == list(range(12))
         waits_ms = 1e3 * np.diff(steps["time_s"].to_numpy()) - steps["step_ms"].to_numpy()[1:]
-        # Of the three rounds the second is the first turned round: between its own, each waits for a turn or more of
-        # the other. That time lies between steps 3 and 4 or 7 and 8, outside of every step.
+        # The second of the three rounds is in reverse order, so each training waits for at least one turn of the other.
+        # That time lies between steps 3 and 4 or 7 and 8, outside every step.
         of_the_other = next(r for r in runs if r is not run).steps["step_ms"].to_numpy().reshape(3, 4).sum(axis=1)
         assert waits_ms[3] + waits_ms[7] >= of_the_other.min()
     assert runs[0].steps["loss"].iloc[0] == pytest.approx(runs[1].steps["loss"].iloc[0], rel=2e-2)
 
 
-def test_a_training_that_fails_leaves_the_others_to_go_on(three: tuple[Path, list[int], list[int]]) -> None:
-    folder, codes, _ = three
+def test_the_others_continue_if_a_training_fails(three_trainings: tuple[Path, list[int], list[int]]) -> None:
+    folder, codes, _ = three_trainings
     assert codes == [0, 0, 1]
     assert load_run(folder / "fp32").status == load_run(folder / "bf16").status == "finished"
     failed = load_run(folder / "broken")
@@ -133,14 +136,14 @@ def test_a_training_that_fails_leaves_the_others_to_go_on(three: tuple[Path, lis
 def test_settings_that_the_first_member_refuses_end_the_comparison(
     quick: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = [Member(TrainConfig(**quick, precision=p), tmp_path / "file" / p) for p in ("fp32", "bf16")]
+    members = [Member(TrainConfig(**quick, precision=p), tmp_path / "file" / p) for p in ("fp32", "bf16")]
     (tmp_path / "file").write_text("a file, not a folder")
-    assert interleave(made, 2, lambda done: None) == [2]
+    assert interleave(members, 2, lambda done: None) == [2]
     assert capfd.readouterr().err.count("ampscope: ") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.whole)])
-def test_ctrl_c_ends_all_of_them_in_order_and_keeps_what_was_recorded(
+def test_ctrl_c_ends_all_trainings_cleanly_and_keeps_their_records(
     quick: dict[str, Any], tmp_path: Path, number: int
 ) -> None:
     command = [sys.executable, "-m", "amp_core", "compare", "--workload", quick["workload"], "--steps", "100000"]
@@ -158,7 +161,7 @@ def test_ctrl_c_ends_all_of_them_in_order_and_keeps_what_was_recorded(
         assert len(run.steps) >= 10
 
 
-def test_seeds_are_trained_under_names_of_their_own(
+def test_each_seed_is_trained_under_its_own_name(
     quick: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from amp_core.__main__ import main
@@ -166,7 +169,8 @@ def test_seeds_are_trained_under_names_of_their_own(
     def one_after_the_other(members: Sequence[Member], *_: object) -> list[int]:
         return [0 for member in members if train(member.config, member.folder)]
 
-    monkeypatch.setattr("amp_core.cli.compare.interleave", one_after_the_other)  # in this process: it has torch already
+    # In this process, which has already imported torch.
+    monkeypatch.setattr("amp_core.cli.compare.interleave", one_after_the_other)
     out = tmp_path / "cmp"
     argv = ["compare", "--workload", quick["workload"], "--steps", "6", "--device", "cpu", "--precisions", "fp32"]
     assert main([*argv, "--seeds", "2", "--seed", "5", "--out", os.fspath(out)]) == 0

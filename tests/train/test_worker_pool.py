@@ -1,4 +1,4 @@
-"""One process trains a recipe's seeds one after another: what it trains is what a process of its own would have."""
+"""One process trains a recipe's seeds one after another, with the same results as separate processes."""
 
 import numpy as np
 import pytest
@@ -45,8 +45,8 @@ def pid(run):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """One pool that trains two seeds of two recipes, a seed that is refused, one that is stopped, and one more: the
-    folder of the runs, the exit codes, and the pool's processes after the first two seeds and at the end."""
+    """A pool that has trained two seeds of two recipes, a seed that was refused, one that was stopped, and one more:
+    the folder of the runs, the exit codes, and the pool's processes after the first two seeds and at the end."""
     folder = tmp_path_factory.mktemp("pool")
     (folder / "own_task.py").write_text(OWN)
     rounds = [(("fp32", "bf16"), 0), (("fp32", "bf16"), 1), (("bf16",), 2), (("fp32",), 3), (("fp32",), 4)]
@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
     return folder, codes, kept
 
 
-def test_seeds_of_a_recipe_share_a_process_and_no_number(trained):
+def test_seeds_of_a_recipe_share_a_process_and_no_state(trained):
     folder, codes, _ = trained
     assert codes[:2] == [[0, 0], [0, 0]]
     runs = {(name, seed): run_of(folder, name, seed) for name in ("fp32", "bf16") for seed in (0, 1)}
@@ -70,22 +70,22 @@ def test_seeds_of_a_recipe_share_a_process_and_no_number(trained):
     alone = member(folder, "bf16", 1).config
     train(alone, folder / "alone")
     losses = {key: run.steps["loss"].to_numpy() for key, run in runs.items()}
-    # Weights, order of data and dropout are those of a training by itself.
+    # Weights, order of data and dropout are those of a separate training.
     np.testing.assert_array_equal(losses["bf16", 1], load_run(folder / "alone").steps["loss"].to_numpy())
     assert (losses["bf16", 0] != losses["bf16", 1]).all()
 
 
-def test_a_process_is_kept_only_where_its_training_came_to_its_end(trained):
+def test_a_process_is_kept_only_if_its_training_finished(trained):
     folder, codes, kept = trained
     assert codes[2:] == [[2], [130], [0]]
     assert [len(processes) for processes in kept] == [2, 2, 1, 0, 1]
-    assert all(process.poll() == 0 for process in kept[-1])  # the pool has ended what it kept
+    assert all(process.poll() == 0 for process in kept[-1])  # the pool has ended its processes
     stopped, last = run_of(folder, "fp32", 3), run_of(folder, "fp32", 4)
     assert stopped.status == "stopped" and len(stopped.steps) == 2 and last.status == "finished"
     assert pid(stopped) == pid(run_of(folder, "fp32", 0)) != pid(last)
 
 
-def test_what_was_measured_before_is_no_peak_of_the_next(monkeypatch):
+def test_the_memory_peak_of_a_training_excludes_earlier_ones(monkeypatch):
     sizes = iter([900, 100])
     monkeypatch.setattr(cpu, "resident_bytes", lambda: next(sizes))
     host = backend_of(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What is trained: sizes as stated, batches that the seed alone decides, a corpus that is the same each time."""
+"""Workloads: sizes as stated, batches determined by the seed alone, a reproducible corpus."""
 
 import itertools
 import sys
@@ -18,7 +18,7 @@ ALL_SIZES = [(w.name, s) for w in WORKLOADS.values() for s in w.sizes]
 
 
 @pytest.mark.parametrize(("workload", "size"), ALL_SIZES)
-def test_stated_parameters_and_activations_are_the_models(workload, size):
+def test_stated_parameters_and_activations_are_those_of_the_model(workload, size):
     stated = WORKLOADS[workload].sizes[size]
     parameters, activations = counted(workload, size)
     assert parameters == stated.parameters
@@ -26,44 +26,44 @@ def test_stated_parameters_and_activations_are_the_models(workload, size):
 
 
 @pytest.mark.parametrize("workload", ["digits-cnn", "image-resnet"])
-def test_without_scikit_learn_its_images_are_refused_with_a_sentence(workload, monkeypatch):
+def test_workloads_on_images_need_scikit_learn_and_say_so(workload, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(RunError, match=f"workload='{workload}' takes its images from scikit-learn; install"):
         build(TrainConfig(workload=workload).resolved())
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_seed_alone_decides_weights_and_batches(workload):
+def test_the_seed_alone_determines_weights_and_batches(workload):
     def drawn(**settings):
-        made = build(TrainConfig(workload=workload, **settings).resolved())
-        torch.rand(3)  # training draws random numbers too; the order of the data must not follow them
-        batches = list(itertools.islice(iter(made.batches), 3))
-        return [*made.model.state_dict().values(), *itertools.chain(*batches)]
+        built = build(TrainConfig(workload=workload, **settings).resolved())
+        torch.rand(3)  # training draws random numbers too; the order of the data must not depend on them
+        batches = list(itertools.islice(iter(built.batches), 3))
+        return [*built.model.state_dict().values(), *itertools.chain(*batches)]
 
     first = drawn(seed=1, precision="fp32")
     assert all(map(torch.equal, first, drawn(seed=1, precision="fp16", steps=3)))
     assert not all(map(torch.equal, first, drawn(seed=2, precision="fp32")))
 
 
-def test_batch_size_cuts_the_stream_of_samples_and_does_not_change_it():
+def test_the_batch_size_does_not_change_the_order_of_samples():
     def samples(batch_size, count):
         stream = iter(ShuffledBatches(10, batch_size, seed=3, collate=lambda chosen: (chosen,)))
         return torch.cat([next(stream)[0] for _ in range(count)])
 
     assert torch.equal(samples(4, 6), samples(8, 3))
-    assert sorted(samples(5, 2).tolist()) == list(range(10))  # each sample once before any comes again
+    assert sorted(samples(5, 2).tolist()) == list(range(10))  # every sample once before any is repeated
 
 
-def test_held_out_samples_are_none_of_the_training_ones():
-    made = build(TrainConfig(workload="digits-cnn", batch_size=1438).resolved())
-    assert sum(made.samples(batch) for batch in made.held_out) + 1438 == 1797
-    seen = {tuple(image.flatten().tolist()) for image in next(iter(made.batches))[0]}
-    held_out = [tuple(image.flatten().tolist()) for images, _ in made.held_out for image in images]
-    assert len(seen) == 1438
-    assert not seen.intersection(held_out)
+def test_held_out_samples_are_not_in_the_training_data():
+    built = build(TrainConfig(workload="digits-cnn", batch_size=1438).resolved())
+    assert sum(built.samples(batch) for batch in built.held_out) + 1438 == 1797
+    training_images = {tuple(image.flatten().tolist()) for image in next(iter(built.batches))[0]}
+    held_out = [tuple(image.flatten().tolist()) for images, _ in built.held_out for image in images]
+    assert len(training_images) == 1438
+    assert not training_images.intersection(held_out)
 
 
-def test_corpus_is_the_same_each_time_and_its_hash_follows_the_text(tmp_path):
+def test_the_corpus_is_reproducible_and_its_hash_depends_on_the_text(tmp_path):
     for number in range(12):
         (tmp_path / f"m{number:02d}.py").write_text(f"value = {number}\n" * 5)
     (tmp_path / "test").mkdir()
@@ -71,23 +71,23 @@ def test_corpus_is_the_same_each_time_and_its_hash_follows_the_text(tmp_path):
     first, again = load_corpus(10_000, tmp_path), load_corpus(10_000, tmp_path)
     assert first.sha256 == again.sha256
     assert torch.equal(first.train, again.train)
-    assert bytes(first.held_out.tolist()) == b"value = 9\n" * 5  # the tenth file, whole
+    assert bytes(first.held_out.tolist()) == b"value = 9\n" * 5  # the whole tenth file
     assert b"left out" not in bytes(first.train.tolist())
     (tmp_path / "m00.py").write_text("value = 99\n")
     assert load_corpus(10_000, tmp_path).sha256 != first.sha256
 
 
-def test_corpus_respects_its_limit():
+def test_the_corpus_respects_its_limit():
     corpus = load_corpus(200_000)
     assert len(corpus.train) + len(corpus.held_out) == 200_000
 
 
-def test_corpus_without_sources_is_refused(tmp_path):
+def test_a_corpus_without_sources_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"standard library's \*.py files"):
         load_corpus(1000, tmp_path)
 
 
-def test_gpt_sees_nothing_that_comes_later():
+def test_gpt_does_not_depend_on_later_bytes():
     model = build(TrainConfig(workload="text-gpt").resolved()).model.eval()
     tokens = torch.randint(0, 256, (1, 16))
     changed = tokens.clone()
@@ -97,7 +97,7 @@ def test_gpt_sees_nothing_that_comes_later():
     assert not torch.allclose(before[:, 10:], after[:, 10:])
 
 
-def test_bert_asks_for_bytes_that_it_does_not_show():
+def test_bert_predicts_bytes_that_are_masked_in_its_input():
     text = torch.randint(0, 256, (10_000,), dtype=torch.uint8)
     tokens, predicted, answers = masked_batch(text, torch.tensor([0, 640, 64]), context=64, seed=3)
     shown = torch.stack([text[:64], text[640:704], text[64:128]]).long()
@@ -106,12 +106,12 @@ def test_bert_asks_for_bytes_that_it_does_not_show():
     assert ((tokens == MASK).sum(1) == 8).all()
     untouched = torch.ones_like(tokens, dtype=torch.bool).scatter(1, predicted[:, :9], False)
     assert torch.equal(tokens[untouched], shown[untouched])
-    again = masked_batch(text, torch.tensor([640]), context=64, seed=3)  # in whatever batch a window comes
+    again = masked_batch(text, torch.tensor([640]), context=64, seed=3)  # in whichever batch a window is
     assert torch.equal(again[0][0], tokens[1]) and torch.equal(again[1][0], predicted[1])
     assert not torch.equal(masked_batch(text, torch.tensor([640]), context=64, seed=4)[1], again[1])
 
 
-def test_bert_sees_both_ways():
+def test_bert_depends_on_earlier_and_later_bytes():
     workload = build(TrainConfig(workload="text-bert").resolved())
     tokens = torch.randint(0, 256, (1, 16))
     predicted = torch.tensor([[8]])
@@ -122,21 +122,22 @@ def test_bert_sees_both_ways():
 
 
 @pytest.mark.parametrize("workload", ["text-bert", "image-resnet"])
-def test_tiny_ones_really_learn(workload, tmp_path):
+def test_tiny_workloads_learn(workload, tmp_path):
     config = TrainConfig(workload=workload, precision="fp32", device="cpu", steps=120, every=120)
     summary = train(config, tmp_path / "r")
-    guess = {"text-bert": 0.3, "image-resnet": 0.5}[workload]  # always a blank: 0.26; always one digit: 0.1
+    # Accuracy of always predicting a blank: 0.26; of always one digit: 0.1.
+    guess = {"text-bert": 0.3, "image-resnet": 0.5}[workload]
     assert summary.loss_last < 0.6 * summary.loss_first
     assert summary.results["eval_accuracy"] > guess
 
 
-def test_memory_is_that_of_weights_adam_and_activations():
+def test_memory_is_the_sum_of_weights_adam_states_and_activations():
     size = WORKLOADS["text-gpt"].sizes["small"]
     assert size.memory_bytes(1) == 16 * size.parameters + 4 * size.activations
     assert size.memory_bytes() > size.memory_bytes(1) > size.state_bytes
 
 
-def test_lstm_under_fp16_autocast_gives_fp16_and_leaves_onednn_as_it_was():
+def test_an_lstm_under_fp16_autocast_returns_fp16_and_leaves_onednn_unchanged():
     model = build(TrainConfig(workload="text-lstm").resolved()).model
     tokens = torch.randint(0, 256, (2, 8))
     reference = model(tokens)
@@ -185,7 +186,7 @@ def own_file(tmp_path):
 
 
 @pytest.mark.parametrize("function", ["triple", "whole"])
-def test_own_workload_is_seeded_and_checked(own_file, function):
+def test_a_user_workload_is_seeded_and_checked(own_file, function):
     first, again, other = (build(TrainConfig(workload=f"{own_file}:{function}", seed=seed)) for seed in (1, 1, 2))
     assert torch.equal(first.model.weight, again.model.weight)
     assert not torch.equal(first.model.weight, other.model.weight)
@@ -193,12 +194,12 @@ def test_own_workload_is_seeded_and_checked(own_file, function):
     assert first.loss_fn(first.model, next(iter(first.batches))).ndim == 0
 
 
-def test_batches_of_an_own_workload_are_not_begun_to_be_checked(own_file):
+def test_checking_a_user_workload_does_not_consume_its_batches(own_file):
     assert len(build(TrainConfig(workload=f"{own_file}:workers")).batches) == 2
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         ("missing", "has no function missing"),
         ("not_a_function", "has no function not_a_function"),
@@ -209,35 +210,35 @@ def test_batches_of_an_own_workload_are_not_begun_to_be_checked(own_file):
         ("breaks", "failed at line 26: KeyError: 'x'"),
     ],
 )
-def test_own_workload_that_is_wrong_is_refused(own_file, function, said):
+def test_an_invalid_user_workload_is_refused(own_file, function, message):
     with pytest.raises(RunError) as error:
         build(TrainConfig(workload=f"{own_file}:{function}"))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_own_workload_without_its_file_is_refused(tmp_path):
+def test_a_user_workload_without_its_file_is_refused(tmp_path):
     with pytest.raises(RunError, match="there is no file"):
         build(TrainConfig(workload=f"{tmp_path}/none.py:f"))
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "message"),
     [
         ("model(batch)[:1]", r"returned a loss of shape \(1, 2\); return one number"),
         ("0.5", "returned a loss of type float; return a tensor"),
     ],
 )
-def test_a_loss_that_is_not_one_number_is_refused(tmp_path, loss, said):
+def test_a_loss_that_is_not_a_single_number_is_refused(tmp_path, loss, message):
     file = tmp_path / "shapes.py"
     file.write_text(
         f"import torch\ndef f():\n    return torch.nn.Linear(3, 2), [torch.ones(4, 3)], lambda model, batch: {loss}\n"
     )
     config = TrainConfig(workload=f"{file}:f", precision="fp32", device="cpu", steps=1)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=message):
         train(config, tmp_path / "run")
 
 
-def test_a_loss_of_one_number_may_have_a_dimension(tmp_path):
+def test_a_loss_of_a_single_number_may_have_a_dimension(tmp_path):
     file = tmp_path / "vector.py"
     file.write_text(
         "import torch\n"

@@ -1,9 +1,9 @@
-"""The code that is written for a recipe trains as the engine does: each framework's program is executed.
+"""The generated code of a recipe trains like the engine: the program of each framework is executed.
 
-The losses of a training are those of the engine, at each step, within the rounding of the precision: the same weights,
-batches and operators, but a framework may sum and cast in another place. Accelerate and the Trainer train in FP32 on a
-CPU when they are asked for FP16, without a word; their programs say so instead, and with a scaler and autocast put in
-as they have them on a GPU, train like the engine too.
+The losses equal those of the engine at each step, within the rounding of the precision: weights, batches and operators
+are the same, but a framework may sum and cast elsewhere. Accelerate and the Trainer silently train in FP32 on a CPU
+when FP16 is requested; their programs report that instead, and with autocast and a scaler, as on a GPU, they train like
+the engine too.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from amp_core.schema import RunError
 from amp_core.train import TrainConfig, train
 from amp_core.train.workloads import build
 from amp_core.tune.codegen import FRAMEWORKS, SUPPORTED_PRECISIONS, code_for
-from tests.places import ROOT
+from tests.paths import ROOT
 
 NEEDS = {"plain": (), "accelerate": ("accelerate",), "transformers": ("transformers", "accelerate")}
 NEEDS |= {"lightning": ("lightning",)}
@@ -61,7 +61,7 @@ def run(config, framework, names=None):
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path, monkeypatch):
-    """Frameworks write where they stand, and Accelerate keeps its settings for the life of a process."""
+    """Use a temporary working directory, into which frameworks write, and reset the global settings of Accelerate."""
     monkeypatch.chdir(tmp_path)
     if find_spec("accelerate") is None:
         yield
@@ -75,21 +75,21 @@ def clean(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    """Losses of the engine, each recipe trained once."""
-    made = {}
+    """The losses of the engine; each recipe is trained once."""
+    cache = {}
 
     def losses(name):
-        if name not in made:
+        if name not in cache:
             folder = tmp_path_factory.mktemp("engine") / name
             train(recipe(name), folder)
-            made[name] = load_run(folder).steps
-        return made[name]
+            cache[name] = load_run(folder).steps
+        return cache[name]
 
     return losses
 
 
 def half_on_cpu(framework, names, monkeypatch):
-    """Give the framework on the CPU what it has on a GPU for FP16: autocast and a scaler."""
+    """Give the framework autocast and a scaler for FP16 on the CPU, as it has on a GPU."""
     import accelerate
 
     class Half(accelerate.Accelerator):
@@ -117,7 +117,7 @@ def test_the_program_reaches_the_engines_losses(framework, name, engine, monkeyp
     assert len(losses) == STEPS and (losses[-1] < losses[0] or name == "fp16-static")
     np.testing.assert_allclose(losses, expected["loss"], rtol=CLOSE[config.recipe.autocast])
     if name in ("fp16", "fp16-static"):
-        assert expected["skipped"].sum() >= 2  # the scale that was asked for is at work: these steps changed nothing
+        assert expected["skipped"].sum() >= 2  # the requested loss scale is in effect: these steps changed nothing
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "transformers"])
@@ -127,8 +127,9 @@ def test_fp16_that_the_framework_would_train_in_fp32_is_noted(framework):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_one_can_tell_bf16_from_fp32_by_its_losses(framework, engine):
-    """That the losses above agree says something: a program that forgot its precision would differ from the engine."""
+def test_bf16_and_fp32_have_different_losses(framework, engine):
+    """This shows that the comparison above is meaningful: a program without its precision would differ from the
+    engine."""
     config = recipe("bf16")
     assert np.abs(run(config, framework) / engine("fp32")["loss"] - 1).max() > 1e-4
 
@@ -136,7 +137,7 @@ def test_one_can_tell_bf16_from_fp32_by_its_losses(framework, engine):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("precision", SUPPORTED_PRECISIONS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_each_program_is_tidy(framework, precision, device, tmp_path):
+def test_each_program_passes_lint_and_format(framework, precision, device, tmp_path):
     every = {"channels_last": True, "compile": True, "pad_to": 8, "clip_norm": 1.0, "accumulate": 4, "optimizer": "sgd"}
     islands = {"islands": ("a.b", "c")} if precision in ("fp16", "bf16") else {}
     scale = {"loss_scale": 65536.0} if precision == "fp16" else {}
@@ -189,7 +190,7 @@ def tagger():
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lstm_programs_run_without_avx512(framework, precision, tmp_path):
-    """Under AVX2, oneDNN has no LSTM in BF16 or FP16. The built-in workload brings its own fallback."""
+    """With AVX2, oneDNN has no LSTM in BF16 or FP16. The built-in workload has its own fallback."""
     if precision == "fp16" and framework in ("accelerate", "transformers"):
         pytest.skip("refuses FP16 on a CPU")
     for package in NEEDS[framework]:
@@ -218,7 +219,7 @@ def test_the_lstm_fallback_leaves_random_numbers_and_fp32_alone(tmp_path):
         assert "make_lstms_portable" not in code_for(TrainConfig(**(config.__dict__ | other)), "plain")
 
 
-def test_what_no_code_is_written_for_is_refused():
+def test_an_unsupported_framework_or_precision_is_refused():
     with pytest.raises(
         RunError, match="precision='fp16-pure' has no code to ship; choose one of fp32, tf32, bf16, fp16"
     ):

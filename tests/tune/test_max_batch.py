@@ -1,4 +1,4 @@
-"""The search for the largest batch: exact, few trials, and no trial can take the search or the machine with it."""
+"""The search for the largest batch: exact, few trials, and no trial can crash the search or the machine."""
 
 import dataclasses
 import json
@@ -40,12 +40,36 @@ def search(capacity, **options):
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 7, 31, 32, 33, 63, 64, 100, 1000, 4095, 65535])
-def test_the_answer_is_the_largest_that_fits_and_the_next_does_not(capacity):
-    found = search(capacity)
-    assert (found.largest, found.next_larger) == (capacity, capacity + 1)
-    asked = [t.batch_size for t in found.trials]
-    assert len(asked) == len(set(asked)) <= 2 * 17 + 2
-    assert all(t.fits == (t.batch_size <= capacity) for t in found.trials)
+def test_the_result_is_the_largest_batch_that_fits(capacity):
+    result = search(capacity)
+    assert (result.largest, result.next_larger) == (capacity, capacity + 1)
+    tried = [t.batch_size for t in result.trials]
+    assert len(tried) == len(set(tried)) <= 2 * 17 + 2
+    assert all(t.fits == (t.batch_size <= capacity) for t in result.trials)
+
+
+@pytest.mark.parametrize("capacity", [1, 20, 500])
+def test_a_batch_beyond_what_kernels_can_index_does_not_fit(capacity):
+    limit = "RuntimeError: Expected tensor to fit into 32-bit index math"
+
+    def attempt(config, limit_bytes, timeout_s):
+        fits = config.batch_size <= capacity
+        return Trial(config.batch_size, fits, "" if fits else limit, MIB, 1.0, 2.0, 0.1, failed=not fits)
+
+    found = search(capacity, attempt=attempt)
+    assert (found.largest, found.next_larger) == (capacity, capacity + 1) and limit in found.in_words()
+
+
+def test_a_training_that_fails_at_every_size_is_tried_with_one_sample_and_no_more():
+    asked = []
+
+    def attempt(config, limit_bytes, timeout_s):
+        asked.append(config.batch_size)
+        return Trial(config.batch_size, False, "shapes do not match", None, None, None, 0.1, failed=True)
+
+    with pytest.raises(RunError, match="batch_size=1 fails, and not for memory: shapes do not match"):
+        search(1, attempt=attempt)
+    assert asked[1:] == [1]
 
 
 @pytest.mark.parametrize("noise", [0, 5 * MIB])
@@ -60,54 +84,54 @@ def test_linear_memory_is_extrapolated_to_the_limit(noise):
 
 
 def test_no_batch_above_the_bound_is_tried():
-    found = search(10**6, most=100)
-    assert (found.largest, found.next_larger) == (100, None)
-    assert max(t.batch_size for t in found.trials) == 100 and "larger ones were not tried" in found.in_words()
+    result = search(10**6, most=100)
+    assert (result.largest, result.next_larger) == (100, None)
+    assert max(t.batch_size for t in result.trials) == 100 and "larger ones were not tried" in result.in_words()
     assert search(10**6, most=1).largest == 1
 
 
-def test_where_not_even_one_fits_that_is_the_answer():
-    found = search(0)
-    assert found.largest is None and found.next_larger == 1
-    assert found.in_words() == "not even a batch of 1 fits: out of memory"
-    assert [t.batch_size for t in found.trials] == [32, 16, 8, 4, 2, 1]
+def test_the_result_is_zero_if_no_batch_fits():
+    result = search(0)
+    assert result.largest is None and result.next_larger == 1
+    assert result.in_words() == "not even a batch of 1 fits: out of memory"
+    assert [t.batch_size for t in result.trials] == [32, 16, 8, 4, 2, 1]
 
 
-def test_on_a_cpu_no_trial_goes_without_a_limit():
+def test_on_a_cpu_every_trial_has_a_memory_limit():
     limits = []
 
     def attempt(config, limit_bytes, timeout_s):
         limits.append(limit_bytes)
         return machine(40)(config, limit_bytes, timeout_s)
 
-    found = largest_batch(dataclasses.replace(CONFIG, device="cpu"), attempt=attempt)
-    assert set(limits) == {found.limit_bytes} and 0 < found.limit_bytes < psutil.virtual_memory().total
-    assert search(40).limit_bytes is None  # what a GPU has is the limit
+    result = largest_batch(dataclasses.replace(CONFIG, device="cpu"), attempt=attempt)
+    assert set(limits) == {result.limit_bytes} and 0 < result.limit_bytes < psutil.virtual_memory().total
+    assert search(40).limit_bytes is None  # on a GPU its memory is the limit
     with pytest.raises(RunError, match="device='auto' does not say"):
         largest_batch(dataclasses.replace(CONFIG, device="auto"), attempt=attempt)
 
 
 def test_each_trial_is_reported_and_trains_few_steps_without_evaluation():
-    told, configs = [], []
+    reported, configs = [], []
 
     def attempt(config, limit_bytes, timeout_s):
         configs.append((config.steps, config.evaluate, timeout_s))
         return machine(40)(config, limit_bytes, timeout_s)
 
-    found = search(40, attempt=attempt, on_trial=told.append, timeout_s=7.0)
-    assert tuple(told) == found.trials and set(configs) == {(3, False, 7.0)}
+    result = search(40, attempt=attempt, on_trial=reported.append, timeout_s=7.0)
+    assert tuple(reported) == result.trials and set(configs) == {(3, False, 7.0)}
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"most": 0}, "most=0 is not possible"),
         ({"limit_bytes": 0}, "memory_limit=0 is not possible"),
         ({"timeout_s": 0}, "timeout=0 is not possible"),
     ],
 )
-def test_bad_bounds_are_refused(options, said):
-    with pytest.raises(RunError, match=said):
+def test_invalid_bounds_are_refused(options, message):
+    with pytest.raises(RunError, match=message):
         search(10, **options)
 
 
@@ -116,7 +140,7 @@ def test_a_workload_that_makes_its_own_batches_is_refused(tmp_path):
         largest_batch(TrainConfig(workload=f"{tmp_path}/own.py:build"), attempt=machine(1))
 
 
-# real trials, each in a process of its own
+# real trials, each in its own process
 
 
 def quick(batch_size, **changes):
@@ -147,20 +171,20 @@ def test_a_trial_that_takes_too_long_ends_the_search():
         slow = dataclasses.replace(fitting, fits=False, too_slow=True, why="3 steps took longer than 300 s")
         return slow if config.batch_size > 500 else fitting
 
-    found = search(10_000, attempt=attempt)
-    assert [t.batch_size for t in found.trials] == [32, 64, 128, 256, 512] and found.largest == 256
-    assert found.in_words().endswith("; at 512 its 3 steps took longer than 300 s, so larger ones were not tried")
+    result = search(10_000, attempt=attempt)
+    assert [t.batch_size for t in result.trials] == [32, 64, 128, 256, 512] and result.largest == 256
+    assert result.in_words().endswith("; at 512 its 3 steps took longer than 300 s, so larger ones were not tried")
 
 
 def as_child(monkeypatch, code):
-    """Trials run `code` in place of the training."""
+    """Make trials run `code` in place of the training."""
     script = [sys.executable, "-c", code]
     real = max_batch.subprocess.Popen
     monkeypatch.setattr(max_batch.subprocess, "Popen", lambda command, **options: real(script, **options))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no signals")
-def test_a_hard_kill_is_survived_and_taken_for_memory(monkeypatch):
+def test_a_trial_killed_by_the_system_counts_as_out_of_memory(monkeypatch):
     as_child(monkeypatch, "import os, signal, sys; sys.stdin.read(); os.kill(os.getpid(), signal.SIGKILL)")
     trial = max_batch.try_batch(quick(8), None, 600.0)
     assert not trial.fits and "the system killed it" in trial.why
@@ -169,7 +193,7 @@ def test_a_hard_kill_is_survived_and_taken_for_memory(monkeypatch):
 @pytest.mark.parametrize(
     "code", ["raise ValueError('a bug')", "import sys; sys.stdin.read(); raise ValueError('a bug')"]
 )
-def test_another_failure_is_no_lack_of_memory(monkeypatch, code):
+def test_another_failure_does_not_count_as_out_of_memory(monkeypatch, code):
     as_child(monkeypatch, code)
     with pytest.raises(RunError, match=r"batch_size=8 fails, and not for memory: .*ValueError: a bug"):
         max_batch.try_batch(quick(8), None, 600.0)
@@ -201,7 +225,8 @@ def test_a_trial_distinguishes_out_of_memory_from_other_errors(tmp_path, monkeyp
         (RuntimeError("cuBLAS error: CUBLAS_STATUS_ALLOC_FAILED"), {"fits": False}),
         (MemoryError(), {"fits": False, "why": "out of memory"}),
         (RunError("device='cuda' is not there"), {"refused": "device='cuda' is not there"}),
-        (RuntimeError("shapes do not match"), {"error": "RuntimeError: shapes do not match"}),
+        (RuntimeError("input must fit into 32-bit index math"), {"fits": False, "failed": True}),
+        (ValueError("a bug"), {"error": "ValueError: a bug"}),
     ):
 
         def fail(*args, error=error, **options):
@@ -228,7 +253,7 @@ except RuntimeError as error:
     assert done.stdout == "True\n"
 
 
-def test_what_is_free_is_less_than_the_machine_has():
+def test_free_memory_is_less_than_the_memory_of_the_machine():
     assert 0 < free_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -240,24 +265,24 @@ def test_the_command_prints_one_document_on_stdout_and_trials_on_stderr(monkeypa
     argv = ["tune", "--max-batch", "--workload", "digits-cnn", "--precision", "bf16", "--device", "cpu"]
     assert main([*argv, "--memory-limit", "2GiB", "--json"]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert (found["largest_batch"], found["smallest_that_does_not_fit"]) == (48, 49)
-    assert found["memory_limit_bytes"] == 2 * 2**30 and found["precision"] == "bf16" and found["size"] == "tiny"
-    assert found["memory"] == "resident set of the process" and found["trials"][0]["batch_size"] == 32
+    result = json.loads(out)
+    assert (result["largest_batch"], result["smallest_that_does_not_fit"]) == (48, 49)
+    assert result["memory_limit_bytes"] == 2 * 2**30 and result["precision"] == "bf16" and result["size"] == "tiny"
+    assert result["memory"] == "resident set of the process" and result["trials"][0]["batch_size"] == 32
     assert err.splitlines()[0] == "batch sizes of digits-cnn tiny in bf16 on cpu, up to 2.00 GiB:"
-    assert len(err.splitlines()) == 1 + len(found["trials"])
+    assert len(err.splitlines()) == 1 + len(result["trials"])
     assert main([*argv, "--memory-limit", "2GiB"]) == 0
     assert capsys.readouterr().out.startswith(
         "largest batch that fits: 48, with 148 MiB resident set of the process; at 49"
     )
 
 
-def test_the_answer_is_kept_where_a_folder_is_given(monkeypatch, capsys, tmp_path):
+def test_the_result_is_saved_if_a_folder_is_given(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(max_batch, "try_batch", machine(48))
     argv = ["tune", "--max-batch", "--workload", "digits-cnn", "--device", "cpu", "--out"]
     assert main([*argv, str(tmp_path / "a")]) == 0
-    found = json.loads((tmp_path / "a" / max_batch.FILE).read_text())
-    assert found["largest_batch"] == 48 and found["answer"].startswith("largest batch that fits: 48")
+    result = json.loads((tmp_path / "a" / max_batch.FILE).read_text())
+    assert result["largest_batch"] == 48 and result["answer"].startswith("largest batch that fits: 48")
     (tmp_path / "file").write_text("")
     assert main([*argv, str(tmp_path / "file")]) == 2
     assert "cannot hold the answer" in capsys.readouterr().err
@@ -270,7 +295,7 @@ def test_the_exit_code_shows_that_nothing_fits(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["tune", "--max-batch", "own.py:f"], "leave FILE.py:FUNCTION out"),
         (["tune", "--max-batch", "--budget", "60"], "max_batch=True makes nothing of --budget; leave --budget out"),
@@ -286,14 +311,14 @@ def test_the_exit_code_shows_that_nothing_fits(monkeypatch, capsys):
         (["tune", "--max-batch", "--precision", "fp12"], "precision='fp12' is unknown"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(argv, said, capsys):
+def test_bad_input_is_one_line_and_exit_code_2(argv, message, capsys):
     assert main(argv) == 2
     out, err = capsys.readouterr()
-    assert out == "" and said in err and err.count("\n") == 1
+    assert out == "" and message in err and err.count("\n") == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")
-def test_what_a_trial_refuses_the_command_refuses(capsys):
+def test_the_command_refuses_what_a_trial_refuses(capsys):
     assert main(["tune", "--max-batch", "--device", "cuda"]) == 2
     assert "device='cuda' is not there" in capsys.readouterr().err
 
@@ -314,7 +339,7 @@ def test_sizes_are_read_as_people_write_them(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "2 GiX", "0", "1e9"])
-def test_what_is_no_size_is_refused(text):
+def test_text_that_is_not_a_size_is_refused(text):
     with pytest.raises(RunError, match="is no size; give one such as 2GiB"):
         parse_size(text)
 
@@ -323,12 +348,12 @@ def test_the_answer_ends_with_the_reason():
     assert MaxBatch(None, 1, None, True, (Trial(1, False, "x", None, None, None, 0.0),)).in_words().endswith("x")
 
 
-def test_a_window_of_the_training_is_not_profiled_in_the_short_trials():
-    asked = []
+def test_the_short_trials_have_no_profile_window():
+    tried = []
 
     def attempt(config, limit_bytes, timeout_s):
-        asked.append(config.profile)
+        tried.append(config.profile)
         return machine(5)(config, limit_bytes, timeout_s)
 
     assert largest_batch(dataclasses.replace(CONFIG, profile=(20, 23)), attempt=attempt).largest == 5
-    assert set(asked) == {None}
+    assert set(tried) == {None}

@@ -1,4 +1,4 @@
-"""Who leads a race: what gains less than the margin is not chosen over what was named before it."""
+"""The order of a race: a recipe that gains less than the margin is not chosen over a simpler one."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ STEPS = 120
 TURNS = {"id": "one", "block_steps": 10}
 
 
-def made(folder, name, step_ms):
-    """A run whose steps all take so long, in turns with the others of its folder."""
+def run_of(folder, name, step_ms):
+    """A run whose steps all take `step_ms`, in turns with the others of its folder."""
     columns = {"step": range(STEPS), "step_ms": np.full(STEPS, step_ms), "loss": np.ones(STEPS)}
     return load_run(write_rows(folder / name, steps=columns, config={"seed": 0, "comparison": TURNS}))
 
@@ -21,21 +21,21 @@ def made(folder, name, step_ms):
 @pytest.mark.parametrize(("faster", "chosen"), [(1.0, "fp32"), (1.02, "fp32"), (1.04, "bf16")])
 def test_a_recipe_is_chosen_over_a_simpler_one_only_beyond_the_margin(tmp_path, faster, chosen):
     assert 1.02 < 1 + SAME_SPEED_FRAC < 1.04
-    runs = {"fp32": made(tmp_path, "fp32", 10.0), "bf16": made(tmp_path, "bf16", 10.0 / faster)}
+    runs = {"fp32": run_of(tmp_path, "fp32", 10.0), "bf16": run_of(tmp_path, "bf16", 10.0 / faster)}
     assert list(runs)[ranked([[run] for run in runs.values()])[0]] == chosen
 
 
-def test_two_that_are_alike_go_in_the_order_of_their_names_though_both_beat_fp32(tmp_path):
-    runs = [made(tmp_path, name, ms) for name, ms in (("fp32", 10.0), ("bf16", 5.0), ("fp16", 5.0 / 1.02))]
+def test_two_equally_fast_recipes_keep_their_order_even_if_both_beat_fp32(tmp_path):
+    runs = [run_of(tmp_path, name, ms) for name, ms in (("fp32", 10.0), ("bf16", 5.0), ("fp16", 5.0 / 1.02))]
     assert ranked([[run] for run in runs]) == [1, 2, 0]
-    faster = made(tmp_path, "fp16-fused", 5.0 / 1.04)
+    faster = run_of(tmp_path, "fp16-fused", 5.0 / 1.04)
     assert ranked([[run] for run in (*runs[:2], faster)]) == [2, 1, 0]
 
 
-def test_who_is_slower_than_the_first_by_more_than_the_margin_leaves_and_fp32_stays(tmp_path):
+def test_a_recipe_slower_than_the_lead_by_more_than_the_margin_leaves_and_fp32_stays(tmp_path):
     names = ["fp32", "bf16", "near", "far"]
     times = [10.0, 5.0, 5.0 * 1.02, 5.0 * 1.04]
-    runs = [made(tmp_path, name, ms) for name, ms in zip(names, times, strict=True)]
+    runs = [run_of(tmp_path, name, ms) for name, ms in zip(names, times, strict=True)]
     assert slower_reason(runs[1], runs[2], "bf16") == "" and slower_reason(runs[1], runs[3], "bf16").startswith(
         "slower than bf16"
     )
@@ -44,14 +44,14 @@ def test_who_is_slower_than_the_first_by_more_than_the_margin_leaves_and_fp32_st
     assert race.out == {3: "slower than bf16: 0.962 × its speed"}
 
 
-def test_in_training_over_seeds_all_go_on_whose_numbers_are_not_broken(tmp_path):
-    made(tmp_path, "slow", 10.0), made(tmp_path, "fast", 1.0)
+def test_over_seeds_all_recipes_with_finite_losses_continue(tmp_path):
+    run_of(tmp_path, "slow", 10.0), run_of(tmp_path, "fast", 1.0)
     write_rows(tmp_path / "broken", steps={"step": range(STEPS), "loss": np.full(STEPS, np.nan)})
     race = Race(["a"] * 4, [tmp_path / name for name in ("slow", "broken", "none", "fast")], over=lambda: False)
     assert race.unbroken(STEPS) == {0, 3}
     assert Race(["a"], [tmp_path / "slow"], over=lambda: True).unbroken(STEPS) == set()
 
 
-def test_a_recipe_without_a_time_comes_last(tmp_path):
+def test_an_untimed_recipe_ranks_last(tmp_path):
     untimed = load_run(write_rows(tmp_path / "none", steps={"step": range(5), "loss": [1.0] * 5}))
-    assert ranked([[made(tmp_path, "fp32", 10.0)], [untimed], [made(tmp_path, "bf16", 5.0)]]) == [2, 0, 1]
+    assert ranked([[run_of(tmp_path, "fp32", 10.0)], [untimed], [run_of(tmp_path, "bf16", 5.0)]]) == [2, 0, 1]

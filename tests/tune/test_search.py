@@ -1,6 +1,6 @@
-"""`tune` picks the right recipe of workloads whose right recipe is known, and says why.
+"""`tune` picks the right recipe for workloads whose best recipe is known, and gives the reason.
 
-The trainings, their losses and the choice are real; how fast a step is on the device is given, see `workloads`.
+The trainings, their losses and the choice are real; the step times of the device are made up, see `workloads`.
 """
 
 import subprocess
@@ -26,12 +26,12 @@ SLOW_CPU = {"fp32": 1.0, "bf16": 3.0, "fp16": 20.0, "fp16-islands": 15.0}
 
 
 def search(tmp_path, name, speeds, **more):
-    """Search with controlled speeds, in races as short as they may be."""
+    """Search with controlled speeds, in the shortest possible races."""
     watch = Stopwatch(speeds, until_s=more.get("budget_s", 600.0))
     reported = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amp_core.tune.race.RACE_STEPS", (60, 60))
-        found = tune(
+        result = tune(
             config(name, **more.pop("settings", {})),
             tmp_path / "tune",
             **({"budget_s": 600.0} | more),
@@ -39,39 +39,39 @@ def search(tmp_path, name, speeds, **more):
             trainer=watch,
             clock=watch.clock,
         )
-    return found, watch, reported
+    return result, watch, reported
 
 
-def rows(found, stage):
-    return {row.name: row for row in found.tried if row.stage == stage}
+def rows(result, stage):
+    return {row.name: row for row in result.tried if row.stage == stage}
 
 
 @pytest.fixture(scope="module")
 def on_fast_gpu(tmp_path_factory):
-    """The search of a healthy workload, its folder, and what it said."""
+    """The search of a healthy workload, its folder, and its output."""
     folder = tmp_path_factory.mktemp("fast-gpu")
-    found, _, reported = search(folder, "healthy", FAST_GPU)
-    return found, folder / "tune", reported
+    result, _, reported = search(folder, "healthy", FAST_GPU)
+    return result, folder / "tune", reported
 
 
-def test_a_healthy_workload_gets_the_simplest_of_the_fastest(on_fast_gpu):
-    found, _, _ = on_fast_gpu
-    assert found.chosen == "bf16" and found.config["precision"] == "bf16"
-    row = rows(found, "confirm")["bf16"]
+def test_a_healthy_workload_gets_the_simplest_of_the_fastest_recipes(on_fast_gpu):
+    result, _, _ = on_fast_gpu
+    assert result.chosen == "bf16" and result.config["precision"] == "bf16"
+    row = rows(result, "confirm")["bf16"]
     assert row.parity.startswith(("within noise", "better")) and not row.out
     assert row.speed_ratio == pytest.approx(2.5, rel=0.02) and len(row.runs) >= 3
-    assert found.answer.startswith("BF16: 2.") and "same loss within noise" in found.answer
+    assert result.answer.startswith("BF16: 2.") and "same loss within noise" in result.answer
 
 
 def test_tiny_gradients_get_a_loss_scale_that_keeps_them(tmp_path):
-    found, _, _ = search(tmp_path, "tiny_gradients", FAST_FP16)
-    assert found.chosen == "fp16"
-    assert found.config["init_scale"] > 2.0**16  # PyTorch's own is at the edge of what these need
-    assert "loss scale from" in rows(found, "race")["fp16"].note
+    result, _, _ = search(tmp_path, "tiny_gradients", FAST_FP16)
+    assert result.chosen == "fp16"
+    assert result.config["init_scale"] > 2.0**16  # PyTorch's default is barely large enough for these
+    assert "loss scale from" in rows(result, "race")["fp16"].note
 
 
 def test_tiny_gradients_are_lost_without_a_scale(tmp_path):
-    """The truth that the test above rests on."""
+    """This shows that the test above needs the loss scale."""
     runs = []
     for name in ("fp32", "fp16-unscaled"):
         member = Member(config("tiny_gradients", precision=name), tmp_path / name)
@@ -81,64 +81,64 @@ def test_tiny_gradients_are_lost_without_a_scale(tmp_path):
 
 
 def test_large_activations_get_bf16_though_fp16_is_faster(tmp_path):
-    found, _, _ = search(tmp_path, "large_activations", FASTEST_FP16)
-    assert found.chosen == "bf16"
-    assert "not finite" in rows(found, "race")["fp16"].out
-    islands = rows(found, "race")["fp16-islands"]
+    result, _, _ = search(tmp_path, "large_activations", FASTEST_FP16)
+    assert result.chosen == "bf16"
+    assert "not finite" in rows(result, "race")["fp16"].out
+    islands = rows(result, "race")["fp16-islands"]
     assert "loud" in islands.note and "activations too large for FP16" in islands.note
 
 
 def test_if_the_fastest_fails_parity_the_next_is_confirmed_with_the_same_fp32_seeds(tmp_path):
-    requested = {"init_scale": 1.0}  # with which fp16 loses nearly all of these gradients
-    found, watch, _ = search(tmp_path, "tiny_gradients", FASTEST_FP16, settings=requested)
-    assert found.chosen == "bf16" and found.confirmed
-    requested = rows(found, "confirm")
+    requested = {"init_scale": 1.0}  # at which fp16 loses nearly all of these gradients
+    result, watch, _ = search(tmp_path, "tiny_gradients", FASTEST_FP16, settings=requested)
+    assert result.chosen == "bf16" and result.confirmed
+    requested = rows(result, "confirm")
     assert requested["fp16"].out.startswith("worse") and not requested["bf16"].out
     assert requested["bf16"].speed_ratio == pytest.approx(
         10 / 6, rel=0.02
-    )  # of the race, in which it took turns with FP32
+    )  # from the race, in which it took turns with FP32
     seeds = {name: [run.rpartition("seed")[2] for run in row.runs] for name, row in requested.items()}
     assert seeds["fp16"] == seeds["bf16"] == seeds["fp32"]
     assert sum(name.startswith("fp32-seed") for name in watch.trained) == len(seeds["fp32"])  # each seed once
 
 
-def test_islands_let_fp16_train_what_overflows(tmp_path):
-    found, _, _ = search(tmp_path, "large_activations", FAST_FP16)
-    assert found.chosen == "fp16-islands"
-    assert "loud" in found.config["islands"] and "last" not in found.config["islands"]
+def test_fp32_islands_let_fp16_train_a_model_that_overflows(tmp_path):
+    result, _, _ = search(tmp_path, "large_activations", FAST_FP16)
+    assert result.chosen == "fp16-islands"
+    assert "loud" in result.config["islands"] and "last" not in result.config["islands"]
 
 
-def test_where_16_bits_are_slower_fp32_stays_and_nothing_is_confirmed(tmp_path):
-    found, watch, _ = search(tmp_path, "healthy", SLOW_CPU)
-    assert found.chosen == "fp32" and found.answer == "FP32: stay with it"
-    race = rows(found, "race")
-    assert race["fp16"].out.startswith("slower than fp32") and not rows(found, "confirm")
+def test_if_16_bits_are_slower_fp32_stays_and_nothing_is_confirmed(tmp_path):
+    result, watch, _ = search(tmp_path, "healthy", SLOW_CPU)
+    assert result.chosen == "fp32" and result.answer == "FP32: stay with it"
+    race = rows(result, "race")
+    assert race["fp16"].out.startswith("slower than fp32") and not rows(result, "confirm")
     assert not [name for name in watch.trained if "seed" in name]
 
 
-def test_a_race_ends_once_more_steps_would_tell_no_more(on_fast_gpu):
+def test_a_race_ends_once_its_order_is_decided(on_fast_gpu):
     _, folder, _ = on_fast_gpu
 
     def goes_on(*names):
         return Race(names, [folder / "race" / name for name in names], over=lambda: False).keep(60)
 
-    assert goes_on("fp32", "bf16", "fp16") == set()  # FP32 is slower, the other two are alike
-    assert goes_on("fp32") == set()  # no one to race
+    assert goes_on("fp32", "bf16", "fp16") == set()  # FP32 is slower, the other two are equally fast
+    assert goes_on("fp32") == set()  # nothing to compare with
     runs = [load_run(folder / "race" / name) for name in ("fp32", "bf16")]
     assert goes_on("fp32", "nobody") == set()
     assert ranked([[run] for run in runs]) == [1, 0]
 
 
-def test_options_that_gain_are_taken_and_others_are_not(tmp_path):
-    found, _, _ = search(tmp_path, "healthy", FAST_GPU | {"+fused": 0.8, "+compile": 1.2})
-    assert found.chosen == "bf16+fused"
-    assert found.config["fused"] and not found.config["compile"]
-    assert rows(found, "options")["bf16+fused"].speed_ratio == pytest.approx(1.25, rel=0.02)
+def test_only_options_that_are_faster_are_chosen(tmp_path):
+    result, _, _ = search(tmp_path, "healthy", FAST_GPU | {"+fused": 0.8, "+compile": 1.2})
+    assert result.chosen == "bf16+fused"
+    assert result.config["fused"] and not result.config["compile"]
+    assert rows(result, "options")["bf16+fused"].speed_ratio == pytest.approx(1.25, rel=0.02)
 
 
-def test_what_cannot_work_here_is_left_out_with_its_reason(on_fast_gpu):
-    found, _, _ = on_fast_gpu
-    why = dict(found.left_out)
+def test_recipes_that_cannot_work_here_are_omitted_with_the_reason(on_fast_gpu):
+    result, _, _ = on_fast_gpu
+    why = dict(result.left_out)
     assert "compute capability 8.0" in why["tf32"] and "compute capability 8.9" in why["fp8"]
     assert why["fp16 with FP32 islands"].startswith("every activation fits FP16")
     assert why["channels_last"] == "the model has no convolution over images"
@@ -148,38 +148,38 @@ def test_what_cannot_work_here_is_left_out_with_its_reason(on_fast_gpu):
 SLOW = {name: 50 * ms for name, ms in FAST_GPU.items()}
 
 
-def test_a_budget_too_small_gives_what_looks_best_and_the_budget_that_would_tell(tmp_path):
-    found, _, reported = search(tmp_path, "healthy", SLOW, budget_s=60.0)
-    assert found.chosen == "bf16" and not found.confirmed  # the best that is known, and called no finding
-    assert found.answer.startswith("BF16 looks fastest, 2.5")
-    assert found.answer.endswith(
-        f" × FP32's speed, but whether it learns the same is not told: run with --budget {found.needs_s:.0f}"
+def test_too_small_a_budget_gives_the_best_so_far_and_names_a_sufficient_budget(tmp_path):
+    result, _, reported = search(tmp_path, "healthy", SLOW, budget_s=60.0)
+    assert result.chosen == "bf16" and not result.confirmed  # the best so far, labelled as unconfirmed
+    assert result.answer.startswith("BF16 looks fastest, 2.5")
+    assert result.answer.endswith(
+        f" × FP32's speed, but whether it learns the same is not told: run with --budget {result.needs_s:.0f}"
     )
-    assert "was not trained beside FP32 over any seed" in found.why and reported[-1] == found.answer
-    assert found.seconds < 2 * found.budget_s
-    again, _, _ = search(tmp_path / "again", "healthy", SLOW, budget_s=found.needs_s)
+    assert "was not trained beside FP32 over any seed" in result.why and reported[-1] == result.answer
+    assert result.seconds < 2 * result.budget_s
+    again, _, _ = search(tmp_path / "again", "healthy", SLOW, budget_s=result.needs_s)
     assert again.chosen == "bf16" and again.confirmed and again.seconds <= again.budget_s
     assert "compile" in dict(again.left_out)
 
 
-def test_a_race_that_the_budget_cuts_short_is_no_finding(tmp_path):
-    found, _, _ = search(tmp_path, "healthy", SLOW, budget_s=24.0)
-    assert found.chosen in ("bf16", "fp16") and not found.confirmed
-    assert "neither its speed nor whether it learns the same is told" in found.answer
-    again, _, _ = search(tmp_path / "again", "healthy", SLOW, budget_s=found.needs_s)
+def test_a_race_cut_short_by_the_budget_is_unconfirmed(tmp_path):
+    result, _, _ = search(tmp_path, "healthy", SLOW, budget_s=24.0)
+    assert result.chosen in ("bf16", "fp16") and not result.confirmed
+    assert "neither its speed nor whether it learns the same is told" in result.answer
+    again, _, _ = search(tmp_path / "again", "healthy", SLOW, budget_s=result.needs_s)
     assert again.confirmed and again.config["precision"] == "bf16"
 
 
-def test_the_search_can_be_read_while_it_goes_and_after(on_fast_gpu):
-    found, folder, reported = on_fast_gpu
+def test_the_search_can_be_read_during_and_after_it(on_fast_gpu):
+    result, folder, reported = on_fast_gpu
     again = load_tuned(folder)
-    assert again.to_json() == found.to_json() and again.status == "finished"
-    assert all((folder / run / "run.json").exists() for row in found.tried for run in row.runs)
+    assert again.to_json() == result.to_json() and again.status == "finished"
+    assert all((folder / run / "run.json").exists() for row in result.tried for run in row.runs)
     assert any(line.startswith("  bf16: 2.") for line in reported)
 
 
 @pytest.mark.parametrize("budget", [0, -1, "long", float("nan"), True])
-def test_a_budget_that_is_none_is_refused(tmp_path, budget):
+def test_an_invalid_budget_is_refused(tmp_path, budget):
     with pytest.raises(RunError, match="budget="):
         tune(config("healthy"), tmp_path / "tune", budget, on_progress=print)
     assert not (tmp_path / "tune").exists()
@@ -200,7 +200,7 @@ def test_a_stopped_search_has_status_stopped(tmp_path):
     assert ended.value.code == 130 and load_tuned(tmp_path / "tune").status == "stopped"
 
 
-def test_a_search_whose_process_is_gone_is_lost(tmp_path):
+def test_a_search_whose_process_died_is_lost(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", "pass"])
     process = this_process() | {"pid": ended.pid}
     ended.wait()
@@ -210,7 +210,7 @@ def test_a_search_whose_process_is_gone_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 9, "tried": []}', '{"schema": "x"}'])
-def test_a_file_that_is_no_search_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_search_is_refused(tmp_path, text):
     (tmp_path / "tune.json").write_text(text)
     with pytest.raises(RunError, match=r"tune\.json"):
         load_tuned(tmp_path)

@@ -1,8 +1,8 @@
 """Three small workloads whose right recipe is known, and a trainer with controlled speeds.
 
 `healthy` trains in any precision; `tiny_gradients` needs a loss scale in FP16; `large_activations` overflows FP16 and
-not BF16. Losses are those of real trainings; `Stopwatch` puts the times that a device would have taken in the place of
-those that a small, busy CPU took, with a spread of their own from a seed.
+not BF16. Losses come from real trainings; `Stopwatch` replaces the step times of a small, busy CPU by those of a
+device, with random noise from a seed.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ HERE = Path(__file__)
 
 
 def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The same data under every seed, in an order that the seed decides."""
+    """The same data for every seed, in an order that depends on the seed."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(40, 16, 12, generator=g)
     y = (x @ torch.randn(12, 5, generator=g) + 0.5 * torch.randn(40, 16, 5, generator=g)).argmax(-1)
@@ -37,21 +37,21 @@ def _loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.T
 
 
 def healthy():
-    """A classifier with nothing unusual in it."""
+    """An ordinary classifier."""
     return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 5)), _batches(), _loss
 
 
 def tiny_gradients():
-    """Its loss, and so each gradient, is so small that FP16 rounds nearly all of them to zero unless they are scaled.
+    """The loss, and so each gradient, is so small that FP16 rounds nearly all gradients to zero unless they are scaled.
 
-    Adam divides by their size, so what is left of them decides.
+    Adam divides by their magnitude, so the remaining gradients determine the updates.
     """
     model, batches, loss = healthy()
     return model, batches, lambda m, batch: loss(m, batch) * 2.0**-21
 
 
 class Loud(nn.Module):
-    """Has a layer that goes far beyond 65504, the largest number of FP16; the norm after it brings it back."""
+    """Has a layer whose output is far beyond 65504, the largest number of FP16; the norm after it rescales it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,15 +69,15 @@ class Loud(nn.Module):
 
 
 def large_activations():
-    """Its activations overflow FP16, whatever the loss scale; BF16 and FP32 hold them."""
+    """The activations overflow FP16 at any loss scale, but not BF16 or FP32."""
     return Loud(), _batches(), _loss
 
 
 class Stopwatch:
-    """Trains in this process, one after the other, and records times as given: milliseconds per step by recipe.
+    """Trains in this process, one recipe after the other, and records the given times: milliseconds per step by recipe.
 
     `speeds` maps a precision, `fp16-islands`, or an option with a plus before it (a factor) to its time. Trainings that
-    can be ended early are cut short at `until_s` of the clock.
+    can be ended early end once the clock reaches `until_s`.
     """
 
     def __init__(self, speeds: Mapping[str, float], until_s: float = 1e9) -> None:
@@ -105,7 +105,7 @@ class Stopwatch:
             steps = min(steps, 1 + int(max(0.0, self.until_s - self.now) / round_s))
         for member in members:
             try:
-                # A compiled step's time is given, not its minute of work.
+                # Uses the given time of a compiled step, without compiling for a minute.
                 config = dataclasses.replace(member.config, compile=False, steps=steps)
                 train(config, member.folder, also={"comparison": about}, level=member.level)
                 codes.append(0)
@@ -141,12 +141,12 @@ class Stopwatch:
 
 def config(name: str, **more) -> TrainConfig:
     """The settings of one of these workloads."""
-    given = {"workload": f"{HERE}:{name}", "device": "cpu", "steps": 60, "lr": 5e-3, "precision": "fp32"}
-    return dataclasses.replace(TrainConfig(**given), **more)
+    settings = {"workload": f"{HERE}:{name}", "device": "cpu", "steps": 60, "lr": 5e-3, "precision": "fp32"}
+    return dataclasses.replace(TrainConfig(**settings), **more)
 
 
 def _waiting(task, wait_ms: Mapping[str, float]):
-    """The same with a loss that waits: for the real command, on a CPU that cannot give a stable answer of its own."""
+    """The same with a loss that waits, for the real command: the CPU's own times are too unstable."""
     model, batches, loss = task
     kinds = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -168,7 +168,7 @@ WAITS = {
 
 
 def waiting_healthy():
-    """`healthy` on a device where both 16-bit formats are fast: the simpler of them is right."""
+    """`healthy` on a device where both 16-bit formats are fast: the simpler one is right."""
     return _waiting(healthy(), WAITS["healthy"][0])
 
 
@@ -178,5 +178,5 @@ def waiting_tiny_gradients():
 
 
 def waiting_large_activations():
-    """`large_activations` on a device where FP16 is fastest, and useless: BF16 is right."""
+    """`large_activations` on a device where FP16 is fastest but overflows: BF16 is right."""
     return _waiting(large_activations(), WAITS["large_activations"][0])

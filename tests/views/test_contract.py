@@ -1,4 +1,4 @@
-"""What holds for every view of the catalogue: it is registered, and pages, notebook and report draw it alike."""
+"""Contract of every view in the catalogue: it is registered, and pages, notebook and report draw the same traces."""
 
 import base64
 import gzip
@@ -21,7 +21,7 @@ from amp_core.report import report_html
 from amp_core.schema import TABLES
 from amp_core.views import CLASSES, LOSS, LOSS_SCALE, MEMORY, MULTI_RUN_VIEWS, RANGES, RUN_VIEWS, View, uncached
 from amp_core.views.tensors import shown_kind
-from tests.places import ROOT
+from tests.paths import ROOT
 from tests.synthetic import SAMPLES, SCENARIOS, live, write
 
 PAGES = (
@@ -42,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return {name: load_run(write(folder / name, name)) for name in SCENARIOS}
 
 
-def everywhere() -> list[View[Any]]:
+def all_views() -> list[View[Any]]:
     """Every view that a module of `amp_core.views` makes."""
     names = [f"amp_core.views.{result.name}" for result in pkgutil.iter_modules(amp_core.views.__path__)]
     modules = [importlib.import_module(name) for name in names]
@@ -50,7 +50,7 @@ def everywhere() -> list[View[Any]]:
 
 
 def traces(record: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Names and points of a figure as the browser gets it."""
+    """Names and points of a figure as sent to the browser."""
     return [tuple(json.dumps(trace.get(part)) for part in ("type", "name", "x", "y", "z")) for trace in record["data"]]
 
 
@@ -64,9 +64,9 @@ def in_report(run: Run) -> list[list[tuple[Any, ...]]]:
     return [traces(c["light"]) for c in json.loads(gzip.decompress(base64.b64decode(match[1]))).values()]
 
 
-def test_every_view_stands_in_the_catalogue_under_its_own_name() -> None:
+def test_every_view_is_in_the_catalogue_under_its_name() -> None:
     known = RUN_VIEWS | MULTI_RUN_VIEWS
-    assert {id(view) for view in everywhere()} == {id(view) for view in known.values()}
+    assert {id(view) for view in all_views()} == {id(view) for view in known.values()}
     assert len(known) == len(RUN_VIEWS) + len(MULTI_RUN_VIEWS)
     assert all(name == view.name for name, view in known.items())
 
@@ -83,7 +83,7 @@ def test_a_view_gives_a_reason_exactly_if_nothing_is_drawn(scenario: str, runs: 
 
 
 @pytest.mark.parametrize("name", RUN_VIEWS)
-def test_a_view_reads_the_tables_that_it_names_and_no_others(
+def test_a_view_reads_only_the_tables_that_it_names(
     name: str, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: set[str] = set()
@@ -122,7 +122,7 @@ def test_the_pages_draw_the_same_traces(
     run = load_run(tmp_path / "runs" / "a")
     for name, view in RUN_VIEWS.items():
         if view is CLASSES and drawn(view, run) not in charts:
-            classes = view.frame(run)  # the page leaves it out where every value is normal or zero
+            classes = view.frame(run)  # the page omits it if every value is normal or zero
             assert not (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > 0.001).any(axis=None)
         elif view.missing(run) is None:
             assert drawn(view, run) in charts, name
@@ -141,7 +141,7 @@ def test_the_live_page_draws_the_same_traces(tmp_path: Path, monkeypatch: pytest
 
 
 def opened(home: Path, monkeypatch: pytest.MonkeyPatch, run: Path) -> Any:
-    """The app on a run of a library of its own."""
+    """The app with a run in an otherwise empty library."""
     pytest.importorskip("streamlit", reason="the app needs streamlit")
     from pages.parts.library import run_list
     from tests.app_test import app_test
@@ -155,7 +155,7 @@ def shown(app: Any) -> list[list[tuple[Any, ...]]]:
     return [traces(json.loads(chart.proto.spec)) for chart in app.get("plotly_chart")]
 
 
-def test_the_band_of_a_doubtful_window_is_left_out(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_the_band_of_an_uncertain_window_is_omitted(runs: dict[str, Run], tmp_path: Path) -> None:
     changes = {"precision": "fp16", "scaler": True, "dynamic": False, "init_scale": 1.0}
     low = load_run(write(tmp_path / "low", "underflowing", **changes))
     assert safe_window(low).caveat is not None and safe_window(runs["overflowing"]).caveat is None

@@ -27,6 +27,7 @@ from amp_core.analysis.comparison.ratios import Ratio
 from amp_core.analysis.comparison.repeats import Group, differences, repeats
 from amp_core.analysis.numerics.loss_scale import scale_summary
 from amp_core.analysis.performance.energy import energy_per_sample
+from amp_core.analysis.performance.kernels import traced_step_us
 from amp_core.analysis.performance.memory import memory_description, memory_summary
 from amp_core.analysis.performance.tensor_cores import tensor_core_use
 from amp_core.analysis.run_labels import unique_labels
@@ -66,7 +67,7 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     `repeatedly`: seeds are added and tested again until parity is decided, as `ampscope tune` does; each test is
     stricter then (`amp_core.analysis.comparison.parity`).
 
-    `.table` has one row per run, NaN where not measured:
+    `.table` has one row per run, NaN if not measured:
     run (label), precision, status, steps, recipe (label of its row in `.recipes`), seed;
     warmup_steps (left out of timings), timed_steps, step_ms (median), step_ms_low, step_ms_high (quartiles),
     samples_per_s, speed_ratio, speed_ratio_low, speed_ratio_high (95 % interval), speed_verdict: against the
@@ -138,7 +139,7 @@ def _row(
         "seed": _number(seed),
         "warmup_steps": times.warmup,
         "timed_steps": len(times.step_ms),
-        "step_ms": _number(median(times.step_ms)),
+        "step_ms": traced / 1e3 if (traced := traced_step_us(run)) else _number(median(times.step_ms)),
         "step_ms_low": float(low),
         "step_ms_high": float(high),
         "samples_per_s": 1e3 / m if (m := median(times.sample_ms)) else np.nan,

@@ -23,7 +23,7 @@ TASK = ("workload", "size", "data")
 
 @dataclass(frozen=True)
 class Learned:
-    """One run: its attempts, its seed, its task and its loss on held-out data (NaN where there is none)."""
+    """One run: its attempts, its seed, its task and its loss on held-out data (NaN if there is none)."""
 
     frame: pd.DataFrame
     seed: int

@@ -35,7 +35,7 @@ _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 
 @dataclass(frozen=True)
 class ParityTest:
-    """The test of one metric of a recipe against the baseline. NaN where there are too few seeds."""
+    """The test of one metric of a recipe against the baseline. NaN if there are too few seeds."""
 
     parity: str
     """`within noise`, `worse`, `better` or `cannot tell`."""

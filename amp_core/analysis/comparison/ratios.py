@@ -44,7 +44,7 @@ _MAX_STEPS = 2000  # the last steps of a long run suffice for an interval
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast the second run of each pair is as the first. NaN where not measured."""
+    """How many times as fast the second run of each pair is as the first. NaN if not measured."""
 
     value: float
     low: float
@@ -88,7 +88,7 @@ class Timed:
     step: npt.NDArray[np.int64]
     step_ms: Floats
     sample_ms: Floats
-    """Time per sample, NaN where samples were not counted."""
+    """Time per sample, NaN if samples were not counted."""
     warmup: int
 
 

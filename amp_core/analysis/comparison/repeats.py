@@ -13,13 +13,13 @@ import pandas as pd
 from amp_core.analysis.steps import recipe, whole_number
 from amp_core.store.run import Run
 
-_OWN = ("seed", "steps", "every", "profile", "trace_ops", "audit_every", "evaluate", "comparison")
+_OWN = ("seed", "steps", "every", "profile", "trace_ops", "blocks", "audit_every", "evaluate", "comparison")
 """Settings in which repeats may differ: only the seed among them affects the updates of weights."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe that differ only in the seed; a single run where that is not known."""
+    """Runs of one recipe that differ only in the seed; a single run if its seed is unknown."""
 
     label: str
     places: tuple[int, ...]
@@ -29,8 +29,9 @@ class Group:
 
 
 def repeats(runs: Sequence[Run], labels: Sequence[str]) -> list[Group]:
-    """The runs in groups, in the order of their first runs. A second run of one recipe and seed begins a new group:
-    it is there to be compared. A group's label is its recipe if no other group has that, else its first run's label."""
+    """The runs in groups, in the order of their first runs. A second run of the same recipe and seed begins a new
+    group, so that the two are compared. A group's label is its recipe if no other group has that, else its first run's
+    label."""
     grouped: list[tuple[object, list[int], list[int]]] = []
     for place, run in enumerate(runs):
         seed = whole_number(run.head.config.get("seed"))

@@ -25,7 +25,7 @@ def compare_step_cost(runs: Sequence[Run]) -> pd.DataFrame:
     Columns: run (label), part, label, us, frac (of its own run), first_us, change_us (above 0: grew), change_frac (of
     the first run's step), verdict (`grew`, `shrank`, `same`, `new`, `gone`), per (`step`, or `sample` where batch sizes
     differ), source. Only with a profiled window in every run are kernels compared; otherwise the recorded phases of
-    all. Raises `RunError` where there is no run.
+    all. Raises `RunError` if there is no run.
     """
     if not runs:
         raise RunError("runs=[] is empty; give one run or more")

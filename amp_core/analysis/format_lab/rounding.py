@@ -76,7 +76,7 @@ class Scaling:
     unscaled: float
     """Divided by the loss scale again, in FP32."""
     rel_error: float
-    """Of `unscaled`; NaN where the number is 0 or not finite."""
+    """Of `unscaled`; NaN if the number is 0 or not finite."""
     plain_rel_error: float
     """Of `plain`."""
 
@@ -119,7 +119,7 @@ def bits(value: float, form: Format) -> tuple[str, str, str]:
 
 
 def neighbours(value: float, form: Format) -> tuple[float, float]:
-    """The next values of `form` below and above a value that it holds; NaN where there is none."""
+    """The next values of `form` below and above a value that it holds; NaN if there is none."""
     if math.isnan(value):
         return math.nan, math.nan
     below, above = (_stepped(value, step, form) for step in (-1, 1))
@@ -128,7 +128,7 @@ def neighbours(value: float, form: Format) -> tuple[float, float]:
 
 def stored_values(number: Number) -> pd.DataFrame:
     """One row per format that is not scaled by block: format, label, sign, exponent, mantissa (bits), value, below,
-    above (stored value and its neighbours), exact (whether the number is that value), abs_error, rel_error (NaN where
+    above (stored value and its neighbours), exact (whether the number is that value), abs_error, rel_error (NaN if
     not defined; as float64, where an error below its range is 0), kind (see `value_class`)."""
     rows = []
     for form in element_formats():

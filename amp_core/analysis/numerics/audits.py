@@ -41,7 +41,7 @@ def predicted_and_audited(run: Run) -> pd.DataFrame:
     Columns: step, name, loss_scale; audited_frac and predicted_frac (underflow, over nonzero values);
     audited_mass_frac, predicted_mass_frac (the same by sum of magnitudes); rel_error and cosine against FP32; at_best
     (the smallest rel_error of that gradient at any scale audited at that step: the effect of rounding in forward,
-    which no loss scale changes; NaN where only one scale was audited); nonfinite (elements). Predictions are NaN where
+    which no loss scale changes; NaN if only one scale was audited); nonfinite (elements). Predictions are NaN if
     the step was not sampled, or the recipe has no 16-bit format. Between two powers of two they are interpolated.
     """
     audits = run.audits

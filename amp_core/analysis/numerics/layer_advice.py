@@ -33,12 +33,12 @@ _COLUMNS += ["underflow_mass_frac", "fp8_format", "fp8_error", "fp8_underflow_fr
 def layer_advice(run: Run) -> pd.DataFrame:
     """One row per layer with gradients, in the model's order, over the steps of `safe_window`.
 
-    Columns: layer; layer_class (empty where not recorded); best_format (`fp16`, `bf16`, or `fp32` where
+    Columns: layer; layer_class (empty if not recorded); best_format (`fp16`, `bf16`, or `fp32` where
     autocast leaves the layer in FP32); island (must be kept out of FP16); lowest_log2, highest_log2 (loss
-    scales between which this layer alone is safe in FP16, NaN where there is no such bound); underflow_frac and
+    scales between which this layer alone is safe in FP16, NaN if there is no such bound); underflow_frac and
     underflow_mass_frac (0–1, of its worst weight gradient, in FP16 at the scale common to all layers); fp8_format,
     fp8_error and fp8_underflow_frac (the better FP8 format for its output gradients, the relative error there, and the
-    share of values flushed to zero; null where none were recorded); why (in words). Empty for a run without gradients.
+    share of values flushed to zero; null if none were recorded); why (in words). Empty for a run without gradients.
     """
     rounding = Rounding(run)
     tensor_limits = limits(run, FORMATS["fp16"], MAX_ERROR, since=first_step(run)).tensors

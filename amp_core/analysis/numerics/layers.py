@@ -54,7 +54,7 @@ def tensor_names(run: Run, kind: str) -> list[str]:
 def layer_trace(run: Run, kind: str, name: str) -> pd.DataFrame:
     """One row per sampled step, over all ranks: step; dtype; loss_scale; numel; zero_frac, subnormal_frac,
     normal_frac, inf_frac, nan_frac (of all elements); subnormal_nonzero_frac (of the finite nonzero ones); absmax, rms
-    (of the finite values, as stored; NaN where none is or not recorded). Raises `RunError` for an unknown tensor.
+    (of the finite values, as stored; NaN if none is or not recorded). Raises `RunError` for an unknown tensor.
     """
     numbers = ("step", "loss_scale", "numel", "absmax", "rms", *CLASSES)
     table = _of_tensor(run, kind, name, (*numbers, "dtype"))

@@ -159,7 +159,7 @@ class Band:
 
 def gradients_in_band(run: Run, low: int = VANISHING_BAND[0], high: int = VANISHING_BAND[1]) -> Band | None:
     """The gradients from 2^`low` to below 2^`high` as recorded; output gradients where there are any, since they flush
-    first. None where the run sampled no finite nonzero gradient."""
+    first. None if the run sampled no finite nonzero gradient."""
     for kind in ("output_grad", "weight_grad"):
         if kind not in kinds_present(run):
             continue

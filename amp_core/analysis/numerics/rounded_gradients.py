@@ -99,7 +99,7 @@ class Rounding:
         return sorted(dict.fromkeys(layers), key=lambda name: place.get(name, len(place)))
 
     def layer_class(self, layer: str) -> str:
-        """The class of a layer; empty where not recorded."""
+        """The class of a layer; empty if not recorded."""
         return str(self._layers.get(layer, ""))
 
     def hidden_octaves(self, names: Sequence[str], numel: Mapping[str, float]) -> np.ndarray:

@@ -20,7 +20,7 @@ def shares_over_steps(
 
     Columns: name; step, until (the first and the last sampled step that the row covers); subnormal_frac (of the
     finite nonzero values), zero_frac, nonfinite_frac (infinite or NaN, of all elements), absmax (largest finite
-    magnitude as stored). NaN where not recorded or where there is no such value.
+    magnitude as stored). NaN if not recorded or where there is no such value.
 
     Args:
         depth: tensors below each module at this depth of the tree are summed in one row.

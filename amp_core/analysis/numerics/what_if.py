@@ -13,17 +13,24 @@ Besides its size, two things decide whether a value underflows:
 - A weight gradient is a sum of products of its channel's output gradients with inputs, so it becomes 0 too if all of
   those are flushed. If the run recorded it, each value is capped by its channel's largest output gradient.
 
+FP8 formats are scaled tensor by tensor, as training scales them. `formats` may also name recipes of
+`amp_core.quantization` (`mxfp8-e4m3`, `nvfp4`, …): they are predicted from the blocks of a run that recorded them, and
+their rows have further columns; see `quantized`.
+
 It is a prediction. `Recorder.audit` measures; `predicted_and_audited` compares both.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from amp_core.analysis.numerics.histograms import TrueCounts, true_counts
+from amp_core.analysis.numerics.quantized import quantized
 from amp_core.analysis.numerics.rounded_gradients import Rounding
 from amp_core.formats import FORMATS, Format
+from amp_core.quantization import OPERANDS, RECIPES, find_recipe, is_recipe
 from amp_core.schema import KINDS, RunError
 from amp_core.store.run import Run, check_run
 
@@ -35,18 +42,20 @@ MAX_SOURCE_UNDERFLOW_FRAC = 0.05
 """Up to this `source_underflow_frac` predictions of weight gradients agreed with audits to within 0.01 of all values;
 above it to within about 0.2."""
 
-SCALINGS = ("loss", "tensor")
+SCALINGS = ("loss", "tensor", "tensor-pow2")
 
 _FRACTIONS = ("underflow_frac", "subnormal_frac", "overflow_frac")
 _COLUMNS = ["name", "kind", "format", "log2_scale", "underflow_frac", "underflow_mass_frac", "subnormal_frac"]
-_COLUMNS += ["overflow_frac", "nonzero", "mass", "rounded", "own_log2_scale", "source_underflow_frac"]
+_COLUMNS += ["overflow_frac", "nonzero", "mass", "rounded", "own_log2_scale", "source_underflow_frac", "own_scale"]
+_COLUMNS += ["scaling"]
+_OF_RECIPES = ["product", "saturated_frac", "rel_error", "rel_error_db"]
 
 
 def what_if(
     run: Run,
     formats: Sequence[str] = ("fp16", "bf16"),
     log2_scales: Iterable[int] = range(-10, 41),
-    kinds: Sequence[str] = GRADIENTS,
+    kinds: Sequence[str] | None = None,
     step: int | None = None,
     scaling: str | None = None,
     pure: bool = False,
@@ -54,31 +63,35 @@ def what_if(
     """Predicted underflow and overflow of every tensor in each format at each scale 2^k.
 
     Args:
-        formats: names from `amp_core.formats.FORMATS`, or one of them.
-        log2_scales: whole numbers k.
+        formats: names from `amp_core.formats.FORMATS` or `amp_core.quantization.RECIPES`, or one of them.
+        log2_scales: whole numbers k. Recipes scale by what they find, so that they have k = 0 alone.
         kinds: of `amp_core.schema.KINDS`; activations and weights are not multiplied by the loss scale, so for them
-            only k = 0 occurs in training.
+            only k = 0 occurs in training. None takes the gradients, and for recipes all operands of linear layers.
         step: the last sampled step at or before this one; None combines all sampled steps.
-        scaling: `loss` multiplies every tensor by 2^k. `tensor` first brings each tensor's largest value just below
-            the largest of the format by its own power of two (`own_log2_scale`), as FP8 training does; k counts
-            from there, so that -2 leaves a margin of two bits. None takes the format's own (`Format.scaling`): `tensor`
-            for FP8, `loss` for all others.
+        scaling: `loss` multiplies every tensor by 2^k. `tensor` first multiplies each tensor by `own_scale`, the
+            format's largest value over the tensor's (448 / amax in E4M3), as torchao and Transformer Engine do;
+            `tensor-pow2` rounds that down to a power of two. k counts from there, so that -2 leaves a margin of two
+            bits. None takes the format's own (`Format.scaling`): `tensor` for FP8, `loss` for all others.
         pure: round every tensor, as in a purely 16-bit model, and not only those that autocast rounds.
 
     Columns: name, kind, format, log2_scale; underflow_frac (values that become 0, over nonzero values);
     underflow_mass_frac (their share of the sum of magnitudes); subnormal_frac (values that become subnormal, over
     nonzero values); overflow_frac (values that become infinite or NaN, over nonzero values); for weighting, nonzero
     (values counted) and mass (sum of true magnitudes); rounded (whether it is rounded at all; if not, its fractions are
-    0); own_log2_scale (0 with `loss`); source_underflow_frac (of a weight gradient: the underflow of the 16-bit
-    output gradient that it is computed from, estimated if that is hidden inside an operator; NaN for other kinds and
-    with `tensor`). If much of the source underflows, the rest of it is noise, and a weight gradient's own
-    underflow is only a rough estimate: see `MAX_SOURCE_UNDERFLOW_FRAC`. Fractions are 0–1. Raises `RunError` for a
-    format, kind or scaling that is unknown, for a format that is scaled by block, and for a power that is not a whole
-    number.
+    0); own_scale (1 with `loss`), and own_log2_scale, which is rounded down; scaling; source_underflow_frac (of a
+    weight gradient: the underflow of the 16-bit output gradient that it is computed from, estimated if that is hidden
+    inside an operator; NaN for other kinds and without `loss`). If much of the source underflows, the rest of it is
+    noise, and a weight gradient's own underflow is only a rough estimate: see `MAX_SOURCE_UNDERFLOW_FRAC`. Rows of
+    recipes have product, saturated_frac, rel_error and rel_error_db too, and scaling in words (`quantized`). Fractions
+    are 0–1. Raises `RunError` for a format, kind or scaling that is unknown, for a recipe whose blocks were not
+    recorded, and for a power that is not a whole number.
     """
     check_run(run)
-    chosen = [find_format(name) for name in _as_list(formats)]
-    kinds = _as_list(kinds)
+    names = _as_list(formats)
+    recipes = [find_recipe(name) for name in names if name not in FORMATS and is_recipe(name)]
+    chosen = [find_format(name) for name in names if name in FORMATS or not is_recipe(name)]
+    operands = tuple(OPERANDS) if kinds is None else _as_list(kinds)
+    kinds = GRADIENTS if kinds is None else _as_list(kinds)
     if scaling is not None and scaling not in SCALINGS:
         raise RunError(f"scaling={scaling!r} is unknown; choose one of {', '.join(SCALINGS)}")
     for kind in kinds:
@@ -93,30 +106,36 @@ def what_if(
         nonzero = histograms.counts.sum(axis=1)
         if not nonzero.any():
             continue
-        names = np.asarray(histograms.names, dtype=object)
-        rounded = np.full(len(names), True) if pure else rounding.is_rounded(kind, histograms.names)
+        tensors = np.asarray(histograms.names, dtype=object)
+        rounded = np.full(len(tensors), True) if pure else rounding.is_rounded(kind, histograms.names)
         for form in chosen:
-            per_tensor = (scaling or form.scaling.by) == "tensor"
-            own_scales = own_log2_scale(form, histograms.absmax) if per_tensor else np.zeros(len(names), dtype=np.int64)
+            scaled = scaling or form.scaling.by
+            per_tensor = scaled != "loss"
+            own = own_scales(form, histograms.absmax, scaled)
             columns = {
-                "name": np.repeat(names, len(scales)),
+                "name": np.repeat(tensors, len(scales)),
                 "kind": kind,
                 "format": form.name,
-                "log2_scale": np.tile(scales, len(names)),
-                **{c: v.ravel() for c, v in _fractions(form, histograms, scales, own_scales, rounded).items()},
+                "log2_scale": np.tile(scales, len(tensors)),
+                **{c: v.ravel() for c, v in _fractions(form, histograms, scales, own, rounded).items()},
                 "nonzero": np.repeat(np.rint(nonzero).astype(np.int64), len(scales)),
                 "mass": np.repeat(histograms.magnitudes.sum(axis=1), len(scales)),
                 "rounded": np.repeat(rounded, len(scales)),
-                "own_log2_scale": np.repeat(own_scales, len(scales)),
+                "own_log2_scale": np.repeat(np.floor(np.log2(own)).astype(np.int64), len(scales)),
+                "own_scale": np.repeat(own, len(scales)),
+                "scaling": scaled,
                 "source_underflow_frac": _source(form, histograms, outputs, rounding, scales).ravel()
                 if kind == "weight_grad" and not per_tensor
                 else np.nan,
             }
             nonempty = np.repeat(nonzero > 0, len(scales))
             frames.append(pd.DataFrame(columns)[nonempty])
+    if recipes:
+        frames.append(quantized(run, recipes, operands, step).assign(log2_scale=0, rounded=True))
+    shown = [*_COLUMNS, *(_OF_RECIPES if recipes else ())]
     if not frames:
-        return pd.DataFrame(columns=_COLUMNS)
-    return pd.concat(frames, ignore_index=True)[_COLUMNS]
+        return pd.DataFrame(columns=shown)
+    return pd.concat(frames, ignore_index=True).reindex(columns=shown)
 
 
 def whole_model(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -153,8 +172,10 @@ def find_format(name: str) -> Format:
     """The format called `name`. Raises `RunError` for an unknown one and for one that is scaled by block: a histogram
     does not show which values share a block."""
     choices = [f.name for f in FORMATS.values() if not f.by_block]
+    if name not in FORMATS and not is_recipe(name):
+        raise RunError(f"format={name!r} is unknown; choose one of {', '.join([*choices, *RECIPES])}")
     if name not in FORMATS:
-        raise RunError(f"format={name!r} is unknown; choose one of {', '.join(choices)}")
+        raise RunError(f"format={name!r} is a recipe with scales of its own; choose one of {', '.join(choices)}")
     form = FORMATS[name]
     if form.by_block:
         raise RunError(
@@ -162,6 +183,19 @@ def find_format(name: str) -> Format:
             f"of whole tensors, without blocks; choose one of {', '.join(choices)}"
         )
     return form
+
+
+def own_scales(form: Format, absmax: np.ndarray, scaling: str) -> np.ndarray:
+    """By what each tensor is multiplied before it is stored in the format; see `scaling` of `what_if`."""
+    if scaling == "loss":
+        return np.ones(len(absmax))
+    if scaling == "tensor-pow2":
+        powers: np.ndarray = np.exp2(own_log2_scale(form, absmax).astype(float))
+        return powers
+    with np.errstate(divide="ignore", over="ignore"):
+        scales = form.max_value / absmax
+    usable: np.ndarray = np.where((absmax > 0) & np.isfinite(scales) & (scales > 0), scales, 1.0)
+    return usable
 
 
 def own_log2_scale(form: Format, absmax: np.ndarray) -> np.ndarray:
@@ -182,28 +216,43 @@ def class_shares_by_exponent(form: Format, exponents: np.ndarray) -> tuple[np.nd
     return zero, subnormal, over
 
 
+def _counts_of_class(low: np.ndarray, high: np.ndarray, up: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """How many values are of a class, if the part `up` of each octave comes to the octave above."""
+    result: np.ndarray = (1 - up) * (counts @ low.T) + up * (counts @ high.T)
+    return result
+
+
 def _fractions(
     form: Format, histograms: TrueCounts, scales: np.ndarray, own: np.ndarray, rounded: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The four fractions, each [tensors, scales], computed together for tensors with the same own scale."""
+    """The four fractions, each [tensors, scales], together for tensors whose own scales have the same power of two."""
     nonzero = np.maximum(histograms.counts.sum(axis=1), 1e-300)
     total = np.maximum(histograms.magnitudes.sum(axis=1), 1e-300)
     names = ("underflow_frac", "underflow_mass_frac", "subnormal_frac", "overflow_frac")
     result = {c: np.zeros((len(nonzero), len(scales))) for c in names}
-    for shift in np.unique(own):
-        selected = rounded & (own == shift)
-        zero, subnormal, over = class_shares_by_exponent(form, histograms.exponents[None, :] + scales[:, None] + shift)
-        flushed = histograms.capped[selected] @ zero.T
+    shifts = np.floor(np.log2(own)).astype(np.int64)
+    # Times a scale of 2^k · m, of the values evenly spread over an octave those from 2 / m on come to the octave above.
+    above = 2 - 2 / (own / np.exp2(shifts.astype(float)))
+    for shift in np.unique(shifts):
+        selected = rounded & (shifts == shift)
+        exponents = histograms.exponents[None, :] + scales[:, None] + shift
+        up = above[selected, None]
+        here, next_octave = class_shares_by_exponent(form, exponents), class_shares_by_exponent(form, exponents + 1)
+        zero, subnormal, over = (
+            functools.partial(_counts_of_class, low, high, up) for low, high in zip(here, next_octave, strict=True)
+        )
+        flushed = zero(histograms.capped[selected])
         known = histograms.absmax[selected, None] > 0
         with np.errstate(divide="ignore"):
-            fits = np.log2(histograms.absmax[selected, None]) + scales + shift < np.log2(form.overflow_threshold)
+            largest = np.log2(histograms.absmax[selected, None]) + np.log2(own[selected, None]) + scales
+        fits = largest < np.log2(form.overflow_threshold)
         result["underflow_frac"][selected] = flushed / nonzero[selected, None]
         result["underflow_mass_frac"][selected] = (
             _mass_of_smallest(histograms, np.flatnonzero(selected), flushed) / total[selected, None]
         )
-        result["subnormal_frac"][selected] = histograms.capped[selected] @ subnormal.T / nonzero[selected, None]
+        result["subnormal_frac"][selected] = subnormal(histograms.capped[selected]) / nonzero[selected, None]
         result["overflow_frac"][selected] = np.where(
-            known & fits, 0.0, histograms.counts[selected] @ over.T / nonzero[selected, None]
+            known & fits, 0.0, over(histograms.counts[selected]) / nonzero[selected, None]
         )
     return result
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS, StepCost
+from amp_core.text.formatting import number
 
 
 @dataclass(frozen=True)
 class Amdahl:
-    """How much faster a step could become: factors over the present step, 1 for no gain."""
+    """How much faster a step could become: factors over the current step, 1 for no gain."""
 
     matrix_frac: float
     """Share of the time in matrix kernels."""
@@ -62,7 +63,7 @@ def amdahl(cost: StepCost) -> Amdahl | None:
     memory = cost.us("memory_bound") / cost.step_us
     bound = _faster(matrix)
     rest = f"{100 * (1 - matrix):.0f} %"
-    most = f"{bound:.2g} ×" if bound < 1e3 else "any factor"
+    most = f"{number(bound, digits=2)} ×" if bound < 1e3 else "any factor"
     sentence = f"At most {most} is to be had from faster GEMM/conv kernels, as {rest} of the time is not GEMM/conv."
     if matrix < 0.005:
         sentence = "Nothing is to be had from faster GEMM/conv kernels: hardly any of the time is GEMM/conv."

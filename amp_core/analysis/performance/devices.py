@@ -50,7 +50,7 @@ class DeviceNow:
 
 
 def device_samples(run: Run) -> pd.DataFrame:
-    """One row per sample of the run's first device, in order: time_s and its values, NaN where missing.
+    """One row per sample of the run's first device, in order: time_s and its values, NaN if missing.
 
     The first device is the one with the lowest rank, then the lowest number.
     """

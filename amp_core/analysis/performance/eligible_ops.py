@@ -80,7 +80,7 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     kernels only, without casts and copies of the operator); time_frac (of all kernel time);
     could, reason, why: see `REASONS`, "" on a CPU; sizes (M, N, K in words); unaligned (sizes that 16 bytes do not
     divide, in words), padded (all sizes with those rounded up) and padding_frac (operations that padding adds, over
-    those there were), "" and NaN where aligned; flops (of all calls), flops_per_s, and of_peak_frac (of the data
+    those there were), "" and NaN if aligned; flops (of all calls), flops_per_s, and of_peak_frac (of the data
     sheet's dense rate), NaN if the input shapes or the device are unknown.
     """
     rows = kernel_rows(run, step)

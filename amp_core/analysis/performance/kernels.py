@@ -34,6 +34,9 @@ _WINDOW_NUMBERS = (
     "communication_alone_us",
     "syncs",
     "rank",
+    "idle_sync_us",
+    "idle_wait_us",
+    "idle_latency_us",
 )
 
 
@@ -69,9 +72,24 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
-    frame = _typed(run.windows, ("device", "device_name"), _WINDOW_NUMBERS)
+    frame = _typed(run.windows, ("device", "device_name", "sync_op"), _WINDOW_NUMBERS)
     frame = frame[_chosen(frame, step)]
     return _accelerators_alone(frame).reset_index(drop=True)
+
+
+def is_trace(run: Run) -> bool:
+    """Whether the run was imported from traces of torch.profiler."""
+    return run.head.config.get("format") == "torch.profiler"
+
+
+def traced_step_us(run: Run) -> float | None:
+    """Mean wall time of a step in an imported trace, over its windows, in microseconds; None for other runs and where
+    the trace marks no steps."""
+    if run.head.config.get("source") != "import":
+        return None
+    windows = window_rows(run)
+    steps, wall = float(windows["steps"].sum()), float(windows["wall_us"].sum())
+    return wall / steps if steps > 0 and np.isfinite(wall) else None
 
 
 def _accelerators_alone(frame: pd.DataFrame) -> pd.DataFrame:

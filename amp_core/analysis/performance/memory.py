@@ -18,7 +18,7 @@ from amp_core.store.run import Run
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """Memory of a run in bytes. None where it was not measured."""
+    """Memory of a run in bytes. None if it was not measured."""
 
     what: str
     """What was measured, in words."""

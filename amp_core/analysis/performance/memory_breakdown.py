@@ -66,7 +66,7 @@ class MemoryBreakdown:
     reserved_bytes: int | None
     """Memory that torch's allocator reserved at that moment; None on a CPU."""
     parts: pd.DataFrame
-    """One row per category: category, label, bytes (NaN where not measured), frac (of the total), about."""
+    """One row per category: category, label, bytes (NaN if not measured), frac (of the total), about."""
     notes: tuple[str, ...]
     """Conclusions, in sentences."""
 
@@ -103,7 +103,7 @@ def memory_moments(run: Run, step: int | None = None) -> pd.DataFrame:
     """One row per moment of a step (by default the last sampled one), in order.
 
     Columns: number, moment, name, phase, allocated_bytes, peak_bytes (highest since the previous moment; on a CPU the
-    same as allocated), and a column for each of `CATEGORIES`, in bytes; they add up to peak_bytes. NaN where not
+    same as allocated), and a column for each of `CATEGORIES`, in bytes; they add up to peak_bytes. NaN if not
     measured. With several ranks, the one with the highest peak. Raises `RunError` for a step that was not sampled.
     """
     frame = run.memory
@@ -170,7 +170,7 @@ def memory_phases(run: Run, step: int | None = None) -> pd.DataFrame:
 def memory_difference(runs: Sequence[Run]) -> pd.DataFrame:
     """The peak of each run compared with the first one's, by category.
 
-    One row per further run and category: run, category, label, first_bytes, bytes, difference_bytes (NaN where either
+    One row per further run and category: run, category, label, first_bytes, bytes, difference_bytes (NaN if either
     was not measured) and why, in words. Empty if fewer than two runs recorded their memory.
     """
     columns = ["run", "category", "label", "first_bytes", "bytes", "difference_bytes", "why"]

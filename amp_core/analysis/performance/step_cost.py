@@ -18,6 +18,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
+from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 
 PARTS = {
@@ -38,6 +39,8 @@ PARTS = {
 """Labels of the parts of a profiled step, in the order of charts."""
 CPU_LABELS = {"gaps": "Python and waiting", "matrix": "GEMM/conv", "other": "other operators"}
 """Labels that differ on a CPU, where the device is the host."""
+AMD_LABELS = {"tensor": "matrix, on matrix cores", "matrix": "matrix, in FP32"}
+"""The same on AMD's GPUs, whose FP32 products run on matrix cores too."""
 PHASE_LABELS = phases.LABELS
 """Labels of the parts of a step without a profiled window."""
 _GPU_ONLY = ("tensor", "matrix_unknown", "communication", "copy")
@@ -55,6 +58,9 @@ _PART_OF = {
 MIN_SLOWED_RATIO = 1.05
 """A note says so if profiled steps take more than so many times as long as others."""
 
+MIN_PART_US = 1e-3
+"""Less than a nanosecond is rounding of a subtraction."""
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -63,7 +69,7 @@ class StepCost:
     source: str
     """`profile` (a profiled window), `phases` (the recorded phases of steps) or `nothing`."""
     parts: pd.DataFrame
-    """part, label, us (per step; per window if it marks no steps), frac (of all). Adds up to `step_us`; NaN where a
+    """part, label, us (per step; per window if it marks no steps), frac (of all). Adds up to `step_us`; NaN if a
     part cannot be separated from the others, which then include it (see `notes`)."""
     step_us: float
     """Wall time of a step in microseconds; 0 with source `nothing`."""
@@ -116,8 +122,8 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
     per = float(steps) if np.isfinite(steps) and steps > 0 else float(len(windows))
     totals = pd.DataFrame(by_window).sum(min_count=1)
     wall = float(windows["wall_us"].sum())
-    labels = PARTS | (CPU_LABELS if cpu else {})
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
+    labels = PARTS | (CPU_LABELS if cpu else AMD_LABELS if is_amd(gpu.name) else {})
     rates = dense_rates(gpu.name)
     samples = attempts(run)["samples"].median()
     return StepCost(
@@ -205,6 +211,7 @@ def _split(
         "watch": watch,
     }
     parts["other"] += max(0.0, wall - sum(parts.values()))  # work that is not in the table
+    parts = {part: us if us >= MIN_PART_US else 0.0 for part, us in parts.items()}
     if not np.isfinite(idle_data_us) and not parts["data"]:
         parts["data"] = np.nan
     return parts, max(0.0, launched - busy)
@@ -218,7 +225,8 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
     part = rows["category"].map(_PART_OF).fillna("other")
     part = part.mask(rows["phase"] == "optimizer", "optimizer")
     part = part.mask(is_matrix(rows) & (rows["phase"] != "optimizer"), "matrix")
-    part = part.mask((part == "matrix") & (rows["tensor_core"] == "yes"), "tensor")
+    # AMD's matrix cores multiply FP32 too, at the rate of its data sheet's FP32.
+    part = part.mask((part == "matrix") & (rows["tensor_core"] == "yes") & (rows["precision"] != "fp32"), "tensor")
     part = part.mask((part == "matrix") & (rows["tensor_core"] == "unknown"), "matrix_unknown")
     part = part.mask(rows["category"] == "communication", "communication")
     part = part.mask(rows["phase"] == "watch", "watch")
@@ -229,10 +237,10 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
 
 
 def _tf32_share(rows: pd.DataFrame) -> float:
-    """Share of TF32 in the time of kernels on tensor cores, where FP32 inputs can only be TF32."""
-    on = rows[(rows["tensor_core"] == "yes") & (rows["phase"] != "optimizer")]
+    """Share of TF32 in the time of the part `tensor`."""
+    on = rows[(rows["tensor_core"] == "yes") & (rows["precision"] != "fp32") & (rows["phase"] != "optimizer")]
     us = float(on["total_us"].sum())
-    return float(on.loc[on["precision"].isin(["tf32", "fp32"]), "total_us"].sum()) / us if us > 0 else 0.0
+    return float(on.loc[on["precision"] == "tf32", "total_us"].sum()) / us if us > 0 else 0.0
 
 
 def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core import phases
+from amp_core.analysis.performance.kernels import traced_step_us
 from amp_core.analysis.steps import attempts, median, quantile, warmup_steps
 from amp_core.store.run import Run
 
@@ -27,7 +28,8 @@ class SpeedSummary:
     """Speed of a run without its warm-up. None where not measured."""
 
     step_ms: float | None
-    """Median time of a step."""
+    """Median time of a step. For an imported trace the mean over its windows: it has few steps, and their bounds on
+    the device are uncertain where both overlap."""
     step_ms_low: float | None
     step_ms_high: float | None
     """Quartiles of the step time."""
@@ -64,7 +66,9 @@ def phase_times(run: Run, window: int = 9) -> pd.DataFrame:
 def speed_summary(run: Run, warmup: int | None = None) -> SpeedSummary:
     """Medians over the run without its first `warmup` steps (by default a fifth of a short run, at most 10)."""
     frame = _with_other(attempts(run))
-    warmup = warmup_steps(len(frame)) if warmup is None else warmup
+    traced = traced_step_us(run)
+    if warmup is None:
+        warmup = 0 if traced else warmup_steps(len(frame))
     frame = frame.iloc[warmup:]
     step_ms = frame["step_ms"].to_numpy()
     with np.errstate(divide="ignore"):
@@ -72,7 +76,7 @@ def speed_summary(run: Run, warmup: int | None = None) -> SpeedSummary:
     both = frame[["watch_ms", "step_ms"]].dropna()
     whole = float(both["step_ms"].sum())
     return SpeedSummary(
-        step_ms=median(step_ms),
+        step_ms=traced / 1e3 if traced else median(step_ms),
         step_ms_low=quantile(step_ms, 0.25),
         step_ms_high=quantile(step_ms, 0.75),
         samples_per_s=median(rate),

@@ -40,7 +40,7 @@ def traced_rows(run: Run, step: int | None = None) -> pd.DataFrame:
     """The rows of one traced step (the first by default) on the first rank that has them, with nulls replaced.
 
     Added: ran (format, None if the operator has no floating-point tensor), matrix (multiplies matrices), flops (of
-    imported ones from their shapes; NaN where unknown), kind (device type), has_16_bit (autocast's list for that device
+    imported ones from their shapes; NaN if unknown), kind (device type), has_16_bit (autocast's list for that device
     has a 16-bit version), is_cast. Raises `RunError` for a step that was not traced.
     """
     rows: pd.DataFrame = run.ops

@@ -60,7 +60,7 @@ def tf32_baseline(run: Run) -> list[Finding]:
         unit = "share of kernel time"
         return [make_finding("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity=severity)]
     flags = facts(run.head.environment, "flags")
-    gpu = profiled_gpu(run, "cuda:0")
+    gpu = profiled_gpu(run, _device(run))
     if len(rows) or not on_gpu(run) or recipe(run) is None or not gpu.takes("tf32"):
         return []
     convolves = any("Conv" in str(kind) for kind in facts(run.head.model, "layers").values())
@@ -99,7 +99,7 @@ def no_tensor_cores_on_device(run: Run) -> list[Finding]:
     rows = kernel_rows(run)
     if on_cpu(rows):
         return []
-    gpu = profiled_gpu(run, str(rows["device"].iloc[0]) if len(rows) else "cuda:0")
+    gpu = profiled_gpu(run, str(rows["device"].iloc[0]) if len(rows) else _device(run))
     if gpu.has_tensor_cores is not False:
         return []
     major, minor = gpu.capability or (0, 0)
@@ -242,7 +242,9 @@ def layout_transposes(run: Run) -> list[Finding]:
     rows = kernel_rows(run)
     if on_cpu(rows) or rows.empty:
         return []
-    turned = rows[rows["name"].str.contains("nchwToNhwc|nhwcToNchw", regex=True) | (rows["category"] == "layout")]
+    by_name = rows["name"].str.contains("(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", regex=True)
+    # Concatenations and copies of other operators are layout changes too, but not for convolutions.
+    turned = rows[by_name | ((rows["category"] == "layout") & rows["op"].str.contains("conv(?!ert)", regex=True))]
     share = float(turned["total_us"].sum() / rows["total_us"].sum())
     if share < MIN_REPORTED_FRAC:
         return []
@@ -258,6 +260,11 @@ def layout_transposes(run: Run) -> list[Finding]:
             unit="share of kernel time",
         )
     ]
+
+
+def _device(run: Run) -> str:
+    """The device of the model; of a run that does not say, the first GPU."""
+    return str(run.head.config.get("device") or "cuda:0")
 
 
 def steps_of(rows: pd.DataFrame) -> tuple[int, int] | None:

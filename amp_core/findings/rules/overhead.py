@@ -1,14 +1,17 @@
 """Rules on overhead: kernel launches, waits of the CPU for the GPU, and watching itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
-from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
+from amp_core.findings.trace_findings import chance_finding
 from amp_core.store.run import Run
 
 MAX_IDLE_FRAC = 0.5
@@ -41,6 +44,14 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar
 )
 def launch_bound(run: Run) -> list[Finding]:
     """`launch-bound`: the GPU is idle for most of the time, loading of data excluded, and its kernels are short."""
+    if is_trace(run):
+        return chance_finding(
+            run,
+            "launch-bound",
+            "Faster arithmetic cannot help while the GPU waits. Give it larger batches, compile the model, or capture "
+            "CUDA graphs.",
+            'model = torch.compile(model, mode="reduce-overhead")',
+        )
     rows = kernel_rows(run, everything=True)
     rows = rows[rows["phase"] != "watch"]
     count = float(rows["count"].sum())
@@ -53,10 +64,11 @@ def launch_bound(run: Run) -> list[Finding]:
     by_phase = rows[rows["phase"] != ""].groupby("phase")["count"].sum()
     where = str(by_phase.idxmax()) if len(by_phase) else "kernels"
     first = rows["step"].min()
+    whole = "step" if np.isfinite(first) else "profiled window"
     return [
         make_finding(
             "launch-bound",
-            f"The GPU is idle for {100 * idle:.0f} % of the step between kernels of {mean_us:.1f} µs on average",
+            f"The GPU is idle for {100 * idle:.0f} % of the {whole} between kernels of {mean_us:.1f} µs on average",
             where,
             steps=(int(first), int(rows["step"].max())) if np.isfinite(first) else None,
             value=idle,
@@ -102,6 +114,8 @@ def _idle_share(run: Run, rows: pd.DataFrame) -> float | None:
 )
 def host_syncs(run: Run) -> list[Finding]:
     """`host-syncs`: the CPU waits for the GPU more than once per step and optimizer."""
+    if is_trace(run):
+        return _syncs_of_trace(run)
     optimizers = run.head.config.get("optimizers")
     allowed = float(max(1, len(optimizers)) if isinstance(optimizers, list) else 1)
     windows = window_rows(run)
@@ -123,18 +137,49 @@ def host_syncs(run: Run) -> list[Finding]:
     get_scale_calls = _get_scale_calls(run) if on_gpu(run) and scaler_enabled(run) else 0
     if per_step <= allowed and not get_scale_calls:
         return []
+    per = "per step"
     if get_scale_calls and per_step <= allowed:
         per_step, where, allowed = float(get_scale_calls), "scaler.get_scale", 0.0
+    elif len(windows) and windows["steps"].isna().all():
+        per = "in a window that marks no steps"
     return [
         make_finding(
             "host-syncs",
-            f"The CPU waits for the GPU {per_step:.3g} times per step ({where})",
+            f"The CPU waits for the GPU {per_step:.3g} times {per} ({where})",
             where,
             value=per_step,
             limit=allowed,
-            unit="waits per step",
+            unit="waits per step" if per == "per step" else "waits in the window",
         )
     ]
+
+
+_SYNC_REMEDIES = {
+    "aten::_local_scalar_dense": Remedy(
+        "A tensor's value is read on the host, by `.item()`, `float()`, `if` or `print`. Read losses now and then.",
+        "if step % 50 == 0:\n    print(loss.item())",
+    ),
+    "aten::copy_": Remedy(
+        "A copy from pageable memory makes the host wait until it is done. Pin the memory and copy without waiting.",
+        "loader = DataLoader(data, batch_size, pin_memory=True)\nx = x.to(device, non_blocking=True)",
+    ),
+    "aten::nonzero": Remedy(
+        "The size of its result depends on values, so the host waits for them. Use `torch.where` or a mask instead.",
+        "y = torch.where(mask, x, 0.0)   # instead of x[mask]",
+    ),
+}
+_SYNC_REMEDIES |= {"aten::item": _SYNC_REMEDIES["aten::_local_scalar_dense"]}
+_SYNC_REMEDIES |= dict.fromkeys(("aten::to", "aten::_to_copy"), _SYNC_REMEDIES["aten::copy_"])
+_OTHER_SYNC = Remedy(
+    "While the host waits it launches nothing, and afterwards the GPU waits for it. Find the call, and wait only where "
+    "a result is needed.",
+    'torch.cuda.set_sync_debug_mode("warn")   # names each call that waits',
+)
+
+
+def _syncs_of_trace(run: Run) -> list[Finding]:
+    remedied = [(f, _SYNC_REMEDIES.get(f.where, _OTHER_SYNC)) for f in chance_finding(run, "host-syncs")]
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
 
 
 def _get_scale_calls(run: Run) -> int:

@@ -1,4 +1,4 @@
-"""Rules on what is stored or accumulated in 16 bits: whole models, weights, losses, buffers."""
+"""Rules on what is stored or accumulated in 16 bits: whole models, losses, buffers."""
 
 from collections import Counter
 
@@ -16,57 +16,10 @@ from amp_core.formats import narrowest_first
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
-MIN_UNMOVED_FRAC = 0.5
-"""Share of elements with a gradient that a step leaves unchanged from which most of the update is lost."""
 MIN_LOSSES = 10
 """Fewest different losses whose number of bits shows the dtype."""
 SIGNIFICANT_BITS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first() if f.autocast}
 """Significant bits of 16-bit dtypes, including the implicit one."""
-
-
-@rule(
-    Entry(
-        code="lost-weight-updates",
-        severity="warning",
-        family=RANGE_AND_PRECISION,
-        order=270,
-        follows=("half-model",),
-        what="Weights are stored in 16 bits and most updates are too small to change them.",
-        signal="Elements that have a gradient and are the same after the step as before it.",
-        threshold="Half of the elements or more. An update below half a unit in the last place is lost: 2^-9 of a "
-        "bfloat16 weight, 2^-12 of a float16 one (Mixed Precision Training, section 3.1).",
-        advice="The optimizer computes updates that rounding discards, so learning stalls. Keep the weights in "
-        "float32 and let autocast cast them, or use stochastic rounding.",
-        snippet="model.float()\n"
-        "with torch.autocast(device_type, dtype=torch.bfloat16):\n"
-        "    loss = loss_fn(model(x), y)",
-        frameworks=BF16,
-        page="layer-detail",
-    )
-)
-def lost_weight_updates(run: Run) -> list[Finding]:
-    """`lost-weight-updates`: most elements of a 16-bit weight are the same after the step, though they had a
-    gradient."""
-    frame = signals(run, "unmoved weights")
-    frame = frame[frame["count"] > 0]
-    if frame.empty:
-        return []
-    rest = frame[frame["value"] >= MIN_UNMOVED_FRAC]
-    if len(rest) * 2 < len(frame):
-        return []
-    row = rest.iloc[int(rest["value"].to_numpy().argmax())]
-    return [
-        make_finding(
-            "lost-weight-updates",
-            f"{100 * float(row['value']):.0f} % of the elements of {row['name']} do not move: {row['dtype']} is "
-            "too coarse",
-            str(row["name"]),
-            steps=(int(rest["step"].min()), int(rest["step"].max())),
-            value=float(row["value"]),
-            limit=MIN_UNMOVED_FRAC,
-            unit="share of elements",
-        )
-    ]
 
 
 @rule(

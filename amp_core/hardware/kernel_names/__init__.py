@@ -4,6 +4,16 @@ name -> dtypes (precision, per family of kernels) and categories (kind of work) 
 """
 
 from amp_core.hardware.kernel_names.categories import CATEGORIES, GEMM_CATEGORIES, kernel_category
-from amp_core.hardware.kernel_names.classify import RULES, KernelClass, classify_kernel
+from amp_core.hardware.kernel_names.classify import RULES, KernelClass, classify_kernel, with_dtype
+from amp_core.hardware.kernel_names.dtypes import tells_type
 
-__all__ = ["CATEGORIES", "GEMM_CATEGORIES", "RULES", "KernelClass", "classify_kernel", "kernel_category"]
+__all__ = [
+    "CATEGORIES",
+    "GEMM_CATEGORIES",
+    "RULES",
+    "KernelClass",
+    "classify_kernel",
+    "kernel_category",
+    "tells_type",
+    "with_dtype",
+]

@@ -29,12 +29,15 @@ GEMM_CATEGORIES = ("gemm", "conv", "attention")
 """Categories of kernels that multiply matrices."""
 
 _PATTERNS = (
+    ("elementwise", r"^_?triton_(?:poi|for)_"),  # whatever operators are fused in it
+    ("reduction", r"^_?triton_(?:red|per)_"),
+    ("gemm", r"^(?:Custom_)?Cijk_(?!\w*_PostGSU)|^nvjet_"),
     ("memcpy", r"^\[?(?:CUDA )?[Mm]emcpy|^__amd_rocclr_copy|^Copy(?:Host|Device)To|^memcpy"),
     ("memset", r"^\[?(?:CUDA )?[Mm]emset|^__amd_rocclr_fill|^FillBuffer|^memset"),
     (
         "communication",
-        r"^(?!.*(?:gemm|GEMM|matmul)).*(?:nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|"
-        r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::))",
+        r"nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|userbuffers_|\bep::(?:inter|intra)node|"
+        r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::)",
     ),
     ("attention", r"(?i)flash_?(?:fwd|bwd|attn|attention)|fmha|sdpa|attention|attn|(?:Prefill|Decode)\w*KVCacheKernel"),
     (
@@ -59,11 +62,11 @@ _PATTERNS = (
         r"fprop|dgrad|wgrad|(?i:(?<![a-z])conv(?:olve|olution|\d?d|fwd|bwd|_|<))|[shidc](?:\d{3,6})?cudnn|winograd|"
         r"fft2d|igemm_|miopen\w*Conv|cask_\w+::compute",
     ),
-    ("reduction", r"splitK_?reduce"),
+    ("reduction", r"splitK_?reduce|ReduceSplitK|cutlass::reduction|_PostGSU"),
     ("elementwise", r"cublasLt::epilogue|epilogue::impl"),
     (
         "gemm",
-        r"(?i)gemm|gemv|nvjet|matmul|Cijk_|cutlass|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
+        r"(?i)gemm|gemv|nvjet|matmul|Cijk_|cutlass(?!(?:::|\d+)(?:bfloat16_t|half_t|float_|tfloat32_t|array|u?int))|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
         r"(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![A-Za-z])xdlops",
     ),
     (
@@ -80,9 +83,37 @@ _PATTERNS = (
     ),
 )
 """Categories and their patterns; the first match decides."""
-_CATEGORY_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _PATTERNS)
+_WORDS = {
+    "communication": "nccl rccl nvshmem mscclpp cross_device multimem_ userbuffers_ internode intranode allreduce "
+    "all_reduce reducescatter reduce_scatter allgather all_gather alltoall all_to_all deep_ep:: deepep::",
+    "attention": "flash fmha sdpa attention attn kvcache",
+    "embedding": "embedding fbgemm indexselect vectorized_gather permute_pooled linearize_index bounds_check",
+    "optimizer": "multi_tensor adam sgd lamb adagrad novograd",
+    "norm": "layernorm layer_norm rmsnorm rms_norm batchnorm batch_norm groupnorm group_norm instancenorm "
+    "instance_norm bn_fw bn_bw rowwisemoments gammabeta cucompute norm:: ln_fwd ln_bwd",
+    "layout": "nhwc transpose transform catarray permute_",
+    "conv": "prop grad conv cudnn winograd fft2d igemm_ cask_",
+    "gemm": "gemm gemv nvjet matmul cijk_ cutlass mm_ marlin addmm mm trsm syrk symm trmm xdlops",
+    "cast": "copy cast",
+    "reduction": "reduce softmax argm cub scan sort topk cumsum triton_ norm_ postgsu",
+    "elementwise": "elementwise triton_ pool scalepackedtensor op_generic copy_kernel fill dropout pointwise gelu silu "
+    "relu activation where mask epilogue",
+}
+"""One of these is in the name in lower case, where the pattern of a category matches: faster than the pattern."""
+_NO_COMMUNICATION = re.compile(r"gemm|GEMM|matmul")
+_CATEGORY_PATTERNS = tuple((name, _WORDS.get(name, "").split(), re.compile(pattern)) for name, pattern in _PATTERNS)
 
 
 def kernel_category(name: str) -> str:
     """The category of a kernel, one of `CATEGORIES`."""
-    return next((category for category, pattern in _CATEGORY_PATTERNS if pattern.search(name)), "other")
+    low = name.lower()
+    for category, words, pattern in _CATEGORY_PATTERNS:
+        for word in words:
+            if word in low:
+                break
+        else:
+            if words:
+                continue
+        if pattern.search(name) and not (category == "communication" and _NO_COMMUNICATION.search(name)):
+            return category
+    return "other"

@@ -167,7 +167,17 @@ def of_cutlass(name: str) -> str | None:
 
 
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
-_NVJET_LETTERS = {"h": "fp16", "t": "bf16", "q": "fp8", "r": "fp8", "o": "fp4", "s": None, "d": "fp64"}
+_NVJET_LETTERS = {
+    "h": "fp16",
+    "t": "bf16",
+    "q": "fp8",
+    "r": "fp8",
+    "o": "fp4",
+    "s": None,
+    "d": "fp64",
+    "b": "int8",
+    "i": "int8",
+}
 
 
 def of_nvjet(name: str) -> str | None:
@@ -177,8 +187,10 @@ def of_nvjet(name: str) -> str | None:
 
 
 def of_cudnn_sdpa(name: str) -> str | None:
-    """FP8 is named. `f16` means any 16-bit format here: BF16 attention has the same names."""
-    return "fp8" if re.search(r"fp8|e4m3|e5m2", name) else None
+    """FP8 and BF16 are named. `f16` means any 16-bit format here: BF16 attention may have the same names."""
+    if re.search(r"fp8|e4m3|e5m2", name):
+        return "fp8"
+    return "bf16" if "bf16" in name else None
 
 
 _TRTLLM = re.compile(r"^(?:bmm|gemm)_[A-Za-z0-9]+_((?:Mx)?(?:E\dm\d|Bfloat16|Fp16))((?:Mx)?(?:E\dm\d|Bfloat16|Fp16))_")
@@ -186,14 +198,46 @@ _QKV = re.compile(r"mhaSm\d+[a-z]?Kernel_Q(?:kv)?(E4m3|E5m2|E2m1|Bfloat16|Fp16)"
 
 
 def of_trtllm(name: str) -> str | None:
-    """`bmm_Bfloat16_E2m1E2m1_Fp32_…`: result, A with B, accumulator. None where A and B differ."""
+    """`bmm_Bfloat16_E2m1E2m1_Fp32_…`: result, A with B, accumulator. Where A and B differ, the wider type: an
+    instruction for both takes the narrower one at the rate of the wider."""
     attention = _QKV.search(name)
     if attention:
         return _word(attention.group(1))
     match = _TRTLLM.search(name)
-    if not match or match.group(1) != match.group(2):
+    if not match:
         return None
-    return _word(match.group(1).removeprefix("Mx"))
+    words = [_word(group.removeprefix("Mx")) for group in match.groups()]
+    return max(words, key=lambda word: _WIDTHS.get(word or "", 0))
+
+
+_WIDTHS = {"fp4": 4, "fp8": 8, "bf16": 16, "fp16": 16}
+
+
+_OGS = re.compile(r"matmul_ogs_[A-Z]+_\w+?x(?:mx)?(bf16|fp16|f16|fp8|fp4|fp32|f32|e4m3|e5m2|u8)\w*?x(?:mx)?[befu]")
+
+
+def of_matmul_ogs(name: str) -> str | None:
+    """`_matmul_ogs_NNT_bf16xbf16xmxfp4_…`: result, A, B. Weights of B are converted to the type of A."""
+    match = _OGS.search(name)
+    return _word(match.group(1)) if match else None
+
+
+_AITER = re.compile(r"(?i)(?:blockscale|pertoken|per1x32|per1x128|mx)_?(fp8|fp4|i8|int8)")
+_AITER_GEMM = {"bf16": "bf16", "fp8": "fp8", "f8": "fp8", "f4": "fp4", "i8": "int8"}
+
+
+def of_aiter(name: str) -> str | None:
+    """`fp8gemm_bf16_…`: the inputs, then the result. `fmoe_bf16_blockscaleFp8_…`: the result, then the inputs.
+    `pa_bf16_pertokenFp8_…` holds its cache in FP8 and multiplies in BF16; `mla_a16w8` is A in 16 bits, W in 8."""
+    product = re.search(r"(?<![A-Za-z])(bf16|fp8|f8|f4|i8)gemm_", name)
+    if product:
+        return _AITER_GEMM[product.group(1)]
+    scaled = _AITER.search(name)
+    if scaled and "fmoe_" in name:
+        return _word(scaled.group(1))
+    if re.search(r"mla_a8w8", name):
+        return "fp8"
+    return of_token(name) or of_rocm(name)
 
 
 _ATOM = re.compile(
@@ -207,8 +251,15 @@ _ELEMENT = re.compile(
 _PLAIN = re.compile(r"[<,] ?(float|double)(?=[,> ])")
 
 
+_POINTER = re.compile(r"tensorptr(bf16|f16|f8|f4)")
+
+
 def of_template(name: str) -> str | None:
-    """The first type among template arguments: of a matrix instruction where one is named, else of an element."""
+    """The first type among template arguments: of a matrix instruction where one is named, else of an element. The
+    Python DSL of CuTe writes `tensorptrbf16`."""
+    pointer = _POINTER.search(name)
+    if pointer:
+        return _word(pointer.group(1))
     atom = _ATOM.search(name)
     if atom:
         return _word(atom.group(1))
@@ -244,7 +295,17 @@ def of_tensile(name: str) -> str | None:
 
 
 def of_rocm(name: str) -> str | None:
-    """Types as tokens or as HIP writes them."""
-    if re.search(r"_Float16|(?<![a-z])half", name):
+    """Types as tokens or as HIP writes them; mangled, `DF16b` is BF16 and `DF16_` FP16."""
+    if "DF16b" in name:
+        return "bf16"
+    if re.search(r"_Float16|(?<![a-z])half|DF16_", name):
         return "fp16"
     return of_token(name)
+
+
+_TELLS = re.compile(r"(?i)e4m3|e5m2|e2m1|fp8|fp4|mxfp|(?<![a-z0-9])[iu]nt?8|bf16|bfloat16|DF16|tf32|_Float16|_half")
+
+
+def tells_type(name: str) -> bool:
+    """Whether a name has a type in it, which the types of an operator must not override."""
+    return _TELLS.search(name) is not None

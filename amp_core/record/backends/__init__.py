@@ -1,11 +1,11 @@
-"""What depends on the device, one class for each device type: clock, memory, kernels, sampler, switches of precision.
+"""Everything that depends on the device, one class per device type: clock, memory, kernels, sampler, precision flags.
 
     >>> backend = backend_of(torch.device("cuda:0"))
     >>> backend.memory_bytes()
     (1310720, 4194304)
 
-`base.Backend` is the interface and its defaults; `cpu`, `cuda` (ROCm included) implement it. A recorder asks for its
-backend once. `torch.cuda` is used here alone.
+`base.Backend` is the interface and its defaults; `cpu`, `cuda` (ROCm included) implement it. A recorder gets its
+backend once. `torch.cuda` is used only here.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,24 +26,24 @@ _instances: dict[torch.device, Backend] = {}
 
 
 def backend_of(device: torch.device) -> Backend:
-    """The one object for that device."""
+    """The `Backend` of that device, always the same object."""
     if device not in _instances:
         _instances[device] = BACKENDS.get(device.type, Backend)(device)
     return _instances[device]
 
 
 def widened(tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
-    """`tensor` as float64, or as float32 where its device has no wider dtype; with `copy`, never the same memory."""
+    """`tensor` as float64, or as float32 if its device has no float64; with `copy`, never the same memory."""
     return tensor.to(torch.float64 if backend_of(tensor.device).has_float64 else torch.float32, copy=copy)
 
 
 def accelerators() -> list[type[Backend]]:
-    """Device types other than the CPU of which torch can use a device."""
+    """Device types other than the CPU that torch can use here."""
     return [backend for backend in BACKENDS.values() if backend is not Cpu and backend.available()]
 
 
 def backend_named(device: str) -> type[Backend]:
-    """The type of device that a training asks for: `auto`, `cpu`, `cuda` or `cuda:N`."""
+    """The backend class for the device of a training: `auto`, `cpu`, `cuda` or `cuda:N`."""
     if device == "auto":
         return next(iter(accelerators()), Cpu)
     return BACKENDS[device.partition(":")[0]]
@@ -82,6 +82,6 @@ def _or_none(read: Callable[[], Any]) -> Any:
 
 
 def forget_peaks() -> None:
-    """Find the highest use of memory anew: for a process that trains once more. torch's own peak is left alone."""
+    """Restart the tracking of peak memory, for a process that trains again. torch's own peak stays unchanged."""
     for backend in _instances.values():
         backend.forget_peaks()

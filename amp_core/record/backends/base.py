@@ -7,8 +7,8 @@
         def count() -> int:
             return torch.xpu.device_count()
 
-A class is one device type and an instance is one device. With the defaults alone a run has its steps, losses, gradients
-and times by the host's clock; every number that only the device could provide is null.
+A class is one device type and an instance is one device. With the defaults alone a run has steps, losses, gradients and
+times by the host's clock; all numbers that only the device could provide are null.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +29,10 @@ class Event(Protocol):
     """A point in the work of a device."""
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Whether the device has reached it."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the device has reached it."""
 
 
 class Allocated(NamedTuple):
@@ -46,21 +46,22 @@ class Allocated(NamedTuple):
 
 
 class Sampled(Protocol):
-    """One device, while its driver is asked."""
+    """An open connection to the driver of one device."""
 
     def read(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Values by column of `device`, and why the other columns have none. Raises `SampleError` where all fail."""
+        """Values by column of `device`, and the reasons why other columns have none. Raises `SampleError` if all
+        fail."""
 
 
 class SampleError(Exception):
-    """A device or its driver cannot be asked; the message says why."""
+    """The driver cannot be queried; the message says why."""
 
 
 class SampleSource(Protocol):
-    """Where rows of `device` come from."""
+    """A source of rows for the table `device`."""
 
     def opened(self) -> AbstractContextManager[Sampled]:
-        """Ask from here on, on the thread that calls. Raises `SampleError`."""
+        """Connect to the driver, on the calling thread. Raises `SampleError`."""
 
 
 class Backend:
@@ -80,11 +81,11 @@ class Backend:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    # the type: what there is
+    # the type: its devices
 
     @staticmethod
     def count() -> int:
-        """Devices that torch can use."""
+        """The number of devices that torch can use."""
         return 0
 
     @classmethod
@@ -94,12 +95,12 @@ class Backend:
 
     @classmethod
     def why_unavailable(cls) -> str:
-        """Why torch can use none."""
+        """The reason why torch can use none."""
         return f"torch finds no {cls.type} device"
 
     @staticmethod
     def current() -> int:
-        """The index of the device that torch uses where none is named."""
+        """The index of torch's current device."""
         return 0
 
     @staticmethod
@@ -108,7 +109,7 @@ class Backend:
 
     @staticmethod
     def in_use() -> bool:
-        """Whether this process has used any: only then are `synchronize` and `release_memory` called."""
+        """Whether this process has used any device; else `synchronize` and `release_memory` are not called."""
         return False
 
     @staticmethod
@@ -124,7 +125,8 @@ class Backend:
 
     @staticmethod
     def flags() -> Mapping[str, Callable[[], Any]]:
-        """Switches of precision and speed, by their keys in `environment.flags`; a reader may raise `RuntimeError`."""
+        """Functions that read the flags for precision and speed, by their keys in `environment.flags`; may raise
+        `RuntimeError`."""
         return {}
 
     # the type: precision
@@ -136,12 +138,12 @@ class Backend:
 
     @staticmethod
     def tf32_switches() -> list[tuple[Any, str]]:
-        """Objects and names of the attributes that allow TF32 where they are True."""
+        """Pairs of object and attribute name; the attribute allows TF32 if it is True."""
         return []
 
     @staticmethod
     def fp32_precision_owners() -> list[Any]:
-        """Objects with PyTorch's newer switch `fp32_precision`; those that this PyTorch lacks are left out."""
+        """Objects with PyTorch's newer flag `fp32_precision`, as far as this PyTorch has them."""
         return []
 
     # the type: work in flight
@@ -152,16 +154,16 @@ class Backend:
 
     @staticmethod
     def release_memory() -> None:
-        """Give cached memory back, and begin torch's own peak anew."""
+        """Return cached memory to the device, and reset torch's own peak."""
 
     @staticmethod
     def capturing() -> bool:
-        """Whether what this thread launches goes into a graph that is replayed later. Called at every hook."""
+        """Whether this thread is capturing a graph that is replayed later. Called at every hook."""
         return False
 
     @staticmethod
     def kernels() -> dict[str, Kernel]:
-        """Kernels for its tensors, by their names in `stats.dispatch.KERNELS`; plain torch does what is missing."""
+        """Kernels for its tensors, by their names in `stats.dispatch.KERNELS`; plain torch replaces missing ones."""
         return {}
 
     # the type: random numbers
@@ -173,16 +175,17 @@ class Backend:
 
     @staticmethod
     def set_random_states(states: Sequence[torch.Tensor]) -> None:
-        """Take up what `random_states` returned."""
+        """Restore the states that `random_states` returned."""
 
     # the device
 
     def clock(self) -> Clock:
-        """What times phases: by default the host's clock, which does not see what is still queued on the device."""
+        """The clock for phases: by default the host's, which does not include work that is still queued on the
+        device."""
         return HostClock()
 
     def selected(self) -> AbstractContextManager[Any]:
-        """While this context lasts the device is the current one."""
+        """Make the device the current one within this context."""
         return nullcontext()
 
     def current_stream(self) -> Any:
@@ -195,33 +198,34 @@ class Backend:
     def copy_to_host(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Event | None]:
         """The values of all parts as one float64 vector on the host, and the event after which it may be read.
 
-        Parts on other devices may be among them. By default each is waited for.
+        Parts may be on other devices. The default waits for each.
         """
         return torch.cat([part.detach().cpu().reshape(-1).to(torch.float64) for part in parts]), None
 
     def fork_random(self) -> AbstractContextManager[None]:
-        """Random number generators are afterwards as before; by default the host's alone."""
+        """Restore random number generators afterwards; by default only the host's."""
         return torch.random.fork_rng(devices=[])
 
     def memory_bytes(self) -> tuple[int | None, int | None]:
-        """Allocated by torch now, and at most so far."""
+        """Bytes allocated by torch now, and their peak so far."""
         return None, None
 
     def read_allocator(self) -> Allocated:
-        """What is allocated now, and the highest since the last reading; `memory_bytes` keeps the true peak."""
+        """Memory allocated now, and its peak since the last reading; `memory_bytes` still returns the true peak."""
         return Allocated()
 
     def forget_readings(self) -> None:
-        """The peaks that `read_allocator` has read count no more in `memory_bytes`."""
+        """Exclude the peaks that `read_allocator` has read from `memory_bytes`."""
 
     def forget_peaks(self) -> None:
-        """Find the highest use anew, for a process that trains once more. torch's own peak is left alone."""
+        """Restart the tracking of the peak, for a process that trains again. torch's own peak stays unchanged."""
         self.forget_readings()
 
     def limit_memory(self, limit_bytes: int) -> None:
-        """Let this process take no more. Raises `RunError` where that cannot be done."""
+        """Limit the memory of this process. Raises `RunError` if the device has no such limit."""
         raise RunError(f"limit_bytes={limit_bytes} cannot be kept to on {self.device}; leave the limit out")
 
     def sample_source(self) -> SampleSource | None:
-        """What is sampled while the device works; None for nothing. Raises `SampleError` with the reason."""
+        """The source of device samples; None if the type has none. Raises `SampleError` with the reason if it cannot be
+        used."""
         raise SampleError(f"nothing is known here that samples a device of type {self.device.type}")

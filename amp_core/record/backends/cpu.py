@@ -11,7 +11,7 @@ from amp_core.record.backends.base import Allocated, Backend, Kernel
 
 
 class Cpu(Backend):
-    """The host itself: nothing is queued, and tensors are at hand."""
+    """The host itself: nothing is queued, and tensors can be read at once."""
 
     type = "cpu"
     has_float64 = True
@@ -23,36 +23,43 @@ class Cpu(Backend):
 
     @staticmethod
     def count() -> int:
-        """The host is one device."""
+        """One: the host."""
         return 1
 
     @staticmethod
     def fp32_precision_owners() -> list[Any]:
-        """Those of oneDNN."""
+        """The backends of oneDNN."""
         owners = (getattr(torch.backends.mkldnn, op, None) for op in ("matmul", "conv", "rnn"))
         return [owner for owner in owners if hasattr(owner, "fp32_precision")]
 
     @staticmethod
     def kernels() -> dict[str, Kernel]:
-        """Those of numba."""
+        """The numba kernels."""
+        from amp_core.record.stats.numba.blocks import distances_cpu
         from amp_core.record.stats.numba.channels import channels_cpu
         from amp_core.record.stats.numba.measure import PassingTensors, measure_cpu
         from amp_core.record.stats.numba.norm_kernel import norms_cpu
 
-        return {"measure": measure_cpu, "channels": channels_cpu, "norms": norms_cpu, "passing": PassingTensors}
+        return {
+            "measure": measure_cpu,
+            "channels": channels_cpu,
+            "norms": norms_cpu,
+            "passing": PassingTensors,
+            "blocks": distances_cpu,
+        }
 
     def memory_bytes(self) -> tuple[int, int]:
-        """The resident set of this process, and the largest that was seen."""
+        """The resident set of this process, and its largest reading so far."""
         now = resident_bytes()
         self._peak = max(self._peak, now)
         return now, self._peak
 
     def read_allocator(self) -> Allocated:
-        """The resident set: nothing counts allocations."""
+        """The resident set; allocations are not counted on a CPU."""
         return Allocated(allocated_bytes=resident_bytes())
 
     def forget_peaks(self) -> None:
-        """Find the largest resident set anew."""
+        """Restart the tracking of the largest resident set."""
         self._peak = 0
 
     def sample_source(self) -> None:
@@ -69,7 +76,8 @@ def resident_bytes() -> int:
 
 @functools.cache
 def _statm(pid: int) -> int | None:
-    """This process's memory in pages, where there is such a file (Linux). It stays open: opening it takes longest."""
+    """The file with this process's memory in pages; None if there is none (not Linux). It stays open, because
+    opening it takes longest."""
     try:
         return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -164,7 +164,7 @@ class Cuda(Backend):
     def copy_to_host(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Event | None]:
         """One copy to pinned memory on this device's current stream, which nobody waits for."""
         flat = [part.reshape(-1).to(torch.float64) for part in parts]
-        whole = torch.cat([part.to(self.device, non_blocking=True) for part in flat])
+        whole = torch.cat([part.to(flat[0].device, non_blocking=True) for part in flat])
         host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=True)
         host.copy_(whole, non_blocking=True)
         event = torch.cuda.Event()

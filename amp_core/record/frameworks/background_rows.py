@@ -38,7 +38,7 @@ class BackgroundRows:
             time.sleep(0.001)
 
     def finish(self) -> None:
-        """Wait until all attempts are sent, for at most `JOIN_TIMEOUT_S`. Twice is harmless."""
+        """Wait until all attempts are sent, for at most `JOIN_TIMEOUT_S`. A second call does nothing."""
         self._waiting.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_TIMEOUT_S)

@@ -48,7 +48,7 @@ class Watching:
             self.recorder.mirror(tracker)
 
     def mirror(self, tracker: Any) -> None:
-        """Mirror every training to come to `tracker`, and the present one from now on: `Recorder.mirror`."""
+        """Mirror every training to come to `tracker`, and the current one from now on: `Recorder.mirror`."""
         self._trackers.append(tracker)
         if self.recorder is not None and not self.recorder.writer.closed:
             self.recorder.mirror(tracker)
@@ -65,7 +65,7 @@ class Watching:
             writer.update_head(results=dict(writer.head.results) | numbers)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the run, as failed or stopped if `error` ended the training. Twice is harmless."""
+        """End the run, as failed or stopped if `error` ended the training. A second call does nothing."""
         if self.recorder is not None:
             self.recorder.close(*(shutdown.describe(type(error), error) if error is not None else ()))
 
@@ -74,3 +74,19 @@ def _number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value) if value.numel() == 1 else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+class Watched:
+    """What the callbacks of frameworks offer beside the framework's own methods."""
+
+    _watching: Watching
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The present or last training's recorder."""
+        return self._watching.recorder
+
+    def mirror(self, tracker: Any) -> None:
+        """Send the headline numbers of every step to `tracker` too, of trainings to come as well: a run of wandb, or
+        anything with `log(dict, step=)`. As `Recorder.mirror`."""
+        self._watching.mirror(tracker)

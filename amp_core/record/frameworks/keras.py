@@ -65,9 +65,9 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._unseen = False
         self._trackers: list[Any] = []
         self._optimizers: list[Any] = []
-        self._samples: Any = None  # of the present batch
+        self._samples: Any = None  # of the current batch
         self._loss: Any = None  # since the last step of an optimizer
-        self._before: Seen | None = None  # with XLA, which hides steps: the state before the present one
+        self._before: Seen | None = None  # with XLA, which hides steps: the state before the current one
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin the run, and patch the optimizers."""

@@ -102,7 +102,7 @@ class KerasRun:
         self._step = 0
         self._given_up = False  # watching failed too often
         self._optimizers = len(optimizers)
-        self._stepped: set[int] = set()  # optimizers that have stepped in the present step
+        self._stepped: set[int] = set()  # optimizers that have stepped in the current step
         self._batches = 0
         self._sees_forward = False  # whether `enter` is called before a batch's forward
         measure_together([torch.zeros(1)])  # compiles at its first use

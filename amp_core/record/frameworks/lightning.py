@@ -12,9 +12,8 @@ optimization with several optimizers.
 import os
 from typing import Any
 
-from amp_core.record.frameworks.callback import Watching
+from amp_core.record.frameworks.callback import Watched, Watching
 from amp_core.record.frameworks.requirements import needing
-from amp_core.record.recorder import Recorder
 
 with needing("lightning"):
     import lightning
@@ -24,7 +23,7 @@ REQUESTED = {"16": "fp16", "bf16": "bf16"}
 """Recipe by the first part of `Trainer(precision=…)`."""
 
 
-class WatchCallback(Callback):  # type: ignore[misc, unused-ignore]
+class WatchCallback(Watched, Callback):  # type: ignore[misc, unused-ignore]
     """Records each `fit` of a Trainer into `into`, further ones into `into`-2, `into`-3, …
 
     Args:
@@ -38,16 +37,6 @@ class WatchCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._watching = Watching(into, every, options)
         self._evaluated: set[str] = set()  # names of metrics that come from validation
         self._others: set[str] = set()
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """The present or last training's recorder."""
-        return self._watching.recorder
-
-    def mirror(self, tracker: Any) -> None:
-        """Send the headline numbers of every step to `tracker` too, of trainings to come as well: a run of wandb, or
-        anything with `log(dict, step=)`. As `Recorder.mirror`."""
-        self._watching.mirror(tracker)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Everything is prepared: begin the run."""

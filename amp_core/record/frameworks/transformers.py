@@ -15,11 +15,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from amp_core.record.frameworks.callback import Watching
+from amp_core.record.frameworks.callback import Watched, Watching
 from amp_core.record.frameworks.requirements import needing
 from amp_core.record.model.frames import local_variables
 from amp_core.record.model.modules import is_compiled
-from amp_core.record.recorder import Recorder
 from amp_core.record.torch_internals.patches import Patches
 
 with needing("transformers"):
@@ -29,7 +28,7 @@ TIMES = ("_runtime", "_per_second")
 """Suffixes of evaluation metrics that are durations or rates, not results."""
 
 
-class WatchCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
+class WatchCallback(Watched, transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Records each training of a Trainer into `into`, further ones into `into`-2, `into`-3, …
 
     Args:
@@ -44,16 +43,6 @@ class WatchCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-
     def __init__(self, into: str | os.PathLike[str], every: int = 10, **options: Any) -> None:
         self._watching = Watching(into, every, options)
         self._guards = Patches()
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """The present or last training's recorder."""
-        return self._watching.recorder
-
-    def mirror(self, tracker: Any) -> None:
-        """Send the headline numbers of every step to `tracker` too, of trainings to come as well: a run of wandb, or
-        anything with `log(dict, step=)`. As `Recorder.mirror`."""
-        self._watching.mirror(tracker)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer was created: from now on an exception in its `train` ends the run."""

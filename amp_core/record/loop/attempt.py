@@ -107,7 +107,7 @@ class Attempt:
 
     @property
     def grad_norm(self) -> float | None:
-        """The 2-norm of all gradients together, without the loss scale; None where it is not known."""
+        """The 2-norm of all gradients together, without the loss scale; None if it is not known."""
         if (
             self._grad_norm is None
         ):  # functools.cached_property takes a lock in Python 3.11, which would cost time in each step

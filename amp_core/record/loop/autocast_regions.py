@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import autocast
 
-from amp_core.record.environment import recipe_found
+from amp_core.record.environment import recipe_in_use
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals.patches import Patches
 from amp_core.store.writer import RunWriter
@@ -102,5 +102,5 @@ class PrecisionDetector:
         self.autocast_dtype = autocast_dtype
         dtype = dtype_name(autocast_dtype) if autocast_dtype is not None else None
         config = {"device": str(self._device), **self._given, "autocast_dtype": dtype}
-        config.setdefault("precision", recipe_found(self._model, self._optimizers, self._scaler, dtype, self._device))
+        config.setdefault("precision", recipe_in_use(self._model, self._optimizers, self._scaler, dtype, self._device))
         self._writer.update_head(config=dict(self._writer.head.config) | config)

@@ -156,7 +156,7 @@ class Hooks:
             self._writer.event("warning", name="not recorded", detail=UNSEEN, step=self._steps.number)
 
     def remove(self) -> None:
-        """Remove every hook and restore every patched method. Twice is harmless."""
+        """Remove every hook and restore every patched method. A second call does nothing."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

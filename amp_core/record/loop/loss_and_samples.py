@@ -53,7 +53,7 @@ class Scaled:
 
 @dataclass
 class _Backward:
-    """The present call of `backward` or `grad`."""
+    """The current call of `backward` or `grad`."""
 
     loss: torch.Tensor | None = None
     """What it differentiates; None if that is not a single number."""
@@ -74,7 +74,7 @@ class _Backward:
 
 
 class LossAndSamples:
-    """Loss and samples of the present step. `parameters` returns those of the model."""
+    """Loss and samples of the current step. `parameters` returns those of the model."""
 
     def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]]) -> None:
         self._parameters = parameters
@@ -120,7 +120,7 @@ class LossAndSamples:
         self._samples[module] = self._samples.get(module, 0) + samples
 
     def hooked(self, output: torch.Tensor) -> Call:
-        """A hook on `output` of the present forward reports its backward. It must pass the result to `reached`."""
+        """A hook on `output` of the current forward reports its backward. It must pass the result to `reached`."""
         self._hooked = True
         self._outputs = [*(held for held in self._outputs if held() is not None), weakref.ref(output)]
         return self._present

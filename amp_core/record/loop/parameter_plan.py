@@ -29,7 +29,7 @@ class ParameterPlan:
         self._names: list[str] = []
 
     def gradients(self) -> tuple[list[str], list[torch.Tensor]]:
-        """Names and tensors of the present gradients, in the order of the groups, as backward left them. The caller
+        """Names and tensors of the current gradients, in the order of the groups, as backward left them. The caller
         must not modify the lists."""
         self._update()
         grads = list(map(_grad, self._parameters))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from amp_core.record.loop.attempt import Attempt
 from amp_core.record.loop.calibration import Calibration
 from amp_core.record.loop.rows import event_rows, step_row, tensor_rows
-from amp_core.record.loop.sampling import Sampling
+from amp_core.record.loop.sampling import LEFT_OUT, Sampling
 from amp_core.record.step_phases import Phases
 from amp_core.store.writer import RunWriter
 
@@ -42,13 +42,13 @@ class RowWriter:
     def send(self, attempts: Iterable[Attempt]) -> None:
         """Nothing more will be added to these attempts."""
         self._take(attempts)
-        self._write(wait=len(self._waiting) > MAX_WAITING)
+        self._write(MAX_WAITING)
 
     def empty(self, attempts: Iterable[Attempt] = ()) -> None:
         """Send these last attempts, wait for the numbers still on the device, and write them."""
         try:
             self._take(attempts)
-            self._write(wait=True)
+            self._write(0)
         except RuntimeError as error:  # the device failed: its pending numbers are lost, which an event reports
             lost = len(self._waiting)
             detail = f"the last {lost} steps stayed on it: {error}"
@@ -61,8 +61,9 @@ class RowWriter:
             self._waiting.append(attempt)
             attempt.send()
 
-    def _write(self, wait: bool) -> None:
-        while self._waiting and self._waiting[0].transfer.ready(wait):
+    def _write(self, max_waiting: int) -> None:
+        """Write the steps whose numbers have arrived, and wait for the oldest while more than so many are pending."""
+        while self._waiting and self._waiting[0].transfer.ready(wait=len(self._waiting) > max_waiting):
             attempt = self._waiting.popleft()
             clocked = self._phases.totals(attempt.spans)
             row = step_row(attempt, self.calibration.corrected(attempt.optimizer, attempt.sort, clocked))
@@ -78,6 +79,6 @@ class RowWriter:
             if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:
                 change = f"every {before} → every {self._sampling.interval} steps, to keep to the budget"
                 self._writer.event("phase change", name="sampling interval", detail=change, step=attempt.step)
-            if self._sampling.lean and not was_lean:
-                change = "the first module with a non-finite output is named a step later, to keep to the budget"
+            if self._sampling.lean > was_lean:
+                change = f"{LEFT_OUT[was_lean]}, to keep to the budget"
                 self._writer.event("phase change", name="hooks", detail=change, step=attempt.step)

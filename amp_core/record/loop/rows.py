@@ -57,7 +57,8 @@ def tensor_rows(attempt: Attempt) -> dict[str, Any]:
         capped, histograms = unpack_together(attempt.packed("capped"), [dtype for _, dtype in attempt.capped])
         places = {name: i for i, (name, _) in enumerate(attempt.capped)}
         at = np.array([places.get(name, -1) if kind == "weight_grad" else -1 for name, kind, _ in keys])
-        rows["capped_min"] = pa.array(capped["exp_min"][at], mask=at < 0)
+        lowest = np.ascontiguousarray(capped["exp_min"][at], np.int64)
+        rows["capped_min"] = pa.Array.from_buffers(pa.int64(), len(at), [_validity(at >= 0), pa.py_buffer(lowest)])
         rows["capped_counts"] = _lists(histograms.take(at[at >= 0]), at >= 0)
     same = ("numel", "zero", "subnormal", "normal", "inf", "nan", "absmax", "rms", "exp_min", "absmin", "abs_sum")
     return rows | {column: columns[column] for column in same}
@@ -88,15 +89,20 @@ def _texts(values: tuple[str, ...]) -> pa.Array:
 
 
 def _lists(histograms: Histograms, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """A column of exponent counts, null where `there` is False; without `there` nowhere."""
+    """A column of exponent counts, null if `there` is False; without `there` nowhere."""
     lengths, valid = histograms.lengths, None
     if there is not None:
         lengths = np.zeros(len(there), np.int64)
         lengths[there] = histograms.lengths
-        valid = pa.py_buffer(np.packbits(there, bitorder="little"))
+        valid = _validity(there)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     items = pa.Array.from_buffers(pa.int64(), len(histograms.counts), [None, pa.py_buffer(histograms.counts)])
     return pa.Array.from_buffers(pa.list_(pa.int64()), len(lengths), [valid, pa.py_buffer(offsets)], children=[items])
+
+
+def _validity(there: npt.NDArray[np.bool_]) -> pa.Buffer:
+    """One bit per row, set where it has a value. With `pa.array`, the training process would import pandas."""
+    return pa.py_buffer(np.packbits(there, bitorder="little"))
 
 
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:

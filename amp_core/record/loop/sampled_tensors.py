@@ -6,8 +6,7 @@ import torch
 
 from amp_core.record.loop.attempt import Attempt
 from amp_core.record.model.parameters import has_values, local_values
-from amp_core.record.stats.channels import ChannelLargest
-from amp_core.record.stats.layout import dtype_name, key_of, measurable, packed_length
+from amp_core.record.stats.layout import Cap, dtype_name, key_of, measurable, packed_length
 from amp_core.record.stats.measure import measure_together
 from amp_core.record.stats.module_outputs import Outputs
 
@@ -46,13 +45,13 @@ class Tensors:
         kind: str,
         tensors: list[tuple[str, torch.Tensor]],
         attempt: Attempt,
-        largest: Mapping[str, ChannelLargest],
+        cap_of: Mapping[str, Callable[[torch.Tensor], Cap | None]],
     ) -> None:
         chosen = [pair for pair in tensors if self._wanted(pair[0]) and measurable(pair[1])]
         for device in {tensor.device: None for _, tensor in chosen}:
             here = [pair for pair in chosen if pair[1].device == device]
             named = [(name, dtype_name(tensor.dtype)) for name, tensor in here]
-            caps = [largest[name].cap_for(tensor) if name in largest else None for name, tensor in here]
+            caps = [cap_of[name](tensor) if name in cap_of else None for name, tensor in here]
             packed = measure_together([tensor for _, tensor in here], caps)
             capped = [one for one, cap in zip(named, caps, strict=True) if cap is not None]
             if capped:

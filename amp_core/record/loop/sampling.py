@@ -3,7 +3,7 @@
 >>> sampling = Sampling(every=10, budget=0.03)
 >>> sampling.due(step)                      # the same answer however often it is called for a step
 >>> sampling.learn(sampled=True, step_ms=52.0, watch_ms=4.0)
-40                                          # the interval was stretched; None where it stays
+40                                          # the interval was stretched; None if it stays
 """
 
 from collections import deque
@@ -16,6 +16,12 @@ MIN_SAMPLED = 2
 MAX_STRETCH = 2**10
 """The interval is at most `every` times this."""
 
+LEFT_OUT = (
+    "the first module with a non-finite output is named a step later",
+    "norms of gradients, and names of non-finite ones, are known of sampled steps alone",
+)
+"""What steps that are not sampled do without, one after the other, where they exceed the budget by themselves."""
+
 
 class Sampling:
     """Sampled steps begin with step 0. With a `budget`, the share (0–1) of a step's time that watching may take on
@@ -24,15 +30,16 @@ class Sampling:
 
     def __init__(self, every: int, budget: float | None = None) -> None:
         self.interval = every
-        self.lean = False
-        """Whether steps that are not sampled exceed the budget by themselves. From then on they run with as few hooks
-        as possible."""
+        self.lean = 0
+        """How much is left out of steps that are not sampled, because they exceed the budget by themselves: how many of
+        `LEFT_OUT`."""
         self._every = every
         self._budget = budget
         self._next = 0
         self._last: int | None = None
         self._sampled: deque[float] = deque(maxlen=REMEMBERED)  # watch_ms of sampled steps
         self._others: deque[float] = deque(maxlen=REMEMBERED)  # and of the others
+        self._alike = 0  # others since `lean` last changed
         self._wrote = False  # the step before was a sampled one
         self._bare: deque[float] = deque(maxlen=4 * REMEMBERED)  # step_ms without watching
 
@@ -54,9 +61,11 @@ class Sampling:
             self._sampled[-1] += max(0.0, watch_ms - (median(self._others) if self._others else 0.0))
         else:
             self._others.append(watch_ms)
+            self._alike += 1
         self._wrote = sampled
-        if len(self._others) == REMEMBERED and self._spare(self._budget) <= 0:
-            self.lean = True
+        if self._alike >= REMEMBERED and self.lean < len(LEFT_OUT) and self._spare(self._budget) <= 0:
+            self.lean += 1
+            self._alike = 0
         if len(self._sampled) < MIN_SAMPLED:
             return None
         wanted = self._wanted(self._budget)

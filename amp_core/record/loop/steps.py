@@ -24,7 +24,7 @@ from amp_core.record.loop.loss_and_samples import LossAndSamples
 from amp_core.record.loop.parameter_plan import ParameterPlan
 from amp_core.record.loop.row_writer import RowWriter
 from amp_core.record.loop.sampled_tensors import Tensors
-from amp_core.record.loop.sampling import Sampling
+from amp_core.record.loop.sampling import LEFT_OUT, Sampling
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.parameters import device_of, learning_rate, local_values, named_parameters, unwrapped
@@ -106,7 +106,7 @@ class Steps:
         self.names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self.device = device_of(model)
         self.number = writer.earlier.next_step if writer.earlier is not None else 0
-        """The number of the present step, as in `steps.step`."""
+        """The number of the current step, as in `steps.step`."""
         self.auditing = False
         """Whether the present forwards and backwards belong to an audit."""
         self.repeating = False
@@ -129,14 +129,14 @@ class Steps:
         self._scaler = scaler
         self._sampling = sampling
         self._tensors = Tensors(self.names, kinds, wanted, self.outputs)
-        self._observers = Observers(writer, observers, self._at_own_work)
+        self._observers = Observers(writer, observers, self._at_own_work, self.phases.watching)
         if self._observers.wants("phase_entered"):
             self.phases.changed = functools.partial(self._observers.notify, "phase_entered")
         self._plans = [ParameterPlan(o, self.names, f"optimizer{i}") for i, o in enumerate(optimizers)]
-        self._bare = False  # whether the present step is run with as few hooks as possible
-        self._began = False  # whether the present step has begun
+        self._bare = False  # whether the current step is run with as few hooks as possible
+        self._began = False  # whether the current step has begun
         self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
-        self._stepped: set[int] = set()  # optimizers that have stepped in the present step
+        self._stepped: set[int] = set()  # optimizers that have stepped in the current step
         self._replaced: set[int] = set()  # optimizers that others have replaced
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients measured, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last one
@@ -152,7 +152,7 @@ class Steps:
         self._most_backwards = 0  # of one step
         self._may_report_no_steps = True
         self._last_loss = self.number - 1  # the last step that has a loss
-        self._loss_missing = False  # whether the present steps have none, as an event has reported
+        self._loss_missing = False  # whether the current steps have none, as an event has reported
         self._loss_warnings = 0
 
     def index(self, optimizer: Any) -> int | None:
@@ -208,7 +208,7 @@ class Steps:
         self._scaler = scaler
 
     def adopt(self, scaler: Any) -> None:
-        """Use a scaler that `watch` was not given, and that is about to scale the loss of the present step."""
+        """Use a scaler that `watch` was not given, and that is about to scale the loss of the current step."""
         self.use(scaler)
         self.precision.adopt(scaler)
         with self.phases.watching():
@@ -220,7 +220,7 @@ class Steps:
 
     @property
     def last(self) -> int:
-        """The number of the last attempted step while it can still be logged to, else of the present one."""
+        """The number of the last attempted step while it can still be logged to, else of the current one."""
         return self._pending[-1].step if self._pending else self.number
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -238,7 +238,7 @@ class Steps:
         if not self._began:
             self._began = True
             bare = not self.may_be_sampled() and self.row_writer.calibration.wants_bare(self.number)
-            self._bare = self._observers.begin(self.number, bare or self._sampling.lean)
+            self._bare = self._observers.begin(self.number, bare or self._sampling.lean > 0)
 
     def observe(self, index: int) -> Attempt:
         """Measure the gradients of optimizer `index`, once per attempt, as backward leaves them."""
@@ -256,18 +256,20 @@ class Steps:
         if scaling.is_active(self._scaler):
             attempt.put("loss_scale", scaling.scale(self._scaler))
             attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
+        if attempt.sampled or self._sampling.lean < len(LEFT_OUT):
+            self._measure(attempt, index)
+        self._open[index] = attempt
+        return attempt
+
+    def _measure(self, attempt: Attempt, index: int) -> None:
+        """Measure the gradients of an optimizer: one by one in a sampled step, else their norms alone."""
         attempt.gradients, grads = self._plans[index].gradients()
         plain = None if attempt.sampled or not grads else norms_of_plain(grads)
         if plain is not None:
             attempt.norm_order = range(len(grads))
             attempt.put("norms", plain)
-        elif grads or attempt.sampled:
-            self._measure(attempt, optimizer, list(map(local_values, grads)))
-        self._open[index] = attempt
-        return attempt
-
-    def _measure(self, attempt: Attempt, optimizer: torch.optim.Optimizer, grads: list[torch.Tensor]) -> None:
-        """Measure gradients: one by one in a sampled step, else their norms alone."""
+            return
+        grads = list(map(local_values, grads))
         if any(grad.is_meta for grad in grads):
             valued = [(name, grad) for name, grad in zip(attempt.gradients, grads, strict=True) if not grad.is_meta]
             attempt.gradients, grads = [name for name, _ in valued], [grad for _, grad in valued]
@@ -276,7 +278,7 @@ class Steps:
             # Gradients that the loop itself unscaled no longer have the factor of the output gradients.
             alike = attempt.scaled == scaling.is_active(self._scaler)
             named = list(zip(attempt.gradients, grads, strict=True))
-            self._tensors.sample(attempt, optimizer, named, alike=alike)
+            self._tensors.sample(attempt, self.optimizers[index], named, alike=alike)
             self._report_fallbacks()
         if grads and not attempt.all_measured:
             values, attempt.norm_order = norms(grads)
@@ -379,7 +381,7 @@ class Steps:
         return self._sampling.due(self.number) or any(interval <= steps < 2 * interval for steps in waited)
 
     def _due(self, index: int) -> bool:
-        """Whether the gradients of optimizer `index` are measured tensor by tensor in the present step.
+        """Whether the gradients of optimizer `index` are measured tensor by tensor in the current step.
 
         Where optimizers take turns, each in a step of its own, every tenth step may always belong to the same one: an
         optimizer that was not measured for an interval is measured too.

@@ -36,7 +36,7 @@ def _table(module: torch.nn.Module, name: str) -> Any:
 
 
 def parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """The parameter that is registered in `module` under `name`; None where there is none."""
+    """The parameter that is registered in `module` under `name`; None if there is none."""
     table = _table(module, "_parameters")
     if type(table) is dict:  # another class may define its own `get`
         return table.get(name)
@@ -44,7 +44,7 @@ def parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 
 def child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
-    """The child that is registered in `module` under `name`; None where there is none."""
+    """The child that is registered in `module` under `name`; None if there is none."""
     return next((c for n, c in _table(module, "_modules").items() if n == name), None)
 
 

@@ -51,7 +51,7 @@ def still_scaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
 
 
 def settings(scaler: Any) -> dict[str, Any] | None:
-    """The settings of a scaler for the head of the run; None where there is none."""
+    """The settings of a scaler for the head of the run; None if there is none."""
     if scaler is None:
         return None
     if not scaler.is_enabled():

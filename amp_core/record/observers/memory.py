@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import graph
 
 from amp_core.record.backends import backend_of
 from amp_core.record.model import own
@@ -64,6 +65,8 @@ class MemoryWatch(Observer):
         self._step: int | None = None
         self._phase = "forward"
         self._handles: list[Any] = []
+        self._to_hook: list[tuple[torch.Tensor, Callable[..., None]]] = []
+        self._on_nodes: list[Any] = []
         self._rows: list[dict[str, Any]] = []
         self._held: dict[str, int] = {}
         self._gradients: dict[int, int] = {}
@@ -110,6 +113,7 @@ class MemoryWatch(Observer):
         self._phase = "forward"  # also if another module than the watched one was called
         self._transition("backward begins")
         self._phase = "backward"
+        self._attach_to_gradients()
 
     def backward_ended(self) -> None:
         self._transition("backward ends")
@@ -149,14 +153,31 @@ class MemoryWatch(Observer):
         trained = [(n, p) for n, p in named if p.requires_grad and p.is_leaf]
         stride = max(1, -(-len(trained) // MAX_GRADIENTS))
         for i, (name, parameter) in enumerate(trained):
-            hook = self._after_gradient(name if i % stride == 0 or i == len(trained) - 1 else None)
-            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            hook = self._after_gradient(parameter, name if i % stride == 0 or i == len(trained) - 1 else None)
+            if hasattr(parameter, "to_local"):  # FSDP2 gives its sharded parameters their gradients itself
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            else:
+                self._to_hook.append((parameter, hook))
+
+    def _attach_to_gradients(self) -> None:
+        """Hook the nodes that accumulate gradients in the backward that begins. A hook on a parameter would leave
+        autograd something to call in every later backward, even once it is removed."""
+        self._detach_from_gradients()
+        for parameter, hook in self._to_hook:
+            node = graph.get_gradient_edge(parameter).node
+            self._on_nodes.append(node.register_hook(hook))
+
+    def _detach_from_gradients(self) -> None:
+        for handle in self._on_nodes:
+            handle.remove()
+        self._on_nodes = []
 
     def _detach(self) -> None:
         self._saved.stop()
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._to_hook = [], []
+        self._detach_from_gradients()
 
     def _leave(self) -> None:
         self._detach()
@@ -171,8 +192,8 @@ class MemoryWatch(Observer):
 
         return hook
 
-    def _after_gradient(self, name: str | None) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
+    def _after_gradient(self, parameter: torch.Tensor, name: str | None) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
             self._safely(lambda: self._gradient(parameter, name))
 
         return hook

@@ -17,7 +17,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from amp_core.hardware.host import cpu_name
-from amp_core.record.backends import accelerators
+from amp_core.record.backends import accelerators, backend_of
+from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import named_modules, unwrapped
 from amp_core.record.observer import Observer
@@ -92,6 +93,9 @@ class ProfileWindow(Observer):
             if backend.profiler_activity is not None:
                 activities.append(backend.profiler_activity)
                 backend.synchronize()  # otherwise kernels of the step before would run within the window
+        for device in {parameter.device for parameter in own.parameters(self._model)}:  # not only on the current one
+            with backend_of(device).selected():
+                backend_of(device).synchronize()
         profiler = profile(activities=activities, record_shapes=True)
         try:
             profiler.prepare_trace()

@@ -128,7 +128,7 @@ class Regions:
         self._patches = Patches()
 
     def attach(self) -> None:
-        """Track from now on, starting with the present state."""
+        """Track from now on, starting with the current state."""
         self._main = threading.get_ident()
         self._stacks[self._main] = [self._read()]
         self._patches.wrap(autocast, "__enter__", self._around_enter)

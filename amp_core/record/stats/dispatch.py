@@ -1,9 +1,9 @@
 """Chooses how a statistic is computed: by a kernel of the device's backend, or by plain torch.
 
-    >>> by_kernel("channels", "cpu", grad, count, inner)     # None: plain torch has to do it
+    >>> by_kernel("channels", "cpu", grad, count, inner)     # None: no kernel; use plain torch
 
-Kernels come from `Backend.kernels()`. Where they cannot be imported, or one fails (those of CUDA are compiled on first
-use), plain torch gives the same numbers, but slower; `fallbacks` holds the reason, and an event of each
+Kernels come from `Backend.kernels()`. If they cannot be imported, or one fails (those of CUDA are compiled on first
+use), plain torch computes the same numbers, more slowly; `fallbacks` holds the reason, and an event of each
 run reports it.
 """
 
@@ -15,9 +15,9 @@ import torch
 from amp_core.record.backends import BACKENDS
 from amp_core.record.backends.base import Backend, Kernel
 
-KERNELS = ("measure", "channels", "norms", "passing", "outputs")
+KERNELS = ("measure", "channels", "norms", "passing", "outputs", "blocks")
 """`measure.measure_together`, `channels.channel_largest` and `norms.norms`, each without its checks, what makes
-`measure.passing_tensors`, and `measure.measure_together` with `channels.channel_maxima` at once."""
+`measure.passing_tensors`, `measure.measure_together` with `channels.channel_maxima` at once, and `blocks.distances`."""
 
 fallbacks: dict[str, str] = {}
 """By device type: why plain torch measures there."""
@@ -28,7 +28,7 @@ log = logging.getLogger("amp_core")
 
 
 def kernel_of(name: str, device_type: str) -> Kernel | None:
-    """The kernel of that name; None where there is none."""
+    """The kernel of that name; None if there is none."""
     kernels = _kernels.get(device_type)
     if kernels is None:
         kernels = _kernels[device_type] = _import_kernels(device_type)
@@ -36,7 +36,7 @@ def kernel_of(name: str, device_type: str) -> Kernel | None:
 
 
 def by_kernel(name: str, device_type: str, *args: Any) -> torch.Tensor | None:
-    """What the kernel of that name returns; None if plain torch has to compute it."""
+    """The result of the kernel of that name; None if plain torch has to compute it."""
     kernel = kernel_of(name, device_type)
     if kernel is None:
         return None
@@ -45,7 +45,7 @@ def by_kernel(name: str, device_type: str, *args: Any) -> torch.Tensor | None:
     except Exception as error:
         if not BACKENDS.get(device_type, Backend).may_lack_kernels or isinstance(error, torch.OutOfMemoryError):
             raise
-        _kernels[device_type].pop(name, None)  # another thread may have been here before
+        _kernels[device_type].pop(name, None)  # another thread may have imported them already
         _fall_back(device_type, error)
         return None
     return result

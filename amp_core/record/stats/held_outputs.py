@@ -117,7 +117,7 @@ class HeldOutputs:
                 other = wanted[at[0]]
                 into = at[0] if other.channels == channels and other.grad.dtype == values.dtype else None
             elif before is not None and before.present and before.fits(one.grad, layer.channel):
-                into = before.values.to(torch.float32)
+                into = before.held.to(torch.float32) if isinstance(before.held, torch.Tensor) else None
             places[layer.weight] = len(wanted), layer
             wanted.append(ChannelMax(values, channels, inner, into))
         return wanted, places

@@ -5,8 +5,8 @@
     >>> transfer.send()
     >>> transfer.ready() and transfer.value("loss")
 
-The backend of the device copies. On CUDA the copy goes to pinned memory on the current stream, and the host does not
-wait for it: a transfer is ready when its event has passed. Values that are on the host are ready at once.
+The backend of the device does the copy. On CUDA it goes to pinned memory on the current stream, and the host does not
+wait: a transfer is ready once its event has passed. Values on the host are ready at once.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,14 @@ class HostTransfer:
 
     def __init__(self) -> None:
         self._here: dict[str, float | npt.NDArray[np.float64]] = {}
-        self._parts: dict[str, torch.Tensor] = {}  # elsewhere, until they are sent
+        self._parts: dict[str, torch.Tensor] = {}  # on other devices, until they are sent
         self._slices: dict[str, slice] = {}
         self._host: torch.Tensor | None = None
         self._numbers: npt.NDArray[np.float64] | None = None
         self._event: Event | None = None
 
     def put(self, key: str, value: torch.Tensor | float) -> None:
-        """Add a number, or a tensor of any shape that must not change any more: clone tensors that the training
-        continues to use."""
+        """Add a number, or a tensor of any shape. Clone tensors that the training may still modify."""
         if not isinstance(value, torch.Tensor):
             self._here[key] = value
         elif not value.is_cpu:
@@ -83,7 +82,7 @@ class HostTransfer:
         return np.concatenate([self.values(key) for key in keys])
 
     def value(self, key: str) -> float | None:
-        """The one number of that name; None if nothing was put under it."""
+        """The single number of that name; None if there is none."""
         here = self._here.get(key)
         if here is None and key not in self._slices:
             return None

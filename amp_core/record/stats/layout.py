@@ -1,4 +1,4 @@
-"""What is measured on a tensor, and how it is packed: the layout that all three implementations share."""
+"""The measurements of a tensor and their packed layout, which all three implementations share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,19 +15,17 @@ from amp_core.formats import FORMAT_OF_DTYPE
 class Cap(NamedTuple):
     """The value at flat index i of a tensor counts as at most `largest[i // inner % len(largest)]`, which is >= 0.
 
-    `largest` is of the tensor's dtype, or float32 with values of that dtype. A NaN in it caps nothing, and neither does
-    anything cap a NaN.
+    `largest` is of the tensor's dtype, or float32 with values of that dtype. A NaN in it caps nothing, and a NaN in the
+    tensor is not capped.
     """
 
     largest: torch.Tensor
     inner: int
 
-    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`largest` repeated to the number of values of `tensor`, flat."""
-        if not tensor.numel():
-            return self.largest[:0]
-        times = tensor.numel() // (len(self.largest) * self.inner)
-        return self.largest.repeat_interleave(self.inner).repeat(times)
+    def of(self, start: int, stop: int) -> torch.Tensor:
+        """The caps of the values at flat indices from `start` to `stop`."""
+        indices = torch.arange(start, stop, device=self.largest.device)
+        return self.largest[indices // self.inner % len(self.largest)]
 
 
 LEADING = 7
@@ -53,7 +51,7 @@ class Histograms(NamedTuple):
     """How many each tensor has; 0 for one that has no finite nonzero values."""
 
     def take(self, places: npt.NDArray[np.int64]) -> "Histograms":
-        """Those of the tensors at `places`, in that order."""
+        """The histograms of the tensors at `places`, in that order."""
         lengths = self.lengths[places]
         starts = (np.cumsum(self.lengths) - self.lengths)[places]
         shift = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
@@ -61,13 +59,13 @@ class Histograms(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Histograms"]) -> "Histograms":
-        """Those of all parts, one part after another."""
+        """The histograms of all parts, one part after another."""
         return cls(np.concatenate([p.counts for p in parts]), np.concatenate([p.lengths for p in parts]))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on one tensor; the columns of `tensors` of the same names."""
+    """The measurements of one tensor, named like the columns of `tensors`."""
 
     numel: int
     zero: int
@@ -91,21 +89,21 @@ def _is_known(dtype: torch.dtype) -> bool:
 
 
 def measurable(tensor: torch.Tensor) -> bool:
-    """Whether `measure` takes the tensor: real, floating point, of a format it knows, and with values (not meta)."""
+    """Whether `measure` accepts the tensor: real, floating point, of a known format, and with values (not meta)."""
     return _is_known(tensor.dtype) and not tensor.is_meta
 
 
 def unpack(packed: npt.NDArray[np.float64], dtype: str) -> Measured:
-    """Read what `measure` packed of a tensor of `dtype` (a name such as `float16`), once it is on the host."""
+    """Decode the packed vector of a tensor of `dtype` (a name such as `float16`), once it is on the host."""
     columns, histograms = unpack_together(packed, [dtype])
     numbers = {name: values[0].item() for name, values in columns.items()}
     return Measured(**numbers, exp_counts=histograms.counts)
 
 
 def unpack_together(packed: npt.NDArray[np.float64], dtypes: Sequence[str]) -> tuple[dict[str, Column], Histograms]:
-    """Read packed vectors that stand one after another; `dtypes` names each one's dtype.
+    """Decode concatenated packed vectors; `dtypes` names the dtype of each.
 
-    Returns the columns of `Measured` but the last, with a value per vector, and the last of all.
+    Returns the columns of `Measured` except the last, with a value per vector, and the histograms of all vectors.
     """
     if len(set(dtypes)) > 1:
         return _unpack_mixed(packed, dtypes)
@@ -113,7 +111,7 @@ def unpack_together(packed: npt.NDArray[np.float64], dtypes: Sequence[str]) -> t
     rows = packed.reshape(len(dtypes), LEADING + form.powers_of_two)
     zero, inf, nan = rows[:, :3].T.astype(np.int64)
     absmax, absmin, abs_sum, sq_sum = rows[:, 3:LEADING].T
-    # Of the 277 exponents of FP32 a step has some thirty: only columns from the lowest to the highest are gone through.
+    # A step has some thirty of the 277 exponents of FP32: read only the columns from the lowest to the highest.
     present = np.flatnonzero(rows[:, LEADING:].max(axis=0))
     low, high = (int(present[0]), int(present[-1]) + 1) if len(present) else (0, 1)
     counts = rows[:, LEADING + low : LEADING + high].astype(np.int64)
@@ -159,7 +157,7 @@ def _unpack_mixed(packed: npt.NDArray[np.float64], dtypes: Sequence[str]) -> tup
 
 
 def joined(parts: Sequence[tuple[dict[str, Column], Histograms]]) -> tuple[dict[str, Column], Histograms]:
-    """What `unpack_together` returned of several tensors, as if it had been given all of them."""
+    """Join several results of `unpack_together` as if one call had decoded all vectors."""
     if len(parts) == 1:
         return parts[0]
     columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
@@ -167,7 +165,7 @@ def joined(parts: Sequence[tuple[dict[str, Column], Histograms]]) -> tuple[dict[
 
 
 def merged(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Two packed vectors of the same dtype as if their tensors had been one."""
+    """The packed vector of two tensors of the same dtype as if they were one."""
     both = one + other
     both[3] = max(one[3], other[3])
     both[4] = min(one[4] or np.inf, other[4] or np.inf) if one[4] or other[4] else 0.0
@@ -182,7 +180,7 @@ def packed_size(dtype: torch.dtype) -> int:
 
 @cache
 def packed_length(dtype: str) -> int:
-    """The same by the dtype's name, such as `float16`."""
+    """`packed_size` by the dtype's name, such as `float16`."""
     return LEADING + FORMAT_OF_DTYPE[dtype].powers_of_two
 
 
@@ -194,14 +192,19 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @lru_cache(maxsize=2**16)
 def key_of(name: str, kind: str, dtype: str) -> Key:
-    """The same object for the same tensor at every step: new ones by the thousand start Python's garbage collector."""
+    """The same object for the same tensor at every step: thousands of new ones would trigger Python's garbage
+    collector."""
     return name, kind, dtype
 
 
 def in_one_row(tensor: torch.Tensor) -> torch.Tensor:
-    """The values without gaps, in whatever order; a copy only where they do not lie so."""
+    """The values as one row, in any order; a copy only if they have gaps in memory."""
     if tensor.is_contiguous():
         return tensor
     tensor = tensor.detach()
-    by_stride = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-    return by_stride.contiguous()  # a transposed or channels-last tensor is contiguous that way
+    return tensor.permute(by_stride(tensor)).contiguous()  # a transposed or channels-last one is contiguous that way
+
+
+def by_stride(tensor: torch.Tensor) -> list[int]:
+    """The dimensions of `tensor`, from the largest stride to the smallest."""
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

@@ -1,4 +1,4 @@
-"""One specification of what is measured on a tensor, and the plain torch implementation of it.
+"""The statistics of a tensor: their specification, and the call that computes them with the best kernel there is.
 
     >>> packed = measure([torch.tensor([0.0, 1.5, -3.0, float("inf")])])
     >>> unpack(packed[0].numpy(), "float32")
@@ -9,9 +9,9 @@ and the sum of squares of finite magnitudes, and the number of finite nonzero va
 floor(log2|x|), subnormals included. Subnormal and normal follow from the exponents, since each dtype's limit between
 the two is a power of two. Values narrower than 32 bits are widened first, which is exact.
 
-Results stay on the tensor's device, packed as float64 (counts are exact up to 2^53), so that a step's statistics come
-over in one copy. `dispatch` chooses the kernel: numba's for CPU tensors, those in CUDA C++ for CUDA tensors, plain
-torch where there is none.
+Results stay on the tensor's device, packed as float64 (counts are exact up to 2^53), so that one copy brings all of a
+step's statistics to the host. `dispatch` chooses the kernel: numba for CPU tensors, CUDA C++ for CUDA tensors, else
+plain torch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ import torch
 
 from amp_core.record.stats.dispatch import by_kernel, kernel_of
 from amp_core.record.stats.layout import Cap, packed_size
-from amp_core.record.stats.plain import capped, measure_plain
+from amp_core.record.stats.plain import measure_plain
 
 if TYPE_CHECKING:
     from amp_core.record.stats.numba.measure import PassingTensors
@@ -43,18 +43,18 @@ def measure(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
-    """What `measure` returns for tensors of one device, as one vector: the packed vectors one after another.
+    """The packed vectors of tensors of one device, concatenated.
 
-    `caps` has a cap or None for each tensor, of its dtype. For those with one a second packed vector follows behind
-    all others, of which only the exponent counts are set: those of magnitudes that are at most what the cap says.
+    `caps` has a cap of the tensor's dtype, or None, for each tensor. After all of these follows a second packed vector
+    for each tensor with a cap, with only the exponent counts set: those of the capped magnitudes.
     """
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
     measured = by_kernel("measure", tensors[0].device.type, tensors, caps)
     if measured is not None:
         return measured
-    limited = [capped(t, cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
-    return torch.cat([measure_plain(t) for t in [*tensors, *limited]])
+    limited = [measure_plain(t, cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
+    return torch.cat([*map(measure_plain, tensors), *limited])
 
 
 def compile_ahead(devices: Iterable[torch.device]) -> None:
@@ -66,6 +66,6 @@ def compile_ahead(devices: Iterable[torch.device]) -> None:
 
 
 def passing_tensors(device: str) -> "PassingTensors | None":
-    """What measures small tensors one at a time on that kind of device; None where nothing is quicker at it."""
+    """The fast path for small tensors that come one at a time on that type of device; None if it has none."""
     make = kernel_of("passing", device)
     return make() if make is not None else None

@@ -1,16 +1,17 @@
 """Measures module outputs and their gradients: the kinds `activation` and `output_grad`.
 
-Modules are listened to only during a sampled step. A module's output tensors get tensor hooks of their own, so
-in-place modules, reused modules, nested, dict and dataclass outputs all work. Each tensor is measured the moment it
-passes, and nothing is kept alive; only output gradients on a GPU wait for others, of 64 MiB together: see
-`held_outputs`.
+Modules have hooks only during a sampled step. Each output tensor gets its own tensor hook, so in-place modules, reused
+modules, and nested, dict and dataclass outputs all work. Each tensor is measured as it passes, and none is kept alive,
+except output gradients on a GPU: they are measured together, and at most 64 MiB of them are held; see `held_outputs`.
 
-Watched are the modules that compute: those without children, and those with parameters of their own.
+Measured modules are those that compute: without children, or with parameters of their own.
 
-Of linear and convolutional layers the largest output gradient of each channel is kept for a moment too: see `channels`.
+For linear and convolutional layers, the largest output gradient of each channel is kept until the step's caps are read:
+see `channels`.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ import torch
 from amp_core.record.model import own
 from amp_core.record.model.modules import computes, tensors_in
 from amp_core.record.model.parameters import named_modules, real_values
-from amp_core.record.stats.channels import ChannelLargest, Pool, channel_of
+from amp_core.record.stats.channels import ChannelLargest, Row, Rows, cap_for, channel_of
 from amp_core.record.stats.held_outputs import HeldOutputs, LayerChannel
-from amp_core.record.stats.layout import Key, dtype_name, key_of, measurable
+from amp_core.record.stats.layout import Cap, Key, dtype_name, key_of, measurable
 from amp_core.record.stats.measure import measure_together, passing_tensors
 from amp_core.record.step_phases import Phases
 from amp_core.record.torch_internals.compiling import untraced
@@ -60,11 +61,11 @@ class Outputs:
         self._passing_keys: list[Key] = []
         self._measured: dict[torch.device, Packed] = {}  # tensors that `_passing` does not take
         self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
-        self._pool = Pool()
+        self._rows = Rows()
         self._held: dict[torch.device, HeldOutputs] = {}
 
     def attach(self) -> None:
-        """Measure outputs and their gradients from now on."""
+        """Attach to the modules: measure outputs and their gradients from now on."""
         if self._kinds and not self._on:
             self._forget_largest()
             self._on = True
@@ -98,15 +99,23 @@ class Outputs:
             held.forget()
         self.take()
 
-    def caps(self, names: Mapping[int, str]) -> dict[str, ChannelLargest]:
-        """The largest output gradients of this step by channel, by the name of the weight.
-
-        `names` has the names of parameters by their ids.
+    def caps(self, names: Mapping[int, str]) -> dict[str, Callable[[torch.Tensor], Cap | None]]:
+        """By the name of the weight: what gives the cap for its gradient, from the largest output gradients of this
+        step by channel. `names` has the names of parameters by their ids.
         """
         for held in self._held.values():
             held.finish()
+        values = self._rows.all_values()
+        present = ((names[i], one) for i, one in self._largest.items() if one.present and i in names)
         return {
-            names[weight]: largest for weight, largest in self._largest.items() if largest.present and weight in names
+            name: partial(
+                cap_for,
+                largest=values[one.held.dtype][one.held.index] if isinstance(one.held, Row) else one.held,
+                row=one.row,
+                dims=one.dims,
+                dtype=one.dtype,
+            )
+            for name, one in present
         }
 
     def _listener(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
@@ -114,8 +123,8 @@ class Outputs:
             if not torch.is_grad_enabled() or self._paused():
                 return
             if self._alone and type(output) is torch.Tensor and output.dtype in PASSING:
-                if output.requires_grad:
-                    self._attach_quickly(output, name, on_grad)
+                if output.requires_grad and not output.is_meta:
+                    self._on_tensors.attach(output, name, on_grad)
                 return
             with self._phases.watching():
                 for leaf in tensors_in(output):
@@ -127,35 +136,24 @@ class Outputs:
 
         return after_forward
 
-    def _attach_quickly(self, output: torch.Tensor, name: str, on_grad: Callable[[torch.Tensor], None]) -> None:
-        began = self._phases.clock.mark()
-        try:
-            if not output.is_meta:
-                self._on_tensors.attach(output, name, on_grad)
-        except Exception as error:
-            self._phases.report(error)
-        self._phases.watched_since(began)
-
     def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
         channels = channel_of(module)
 
         @untraced
         def hook(grad: torch.Tensor) -> None:
             if self._quick and grad.is_cpu:
-                began, done = self._phases.clock.mark(), True
                 try:
-                    done = self._add_quickly(name, module, grad, channels)
+                    if self._add_quickly(name, module, grad, channels):
+                        return
                 except Exception as error:
                     self._phases.report(error)
-                self._phases.watched_since(began)
-                if done:
                     return
             with self._phases.watching():
                 if measurable(real_values(grad)) and not self._hold(name, module, grad, channels):
                     self._measure(name, "output_grad", grad)
                     largest = self._largest_for(module, grad, channels)
                     if largest is not None and channels is not None:
-                        largest.take_in(grad, channels[0] + grad.dim())
+                        largest.take_in(grad, channels[0] + grad.dim(), self._rows)
 
         return hook
 
@@ -167,11 +165,12 @@ class Outputs:
         dtype = grad.dtype
         if dtype not in PASSING or self._passing is None:
             return False
-        largest = self._largest_for(module, grad, channels) if channels is not None else None
-        if largest is None or channels is None:
+        largest = self._largest_for(module, grad, channels)
+        if largest is None or channels is None or not isinstance(largest.held, Row):
             done = self._passing.add(grad)
         else:
-            done = self._passing.add(grad, *largest.place(grad, channels[0] + grad.dim()))
+            inner = grad.shape[grad.dim() + channels[0] + 1 :].numel()
+            done = self._passing.add(grad, largest.held.count, inner, largest.held.address)
             largest.present = largest.present or done
         if done:
             self._passing_keys.append(key_of(name, "output_grad", dtype_name(dtype)))
@@ -215,21 +214,17 @@ class Outputs:
         known = self._largest.get(id(weight))
         if known is None or not known.fits(grad, channel):
             count = grad.shape[channel]
-            empty = (
-                self._pool.take(count, grad.dtype)
-                if grad.is_cpu
-                else torch.zeros(count, dtype=grad.dtype, device=grad.device)
-            )
-            known = self._largest[id(weight)] = ChannelLargest(empty, channels[1], weight.dim())
+            held = self._rows.add(count, grad.dtype) if grad.is_cpu else grad.new_zeros(count)
+            known = self._largest[id(weight)] = ChannelLargest(held, channels[1], weight.dim(), grad.dtype)
         return known
 
     def _forget_largest(self) -> None:
         """Those of an earlier step, but for the memory of those that may come again."""
         if all(largest.present for largest in self._largest.values()):
-            self._pool.clear()
+            self._rows.clear()
         else:  # shapes change, or not every layer is used
-            self._largest.clear()
-            self._pool = Pool()
+            self._largest.clear()  # `HeldOutputs` holds it too
+            self._rows = Rows()
         for largest in self._largest.values():
             largest.present = False
 

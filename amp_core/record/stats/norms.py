@@ -30,7 +30,8 @@ def norms_of_plain(grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-    """The 2-norm of each gradient as one vector on the first one's device, and which gradient each entry is of.
+    """The 2-norm of each gradient, as one vector on the first one's device, and the index of the gradient of each
+    entry.
 
     One call of a kernel does for all where they are on one device, and on a CPU in FP32. Else gradients of one device
     and dtype come together: a norm each, and one stacking of them, whatever their number. The tensors are real and

@@ -72,7 +72,7 @@ def untraced(look: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def within_compiled() -> bool:
-    """Whether the loop called the present `untraced` function from within compiled code.
+    """Whether the loop called the current `untraced` function from within compiled code.
 
     Changes of dispatch modes do not last there: compiled code restores the modes that it started with.
     """
@@ -80,7 +80,7 @@ def within_compiled() -> bool:
 
 
 def _in_one_graph() -> bool:
-    """Whether the present graph may not be broken. dynamo calls this and treats the result as a constant."""
+    """Whether the current graph may not be broken. dynamo calls this and treats the result as a constant."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:

@@ -24,6 +24,7 @@ from torch.compiler import is_compiling
 from torch.fx import _symbolic_trace
 
 from amp_core.record.model.own import without_torch_function
+from amp_core.record.step_phases import called, calling
 from amp_core.record.torch_internals.compiling import not_compiled
 from amp_core.record.torch_internals.patches import Patches
 
@@ -36,7 +37,7 @@ _patched: dict[type, tuple[Patches, list[int]]] = {}
 
 
 class Handle:
-    """Removes its listener. Twice is harmless."""
+    """Removes its listener. A second call does nothing."""
 
     def __init__(self, listened: "_Listened", listener: Any, always: bool | None) -> None:
         self._listened: _Listened | None = listened
@@ -130,12 +131,14 @@ class _Listened:
         if not _is_ordinary():
             return module._call_impl(*args, **kwargs)
         if self.before:
+            begun = calling()
             with without_torch_function():
                 for before in self.before:
                     try:
                         before(module, args, kwargs)
                     except Exception as error:
                         self._fail(before, None, error)
+            called(begun)
         try:
             output = module._call_impl(*args, **kwargs)
         except BaseException:  # Ctrl-C too: a notebook goes on after it
@@ -145,6 +148,7 @@ class _Listened:
         return output
 
     def _notify(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
+        begun = calling()
         with without_torch_function():
             for after, always in self.after:
                 if always or not raised:
@@ -152,6 +156,7 @@ class _Listened:
                         after(module, args, kwargs, output)
                     except Exception as error:
                         self._fail(after, always, error)
+        called(begun)
 
     def _fail(self, listener: Any, always: bool | None, error: Exception) -> None:
         self.drop(listener, always)

@@ -1,4 +1,4 @@
-"""Hooks on optimizer steps that leave nothing in the optimizer.
+"""Hooks on optimizer steps that are not stored in the optimizer.
 
     handle = before_step(hook, of=optimizer)   # like `optimizer.register_step_pre_hook(hook)`
     handle = before_step(hook)                 # for every optimizer in the program
@@ -16,13 +16,14 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from amp_core.record.model.own import without_torch_function
+from amp_core.record.step_phases import called, calling
 from amp_core.record.torch_internals.compiling import untraced
 
 Hook = Callable[[torch.optim.Optimizer, Any, Any], Any]
 
 
 class Handle:
-    """Removes its hook. Twice is harmless."""
+    """Removes its hook. A second call does nothing."""
 
     def __init__(self, hooks: "_Hooks", hook: Hook, of: torch.optim.Optimizer | None) -> None:
         self._hooks = hooks
@@ -59,14 +60,16 @@ class _Hooks:
     @untraced
     def _call(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         changed = None
-        called: set[int] = set()
+        done: set[int] = set()
+        begun = calling()
         with without_torch_function():
             # A hook may add others: hooks of an optimizer that is adopted in this step already run in it.
-            while handle := next((h for h in self._handles if id(h) not in called and h.of in (None, optimizer)), None):
-                called.add(id(handle))
+            while handle := next((h for h in self._handles if id(h) not in done and h.of in (None, optimizer)), None):
+                done.add(id(handle))
                 result = handle.hook(optimizer, args, kwargs)
                 if result is not None:
                     changed = args, kwargs = result
+        called(begun)
         return changed
 
 

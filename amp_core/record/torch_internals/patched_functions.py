@@ -27,6 +27,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 
 from amp_core.record.model import own
+from amp_core.record.step_phases import called, calling
 from amp_core.record.torch_internals.compiling import not_compiled, untraced
 from amp_core.record.torch_internals.patches import Patches
 
@@ -120,6 +121,7 @@ class Shared:
         self, present: list[tuple[Any, Any]], entries: tuple[tuple[Any, Any], ...], of: tuple[Any, ...]
     ) -> None:
         args = of[0]
+        begun = calling()
         with own.without_torch_function():
             for entry in entries:
                 listener, whose = entry
@@ -133,6 +135,7 @@ class Shared:
                     self._restore_if_unused()
                     message = f"AMPscope no longer listens to {self._name}: {error!r}"
                     warnings.warn(message, RuntimeWarning, stacklevel=5)
+        called(begun)
 
 
 class _OwnMethod(Shared):
@@ -204,7 +207,7 @@ grouped_for_clipping = Shared(clip_grad, "_group_tensors_by_device_and_dtype")
 
 
 def clips_by_value() -> bool:
-    """Whether `clip_grad_value_` made the present call; for listeners of `grouped_for_clipping`."""
+    """Whether `clip_grad_value_` made the current call; for listeners of `grouped_for_clipping`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != clip_grad.__name__:
         frame = frame.f_back

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from amp_core.record.model.own import without_torch_function
+from amp_core.record.step_phases import called, calling
 
 MIN_TO_PRUNE = 64
 """Tables that are kept before those of freed tensors are removed."""
@@ -41,8 +42,10 @@ class _Hook:
         self.on_grad = on_grad
 
     def __call__(self, grad: torch.Tensor) -> None:
+        begun = calling()
         with without_torch_function():
             self.on_grad(grad)
+        called(begun)
 
 
 class TensorHooks:

@@ -25,6 +25,8 @@ MAX_DEPTH = 2
 def reachable_copies(named: Mapping[str, torch.Tensor], frame: FrameType | None) -> list[dict[str, torch.Tensor]]:
     """Copies of the parameters `named` that are reachable from a loop at `frame`: from a local variable of it or of its
     callers, a global, or an attribute of a caller's `self`. Each by names of the parameters."""
+    if not named:
+        return []
     copies: dict[int, dict[str, torch.Tensor]] = {}
     seen: dict[int, Any] = {}  # kept alive, so that ids are not reused
     while frame is not None:

@@ -6,10 +6,10 @@
     >>> run.of_tensor("weight_grad", "head.weight", ["step", "absmax"]).num_rows
     10000
 
-Of `tensors` whole sampled steps are kept: the first, the last, some between them at equal distances, and, so that no
-spike disappears, those with the most infinities, NaNs, subnormal values and zeros and the largest magnitude, and up to
-`MAX_BAD` with any value that is not finite. Where they lie follows from the statistics in the files'
-footers; the rest is not read. A live run's new step costs the same however long the run is.
+An extract keeps whole sampled steps of `tensors`: the first, the last, and some between them at equal distances. So
+that no spike disappears, it also keeps the steps with the most infinities, NaNs, subnormal values and zeros, those with
+the largest magnitude, and up to `MAX_BAD` steps with a non-finite value. The statistics in the files' footers locate
+them; the rest is not read. A live run's new step costs the same however long the run is.
 
 All other tables are whole: a million steps take 22 columns of eight bytes each.
 """
@@ -63,7 +63,7 @@ def open_extract(
 
 
 class Extract(Run):
-    """A run of which `tensors` is read in part, where it is large."""
+    """A run whose `tensors` are read in part where there are many."""
 
     def __init__(self, folder: Path, most_rows: int = MAX_ROWS) -> None:
         super().__init__(FolderSource(folder))
@@ -76,7 +76,7 @@ class Extract(Run):
         self._extract: pa.Table | None = None
         self._lock = threading.RLock()
         self.sampled_steps: int | None = None
-        """Number of sampled steps where `tensors` holds only some of them; None where it holds all."""
+        """Number of sampled steps where `tensors` holds only some of them; None if it holds all."""
 
     def table(self, name: str) -> pa.Table:
         with self._lock:
@@ -91,7 +91,7 @@ class Extract(Run):
             return super()._frame(name)
 
     def _matching(self, name: str, where: pc.Expression) -> pa.Table:
-        return self.table(name).filter(where)  # of the steps that the extract holds, as all of it
+        return self.table(name).filter(where)  # like all else here: the steps that the extract holds
 
     def thinned(self, steps: Sequence[int]) -> "Extract":
         """See `Run.thinned`."""
@@ -101,7 +101,7 @@ class Extract(Run):
         return few
 
     def snapshot(self) -> "Extract":
-        """A copy that shares what was read so far; a `refresh` of one changes nothing in the other."""
+        """A copy that shares the rows read so far; `refresh` of one does not change the other."""
         with self._lock:
             other = copy.copy(self)
             other._lock = threading.RLock()
@@ -111,7 +111,7 @@ class Extract(Run):
             return other
 
     def forget(self) -> None:
-        """Free everything that was read; later requests read the files again."""
+        """Free all rows; later requests read the files again."""
         with self._lock:
             for name, value in list(vars(self).items()):
                 if isinstance(value, dict):
@@ -161,7 +161,7 @@ class Extract(Run):
         return table if is_ordered(table, keys) else table.sort_by([(k, "ascending") for k in keys])
 
     def _list_segments(self) -> None:
-        """Update the list of segments; forget rows of files that are gone."""
+        """Update the list of segments; free the rows of files that no longer exist."""
         listed = self._source.segments("tensors")
         for stem in [stem for stem in (*self._sealed, *self._open) if stem not in listed]:
             self._sealed.pop(stem, None)
@@ -171,7 +171,7 @@ class Extract(Run):
                 self._take_sealed(stem, file)
             elif stem not in self._open or self._open[stem].file != file:
                 read = self._source.read(file, TENSORS, self._open.get(stem))
-                if read.file.name.endswith(".parquet"):  # sealed since it was listed
+                if read.file.name.endswith(".parquet"):  # sealed after it was listed
                     self._take_sealed(stem, read.file)
                 else:
                     if read.table is not None:
@@ -199,18 +199,18 @@ class Extract(Run):
         return np.unique(every[np.isfinite(every)]).astype(np.int64)
 
     def _chosen(self, steps: np.ndarray, rows: int) -> np.ndarray:
-        """The steps to keep. Distances double as a run grows, so that most of what was kept stays."""
-        room = max(4, self._most * len(steps) // rows)
-        stride = 1 << max(0, int(np.ceil(np.log2(len(steps) / room))))
+        """The steps to keep. Their distance doubles as a run grows, so that most steps that were kept stay."""
+        budget = max(4, self._most * len(steps) // rows)
+        stride = 1 << max(0, int(np.ceil(np.log2(len(steps) / budget))))
         spaced = np.unique([int(steps[0]), int(steps[-1]), *steps[::stride].tolist()])
         firsts = np.array([g.first for s in self._sealed.values() for g in s.groups], dtype=np.int64)
-        if len(firsts) >= room:  # the first step of a group is read without the rest of it
+        if len(firsts) >= budget:  # the first step of a group is read without the rest of it
             near = firsts[np.clip(np.searchsorted(firsts, spaced[1:-1], side="right") - 1, 0, len(firsts) - 1)]
             spaced = np.unique([spaced[0], *near.tolist(), spaced[-1]])
         return np.unique([*spaced.tolist(), *self._extreme()]).astype(np.int64)
 
     def _extreme(self) -> set[int]:
-        """The step at which each of `EXTREMES` is largest, and the first that holds anything not finite."""
+        """The steps at which the `EXTREMES` are largest, and up to `MAX_BAD` steps with non-finite values."""
         kept: set[int] = set()
         groups = [(s, g) for s in self._sealed.values() for g in s.groups]
         for column in EXTREMES:
@@ -224,17 +224,17 @@ class Extract(Run):
                     values = pc.fill_null(pc.cast(segment.table.column(column), "float64", safe=False), 0.0).to_numpy()
                     if np.nanmax(values, initial=0.0) > top:
                         kept.add(int(segment.table.column("step")[int(np.nanargmax(values))].as_py()))
-        bad: set[int] = set()
+        nonfinite: set[int] = set()
         for column in ("inf", "nan"):
             for sealed, group in groups:
-                if group.largest.get(column, 0.0) > 0 and len(bad) < MAX_BAD:
+                if group.largest.get(column, 0.0) > 0 and len(nonfinite) < MAX_BAD:
                     steps, values = sealed.values(group, "step", column)
-                    bad.update(steps[values > 0].astype(int).tolist())
+                    nonfinite.update(steps[values > 0].astype(int).tolist())
             for segment in self._open.values():
                 if segment.table is not None:
-                    held = segment.table.filter(pc.field(column) > 0).column("step")
-                    bad.update(pc.unique(held).to_pylist())
-        every = sorted(bad)
+                    nonfinite_rows = segment.table.filter(pc.field(column) > 0).column("step")
+                    nonfinite.update(pc.unique(nonfinite_rows).to_pylist())
+        every = sorted(nonfinite)
         kept.update(every[i] for i in np.linspace(0, len(every) - 1, min(MAX_BAD, len(every))).astype(int))
         return kept
 
@@ -248,10 +248,10 @@ class Extract(Run):
             known, table = self._kept.get(stem, (set(), None))
             if table is None or not wanted <= known:
                 known, table = wanted, sealed.at_steps(wanted)
-            elif 2 * len(wanted) <= len(known):  # distances have doubled since: give the others back
+            elif 2 * len(wanted) <= len(known):  # the distance has doubled since: free the other rows
                 known, table = wanted, table.filter(pc.is_in(table.column("step"), values))
             kept[stem] = known, table
-            # As a rule nothing but the last step has changed: the same rows are in one look after another.
+            # As a rule only the last step has changed: most requests return the same rows.
             tables.append(table if known == wanted else table.filter(pc.is_in(table.column("step"), values)))
         self._kept = kept
         live = [s.table for s in self._open.values() if s.table is not None]

@@ -1,4 +1,4 @@
-"""One sealed segment of `tensors`, read in parts: what its statistics say, single steps, single tensors.
+"""One sealed segment of `tensors`, read in parts: its statistics, single steps, single tensors.
 
 >>> sealed = SealedTensors(path, file)
 >>> sealed.rows, sealed.groups[0].first, sealed.groups[0].last        # from the footer alone
@@ -34,10 +34,10 @@ class Group:
 
 
 class SealedTensors:
-    """A Parquet file of `tensors` whose footer was read. Raises `RunError` where it is damaged."""
+    """A Parquet file of `tensors` whose footer was read. Raises `RunError` if it is damaged."""
 
     def __init__(self, path: Path, file: File) -> None:
-        import pyarrow.dataset  # here: runs without a sealed segment do not pay the 40 ms
+        import pyarrow.dataset  # imported here: runs without a sealed segment save 40 ms
         from pyarrow.fs import LocalFileSystem
 
         self.file = file
@@ -58,7 +58,7 @@ class SealedTensors:
         return np.unique(self.values(group, "step")[0])
 
     def values(self, group: Group, *columns: str) -> list[np.ndarray]:
-        """Some columns of a row group, as float64; null, and a column that is not there, as NaN."""
+        """Some columns of a row group, as float64; null values and missing columns are NaN."""
         there = [c for c in columns if c in self._columns]
         with DamageAsRunError(self.file.name):
             table = self._fragment.subset(row_group_ids=[group.index]).to_table(columns=there, use_threads=False)
@@ -90,9 +90,9 @@ class SealedTensors:
             return self._conformed(rows).select(columns)
 
     def _rows(self, group: Group, wanted: list[int]) -> pa.Table:
-        """Some rows at a time, so that a group of any size takes little memory."""
+        """Yield rows in small batches, so that a group of any size takes little memory."""
         file, chosen, parts = pq.ParquetFile(self._path, metadata=self._metadata), pa.array(wanted, pa.int64()), []
-        first_only = wanted == [group.first] and group.first < group.last  # reading may stop behind it
+        first_only = wanted == [group.first] and group.first < group.last  # callers may stop reading after it
         size = _FIRST_BATCH_ROWS if first_only else _BATCH_ROWS
         for batch in file.iter_batches(size, row_groups=[group.index], use_threads=False):
             parts.append(batch.filter(pc.is_in(pc.cast(batch.column("step"), pa.int64()), chosen)))
@@ -101,7 +101,7 @@ class SealedTensors:
         return pa.Table.from_batches(parts, file.schema_arrow)
 
     def _conformed(self, rows: pa.Table) -> pa.Table:
-        rows.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
+        rows.validate(full=True)  # text that is not UTF-8 would fail later, where it is shown
         return conform(rows, TENSORS, self.file.name)
 
     def _group(self, index: int) -> Group:
@@ -123,6 +123,6 @@ class SealedTensors:
 
 
 def refuse_null_steps(table: pa.Table) -> None:
-    """Raise `RunError` where rows do not say of which step they are."""
+    """Raise `RunError` if rows have no step number."""
     if "step" in table.column_names and table.column("step").null_count:
         raise RunError("tensors has rows without 'step'; every row needs it")

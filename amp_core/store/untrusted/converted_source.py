@@ -1,11 +1,11 @@
-"""Runs of unknown origin: a sandbox process converts each segment into a private file, which is then read as any other.
+"""Runs of unknown origin: a sandbox process converts each segment into a private file, which is read like any other.
 
     >>> source = ConvertedSource(FolderSource(Path("shared/runs/a")), sandbox)
     >>> source.read(file, TABLES["steps"], None).rows
     120
 
-Nothing but the sandbox process decodes what the run holds. A sealed segment is converted once, of a growing stream what
-is new. The private folder is removed with the source.
+Only the sandbox process decodes the run's files. A sealed segment is converted once, a growing stream batch by batch.
+The private folder is removed with the source.
 """
 
 import itertools
@@ -30,12 +30,13 @@ MAX_DISK_BYTES = 4 * 2**30
 
 
 def written_here(head: Head) -> bool:
-    """Whether a process of this machine wrote the run since the last boot: a head from elsewhere lacks the boot id."""
+    """Whether a process of this machine wrote the run since the last boot: the head of any other run has another boot
+    id."""
     return head.process.get("machine") == this_machine()
 
 
 class ConvertedSource:
-    """Another source, of which a sandbox decodes all segments."""
+    """Wraps a source; a sandbox decodes all its segments."""
 
     def __init__(self, source: Source, sandbox: Sandbox) -> None:
         self._source = source
@@ -65,7 +66,7 @@ class ConvertedSource:
         return self._source.fingerprint()
 
     def content(self, file: File, table: Table, start: int = 0) -> bytes | Path:
-        """The converted file of a sealed segment; of a stream its bytes from `start` on, as they are."""
+        """The converted file of a sealed segment; the unchanged bytes from `start` on of a stream."""
         if not file.name.endswith(".parquet"):
             return self._source.content(file, table, start)
         if file not in self._sealed:
@@ -80,7 +81,7 @@ class ConvertedSource:
         """Read a segment; rows that do not match `where` may be left out."""
         if file.name.endswith(".parquet"):
             return read_parquet(file, str(self.content(file, table)), table, before, where=where)
-        if before is not None and before.schema is None:  # a stream that is read whole each time
+        if before is not None and before.schema is None:  # a stream with dictionaries is read whole each time
             before = None
         start, schema = (before.offset, before.schema) if before is not None else (0, None)
         data, out = self.content(file, table, start), self._new_file()

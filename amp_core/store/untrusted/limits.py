@@ -1,11 +1,12 @@
-"""Limits of what an untrusted segment may decode to, checked before: a kilobyte may hold 2^31 equal values.
+"""Limits on the memory that an untrusted segment decodes to, checked before decoding: a kilobyte may hold 2^31 equal
+values.
 
     >>> table = read_bounded(pq.ParquetFile(source))        # raises ValueError instead of decoding too much
     >>> refuse_large(table)
 
-Texts are read as numbers of a dictionary and counted before they are expanded. The footer states how many values lists
-hold, the buffers of a compressed Arrow message how long they become. Where a footer lies, the memory of the
-sandbox process is limited.
+Strings are read dictionary-encoded, and their size is computed before they are expanded. The footer states how many
+values the lists hold; the buffers of a compressed Arrow message state their decompressed length. A footer may lie: then
+the memory limit of the sandbox process holds.
 """
 
 import struct
@@ -45,8 +46,8 @@ def read_bounded(reader: pq.ParquetFile, source: object, groups: list[int] | Non
 
 
 def _columns_of_text(reader: pq.ParquetFile, groups: list[int]) -> tuple[list[str], int]:
-    """Columns of text that are read as numbers of a dictionary, and how many rows to decode at a time. Refuses files
-    whose footer states too many values."""
+    """The string columns to read dictionary-encoded, and how many rows to decode at a time. Refuses files whose footer
+    states too many values."""
     metadata = reader.metadata
     leaves = [reader.schema.column(i) for i in range(metadata.num_columns)]
     rows = sum(metadata.row_group(g).num_rows for g in groups)
@@ -58,7 +59,7 @@ def _columns_of_text(reader: pq.ParquetFile, groups: list[int]) -> tuple[list[st
     reader.reader.scan_contents(nested, _SCANNED)
     chunks = [(i, metadata.row_group(g).column(i)) for g in groups for i in nested]
     _refuse_values(sum(c.num_values for _, c in chunks) + rows * (len(leaves) - len(nested)))
-    shared = {i for i, c in chunks if "DELTA_BYTE_ARRAY" in c.encodings}  # of which pyarrow makes no dictionary
+    shared = {i for i, c in chunks if "DELTA_BYTE_ARRAY" in c.encodings}  # pyarrow cannot read these dictionary-encoded
     texts = [leaves[i].path for i in nested if i not in shared and leaves[i].physical_type == "BYTE_ARRAY"]
     return texts, FEW_ROWS if shared else ROWS_AT_ONCE
 
@@ -69,21 +70,23 @@ def _refuse_values(values: int) -> None:
 
 
 def refuse_large(table: pa.Table, columns: int = 0) -> None:
-    """Raise `ValueError` where `table`, once nothing in it is shared, is too large; `columns` may be added to it."""
+    """Raise `ValueError` if `table` is too large once shared values are expanded and it has at least `columns`
+    columns."""
     _refuse_values(table.num_rows * max(table.num_columns, columns))
     if sum(decoded_bytes(batch) for batch in table.to_batches()) > MAX_BYTES:
         raise ValueError(f"it decodes to more than {MAX_BYTES / 2**30:.3g} GiB")
 
 
 def decoded_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes that the columns take where each value stands for itself. Raises `ValueError` as `refuse_large` does."""
+    """Bytes that the columns take once shared values are expanded. Raises `ValueError` as `refuse_large` does."""
     for column in batch.columns:
         _refuse_type(column.type)
     return sum(_decoded(column) for column in batch.columns)
 
 
 def _refuse_type(kind: pa.DataType) -> None:
-    """Views and run ends share values in ways that no writer of runs has, and values of a fixed size may be huge."""
+    """Raise `ValueError` for types that no run has: views and run-end encoding share values, and fixed-size values may
+    be huge."""
     if pa.types.is_dictionary(kind) or _is_list(kind):
         _refuse_type(kind.value_type)
     elif pa.types.is_struct(kind):
@@ -113,17 +116,17 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _is_text(kind: pa.DataType) -> bool:
     return any(
-        ask(kind)
-        for ask in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+        is_kind(kind)
+        for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     )
 
 
 def refuse_compressed(message: pa.Message) -> None:
-    """Raise `ValueError` where the buffers of a record batch say that they decompress to too much.
+    """Raise `ValueError` if the buffers of a record batch state that they decompress to too much.
 
-    Arrow columnar format, "Compression": each buffer begins with its length once decompressed, -1 where it is not
-    compressed. Of the flatbuffer, `Message` has the batch third; `RecordBatch` has its buffers third, and fourth how
-    they are compressed.
+    Arrow columnar format, "Compression": each buffer begins with its decompressed length, or -1 if it is not
+    compressed. In the flatbuffer, the third field of `Message` is the batch; the third of `RecordBatch` are its
+    buffers, the fourth is the compression.
     """
     data, body = memoryview(message.metadata), memoryview(message.body)
     try:
@@ -145,7 +148,7 @@ def refuse_compressed(message: pa.Message) -> None:
 
 
 def _slot(data: memoryview, table: int, number: int) -> int:
-    """Where the field of that number stands in a table of a flatbuffer; 0 where it has none."""
+    """The position of field `number` in a table of a flatbuffer; 0 if the field is absent."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     (size,) = struct.unpack_from("<H", data, vtable)
     if size < 6 + 2 * number:

@@ -4,9 +4,9 @@
     >>> sandbox.convert("shared/runs/a", file, "steps", path, Path("private/0.parquet"))
     Converted(decoded_bytes=46080, end=0, schema=None)
 
-Damaged Parquet files end the process that reads them (pyarrow 26), and small ones may claim to be huge. So the sandbox
-process decodes each segment, in bounded memory and time, and writes it anew (see `sandbox_process`). The process ends
-when it is idle for a while.
+Damaged Parquet files can crash the process that reads them (pyarrow 26), and small ones may claim to be huge. So the
+sandbox process decodes each segment, in bounded memory and time, and writes it to a new file (see `sandbox_process`).
+The process ends after it has been idle for a while.
 """
 
 import base64
@@ -56,7 +56,7 @@ class Sandbox:
     ) -> Converted:
         """Write the rows of a segment of `run` to `out`, in the promised columns.
 
-        `content` is its bytes, or its path where it is Parquet; with `schema`, the bytes follow in a stream of that
+        `content` is its path if it is Parquet, else its bytes; with `schema`, the bytes continue a stream of that
         schema. Raises `RunError`, and `FileNotFoundError` if the file has vanished.
         """
         start = bytes(schema.serialize()) if schema is not None else b""
@@ -87,9 +87,10 @@ class Sandbox:
             self._end()
 
     def _ask(self, line: bytes) -> dict[str, Any]:
-        """The reply of the process; empty where it died or took too long."""
+        """The reply of the process; empty if it died or took too long."""
         answer = self._answer(line) if self._child is not None else None
-        if answer is None:  # no process, or it ended when idle: retry in a new one, whose death is the segment's fault
+        # No process, or it ended when idle: retry in a new one; if that dies, the segment is at fault.
+        if answer is None:
             self._end()
             self._child = _start()
             answer = self._answer(line)
@@ -125,6 +126,6 @@ def _start() -> "subprocess.Popen[bytes]":
         [sys.executable, "-m", "amp_core.store.untrusted.sandbox_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # a death is reported in a sentence
+        stderr=subprocess.DEVNULL,  # the parent reports a crash in one sentence
         env=os.environ | python_path(),
     )

@@ -2,9 +2,9 @@
 
     python -m amp_core.store.untrusted.sandbox_process
 
-Each request on standard input is a line of JSON, followed by the schema of a stream that is read on with, and by the
-bytes of the segment where it lies in no folder. Each reply is a line of JSON: what was written, the sentence that
-refuses the segment, or that its file has vanished. The death of the process counts as a reply, too.
+Each request on standard input is a line of JSON, followed by the schema if the bytes continue a stream, and by the
+bytes of the segment unless they are in a file. Each reply is a line of JSON: the rows written, the sentence that
+refuses the segment, or that its file has vanished. A crash of the process counts as a refusal.
 """
 
 import base64
@@ -53,7 +53,7 @@ def convert(request: dict[str, Any], schema: bytes, data: bytes) -> dict[str, An
 
 
 def _convert_row_groups(path: str, file: File, table: Table, out: str) -> int:
-    """Convert a file of any length, of which an extract reads parts: the limits hold for each row group."""
+    """Convert a file of any length, for an extract, which reads parts of it: the limits apply per row group."""
     size, writer = 0, None
     try:
         with DamageAsRunError(file.name):
@@ -97,7 +97,7 @@ def answer(stdin: IO[bytes], stdout: IO[bytes]) -> None:
             reply = {"refused": str(error)}
         except FileNotFoundError:
             reply = {"vanished": True}
-        except (OSError, pa.ArrowException) as error:  # a full disk, a type that Parquet has not
+        except (OSError, pa.ArrowException) as error:  # a full disk, a type that Parquet does not have
             reply = {"refused": f"{request['name']} cannot be converted: {first_line(error)}"}
         except MemoryError:
             reply = {"refused": f"{request['name']} needs more than {MAX_MEMORY_GIB} GiB to read; no segment does"}

@@ -1,6 +1,6 @@
-"""Untrusted zip files, opened only where their directory is not too large to be read.
+"""Untrusted zip files, opened only if their directory is small enough to read.
 
-`zipfile` makes an object for each entry as it opens a file: a million of them, in 47 MB, take it seven seconds.
+`zipfile` makes an object per entry when it opens a file: a million entries, in 47 MB, take seven seconds.
 """
 
 import os
@@ -17,7 +17,7 @@ _TAIL = 22 + 65_535 + 20 + 56
 
 
 def open_zip(source: str | os.PathLike[str] | IO[bytes]) -> zipfile.ZipFile:
-    """A zip to be read. Raises what `zipfile.ZipFile` does, and `ValueError` where its directory is too large."""
+    """An opened zip. Raises the errors of `zipfile.ZipFile`, and `ValueError` if its directory is too large."""
     if isinstance(source, str | os.PathLike):
         with Path(source).open("rb") as file:
             size = _directory_bytes(file)
@@ -30,7 +30,7 @@ def open_zip(source: str | os.PathLike[str] | IO[bytes]) -> zipfile.ZipFile:
 
 
 def _directory_bytes(file: IO[bytes]) -> int:
-    """Size of the directory according to the end record, or that of zip64 where there is one, which stands before it
+    """Size of the directory according to the end record, or to the zip64 end record before it if there is one
     (APPNOTE.TXT 6.3.10, 4.3.14 to 4.3.16). 0 without such a record: then it is no zip, and `zipfile` reports that."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
     tail = file.read(_TAIL)

@@ -54,7 +54,7 @@ class Summary:
     loss_scale: float
     """Loss scale after the last step; 1 without a scaler."""
     results: Mapping[str, float]
-    """Held-out `eval_loss` (nats) and `eval_accuracy` (0 to 1); empty where not evaluated."""
+    """Held-out `eval_loss` (nats) and `eval_accuracy` (0 to 1); empty if not evaluated."""
 
 
 def train(
@@ -116,6 +116,7 @@ def train(
             level=level,
             profile=config.profile,
             trace_ops=config.trace_ops,
+            blocks=config.blocks,
             config=config.to_dict()
             | {"source": "train", "device": str(device), "data": dict(workload.data)}
             | dict(also or {}),
@@ -237,7 +238,7 @@ def scalar_loss(loss: Any, workload: str) -> torch.Tensor:
 
 
 def audit(precision: Precision, workload: Workload, model: torch.nn.Module, batch: Any, rec: Recorder) -> None:
-    """Record how the recipe changes the gradients of `batch`, at the present loss scale and without one."""
+    """Record how the recipe changes the gradients of `batch`, at the current loss scale and without one."""
 
     def loss() -> torch.Tensor:
         # A pure 16-bit model is replayed with FP32 weights and needs FP32 inputs.

@@ -11,9 +11,9 @@ from amp_core.train.workloads.digits import digits_workload
 class DigitsCNN(nn.Module):
     """Three 3×3 convolutions with batch norm, two poolings, one linear layer.
 
-    Smooth all through: ReLU and max pooling choose between values, and a value rounded to 16 bits in forward makes some
-    of them choose otherwise. Their gradients then differ from FP32's at every loss scale alike (a cosine of 0.997),
-    which would hide what the loss scale does.
+    All operations are smooth. ReLU and max pooling select values, and rounding to 16 bits in forward changes some
+    selections. Their gradients then differ from FP32's at every loss scale (a cosine of 0.997), which would hide the
+    effect of the loss scale.
     """
 
     def __init__(self, width: int, classes: int) -> None:

@@ -11,7 +11,8 @@ import streamlit as st
 from amp_core import Run
 from amp_core.hardware.gpus import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, join_words
 from amp_core.hardware.host import cpu_flags, cpu_name
-from amp_core.hardware.nvml import NvmlError, visible_gpus
+from amp_core.hardware.nvml import NvmlError
+from amp_core.hardware.usable_gpus import usable_gpus
 from amp_core.settings.training import RECIPES
 from pages.parts import words
 from pages.parts.start import devices
@@ -20,7 +21,7 @@ from pages.parts.start import devices
 @st.cache_data(ttl=60, show_spinner=False)
 def _gpus() -> list[Gpu]:
     try:
-        return [Gpu(gpu.name, gpu.capability) for gpu in visible_gpus()]
+        return [Gpu(gpu.name, gpu.capability) for gpu in usable_gpus()]
     except NvmlError:  # `devices.available` gives the reason
         return []
 

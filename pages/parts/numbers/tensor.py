@@ -171,10 +171,12 @@ def prepare(run: Run) -> None:
 def predictions(frames: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
     """The rows of `what_if` for this tensor as text."""
     rows = pd.concat([frame[frame["name"] == name] for frame in frames], ignore_index=True)
-    scales = zip(rows["format"], rows["log2_scale"], rows["own_log2_scale"], strict=True)
+    scales = zip(rows["format"], rows["log2_scale"], rows["own_scale"], strict=True)
     own = [
-        f"its own, {power_of_two(shift)}" if FORMATS[form].scaling.by == "tensor" else power_of_two(power)
-        for form, power, shift in scales
+        f"its own, {FORMATS[form].max_value:g} / amax = {scale:.3g}"
+        if FORMATS[form].scaling.by == "tensor"
+        else power_of_two(power)
+        for form, power, scale in scales
     ]
     shown = rows.assign(format=[FORMATS[f].label for f in rows["format"]], scale=own)
     return shown[list(COLUMNS)]

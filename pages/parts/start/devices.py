@@ -1,4 +1,4 @@
-"""The devices that a training process could use here, from the driver and the package list: torch is not imported."""
+"""The devices that a training process could use here. torch is asked in a process of its own, if at all."""
 
 import os
 import shutil
@@ -7,7 +7,8 @@ from importlib import metadata
 import psutil
 import streamlit as st
 
-from amp_core.hardware.nvml import NvmlError, visible_gpus
+from amp_core.hardware.nvml import NvmlError
+from amp_core.hardware.usable_gpus import usable_gpus
 from pages.parts import words
 
 Device = tuple[str, str]
@@ -24,7 +25,7 @@ def available() -> tuple[list[Device], str | None]:
     except metadata.PackageNotFoundError:
         return [cpu], "torch is not installed here"
     try:
-        names = [gpu.name for gpu in visible_gpus()]
+        names = [gpu.name for gpu in usable_gpus()]
     except NvmlError as error:
         return [cpu], str(error)
     if not names:
@@ -44,7 +45,7 @@ def memory_bytes(device: str) -> int | None:
         return int(psutil.virtual_memory().total)
     number = int(device.removeprefix("cuda:") or 0)
     try:
-        usable = visible_gpus()
+        usable = usable_gpus()
     except NvmlError:  # `available` gives the reason
         return None
     return usable[number].memory_bytes if number < len(usable) else None
@@ -62,7 +63,7 @@ def no_tf32(device: str | None) -> str | None:
     chosen = device or available()[0][0][0]
     if chosen.startswith("cuda"):
         try:
-            usable = visible_gpus()
+            usable = usable_gpus()
         except NvmlError:  # `available` gives the reason
             return None
         capability = next((gpu.capability for gpu in usable[int(chosen.partition(":")[2] or 0) :]), None)

@@ -33,7 +33,7 @@ def test_steady_runs_have_the_exact_ratio(tmp_path: Path) -> None:
     assert table.loc["fast", "warmup_steps"] == 10 and table.loc["fast", "timed_steps"] == 50
 
 
-def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says(tmp_path: Path) -> None:
+def test_the_interval_covers_the_true_ratio_at_about_its_nominal_rate(tmp_path: Path) -> None:
     covered = 0
     for seed in range(40):
         random = np.random.default_rng(seed)
@@ -41,10 +41,10 @@ def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says(tmp_path: 
         b = timed(tmp_path / f"b{seed}", 10 * np.exp(0.1 * random.standard_normal(110)))
         row = compare([a, b]).table.iloc[1]
         covered += row["speed_ratio_low"] <= 2.0 <= row["speed_ratio_high"]
-    assert 30 <= covered <= 40  # 95 % of 40, less what a bootstrap of ten blocks misses
+    assert 30 <= covered <= 40  # 95 % of 40, less the error of a bootstrap of ten blocks
 
 
-def test_no_difference_is_reported_only_if_one_would_show(tmp_path: Path) -> None:
+def test_no_difference_is_reported_only_if_there_are_enough_data(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     a = timed(tmp_path / "a", 20 + 0.2 * random.standard_normal(200))
     b = timed(tmp_path / "b", 20 + 0.2 * random.standard_normal(200))
@@ -61,7 +61,7 @@ def test_speed_is_per_sample(tmp_path: Path) -> None:
     assert compare([one, other]).table["speed_ratio"].tolist() == pytest.approx([1.0, 4 / 3])
 
 
-def test_one_pair_of_runs_cannot_tell_parity(tmp_path: Path) -> None:
+def test_one_pair_of_runs_cannot_decide_parity(tmp_path: Path) -> None:
     a = timed(tmp_path / "a", np.full(200, 10.0), falling(200, 0))
     b = timed(tmp_path / "b", np.full(200, 10.0), falling(200, 1))
     comparison = compare([a, b])
@@ -108,7 +108,7 @@ def test_runs_of_different_tasks_are_not_comparable(tmp_path: Path) -> None:
     assert compare([a, b]).parity["b"] == "not comparable: workload is not the same as in a"
 
 
-def test_differences_are_what_differs_and_nothing_else(runs: dict[str, Run]) -> None:
+def test_differences_list_only_settings_that_differ(runs: dict[str, Run]) -> None:
     frame = compare([runs["healthy"], runs["static"], runs["fp32"]]).differences.set_index("setting")
     assert frame.columns.tolist() == ["healthy", "static", "fp32"]
     assert frame.loc["precision"].tolist() == ["fp16", "fp16", "fp32"]
@@ -125,7 +125,7 @@ def test_memory_and_scale_are_compared(runs: dict[str, Run]) -> None:
     assert table["speed_ratio"].iloc[1] == pytest.approx(2.0, rel=0.01)
 
 
-def test_runs_of_one_name_get_labels_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_get_distinct_labels(tmp_path: Path) -> None:
     same = [load_run(write(tmp_path / d / "run", "one-step")) for d in ("x", "y", "z")]
     assert unique_labels(same) == ["run", "run (2)", "run (3)"]
     assert compare(same).table["run"].tolist() == ["run", "run (2)", "run (3)"]
@@ -136,13 +136,13 @@ def test_no_runs_are_refused() -> None:
         compare([])
 
 
-def test_what_is_no_list_of_runs_is_refused(runs: dict[str, Run]) -> None:
-    for given in (next(iter(runs.values())), "runs/a", None):
+def test_anything_but_a_list_of_runs_is_refused(runs: dict[str, Run]) -> None:
+    for argument in (next(iter(runs.values())), "runs/a", None):
         with pytest.raises(RunError, match=r"^runs=.* is no list of runs; give one, as in \[load_run"):
-            compare(given)  # type: ignore[arg-type]
+            compare(argument)  # type: ignore[arg-type]
 
 
-def test_curves_keep_what_is_not_a_number_and_drop_what_was_not_recorded(tmp_path: Path) -> None:
+def test_curves_keep_nan_and_drop_unrecorded_losses(tmp_path: Path) -> None:
     path = write_rows(
         tmp_path / "run",
         steps={"step": range(4), "loss": [4.0, None, float("nan"), 2.0], "samples": [8] * 4, "time_s": [1.0] * 4},

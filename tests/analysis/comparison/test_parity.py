@@ -16,8 +16,8 @@ LOOKS = (3, 4, 5, 6, 8, 10, 12)
 
 
 def simulated(repeat: int, bias: float = 0.0, chaos: float = 0.3, seeds: range = SEEDS) -> str:
-    """Losses of 2.0 with a noise of 0.02 from seed to seed; the recipe strays from its pair by `chaos` of that, and is
-    off by `bias` times it."""
+    """Losses of 2.0 with a standard deviation of 0.02 between seeds. The recipe differs from the baseline of the same
+    seed by `chaos` times that, and has a bias of `bias` times that."""
     random = np.random.default_rng(repeat)
     first = {seed: 2.0 + 0.02 * random.standard_normal() for seed in seeds}
     this = {seed: value + 0.02 * (bias + chaos * random.standard_normal()) for seed, value in first.items()}
@@ -30,22 +30,22 @@ def test_no_bias_is_within_noise() -> None:
 
 
 @pytest.mark.parametrize(("bias", "outcome"), [(3.0, "worse"), (-3.0, "better")])
-def test_a_planted_bias_is_found(bias: float, outcome: str) -> None:
+def test_a_planted_bias_is_detected(bias: float, outcome: str) -> None:
     text = [simulated(repeat, bias) for repeat in range(200)]
     assert text.count(outcome) >= 190
 
 
-def test_a_recipe_that_strays_as_far_as_another_seed_is_not_called_worse() -> None:
+def test_a_recipe_that_differs_as_much_as_another_seed_is_not_called_worse() -> None:
     text = [simulated(repeat, chaos=1.4) for repeat in range(400)]
     assert text.count("worse") <= 0.05 * 400 and text.count("better") <= 0.05 * 400
 
 
-def searched(repeat: int, bias: float, alike: float) -> str:
-    """The parity of a search that adds seeds until there is a decision. `bias` is in standard deviations over seeds,
+def sequential_parity(repeat: int, bias: float, correlation: float) -> str:
+    """The result of a search that adds seeds until parity is decided. `bias` is in standard deviations over seeds,
     `alike` the correlation of a seed's two trainings."""
-    random = np.random.default_rng([repeat, round(100 * alike)])
+    random = np.random.default_rng([repeat, round(100 * correlation)])
     ours, own = random.standard_normal((2, LOOKS[-1]))
-    theirs = bias + alike * ours + np.sqrt(1 - alike**2) * own
+    theirs = bias + correlation * ours + np.sqrt(1 - correlation**2) * own
     for seeds in LOOKS:
         first, this = (dict(enumerate(2.0 + 0.02 * values[:seeds])) for values in (ours, theirs))
         outcome = judge(first, this, repeatedly=True).parity
@@ -54,33 +54,33 @@ def searched(repeat: int, bias: float, alike: float) -> str:
     return outcome
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9, 0.99])
-def test_looking_again_after_each_seed_passes_few_that_are_worse(alike: float) -> None:
-    text = [searched(repeat, 2.0, alike) for repeat in range(1000)]
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9, 0.99])
+def test_repeated_tests_accept_few_recipes_that_are_worse(correlation: float) -> None:
+    text = [sequential_parity(repeat, 2.0, correlation) for repeat in range(1000)]
     assert text.count("within noise") + text.count("better") <= 0.05 * 1000
 
 
-@pytest.mark.parametrize(("alike", "passes"), [(0.0, 0.85), (0.5, 0.93), (0.9, 0.97), (0.99, 0.99)])
-def test_looking_again_comes_to_the_right_verdict(alike: float, passes: float) -> None:
-    text = [searched(repeat, 0.0, alike) for repeat in range(1000)]
+@pytest.mark.parametrize(("correlation", "passes"), [(0.0, 0.85), (0.5, 0.93), (0.9, 0.97), (0.99, 0.99)])
+def test_repeated_tests_decide_correctly(correlation: float, passes: float) -> None:
+    text = [sequential_parity(repeat, 0.0, correlation) for repeat in range(1000)]
     assert text.count("within noise") + text.count("better") >= passes * 1000
-    assert text.count("worse") <= (0.065 if alike == 0 else 0.04 if alike == 0.5 else 0.01) * 1000
+    assert text.count("worse") <= (0.065 if correlation == 0 else 0.04 if correlation == 0.5 else 0.01) * 1000
 
 
-def test_few_seeds_cannot_tell() -> None:
+def test_too_few_seeds_leave_parity_undecided() -> None:
     assert {simulated(repeat, 3.0, seeds=range(2)) for repeat in range(20)} == {"cannot tell"}
     first = {seed: 2.0 + 0.01 * seed for seed in range(3)}
     assert judge(first, {0: 2.0}).parity == "cannot tell"
-    assert judge(first, {0: 2.5}).parity == "worse"  # far beyond what a fourth seed of the reference would give
+    assert judge(first, {0: 2.5}).parity == "worse"  # far beyond the deviation of another seed of the baseline
 
 
-def test_seeds_that_no_pair_shares_are_compared_by_their_means() -> None:
+def test_unpaired_seeds_are_compared_by_their_means() -> None:
     first = {seed: 2.0 + 0.01 * seed for seed in range(4)}
     assert judge(first, {9: 2.51, 10: 2.52, 11: 2.5}).parity == "worse"
     assert judge(first, {9: 2.01, 10: 2.02}).parity in ("cannot tell", "within noise")
 
 
-def test_quantiles_of_student() -> None:
+def test_quantiles_of_students_t_distribution() -> None:
     assert t_quantile(2, 0.975) == 4.303 and t_quantile(10, 0.95) == 1.812
     assert t_quantile(60, 0.975) == pytest.approx(2.000, abs=0.002)
     assert t_quantile(1e9, 0.95) == pytest.approx(1.645, abs=1e-3)
@@ -102,7 +102,7 @@ def both(folder: Path, bias: float = 0.0, seeds: range = SEEDS, **options: int) 
     return first + [trained(folder, "bf16", seed, bias, **options) for seed in seeds]
 
 
-def test_runs_over_seeds_get_one_verdict_per_recipe(tmp_path: Path) -> None:
+def test_runs_over_seeds_give_one_result_per_recipe(tmp_path: Path) -> None:
     comparison = compare(both(tmp_path / "same"))
     assert comparison.recipes["recipe"].tolist() == ["fp32", "bf16"] and comparison.recipes["seeds"].tolist() == [6, 6]
     assert comparison.recipes["parity"].iloc[1].startswith("within noise (final loss ")
@@ -115,7 +115,7 @@ def test_runs_over_seeds_get_one_verdict_per_recipe(tmp_path: Path) -> None:
     assert worse.answers["bf16"].endswith("learns worse")
 
 
-def test_a_loss_that_is_the_same_at_each_step_needs_no_seeds(tmp_path: Path) -> None:
+def test_losses_that_are_identical_at_each_step_need_no_seeds(tmp_path: Path) -> None:
     columns = {"step": range(50), "loss": np.linspace(3, 2, 50)}
     runs = [
         load_run(write_rows(tmp_path / p, steps=columns, config={"precision": p, "seed": 0})) for p in ("fp32", "tf32")
@@ -123,7 +123,7 @@ def test_a_loss_that_is_the_same_at_each_step_needs_no_seeds(tmp_path: Path) -> 
     assert compare(runs).parity["tf32"].startswith("within noise: the loss is the same at each step")
 
 
-def test_batches_of_other_size_are_compared_over_samples(tmp_path: Path) -> None:
+def test_runs_with_different_batch_sizes_are_compared_over_samples(tmp_path: Path) -> None:
     comparison = compare(both(tmp_path, seeds=range(3), steps=100, batch=64))
     assert "3,200 common samples" in comparison.recipes["parity"].iloc[1]
     assert any("not of one size" in note for note in comparison.notes)
@@ -138,7 +138,7 @@ def test_a_worse_held_out_loss_decides(tmp_path: Path) -> None:
     assert comparison.startswith("worse (") and "held-out loss +24" in comparison
 
 
-def test_the_band_of_noise_needs_three_seeds(tmp_path: Path) -> None:
+def test_the_noise_band_needs_three_seeds(tmp_path: Path) -> None:
     runs = both(tmp_path, seeds=range(4))
     band = noise_band(runs, "step")
     assert (band["low"] < band["middle"]).all() and (band["middle"] < band["high"]).all()

@@ -1,4 +1,4 @@
-"""Speed verdicts are right in at least nineteen of twenty repeats of simulated timings with a known truth."""
+"""Speed comparisons are right in at least nineteen of twenty simulations with known timings."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ STEPS = 200
 
 
 def drift(random: np.random.Generator, steps: int) -> np.ndarray:
-    """How slow the machine is at each step: wanders by several percent, as shared machines do."""
+    """The relative slowness of the machine at each step: drifts by several percent, as on shared machines."""
     steps_of = random.standard_normal(steps) * 0.01
     return np.exp(np.cumsum(steps_of) - np.linspace(0, 1, steps) * steps_of.sum())
 
 
 def noise(random: np.random.Generator, steps: int) -> np.ndarray:
-    """Steps are slow or fast together, and now and then one takes three times as long."""
+    """Correlated noise; occasionally a step takes three times as long."""
     rough = random.standard_normal(steps)
     for i in range(1, steps):
         rough[i] = 0.5 * rough[i - 1] + 0.87 * rough[i]
@@ -31,12 +31,12 @@ def noise(random: np.random.Generator, steps: int) -> np.ndarray:
 def run(path: Path, step_ms: np.ndarray, turns: dict[str, object] | None = None, **config: object) -> Run:
     count = len(step_ms)
     columns = {"step": range(count), "step_ms": step_ms, "samples": [16] * count, "time_s": np.cumsum(step_ms) / 1e3}
-    given = {"workload": "w", "seed": 0} | config | ({"comparison": turns} if turns else {})
-    return load_run(write_rows(path, steps=columns, config=given))
+    settings = {"workload": "w", "seed": 0} | config | ({"comparison": turns} if turns else {})
+    return load_run(write_rows(path, steps=columns, config=settings))
 
 
 def pair(folder: Path, seed: int, slowdown: float = 1.0, turns: bool = True) -> tuple[Run, Run]:
-    """Two runs of 20 ms steps, the second `slowdown` times as slow. Taking turns, both meet the same drift."""
+    """Two runs of 20 ms steps, the second `slowdown` times as slow. If they take turns, both have the same drift."""
     random = np.random.default_rng(seed)
     shared = drift(random, STEPS)
     own = shared if turns else np.ones(STEPS)
@@ -53,7 +53,7 @@ def test_a_recipe_against_itself_shows_no_difference(turns: bool, tmp_path: Path
 
 
 @pytest.mark.parametrize("turns", [True, False])
-def test_a_slowdown_of_five_percent_is_seen(turns: bool, tmp_path: Path) -> None:
+def test_a_slowdown_of_five_percent_is_detected(turns: bool, tmp_path: Path) -> None:
     text = [compare(pair(tmp_path, seed, 1.05, turns)).table["speed_verdict"].iloc[1] for seed in range(40)]
     assert text.count("slower") >= 38, text
 
@@ -63,10 +63,10 @@ def test_the_interval_of_paired_blocks_covers_the_truth(tmp_path: Path) -> None:
     for seed in range(60):
         row = compare(pair(tmp_path, seed, 1.05)).table.iloc[1]
         covered += row["speed_ratio_low"] <= 1 / 1.05 <= row["speed_ratio_high"]
-    assert 51 <= covered <= 60  # 95 % of 60, less what a bootstrap of nineteen blocks misses
+    assert 51 <= covered <= 60  # 95 % of 60, less the error of a bootstrap of nineteen blocks
 
 
-def test_a_drift_that_both_meet_cancels_only_where_blocks_are_paired(tmp_path: Path) -> None:
+def test_a_common_drift_cancels_only_if_blocks_are_paired(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     slow_later = np.where(np.arange(STEPS) < STEPS // 2, 1.0, 1.5)
     about: dict[str, object] = {"id": "one", "block_steps": BLOCK}
@@ -100,7 +100,7 @@ def test_the_first_step_of_a_turn_is_left_out(tmp_path: Path) -> None:
     assert ratio.blocks == STEPS // BLOCK - 1  # the warm-up is a block
 
 
-def test_seeds_are_pooled_and_few_blocks_say_nothing(tmp_path: Path) -> None:
+def test_seeds_are_pooled_and_few_blocks_decide_nothing(tmp_path: Path) -> None:
     pairs = []
     for seed in range(3):
         about: dict[str, object] = {"id": f"round {seed}", "block_steps": BLOCK}
@@ -136,7 +136,7 @@ def test_repeats_are_distinguished_from_runs_to_compare(tmp_path: Path) -> None:
     assert comparison["speed_verdict"].tolist() == ["reference", "no difference seen", "faster"]
 
 
-def test_nothing_timed_is_not_measured(tmp_path: Path) -> None:
+def test_runs_without_step_times_are_not_measured(tmp_path: Path) -> None:
     bare = load_run(write_rows(tmp_path / "bare", steps={"step": range(5), "loss": [1.0] * 5}))
     ratio = ratios.speed_ratio([(bare, bare)])
     assert ratio.speed_verdict == "not measured" and np.isnan(ratio.value)

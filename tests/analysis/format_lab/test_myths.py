@@ -1,4 +1,4 @@
-"""The claims about formats: the numbers in them are those of the formats."""
+"""Myths about formats: the numbers in their corrections are those of the formats."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_numbers_in_words(start: str, numbers: list[str]) -> None:
     assert [n for n in numbers if n not in precisely(start)] == []
 
 
-def test_updates_are_lost_where_numpy_loses_them() -> None:
+def test_updates_are_lost_exactly_if_numpy_rounds_them_away() -> None:
     assert np.float16(1) + np.float16(1 / 2048) == 1 and "stays 1," in precisely("An update")
     assert f"{np.float16(1.5) + np.float16(1.5 / 2048):.8g}" == "1.5009766" and "1.5009766" in precisely("An update")
     near = np.float16(2047 / 1024)

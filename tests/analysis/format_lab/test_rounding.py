@@ -1,4 +1,5 @@
-"""Rounding to a format: against torch for every value of the small formats and for random ones, and in closed form."""
+"""Rounding to a format: compared with torch for every value of the small formats and for random ones, and with closed
+forms."""
 
 import math
 from fractions import Fraction
@@ -42,13 +43,13 @@ def every_code(form: Format, stride: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def comparable(numbers, form):
-    """Which of them torch rounds as the format says: older ones make NaN of what E4M3 should saturate."""
+    """Which numbers torch rounds as the format specifies: older versions return NaN where E4M3 should saturate."""
     saturates = torch.tensor(1e6).to(dtype(form)).isnan().logical_not().item()
     return np.full(len(numbers), True) if saturates else np.abs(numbers) < form.overflow_threshold
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_every_value_of_a_format_stays_itself_with_torchs_bits(name: str) -> None:
+def test_every_value_of_a_format_is_unchanged_and_has_torchs_bits(name: str) -> None:
     form = FORMATS[name]
     for code, value in zip(*every_code(form, 1 if "fp8" in name else 13), strict=True):
         if math.isnan(value):
@@ -59,8 +60,8 @@ def test_every_value_of_a_format_stays_itself_with_torchs_bits(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_between_two_neighbours_every_number_rounds_as_in_torch(name: str) -> None:
-    """Half-way points, where ties go to even, and a little to either side of them; overflow among them."""
+def test_numbers_between_two_neighbours_round_as_in_torch(name: str) -> None:
+    """Half-way points, which round to even, and numbers slightly beside them, including overflow."""
     form = FORMATS[name]
     values = np.unique(every_code(form, 1 if "fp8" in name else 17)[1])
     values = values[np.isfinite(values)].astype(np.float32)
@@ -135,7 +136,7 @@ def test_numbers_are_read_as_people_write_them(text: str, value: Fraction | floa
     "text",
     ["", "abc", "1 2", "2^", "^2", "1e", "1e999999999", "2^99999999", "1/0", "2^0.5", "9" * 61, "inf^2", "0^-1", "1+"],
 )
-def test_anything_else_is_refused_at_once_in_a_sentence(text: str) -> None:
+def test_other_text_is_refused_at_once_in_one_sentence(text: str) -> None:
     with pytest.raises(RunError, match="number="):
         parse_number(text)
 
@@ -195,7 +196,7 @@ def test_products_leave_the_range() -> None:
         rounded_operation(1.0, 1.0, "-", FP16)
 
 
-def test_a_sum_stops_growing_where_the_addend_is_half_a_step() -> None:
+def test_a_sum_stops_growing_once_the_addend_is_half_a_spacing() -> None:
     frame = accumulated(Fraction(0), Fraction(1), 3000, FP16)
     assert frame["stored"].max() == 2048 and frame["exact"].iloc[-1] == 3000
     assert frame["stored"].tolist() == np.minimum(np.arange(3001), 2048).tolist()
@@ -234,7 +235,7 @@ def test_numbers_beyond_the_range_of_a_float_are_held_as_each_format_says(text: 
     assert scaling(number, 16, FP16).stored == sign * (math.inf if huge else 0)
 
 
-def test_an_error_below_the_range_of_a_float_is_no_equality() -> None:
+def test_an_error_below_the_range_of_a_float_is_not_shown_as_equality() -> None:
     table = stored_values(parse_number("1e-400"))
     assert not table["exact"].any() and (table["rel_error"] == 1).all()
     assert not stored_values(parse_number("1 + 2^-1100"))["exact"].any()

@@ -1,4 +1,4 @@
-"""One tensor over time: it adds up with what all steps together say, and names the first bad step."""
+"""One tensor over time: its rows agree with the totals over all steps, and the first bad step is named."""
 
 import numpy as np
 import pandas as pd
@@ -53,14 +53,14 @@ def test_many_steps_are_added_up(runs: dict[str, Run]) -> None:
     assert few.groupby("step")["share"].sum().tolist() == pytest.approx([1.0] * 4)
 
 
-def test_of_some_steps_the_histograms_are_those_of_these_steps(runs: dict[str, Run]) -> None:
+def test_histograms_of_selected_steps_are_those_of_these_steps(runs: dict[str, Run]) -> None:
     run = runs["healthy"]
     all_ = layer_exponents(run, "weight_grad", "head.weight")
     some = layer_exponents(run, "weight_grad", "head.weight", within=(20, 40), max_steps=3)
     pd.testing.assert_frame_equal(some, all_[all_["step"].between(20, 40)].reset_index(drop=True))
 
 
-def test_curves_of_many_steps_keep_what_stands_out() -> None:
+def test_curves_of_many_steps_keep_outliers() -> None:
     steps = np.arange(20_000)
     trace = pd.DataFrame({"step": steps, "absmax": 1.0, "subnormal_frac": 0.01, "inf_frac": 0.0, "nan_frac": 0.0})
     trace.loc[5001, "absmax"], trace.loc[7003, "subnormal_frac"], trace.loc[9007, "inf_frac"] = 1e6, 0.4, 1e-6
@@ -79,7 +79,7 @@ def test_the_first_bad_step_is_named(runs: dict[str, Run]) -> None:
     assert health.samples == 12
 
 
-def test_what_is_subnormal_is_counted_in_its_own_dtype(runs: dict[str, Run]) -> None:
+def test_subnormal_values_are_counted_in_the_tensors_own_dtype(runs: dict[str, Run]) -> None:
     name = "embed"
     health = layer_health(layer_trace(runs["underflowing"], "output_grad", name))
     trace = layer_trace(runs["underflowing"], "output_grad", name)
@@ -89,7 +89,7 @@ def test_what_is_subnormal_is_counted_in_its_own_dtype(runs: dict[str, Run]) -> 
     assert FORMATS["fp16"].dtype == trace["dtype"].iloc[0]
 
 
-def test_dead_and_poisoned_tensors(tmp_path: object) -> None:
+def test_tensors_that_are_all_zero_or_all_nan_are_classified(tmp_path: object) -> None:
     rows = {"step": [0, 5, 10], "name": ["a"] * 3, "kind": ["weight_grad"] * 3, "dtype": ["float32"] * 3}
     rows |= {"numel": [4] * 3, "zero": [4, 0, 0], "subnormal": [0] * 3, "normal": [0, 4, 0], "inf": [0] * 3}
     rows |= {"nan": [0, 0, 4], "absmax": [0.0, 1.5, 0.0], "rms": [0.0, 1.0, 0.0]}

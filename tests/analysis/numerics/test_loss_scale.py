@@ -43,7 +43,7 @@ def test_steps_skipped_in_a_row_are_one_episode(small: Run) -> None:
     assert episodes["skips"].tolist() == [2, 1, 1]
     assert episodes["scale_before"].tolist() == [8.0, 8.0, 4.0]
     assert episodes["scale_after"].tolist()[:2] == [2.0, 4.0]
-    assert math.isnan(episodes["scale_after"].iloc[2])  # no step came after the last skip yet
+    assert math.isnan(episodes["scale_after"].iloc[2])  # no step has followed the last skip yet
 
 
 def test_an_episode_names_the_gradients_that_were_not_finite(small: Run) -> None:
@@ -57,7 +57,7 @@ def test_a_loss_that_was_finite_leaves_backward_as_the_origin(tmp_path: Path) ->
     assert episodes["origin"].tolist() == ["backward", "forward", ""]
 
 
-def test_a_recorded_run_fits_the_scaler_that_made_it(runs: dict[str, Run]) -> None:
+def test_a_recorded_run_is_consistent_with_its_scaler(runs: dict[str, Run]) -> None:
     trace, summary = scale_trace(runs["overflowing"]), scale_summary(runs["overflowing"])
     change = np.diff(np.log2(trace["loss_scale"]))
     skipped = trace["skipped"].to_numpy()
@@ -70,7 +70,7 @@ def test_a_recorded_run_fits_the_scaler_that_made_it(runs: dict[str, Run]) -> No
     ("scenario", "has_scaler"),
     [("healthy", True), ("static", True), ("fp32", False), ("underflowing", False), ("bare", False), ("empty", True)],
 )
-def test_whether_a_scaler_was_at_work(scenario: str, has_scaler: bool, runs: dict[str, Run]) -> None:
+def test_the_presence_of_a_scaler_is_detected(scenario: str, has_scaler: bool, runs: dict[str, Run]) -> None:
     assert scale_summary(runs[scenario]).has_scaler is has_scaler
 
 
@@ -80,13 +80,13 @@ def test_an_unrecorded_scaler_is_inferred_from_loss_scales(tmp_path: Path) -> No
     assert scale_summary(moved).has_scaler and not scale_summary(still).has_scaler
 
 
-def test_a_scale_that_was_not_recorded_is_not_a_number(runs: dict[str, Run]) -> None:
+def test_an_unrecorded_loss_scale_is_nan(runs: dict[str, Run]) -> None:
     assert scale_trace(runs["bare"])["loss_scale"].isna().all()
     assert not scale_trace(runs["bare"])["skipped"].any()
     assert scale_summary(runs["bare"]).first is None
 
 
-def test_one_optimizer_of_two_that_skips_makes_a_skipped_step(tmp_path: Path) -> None:
+def test_a_step_counts_as_skipped_if_one_of_two_optimizers_skips(tmp_path: Path) -> None:
     path = write_rows(
         tmp_path / "gan",
         steps={

@@ -21,18 +21,18 @@ def run(tmp_path_factory):
     return load_run(write(tmp_path_factory.mktemp("folding") / "a", "underflowing"))
 
 
-def test_names_are_cut_at_a_depth_and_say_so():
+def test_names_are_cut_at_a_depth_and_marked_as_cut():
     assert folded_name("blocks.0.attn.qkv", 2) == "blocks.0.*" and folded_name("head", 2) == "head"
     assert deepest(["head", "blocks.0.attn.qkv"]) == 4 and deepest([]) == 1
 
 
-def test_a_large_model_is_folded_until_it_can_be_read():
+def test_a_large_model_is_folded_to_a_readable_number_of_rows():
     names = [f"layers.{i}.attn.{p}.weight" for i in range(60) for p in "qkvo"]
     assert readable_depth(names) == 3 and readable_depth(names, 1000) == 5
     assert readable_depth([f"l{i}.w" for i in range(200)]) == 1
 
 
-def test_search_takes_every_word_in_any_case():
+def test_search_matches_all_words_ignoring_case():
     assert matching_names(["blocks.0.attn.qkv", "blocks.1.fc"], "ATTN 0") == ["blocks.0.attn.qkv"]
     assert matching_names(["a", "b"], "") == ["a", "b"]
 
@@ -54,7 +54,7 @@ def test_folded_classes_are_those_of_all_elements(run):
     assert folded.loc["blocks.*", "absmax"] == blocks["absmax"].max()
 
 
-def test_unfolded_is_as_it_was(run):
+def test_a_frame_that_needs_no_folding_is_unchanged(run):
     classes = class_shares(run, "output_grad")
     same = fold_classes(classes, deepest(classes["name"]))
     assert list(same["name"]) == list(classes["name"]) and np.allclose(same["rms"], classes["rms"], equal_nan=True)

@@ -1,4 +1,4 @@
-"""What is taught of the method: each statement with its page, and the gradients in a band counted by hand."""
+"""Myths in a run: each myth has its page, and the gradients in its band are counted by hand."""
 
 import pytest
 
@@ -17,12 +17,12 @@ def test_the_band_is_counted_without_the_loss_scale(tmp_path):
     assert band.mass_frac == pytest.approx(3 * 2**-26 / (3 * 2**-26 + 5 * 2**-24 + 4 * 2**-23))
 
 
-def test_output_gradients_come_first_and_without_any_there_is_no_band(tmp_path):
+def test_output_gradients_are_preferred_and_without_gradients_there_is_no_band(tmp_path):
     assert gradients_in_band(load_run(SAMPLES["fp32"])).kind == "output_grad"
     assert gradients_in_band(load_run(write(tmp_path / "b", "empty"))) is None
 
 
-def test_each_statement_is_examined_once():
-    assert len({taught.key for taught in MYTHS}) == len(MYTHS)
-    assert {taught.rating for taught in MYTHS} <= {"true", "imprecise", "false"}
-    assert all(taught.correction.endswith(".") and not taught.claim.endswith(".") for taught in MYTHS)
+def test_each_myth_is_examined_once():
+    assert len({myths.key for myths in MYTHS}) == len(MYTHS)
+    assert {myths.rating for myths in MYTHS} <= {"true", "imprecise", "false"}
+    assert all(myths.correction.endswith(".") and not myths.claim.endswith(".") for myths in MYTHS)

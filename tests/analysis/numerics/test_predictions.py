@@ -1,4 +1,4 @@
-"""Predictions from real runs held against audits of the same batches: the workloads, and models unlike them."""
+"""Predictions from real runs compared with audits of the same batches, for the workloads and for unlike models."""
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,8 @@ STEPS = 12
 
 
 def workload(name):
-    made = build(TrainConfig(workload=name).resolved())
-    return made.model, made.loss_fn, iter(made.batches)
+    built = build(TrainConfig(workload=name).resolved())
+    return built.model, built.loss_fn, iter(built.batches)
 
 
 def residual_network():
@@ -73,7 +73,7 @@ def word_classifier():
 
 
 def encoder():
-    """torch's own transformer encoder: its attention calls its projections as functions, which no hook sees."""
+    """torch's own transformer encoder, whose attention calls its projections as functions, without hooks."""
 
     class Tagger(nn.Module):
         def __init__(self):
@@ -144,18 +144,18 @@ def matrices(run: Run, names: pd.Series) -> pd.Series:
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 @pytest.mark.parametrize("name", MODELS)
-def test_predictions_hold_against_audits(tmp_path, name, precision):
+def test_predictions_agree_with_audits(tmp_path, name, precision):
     run, last = recorded(tmp_path / "run", name, precision)
     step = STEPS - 1
 
-    beside = predicted_and_audited(run)
-    assert set(beside["step"]) == {step} and beside["predicted_frac"].notna().all()
+    pairs = predicted_and_audited(run)
+    assert set(pairs["step"]) == {step} and pairs["predicted_frac"].notna().all()
     source = what_if(run, ("fp16",), range(-4, 17), kinds=("weight_grad",), step=step)
     source = source.set_index(["name", "log2_scale"])["source_underflow_frac"]
-    keys = pd.MultiIndex.from_arrays([beside["name"], np.log2(beside["loss_scale"]).astype(int)])
+    keys = pd.MultiIndex.from_arrays([pairs["name"], np.log2(pairs["loss_scale"]).astype(int)])
     healthy = source.reindex(keys).to_numpy() <= MAX_SOURCE_UNDERFLOW_FRAC
-    judged = matrices(run, beside["name"]) & beside["audited_frac"].notna()
-    error = (beside["predicted_frac"] - beside["audited_frac"]).abs()
+    judged = matrices(run, pairs["name"]) & pairs["audited_frac"].notna()
+    error = (pairs["predicted_frac"] - pairs["audited_frac"]).abs()
     assert error[judged & healthy].max() < 0.01
     assert (judged & healthy).sum() > 0.7 * judged.sum()
 

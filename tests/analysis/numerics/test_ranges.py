@@ -11,7 +11,7 @@ from tests.synthetic import LAYERS, measure, write_rows
 
 
 def tensors(*rows: dict[str, object]) -> dict[str, list[object]]:
-    """Rows as columns, with counts that fit the histogram where they are not given."""
+    """Rows as columns; missing counts are filled in to fit the histogram."""
     filled = []
     for row in rows:
         counts = sum(row.get("exp_counts", []))  # type: ignore[arg-type, call-overload]
@@ -43,7 +43,7 @@ def test_shares_are_of_all_finite_nonzero_values_of_a_tensor(small: Run) -> None
     assert shares(small) == {"b": {-3: 1 / 8, -2: 6 / 8, -1: 1 / 8}, "a": {5: 1.0}}  # both steps together
 
 
-def test_rms_is_of_the_rows_that_have_one_and_nan_where_none_has(tmp_path: Path) -> None:
+def test_rms_is_over_the_rows_that_have_one_and_nan_if_none_has(tmp_path: Path) -> None:
     rows = tensors(
         {"step": 0, "name": "a", "exp_counts": [8], "rms": None},
         {"step": 1, "name": "a", "exp_counts": [4], "rms": 3.0},
@@ -58,7 +58,7 @@ def test_tensors_keep_the_order_of_the_run(small: Run) -> None:
     assert class_shares(small, "weight_grad")["name"].tolist() == ["b", "a", "dead"]
 
 
-def test_the_sampled_step_at_or_before_is_taken(small: Run) -> None:
+def test_the_last_sampled_step_at_or_before_the_requested_one_is_used(small: Run) -> None:
     assert sampled_steps(small, "weight_grad") == [0, 20]
     assert shares(small, step=19) == shares(small, step=0)
     assert shares(small, step=20) == shares(small, step=10**6) == {"b": {-2: 1.0}}
@@ -71,7 +71,7 @@ def test_true_exponents_are_those_before_scaling(small: Run) -> None:
     assert shares(small, true_exponents=True)["b"] == {-6: 5 / 8, -5: 2 / 8, -4: 1 / 8}
 
 
-def test_a_scale_that_is_no_power_of_two_shifts_by_the_nearest(tmp_path: Path) -> None:
+def test_a_scale_that_is_not_a_power_of_two_shifts_by_the_nearest_one(tmp_path: Path) -> None:
     rows = tensors({"step": 0, "name": "a", "exp_counts": [1], "exp_min": 10, "loss_scale": 1000.0})
     run = load_run(write_rows(tmp_path / "run", tensors=rows))
     assert shares(run, true_exponents=True) == {"a": {0: 1.0}}  # log2(1000) = 9.97
@@ -102,7 +102,7 @@ def test_counts_that_were_not_recorded_are_not_zero(tmp_path: Path) -> None:
     assert not len(exponent_shares(run, "weight_grad"))
 
 
-def test_a_normal_distribution_has_the_shares_that_mathematics_says(tmp_path: Path) -> None:
+def test_a_normal_distribution_has_the_analytic_shares(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal(400_000)
     row = measure(values.astype(np.float32), "float32") | {"step": 0, "name": "n", "kind": "activation"}
     run = load_run(write_rows(tmp_path / "run", tensors={k: [v] for k, v in row.items()}))
@@ -120,7 +120,7 @@ def test_large_tables_are_expanded_in_parts(runs: dict[str, Run], monkeypatch: p
     assert whole.equals(parts) and len(whole) > 50
 
 
-def test_what_a_run_shows(runs: dict[str, Run]) -> None:
+def test_shares_of_a_real_run_show_its_underflow(runs: dict[str, Run]) -> None:
     assert kinds_present(runs["healthy"]) == ["weight_grad", "output_grad"]
     assert kinds_present(runs["bare"]) == []
     under = class_shares(runs["underflowing"], "output_grad").set_index("name")
@@ -128,7 +128,7 @@ def test_what_a_run_shows(runs: dict[str, Run]) -> None:
     assert under.loc["head", "subnormal_frac"] > 0.5
     assert class_shares(runs["overflowing"], "output_grad", step=0)["inf_frac"].max() > 0
     healthy = class_shares(runs["healthy"], "output_grad")
-    assert healthy["zero_frac"].max() == pytest.approx(0.1, abs=0.01)  # true zeros only
+    assert healthy["zero_frac"].max() == pytest.approx(0.1, abs=0.01)  # only true zeros
     assert len(healthy) == len(LAYERS)
 
 
@@ -138,7 +138,7 @@ def test_an_unknown_kind_is_refused_in_a_sentence(runs: dict[str, Run]) -> None:
             function(runs["healthy"], "gradient")
 
 
-def test_exponents_from_nowhere_are_refused(tmp_path: Path) -> None:
+def test_a_histogram_without_its_lowest_exponent_is_refused(tmp_path: Path) -> None:
     rows = tensors({"step": 0, "name": "a", "exp_counts": [1], "exp_min": 10**12})
     with pytest.raises(RunError, match="exp_min=1000000000000"):
         exponent_shares(load_run(write_rows(tmp_path / "run", tensors=rows)), "weight_grad")

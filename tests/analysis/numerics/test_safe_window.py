@@ -1,4 +1,4 @@
-"""The safe window: its ends in closed form, over time, and for runs that tell little."""
+"""The safe window: its ends in closed form, over time, and for runs with few data."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_errors_of_output_gradients_add_up_on_the_way_back(tmp_path):
     assert lowest(16) == lowest(1) + 2  # sixteen times the square, four times the error
 
 
-def test_what_stays_in_fp32_does_not_count(tmp_path):
+def test_tensors_that_stay_in_fp32_do_not_count(tmp_path):
     rows = [row("fc.weight", [10], -10), row("fc", [10], -10, kind="output_grad")]
     plain = window(tmp_path / "a", rows)
     wide = [row("emb.weight", [10], 12), row("norm.weight", [10], -60), row("norm", [10], 14, kind="output_grad")]
@@ -75,7 +75,7 @@ def test_what_stays_in_fp32_does_not_count(tmp_path):
     assert (result.lowest, result.highest) == (plain.lowest, plain.highest)
 
 
-def test_biases_and_noise_count_upwards_only(tmp_path):
+def test_biases_and_noise_affect_only_the_upper_end(tmp_path):
     rows = [row("fc.weight", [10], -10)]
     plain = window(tmp_path / "a", rows)
     tiny_bias = window(tmp_path / "b", [*rows, row("fc.bias", [8], -60)])
@@ -85,12 +85,12 @@ def test_biases_and_noise_count_upwards_only(tmp_path):
     assert large_bias.highest < plain.highest and large_bias.highest_by == "fc.bias"
 
 
-def test_recurrent_layers_hide_gradients_that_are_smaller_by_the_root_of_what_is_summed(tmp_path):
+def test_recurrent_layers_have_gradients_smaller_by_the_root_of_the_number_summed(tmp_path):
     hidden = [SEEN, row("lstm.weight_hh_l0", [10], -10)]
     alone = window(tmp_path / "a", hidden)
     # 2 sequences of 128 positions and 8 units: the weight gradient is a sum of 256 products.
-    seen = window(tmp_path / "b", [*hidden, row("lstm", [2048], 0, kind="output_grad")])
-    assert np.log2(seen.lowest) == np.log2(alone.lowest) + 4
+    with_output_gradients = window(tmp_path / "b", [*hidden, row("lstm", [2048], 0, kind="output_grad")])
+    assert np.log2(with_output_gradients.lowest) == np.log2(alone.lowest) + 4
 
 
 def test_the_window_follows_the_steps(tmp_path):
@@ -108,30 +108,30 @@ def test_the_window_follows_the_steps(tmp_path):
     assert (early.first_step, early.lowest) == (100, frame["lowest"][1]) and early.growth_interval == 2000
 
 
-def test_an_audited_run_is_judged_from_its_first_audit_on(tmp_path):
+def test_the_window_of_an_audited_run_starts_at_its_first_audit(tmp_path):
     rows = [row("fc.weight", [10], -10 - i, step=10 * i) for i in range(8)]
     audit = {"step": 25, "name": "fc.weight", "loss_scale": 1.0, "precision": "fp16"}
     window = safe_window(run_of(tmp_path / "run", rows, audits=[audit]))
     assert (window.first_step, window.last_step) == (20, 70)
 
 
-def test_one_worst_step_of_many_does_not_decide_the_lower_end(tmp_path):
+def test_a_single_outlier_step_does_not_decide_the_lower_end(tmp_path):
     rows = [row("fc.weight", [10], -30 if i == 15 else -10, step=i) for i in range(22)]
     run = run_of(tmp_path / "run", rows)
     frame = safe_window_over_time(run)
     assert safe_window(run).lowest == frame["lowest"][0] < frame["lowest"][15]
 
 
-def test_an_overflow_tells_that_the_scale_was_too_high(tmp_path):
+def test_an_overflow_shows_that_the_scale_was_too_high(tmp_path):
     burst = row("fc", [10], 0, kind="output_grad", dtype="float16", scale=2.0**20, absmax=60000.0, inf=2)
     assert window(tmp_path / "a", [burst]).highest < 2.0**20
-    # A weight gradient is FP32 under autocast and was FP16 before.
+    # Under autocast a weight gradient is FP32, but was FP16 before.
     burst = row("fc.weight", [10], 0, scale=2.0**20, absmax=100.0, inf=2)
     assert window(tmp_path / "b", [burst], autocast_dtype="float16").highest < 2.0**20
     assert window(tmp_path / "c", [burst], autocast_dtype="bfloat16").highest > 2.0**20
 
 
-def test_no_scale_serves_all_where_the_range_is_too_wide(tmp_path):
+def test_no_scale_suits_all_gradients_if_their_range_is_too_wide(tmp_path):
     rows = [row("fc.weight", [10], 10), row("fc", [10], -40, kind="output_grad")]
     result = window(tmp_path, rows)
     assert not result.exists and result.recommended == result.highest
@@ -158,9 +158,9 @@ def test_a_recording_with_underflow_has_a_caveat(tmp_path):
 def test_without_output_gradients_the_window_has_a_caveat(tmp_path):
     weights = [row("fc.weight", [10], -10)]
     guessed = window(tmp_path / "a", weights)
-    seen = window(tmp_path / "b", [*weights, row("fc", [10], -10, kind="output_grad")])
-    assert np.log2(guessed.lowest) == np.log2(seen.lowest) + 4
-    assert "no output gradients were recorded" in str(guessed.caveat) and seen.caveat is None
+    with_output_gradients = window(tmp_path / "b", [*weights, row("fc", [10], -10, kind="output_grad")])
+    assert np.log2(guessed.lowest) == np.log2(with_output_gradients.lowest) + 4
+    assert "no output gradients were recorded" in str(guessed.caveat) and with_output_gradients.caveat is None
 
 
 def test_a_run_without_gradients_is_refused_in_a_sentence(tmp_path):
@@ -172,7 +172,7 @@ def test_a_run_without_gradients_is_refused_in_a_sentence(tmp_path):
         safe_window_over_time(run, "fp12")
 
 
-def test_where_the_smallest_of_each_step_stands_whatever_is_no_number() -> None:
+def test_the_index_of_the_smallest_value_per_step_ignores_nan() -> None:
     nan, inf = float("nan"), float("inf")
     values = np.array([3.0, 1.0, 1.0, nan, 2.0, nan, nan, -inf, inf])
     assert _first_smallest(values, np.array([0, 3, 5, 7])).tolist() == [1, 4, 5, 7]

@@ -1,4 +1,4 @@
-"""Tensors over steps: shares of each, pooled so that no spike is lost, and modules added up."""
+"""Tensors over steps: fractions per cell, pooled without losing spikes, and summed over modules."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_pooled_steps_keep_their_largest_value(tmp_path):
     assert cells[["step", "until", "subnormal_frac", "absmax"]].values.tolist() == [[0, 10, 0.2, 11], [20, 30, 0, 31]]
 
 
-def test_folded_modules_are_added_up(tmp_path):
+def test_folded_modules_are_summed(tmp_path):
     cells = shares_over_steps(few(tmp_path / "a"), "weight_grad", depth=1)
     assert set(cells["name"]) == {"a.*"} and cells["zero_frac"].tolist() == [50 / 400] * 4
 
@@ -56,12 +56,12 @@ def test_it_agrees_with_the_trace_of_each_tensor(name):
     cells = shares_over_steps(run, "output_grad")
     assert list(dict.fromkeys(cells["name"])) == class_shares(run, "output_grad")["name"].tolist()
     trace = layer_trace(run, "output_grad", "head")
-    mine = cells[cells["name"] == "head"]
-    assert np.allclose(mine["subnormal_frac"], trace["subnormal_nonzero_frac"], equal_nan=True)
-    assert np.allclose(mine["absmax"], trace["absmax"], equal_nan=True)
+    head_cells = cells[cells["name"] == "head"]
+    assert np.allclose(head_cells["subnormal_frac"], trace["subnormal_nonzero_frac"], equal_nan=True)
+    assert np.allclose(head_cells["absmax"], trace["absmax"], equal_nan=True)
 
 
-def test_nothing_sampled_gives_no_rows_and_an_unknown_kind_a_sentence(tmp_path):
+def test_an_unsampled_kind_gives_no_rows_and_an_unknown_one_is_refused(tmp_path):
     run = load_run(write(tmp_path / "a", "empty"))
     assert shares_over_steps(run, "weight_grad").empty
     with pytest.raises(RunError, match="kind='x' is unknown"):

@@ -1,4 +1,4 @@
-"""What-if: closed forms, one bin at a time, and what it says of layers."""
+"""What-if: closed forms, one bin at a time, and the advice for layers."""
 
 import warnings
 
@@ -47,7 +47,7 @@ def at(frame, **wanted):
     return frame.iloc[0]
 
 
-def test_each_exponent_falls_where_the_format_puts_it(tmp_path):
+def test_each_exponent_is_classified_as_in_the_format(tmp_path):
     # One value per octave, at the exponents around the edges of FP16: 2^-25 is the last that rounds up to 2^-24.
     run = run_of(tmp_path / "run", [row("w", [1] * 43, -26)])
     prediction = at(what_if(run, ("fp16",), (0,)), name="w")
@@ -59,22 +59,22 @@ def test_each_exponent_falls_where_the_format_puts_it(tmp_path):
     assert prediction.overflow_frac == pytest.approx((1 + 16 / 32768) / 43)
 
 
-def test_a_scale_moves_the_histogram(tmp_path):
+def test_a_scale_shifts_the_histogram(tmp_path):
     run = run_of(tmp_path / "run", [row("w", [4, 0, 3, 1], -30)])
     frame = what_if(run, ("fp16", "bf16"), (0, 3, 5, 6, -100))
     fractions = [at(frame, format="fp16", log2_scale=k).underflow_frac for k in (0, 3, 5, 6)]
-    assert fractions == [1.0, 0.5, 0.0, 0.0]  # at 2^3 what has exponent -28 reaches 2^-25
+    assert fractions == [1.0, 0.5, 0.0, 0.0]  # at 2^3, values with exponent -28 reach 2^-25
     assert at(frame, format="bf16", log2_scale=0).underflow_frac == 0.0
     assert at(frame, format="bf16", log2_scale=-100).subnormal_frac == pytest.approx(1.0)
 
 
-def test_what_was_recorded_at_a_loss_scale_is_divided_by_it(tmp_path):
+def test_values_recorded_at_a_loss_scale_are_divided_by_it(tmp_path):
     run = run_of(tmp_path / "run", [row("w", [10, 30], -10, scale=2.0**16)])
     assert at(what_if(run, ("fp16",), (0,)), name="w").underflow_frac == pytest.approx(0.25)
     assert at(what_if(run, ("fp16",), (16,)), name="w").underflow_frac == 0.0
 
 
-def test_a_scale_that_is_no_power_of_two_splits_octaves(tmp_path):
+def test_a_scale_that_is_not_a_power_of_two_splits_octaves(tmp_path):
     # Divided by 1.25 · 2^16, values m · 2^-9 come to lie in octave -25 where m >= 1.25, else in -26: a quarter.
     run = run_of(tmp_path / "run", [row("w", [400], -9, scale=1.25 * 2.0**16)])
     prediction = at(what_if(run, ("fp16",), (0,)), name="w")
@@ -107,19 +107,19 @@ def test_nothing_overflows_below_the_largest_value(tmp_path):
     assert at(frame, log2_scale=0).overflow_frac == 0.0 and at(frame, log2_scale=1).overflow_frac == 1.0
 
 
-def test_a_weight_gradient_goes_with_the_output_gradients_of_its_channel(tmp_path):
+def test_a_weight_gradient_underflows_with_the_output_gradients_of_its_channel(tmp_path):
     rows = [
         row("fc.weight", [50, 50], -20, capped=(-27, [25, 0, 0, 0, 0, 0, 0, 25, 50])),
         row("fc", [1, 3], -26, kind="output_grad"),
     ]
     prediction = at(what_if(run_of(tmp_path / "run", rows), ("fp16",), (0,)), name="fc.weight")
     assert prediction.underflow_frac == 0.25
-    # The least that 25 of the 100 values can carry: half of the lower bin.
+    # The smallest mass of 25 of the 100 values: half of the lower bin.
     assert prediction.underflow_mass_frac == pytest.approx(25 * 1.5 * 2.0**-20 / (50 * 1.5 * (2.0**-20 + 2.0**-19)))
     assert prediction.source_underflow_frac == 0.25 > MAX_SOURCE_UNDERFLOW_FRAC
 
 
-def test_what_autocast_leaves_in_fp32_loses_nothing_but_in_a_pure_model(tmp_path):
+def test_tensors_that_autocast_leaves_in_fp32_lose_nothing_except_in_a_pure_model(tmp_path):
     model = {"layers": {"fc": "Linear", "norm": "LayerNorm", "emb": "Embedding"}}
     model["shapes"] = {"fc.weight": [4, 4], "fc.bias": [4], "norm.weight": [4], "emb.weight": [9, 4]}
     rows = [row(name, [8], -30) for name in model["shapes"]]
@@ -132,7 +132,7 @@ def test_what_autocast_leaves_in_fp32_loses_nothing_but_in_a_pure_model(tmp_path
     assert (what_if(run, ("fp16",), (0,), pure=True)["underflow_frac"] == 1).all()
 
 
-def test_a_tied_weight_is_what_its_matrix_product_makes_it(tmp_path):
+def test_a_tied_weight_has_the_precision_of_its_matrix_product(tmp_path):
     model = {"layers": {"emb": "Embedding", "head": "Linear"}, "shapes": {"emb.weight": [9, 4]}}
     run = run_of(tmp_path / "a", [row("emb.weight", [8], -30)], model)
     assert not what_if(run, ("fp16",), (0,))["rounded"].any()
@@ -140,7 +140,7 @@ def test_a_tied_weight_is_what_its_matrix_product_makes_it(tmp_path):
     assert what_if(tied, ("fp16",), (0,))["rounded"].all()
 
 
-def test_dtypes_that_the_run_recorded_decide_over_classes(tmp_path):
+def test_recorded_dtypes_take_precedence_over_module_classes(tmp_path):
     model = {"layers": {"a": "Linear", "b": "Linear"}, "shapes": {"a.weight": [2, 2], "b.weight": [2, 2]}}
     rows = [row("a.weight", [4], -30), row("b.weight", [4], -30)]
     rows += [row("b", [4], -3, kind="output_grad"), row("a", [4], -3, kind="output_grad", dtype="float16")]
@@ -148,7 +148,7 @@ def test_dtypes_that_the_run_recorded_decide_over_classes(tmp_path):
     assert frame["rounded"].to_dict() == {"a.weight": True, "b.weight": False, "b": False, "a": True}
 
 
-def test_fp8_takes_a_scale_per_tensor(tmp_path):
+def test_fp8_has_a_scale_per_tensor(tmp_path):
     run = run_of(tmp_path / "run", [row("w", [1] * 30, -40, absmax=1.75 * 2.0**-11), row("v", [1] * 30, -10)])
     frame = what_if(run, ("fp8-e4m3", "fp8-e5m2"), (0, -3, 1))
     own = frame[frame["log2_scale"] == 0].set_index(["name", "format"])["own_log2_scale"]
@@ -156,7 +156,7 @@ def test_fp8_takes_a_scale_per_tensor(tmp_path):
     assert own["v", "fp8-e5m2"] == 15 - 19
     here = frame[frame["log2_scale"] == 0]
     assert (here["overflow_frac"] == 0).all()
-    # e4m3 spans from 2^8 down to 2^-9 and what rounds up to it: 19 of the 30 octaves.
+    # e4m3 spans 2^8 to 2^-9 and values that round up to 2^-9: 19 of the 30 octaves.
     assert at(here, name="w", format="fp8-e4m3").underflow_frac == pytest.approx(11 / 30)
     assert at(frame, name="w", format="fp8-e4m3", log2_scale=-3).underflow_frac == pytest.approx(14 / 30)
     assert at(frame, name="w", format="fp8-e4m3", log2_scale=1).overflow_frac > 0
@@ -164,7 +164,7 @@ def test_fp8_takes_a_scale_per_tensor(tmp_path):
     assert at(loss, name="w").underflow_frac == 1.0 and at(loss, name="w").own_log2_scale == 0
 
 
-def test_the_whole_model_weighs_tensors_by_what_they_hold(tmp_path):
+def test_the_row_of_the_whole_model_weights_tensors_by_their_values(tmp_path):
     run = run_of(tmp_path / "run", [row("a", [10], -30), row("b", [30], 0)])
     totals = whole_model(what_if(run, ("fp16",), (0,)))
     assert len(totals) == 1 and totals["underflow_frac"].item() == pytest.approx(0.25)
@@ -172,7 +172,7 @@ def test_the_whole_model_weighs_tensors_by_what_they_hold(tmp_path):
     assert totals["nonzero"].item() == 40
 
 
-def test_steps_are_taken_together_or_one_by_one(tmp_path):
+def test_steps_are_pooled_or_separate(tmp_path):
     rows = [row("w", [10], -30, step=0), row("w", [30], 0, step=10)]
     run = run_of(tmp_path / "run", rows)
     result = [what_if(run, ("fp16",), (0,), step=s)["underflow_frac"].item() for s in (None, 0, 9, 10, 50)]
@@ -207,7 +207,7 @@ def test_a_run_without_gradients_gives_empty_frames(tmp_path):
     assert whole_model(what_if(run)).empty
 
 
-def test_layers_that_one_scale_cannot_serve_are_islands(tmp_path):
+def test_layers_that_no_common_scale_suits_become_islands(tmp_path):
     kinds = {"a": "Linear", "b": "Linear", "c": "Linear", "small": "Linear", "norm": "LayerNorm"}
     model = {"layers": kinds, "shapes": {f"{n}.weight": [8, 8] for n in kinds} | {"norm.weight": [8]}}
     rows = []
@@ -222,12 +222,13 @@ def test_layers_that_one_scale_cannot_serve_are_islands(tmp_path):
     assert frame["best_format"].to_dict() == dict.fromkeys("abc", "fp16") | {"small": "bf16", "norm": "fp32"}
     assert "keep it in BF16" in frame["why"]["small"] and "FP32" in frame["why"]["norm"]
     assert frame["underflow_frac"]["small"] == 1.0 and frame["underflow_frac"]["a"] == 0.0
-    assert frame["highest_log2"]["a"] == 17  # 1.5 · 2^-3 from the bias: half an octave is kept free below 2^18.4
+    # 1.5 · 2^-3 from the bias: the recommendation stays half an octave below 2^18.4.
+    assert frame["highest_log2"]["a"] == 17
     assert set(frame["fp8_format"]) == {"fp8-e4m3"}
     assert frame["fp8_error"]["a"] == pytest.approx(2**-3 / np.sqrt(28), rel=1e-3)
 
 
-def test_fp8_wants_more_range_where_a_tensor_is_wide(tmp_path):
+def test_fp8_gives_a_wide_tensor_the_format_with_more_range(tmp_path):
     rows = [row("fc", [2**20] * 1 + [0] * 22 + [1], -30, kind="output_grad"), row("fc.weight", [5], -8)]
     wide = layer_advice(run_of(tmp_path / "run", rows)).set_index("layer")
     assert wide["fp8_underflow_frac"]["fc"] > 0.9
@@ -267,7 +268,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("case", STRANGE)
 @pytest.mark.parametrize("analysis", [what_if, safe_window, safe_window_over_time, layer_advice])
-def test_strange_rows_give_numbers_or_a_sentence(tmp_path, case, analysis):
+def test_odd_rows_give_numbers_or_one_sentence(tmp_path, case, analysis):
     run = run_of(tmp_path / "run", [STRANGE[case]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Device samples: those of one device, in order; the last known values; missing values stay unknown."""
+"""Device samples of one device, in order; the last known values; missing values stay unknown."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def test_device_now_has_the_last_known_value_of_each_column(tmp_path):
     assert np.isnan(device_samples(run)["tensor_active_frac"].iloc[0])
 
 
-def test_of_several_devices_the_first_is_shown(tmp_path):
+def test_the_first_of_several_devices_is_shown(tmp_path):
     rows = {
         "time_s": [1.0, 1.1, 2.0, 2.1],
         "index": [1, 0, 1, 0],
@@ -34,7 +34,7 @@ def test_of_several_devices_the_first_is_shown(tmp_path):
     assert device_samples(run)["power_w"].tolist() == [1.0, 2.0]
 
 
-def test_without_samples_there_is_nothing_but_the_reasons(tmp_path):
+def test_without_samples_there_are_only_the_reasons(tmp_path):
     text = {"kind": "warning", "name": "not recorded", "detail": "device samples: there is no NVIDIA driver here"}
     run = load_run(
         write_rows(tmp_path / "run", events=[text, text, {"kind": "warning", "name": "other", "detail": "x"}])

@@ -11,8 +11,8 @@ from amp_core.analysis import matrix_ops, missed_tensor_core_time
 from amp_core.analysis.performance.eligible_ops import REASONS
 from amp_core.analysis.performance.gemm_shapes import padding_frac, product, unaligned
 from amp_core.hardware.data_sheets import dense_rates
-from tests.analysis.performance.test_tensor_cores import made
-from tests.counted import calls_of
+from tests.analysis.performance.test_tensor_cores import run_with_kernels
+from tests.call_count import count_calls
 from tests.synthetic_kernels import GPU, kernel
 
 HALF, FLOAT = "c10::Half", "float"
@@ -22,12 +22,14 @@ def gpu(capability: str, name: str = "NVIDIA Some GPU") -> dict[str, Any]:
     return GPU | {"name": name, "capability": capability}
 
 
-def one(folder: Path, about: dict[str, Any], dtype: str = FLOAT, answer: str = "no", **place: Any) -> "pd.Series[Any]":
+def single_row(
+    folder: Path, about: dict[str, Any], dtype: str = FLOAT, answer: str = "no", **place: Any
+) -> "pd.Series[Any]":
     """The row of `matrix_ops` for a run of one product."""
     shapes = place.pop("shapes", [[64, 128], [128, 256]])
     op = place.pop("op", "aten::mm")
     row = kernel("k", 10.0, 1, "gemm", op, answer, shapes=shapes, dtypes=[dtype] * len(shapes), **place)
-    return matrix_ops(made(folder, [row], about)).iloc[0]
+    return matrix_ops(run_with_kernels(folder, [row], about)).iloc[0]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +49,15 @@ def one(folder: Path, about: dict[str, Any], dtype: str = FLOAT, answer: str = "
         ("8.0", "long int", "no-dtype"),
     ],
 )
-def test_why_a_product_is_not_on_tensor_cores(capability: str, dtype: str, reason: str, tmp_path: Path) -> None:
-    op = one(tmp_path / "r", gpu(capability), dtype)
+def test_a_matrix_product_off_tensor_cores_has_its_reason(
+    capability: str, dtype: str, reason: str, tmp_path: Path
+) -> None:
+    op = single_row(tmp_path / "r", gpu(capability), dtype)
     assert (op["reason"], op["could"], op["why"]) == (reason, *REASONS[reason])
 
 
-def test_a_turing_part_without_tensor_cores_is_not_asked_for_them(tmp_path: Path) -> None:
-    assert one(tmp_path / "r", gpu("7.5", "NVIDIA GeForce GTX 1660 Ti"), HALF)["reason"] == "no-tensor-cores"
+def test_a_turing_gpu_without_tensor_cores_has_that_reason(tmp_path: Path) -> None:
+    assert single_row(tmp_path / "r", gpu("7.5", "NVIDIA GeForce GTX 1660 Ti"), HALF)["reason"] == "no-tensor-cores"
 
 
 @pytest.mark.parametrize(
@@ -67,13 +71,16 @@ def test_a_turing_part_without_tensor_cores_is_not_asked_for_them(tmp_path: Path
         ("aten::cudnn_convolution", [[8, 1, 28, 28], [32, 1, 3, 3]], "simt"),
     ],
 )
-def test_some_products_have_nothing_to_gain(op: str, shapes: Any, reason: str, tmp_path: Path) -> None:
-    assert one(tmp_path / "r", gpu("8.0"), HALF, op=op, shapes=shapes)["reason"] == reason
+def test_products_without_gain_have_their_reason(op: str, shapes: Any, reason: str, tmp_path: Path) -> None:
+    assert single_row(tmp_path / "r", gpu("8.0"), HALF, op=op, shapes=shapes)["reason"] == reason
 
 
-def test_kernels_on_tensor_cores_or_unknown_have_that_reason(tmp_path: Path) -> None:
-    assert one(tmp_path / "a", gpu("8.0"), HALF, "yes")[["reason", "could"]].tolist() == ["on", ""]
-    assert one(tmp_path / "b", gpu("8.0"), HALF, "unknown")[["reason", "could"]].tolist() == ["by-name", "unknown"]
+def test_kernels_on_tensor_cores_and_unknown_kernels_have_their_reason(tmp_path: Path) -> None:
+    assert single_row(tmp_path / "a", gpu("8.0"), HALF, "yes")[["reason", "could"]].tolist() == ["on", ""]
+    assert single_row(tmp_path / "b", gpu("8.0"), HALF, "unknown")[["reason", "could"]].tolist() == [
+        "by-name",
+        "unknown",
+    ]
 
 
 def test_tf32_that_was_allowed_but_not_chosen_has_its_own_reason(tmp_path: Path) -> None:
@@ -92,7 +99,7 @@ def test_tf32_that_was_allowed_but_not_chosen_has_its_own_reason(tmp_path: Path)
     assert matrix_ops(load_run(tmp_path / "r"))["reason"].tolist() == ["fp32", "tf32-left"]
 
 
-def test_a_foreign_run_shows_by_its_kernels_that_tf32_was_allowed(tmp_path: Path) -> None:
+def test_tf32_is_inferred_from_the_kernels_of_a_foreign_run(tmp_path: Path) -> None:
     tf32 = kernel("sm80_xmma_gemm_tf32", 10.0, 1, "gemm", "aten::bmm", "yes", precision="tf32")
     rows = [tf32] + [
         kernel(name, us, 1, category, op, dtypes=[FLOAT] * 2)
@@ -102,25 +109,35 @@ def test_a_foreign_run_shows_by_its_kernels_that_tf32_was_allowed(tmp_path: Path
             ("gemv2T_kernel_val", 4.0, "gemm", "aten::mv"),
         )
     ]
-    assert matrix_ops(made(tmp_path / "r", rows))["reason"].tolist() == ["on", "tf32-left", "fp32", "vector"]
+    assert matrix_ops(run_with_kernels(tmp_path / "r", rows))["reason"].tolist() == [
+        "on",
+        "tf32-left",
+        "fp32",
+        "vector",
+    ]
 
 
-def test_helpers_of_an_operator_are_no_matrix_work(tmp_path: Path) -> None:
+def test_helper_kernels_of_an_operator_do_not_count_as_matrix_products(tmp_path: Path) -> None:
     rows = [
         kernel("sgemm", 10.0, 1, "gemm", "aten::mm", dtypes=[FLOAT] * 2),
         kernel("splitKreduce_kernel", 4.0, 1, "reduction", "aten::mm", dtypes=[FLOAT] * 2),
         kernel("nchwToNhwcKernel", 3.0, 2, "layout", "aten::cudnn_convolution", dtypes=[HALF] * 2),
     ]
-    ops = matrix_ops(made(tmp_path / "r", rows))
+    ops = matrix_ops(run_with_kernels(tmp_path / "r", rows))
     assert ops["total_us"].tolist() == [10.0] and ops["time_frac"].iloc[0] == pytest.approx(10 / 17)
 
 
 def test_time_at_stake_adds_up_by_reason(tmp_path: Path) -> None:
-    def of(us: float, dtype: str, op: str) -> dict[str, Any]:
+    def product_row(us: float, dtype: str, op: str) -> dict[str, Any]:
         return kernel("k", us, 1, "gemm", f"aten::{op}", shapes=[[64, 64], [64, 64]], dtypes=[dtype] * 2)
 
-    rows = [of(30.0, FLOAT, "mm"), of(50.0, HALF, "bmm"), of(10.0, FLOAT, "addmm"), of(10.0, "double", "matmul")]
-    ops = matrix_ops(made(tmp_path / "r", rows))
+    rows = [
+        product_row(30.0, FLOAT, "mm"),
+        product_row(50.0, HALF, "bmm"),
+        product_row(10.0, FLOAT, "addmm"),
+        product_row(10.0, "double", "matmul"),
+    ]
+    ops = matrix_ops(run_with_kernels(tmp_path / "r", rows))
     stake = missed_tensor_core_time(ops).set_index("reason")
     assert stake["total_us"].to_dict() == {"simt": 60.0, "fp32": 40.0}  # an A100 multiplies FP64 there too
     assert stake["ops"].to_dict() == {"simt": 2, "fp32": 2}
@@ -128,84 +145,89 @@ def test_time_at_stake_adds_up_by_reason(tmp_path: Path) -> None:
 
 
 def test_unaligned_sizes_come_with_the_padded_ones(tmp_path: Path) -> None:
-    op = one(tmp_path / "a", gpu("8.0"), HALF, "yes", shapes=[[4096, 768], [768, 50257]])
+    op = single_row(tmp_path / "a", gpu("8.0"), HALF, "yes", shapes=[[4096, 768], [768, 50257]])
     assert (op["unaligned"], op["padded"]) == ("N 50257", "M 4096 · N 50264 · K 768")
     assert op["padding_frac"] == pytest.approx(7 / 50257)
-    even = one(tmp_path / "b", gpu("8.0"), HALF, "yes")
+    even = single_row(tmp_path / "b", gpu("8.0"), HALF, "yes")
     assert (even["unaligned"], even["padded"]) == ("", "") and pd.isna(even["padding_frac"])
-    tf32 = one(tmp_path / "c", gpu("8.0"), FLOAT, "yes", precision="tf32", shapes=[[100, 12], [12, 4]])
+    tf32 = single_row(tmp_path / "c", gpu("8.0"), FLOAT, "yes", precision="tf32", shapes=[[100, 12], [12, 4]])
     assert tf32["padded"] == ""  # multiples of 4 are enough there, and of 8 in FP16
-    half = one(tmp_path / "d", gpu("8.0"), HALF, "yes", precision="fp16", shapes=[[100, 12], [12, 4]])
+    half = single_row(tmp_path / "d", gpu("8.0"), HALF, "yes", precision="fp16", shapes=[[100, 12], [12, 4]])
     assert half["padded"] == "M 104 · N 8 · K 16"
 
 
 def test_operations_per_second_follow_from_the_shapes(tmp_path: Path) -> None:
     row = kernel("k", 700.0, 5, "gemm", "aten::mm", "yes", shapes=[[4096, 4096], [4096, 4096]], dtypes=[HALF] * 2)
-    ops = matrix_ops(made(tmp_path / "r", [row | {"total_us": 5 * 700.0}])).iloc[0]
+    ops = matrix_ops(run_with_kernels(tmp_path / "r", [row | {"total_us": 5 * 700.0}])).iloc[0]
     assert ops["count"] == 5 and ops["flops"] == 5 * 2 * 4096**3
     assert ops["flops_per_s"] == pytest.approx(2 * 4096**3 / 700e-6)
     assert ops["of_peak_frac"] == pytest.approx(2 * 4096**3 / 700e-6 / 312e12)
 
 
-def test_a_rate_beyond_the_device_is_no_rate(tmp_path: Path) -> None:
+def test_a_rate_above_the_data_sheet_rate_is_not_reported(tmp_path: Path) -> None:
     row = kernel("k", 1.0, 5, "gemm", "aten::mm", "yes", shapes=[[4096, 4096], [4096, 4096]], dtypes=[HALF] * 2,
                  precision="fp16")  # fmt: skip
-    assert matrix_ops(made(tmp_path / "r", [row])).iloc[0][["flops", "flops_per_s", "of_peak_frac"]].isna().all()
+    assert (
+        matrix_ops(run_with_kernels(tmp_path / "r", [row]))
+        .iloc[0][["flops", "flops_per_s", "of_peak_frac"]]
+        .isna()
+        .all()
+    )
 
 
 def test_several_kernels_of_one_call_are_one_call(tmp_path: Path) -> None:
     about: dict[str, Any] = {"shapes": [[64, 64], [64, 64]], "dtypes": [HALF] * 2}
     rows = [kernel(name, 5.0, 7, "gemm", "aten::mm", "yes", **about) for name in ("first", "second")]
-    assert matrix_ops(made(tmp_path / "r", rows))["count"].tolist() == [7]
+    assert matrix_ops(run_with_kernels(tmp_path / "r", rows))["count"].tolist() == [7]
 
 
-def test_on_a_cpu_operators_that_only_call_others_multiply_nothing(tmp_path: Path) -> None:
+def test_on_a_cpu_operators_that_only_call_others_do_not_count(tmp_path: Path) -> None:
     rows = [
         kernel(f"aten::{op}", us, 2, "gemm", f"aten::{op}", None, shapes=[[64, 64], [64, 64]]) | {"device": "cpu"}
         for op, us in (("linear", 3.0), ("mm", 90.0))
     ]
-    ops = matrix_ops(made(tmp_path / "r", rows))
+    ops = matrix_ops(run_with_kernels(tmp_path / "r", rows))
     assert ops["op"].tolist() == ["aten::mm"] and ops["flops_per_s"].iloc[0] == pytest.approx(2 * 2 * 64**3 / 90e-6)
     assert ops[["could", "why"]].values.tolist() == [["", ""]]
 
 
-def test_small_helpers_count_with_the_kernel_that_does_the_work(tmp_path: Path) -> None:
+def test_helper_kernels_count_with_the_main_kernel(tmp_path: Path) -> None:
     rows = [
         kernel("sm80_xmma_fprop_implicit_gemm_tf32f32", 95.0, 6, "conv", "aten::cudnn_convolution", "yes"),
         kernel("computeOffsetsKernel", 5.0, 6, "conv", "aten::cudnn_convolution", "no"),
     ]
-    ops = matrix_ops(made(tmp_path / "a", rows))
+    ops = matrix_ops(run_with_kernels(tmp_path / "a", rows))
     assert ops[["tensor_core", "total_us", "count", "reason"]].values.tolist() == [["yes", 100.0, 6, "on"]]
     rows[1] = rows[1] | {"name": "scudnn_winograd", "total_us": 40.0}
-    apart = matrix_ops(made(tmp_path / "b", rows))
+    apart = matrix_ops(run_with_kernels(tmp_path / "b", rows))
     assert apart["tensor_core"].tolist() == ["yes", "no"] and apart["flops"].isna().all()
 
 
-def test_work_grows_with_the_number_of_layers_and_no_faster(tmp_path: Path) -> None:
+def test_the_number_of_calls_grows_no_faster_than_the_layers(tmp_path: Path) -> None:
     def calls(layers: int) -> int:
         rows = [
             kernel("sgemm", 10.0 + i, 3, "gemm", "aten::mm", module=f"layers.{i}", shapes=[[64, 8 + i], [8 + i, 64]])
             for i in range(layers)
         ]
-        run = made(tmp_path / str(layers), rows)
+        run = run_with_kernels(tmp_path / str(layers), rows)
         assert len(matrix_ops(run)) == layers
-        return calls_of(lambda: matrix_ops(run))
+        return count_calls(lambda: matrix_ops(run))
 
-    calls(10)  # what is imported or remembered at first
+    calls(10)  # the first call imports modules and fills caches
     assert calls(2000) < 2.5 * calls(1000)
 
 
-def test_a_forward_convolution_learns_its_output_from_the_backward(tmp_path: Path) -> None:
+def test_the_output_shape_of_a_forward_convolution_comes_from_its_backward(tmp_path: Path) -> None:
     given, weight, out = [32, 64, 56, 56], [128, 64, 3, 3], [32, 128, 28, 28]
     rows = [
         kernel("fprop", 900.0, 2, "conv", "aten::cudnn_convolution", "yes", shapes=[given, weight], precision="fp16"),
         kernel("dgrad", 900.0, 2, "conv", "aten::convolution_backward", "yes", shapes=[out, given, weight],
                precision="fp16", phase="backward"),
     ]  # fmt: skip
-    ops = matrix_ops(made(tmp_path / "r", rows)).set_index("op")["flops"]
+    ops = matrix_ops(run_with_kernels(tmp_path / "r", rows)).set_index("op")["flops"]
     once = 2 * 32 * 128 * 28 * 28 * 64 * 9
     assert ops["aten::cudnn_convolution"] == 2 * once and ops["aten::convolution_backward"] == 2 * 2 * once
-    alone = matrix_ops(made(tmp_path / "alone", rows[:1]))
+    alone = matrix_ops(run_with_kernels(tmp_path / "alone", rows[:1]))
     assert alone["flops"].isna().all() and alone["sizes"].iloc[0] == "C_in 64 · C_out 128"
 
 
@@ -224,13 +246,13 @@ def test_a_forward_convolution_learns_its_output_from_the_backward(tmp_path: Pat
         ("aten::convolution_backward", [[1, 6, 4, 4], [1, 4, 4, 4], [6, 2, 3, 3]], {"C_in": 2, "C_out": 3}, 2, 6912),
     ],
 )
-def test_products_behind_operators(op: str, shapes: Any, sizes: dict[str, int], batch: int, flops: int) -> None:
+def test_operators_map_to_matrix_products(op: str, shapes: Any, sizes: dict[str, int], batch: int, flops: int) -> None:
     product_ = product(op, json.dumps(shapes))
     assert product_ is not None
     assert (dict(product_.sizes), product_.batch, product_.flops) == (sizes, batch, flops)
 
 
-def test_operations_are_those_that_torch_counts() -> None:
+def test_flops_are_those_that_torch_counts() -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -246,7 +268,7 @@ def test_operations_are_those_that_torch_counts() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "[]", "[[2]]", "[[2, 3], [4, 5]]", "{}", '[["a"]]', "[[1e9, 2], 3]"])
-def test_shapes_that_cannot_be_are_no_product(text: str) -> None:
+def test_impossible_shapes_give_no_product(text: str) -> None:
     assert product("aten::mm", text) is None
     assert product("aten::cudnn_convolution", text) is None
     assert product("aten::add", text) is None
@@ -277,6 +299,6 @@ def test_padding_is_counted_in_operations() -> None:
         ("Quadro P400", None),
     ],
 )
-def test_rates_are_those_of_the_part(name: str, half: float | None) -> None:
+def test_rates_are_those_of_the_gpu(name: str, half: float | None) -> None:
     rates = dense_rates(name)
     assert (rates.half if rates else None) == half

@@ -1,4 +1,4 @@
-"""Energy per sample, from made-up samples of power with a known answer."""
+"""Energy per sample, from made-up power samples with a known result."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from tests.synthetic import write_rows
 def powered(
     path: Path, begins: np.ndarray, step_s: float, power: object = None, every: int = 1, **config: object
 ) -> Run:
-    """Steps of 16 samples that begin at `begins`, one in `every` recorded; power is sampled every 0.1 s, of
-    `power(time)` watts."""
+    """Steps of 16 samples that begin at `begins`, one in `every` recorded; `power(time)` watts are sampled every 0.1
+    s."""
     steps = {
         "step": np.arange(0, len(begins), every),
         "time_s": begins[::every] + step_s,
@@ -34,22 +34,23 @@ def test_energy_is_power_times_time_over_samples(tmp_path: Path) -> None:
     assert energy.joules == pytest.approx(400 * 0.2 / 16) and energy.power_w == 400 and energy.why == ""
 
 
-def test_power_of_another_run_s_turns_does_not_count(tmp_path: Path) -> None:
-    # Turns of ten steps, 4 s, then as long for another run that draws four times the power, and a second to settle.
+def test_power_during_the_turns_of_another_run_does_not_count(tmp_path: Path) -> None:
+    # Turns of ten steps (4 s), then the turn of another run, as long, at four times the power; a second to settle.
     begins = np.array([8.0 * (n // 10) + 0.4 * (n % 10) for n in range(60)])
     own = energy_per_sample(powered(tmp_path / "run", begins, 0.4, lambda t: 200.0 if 1 <= t % 8 <= 4 else 800.0))
     assert own.power_w == 200 and own.joules == pytest.approx(200 * 0.4 / 16)
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 8.0])
-def test_steps_that_were_not_recorded_are_no_turns_of_another_run(tmp_path: Path, wait_s: float) -> None:
+def test_unrecorded_steps_are_not_mistaken_for_turns_of_another_run(tmp_path: Path, wait_s: float) -> None:
     begins = np.arange(4000) * 0.4 + wait_s * (np.arange(4000) // 50)
     turn_s = 20 + wait_s
     power = lambda t: 200.0 if not wait_s or 1 <= t % turn_s <= 20 else 800.0  # noqa: E731
     whole = energy_per_sample(powered(tmp_path / "whole", begins, 0.4, power))
     own = energy_per_sample(powered(tmp_path / "part", begins, 0.4, power, every=4))
     assert own.power_w == 200 and own.joules == pytest.approx(200 * 0.4 / 16)
-    assert 0.7 * whole.samples <= own.samples <= whole.samples  # around a wait fewer are known to be the run's own
+    # Beside a wait, fewer samples certainly belong to the run.
+    assert 0.7 * whole.samples <= own.samples <= whole.samples
 
 
 def test_turns_too_short_for_the_average_of_power_give_no_number(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_turns_too_short_for_the_average_of_power_give_no_number(tmp_path: Path)
     assert energy.joules is None and "turns too short" in energy.why
 
 
-def test_without_power_there_is_no_energy_and_no_zero(tmp_path: Path) -> None:
+def test_without_power_samples_energy_is_nan_and_not_zero(tmp_path: Path) -> None:
     bare = powered(tmp_path / "bare", np.arange(100) * 0.2, 0.2)
     assert energy_per_sample(bare).joules is None and energy_per_sample(bare).why == "no device reported its power"
     assert np.isnan(compare([bare]).table["energy_j"]).all()

@@ -1,4 +1,4 @@
-"""What a step's memory is made of: it adds up, the peak is the peak, and a recipe's difference is explained."""
+"""The parts of a step's memory: they add up to the peak, and a recipe's difference is explained."""
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ def test_categories_add_up_to_the_peak(tmp_path, device, precision):
     assert np.allclose(moments[list(CATEGORIES)].sum(axis=1), moments["peak_bytes"])
 
 
-def test_on_cuda_the_peak_is_the_allocators(tmp_path):
+def test_on_cuda_the_peak_is_that_of_the_allocator(tmp_path):
     run = run_of(tmp_path)
     breakdown = memory_breakdown(run)
     rows = run.memory
@@ -43,11 +43,11 @@ def test_on_cuda_the_peak_is_the_allocators(tmp_path):
     top = rows.loc[rows.peak_bytes.idxmax()]
     assert size["temporary"] == top.peak_bytes - top.allocated_bytes > 0
     assert size["other"] == 2 * MIB
-    assert size["gradients"] == 2 * MIB  # those that had arrived by then
+    assert size["gradients"] == 2 * MIB  # gradients that had arrived by then
     assert breakdown.reserved_bytes == top.reserved_bytes and breakdown.step == 4
 
 
-def test_on_a_cpu_the_peak_is_where_tensors_hold_most_and_the_rest_is_the_process(tmp_path):
+def test_on_a_cpu_the_peak_is_that_of_the_tensors_and_the_rest_is_the_process(tmp_path):
     breakdown = memory_breakdown(run_of(tmp_path, device="cpu"))
     assert breakdown.what == "resident set of the process" and breakdown.reserved_bytes is None
     size = breakdown.parts.set_index("category")["bytes"]
@@ -56,7 +56,7 @@ def test_on_a_cpu_the_peak_is_where_tensors_hold_most_and_the_rest_is_the_proces
     assert breakdown.parts.set_index("category")["about"]["other"].startswith("Python, libraries")
 
 
-def test_the_highest_rank_and_the_last_step_are_taken(tmp_path):
+def test_the_highest_rank_and_the_last_step_are_used(tmp_path):
     early, late = memory_rows(1, "cuda:0", "fp32"), memory_rows(4, "cuda:0", "fp32")
     other = memory_rows(4, "cuda:1", "fp32", parameters=16 * MIB)
     columns = {c: early[c] + late[c] + other[c] for c in early}
@@ -69,7 +69,7 @@ def test_the_highest_rank_and_the_last_step_are_taken(tmp_path):
         memory_breakdown(run, 7)
 
 
-def test_what_was_not_seen_is_missing_and_the_rest_still_adds_up(tmp_path):
+def test_an_unmeasured_category_is_missing_and_the_others_still_add_up(tmp_path):
     rows = memory_rows(4, "cuda:0", "fp32")
     rows["activations_bytes"] = rows["autocast_bytes"] = [None] * len(rows["step"])
     breakdown = memory_breakdown(run_of(tmp_path, memory=rows))
@@ -102,7 +102,7 @@ def test_amp_against_fp32_is_explained_per_category(tmp_path):
     assert difference["difference_bytes"].sum() == total
 
 
-def test_pure_16_bit_weights_and_unmeasured_categories_are_named_for_what_they_are(tmp_path):
+def test_pure_16_bit_weights_and_unmeasured_categories_are_explained(tmp_path):
     pure = memory_rows(4, "cuda:0", "bf16", parameters=4 * MIB)
     pure["activations_bytes"] = [None] * len(pure["step"])
     runs = [run_of(tmp_path, "fp32", name="a"), run_of(tmp_path, "bf16-pure", name="b", memory=pure)]
@@ -110,7 +110,7 @@ def test_pure_16_bit_weights_and_unmeasured_categories_are_named_for_what_they_a
     assert "stored in 16 bits" in why["optimizer"] and why["activations"] == "not measured in both"
 
 
-def test_notes_say_what_would_help_and_what_would_not(tmp_path):
+def test_notes_name_what_would_reduce_memory_and_what_would_not(tmp_path):
     notes = memory_breakdown(run_of(tmp_path)).notes
     assert any("checkpointing or 16 bits makes" in n for n in notes) and any("would halve" in n for n in notes)
     notes = memory_breakdown(run_of(tmp_path, "bf16", name="low")).notes
@@ -131,7 +131,7 @@ def test_notes_say_what_would_help_and_what_would_not(tmp_path):
         ({"step": [1], "peak_bytes": [100], "reserved_bytes": [200]}, 100),
     ],
 )
-def test_what_other_programs_write_is_taken_as_far_as_it_goes(tmp_path, rows, total):
+def test_partial_rows_of_other_programs_are_used(tmp_path, rows, total):
     run = run_of(tmp_path, memory=rows)
     run.validate(full=True)
     breakdown = memory_breakdown(run)
@@ -143,7 +143,7 @@ def test_what_other_programs_write_is_taken_as_far_as_it_goes(tmp_path, rows, to
         assert breakdown.parts["bytes"].sum() == total
 
 
-def test_a_run_without_such_rows_has_nothing(tmp_path):
+def test_a_run_without_memory_rows_has_no_breakdown(tmp_path):
     run = run_of(tmp_path, steps={"step": [0], "loss": [1.0]})
     breakdown = memory_breakdown(run)
     assert (breakdown.step, breakdown.total_bytes, breakdown.notes, len(breakdown.parts)) == (None, None, (), 0)

@@ -1,4 +1,4 @@
-"""The precision map of a traced step: shares, casts, islands, and what stayed behind."""
+"""The precision map of a traced step: shares, casts, islands, and operators that stayed in FP32."""
 
 from pathlib import Path
 
@@ -19,12 +19,12 @@ def run(folder: Path, scenario: str = "traced") -> Run:
     return load_run(write(folder / scenario, scenario))
 
 
-def of(folder: Path, **columns: list[object]) -> Run:
+def run_with_ops(folder: Path, **columns: list[object]) -> Run:
     """A run with exactly these rows of `ops`."""
     return load_run(write_rows(folder / "rows", ops=dict(columns)))
 
 
-def test_matrix_work_adds_up_by_operations(tmp_path: Path) -> None:
+def test_matrix_products_are_summed_by_flops(tmp_path: Path) -> None:
     view = precision_map(run(tmp_path))
     rows = [row for row in synthetic_ops._rows("float16", "fp32") if row.get("flops")]
     narrow = sum(row["flops"] for row in rows if row["in_dtypes"] == "float16")
@@ -36,7 +36,7 @@ def test_matrix_work_adds_up_by_operations(tmp_path: Path) -> None:
     assert view.cache_hits == 2
 
 
-def test_the_tree_counts_what_is_in_a_module(tmp_path: Path) -> None:
+def test_the_tree_counts_the_operators_within_each_module(tmp_path: Path) -> None:
     tree = precision_map(run(tmp_path)).modules.set_index("module")
     assert tree.loc["blocks", "flops"] == tree.loc[["blocks.0", "blocks.1"], "flops"].sum()
     inside = ["blocks.0.qkv", "blocks.0.attention", "blocks.0.fc"]
@@ -47,7 +47,7 @@ def test_the_tree_counts_what_is_in_a_module(tmp_path: Path) -> None:
     assert OUTSIDE not in tree.index
 
 
-def test_what_stayed_in_fp32_comes_with_its_reason(tmp_path: Path) -> None:
+def test_operators_that_stayed_in_fp32_have_their_reason(tmp_path: Path) -> None:
     stayed = precision_map(run(tmp_path)).stayed.set_index("module")
     assert stayed["why"].to_dict() == {
         "head": "inside autocast(enabled=False)",
@@ -65,7 +65,7 @@ def test_what_stayed_in_fp32_comes_with_its_reason(tmp_path: Path) -> None:
         ({"autocast": "disabled", "policy": None}, "inside autocast(enabled=False)"),
     ],
 )
-def test_each_reason(row: dict[str, str | None], why: str, tmp_path: Path) -> None:
+def test_each_reason_for_fp32(row: dict[str, str | None], why: str, tmp_path: Path) -> None:
     rows = {
         "op": ["aten::mm", "aten::mm"],
         "in_dtypes": ["float32", "float16"],
@@ -73,11 +73,11 @@ def test_each_reason(row: dict[str, str | None], why: str, tmp_path: Path) -> No
         "autocast": [row["autocast"], "float16"],
         "device": ["cuda:0", "cuda:0"],
     }
-    stayed = precision_map(of(tmp_path, **rows)).stayed
+    stayed = precision_map(run_with_ops(tmp_path, **rows)).stayed
     assert len(stayed) == 1 and stayed["why"][0].startswith(why)
 
 
-def test_without_autocast_that_is_the_reason(tmp_path: Path) -> None:
+def test_missing_autocast_is_given_as_the_reason(tmp_path: Path) -> None:
     folder = write_rows(
         tmp_path / "a", ops={"op": ["aten::mm"], "in_dtypes": ["float32"]}, events=[{"kind": "traced", "name": "ops"}]
     )
@@ -86,7 +86,7 @@ def test_without_autocast_that_is_the_reason(tmp_path: Path) -> None:
     assert view.stayed["why"].tolist() == ["no autocast in this step"]
 
 
-def test_casts_by_who_made_them(tmp_path: Path) -> None:
+def test_casts_are_counted_by_their_origin(tmp_path: Path) -> None:
     casts = precision_map(run(tmp_path)).casts
     assert casts["count"].sum() == 9 and casts["bytes"].sum() == 9 * 2048
     by = casts.groupby("cast_by")[["count", "repeated", "undone"]].sum()
@@ -94,7 +94,7 @@ def test_casts_by_who_made_them(tmp_path: Path) -> None:
     assert set(zip(casts["from_format"], casts["to_format"], strict=True)) == {("fp32", "fp16"), ("fp16", "fp32")}
 
 
-def test_islands_are_what_the_list_or_a_region_keeps_wide(tmp_path: Path) -> None:
+def test_islands_are_modules_that_a_list_or_a_region_keeps_in_fp32(tmp_path: Path) -> None:
     islands = precision_map(run(tmp_path)).islands.set_index("module")
     assert islands.loc["blocks.*.norm", ["modules", "ops"]].tolist() == [2, "native_layer_norm"]
     assert islands.loc["head", "why"] == "inside autocast(enabled=False)"
@@ -109,14 +109,14 @@ def test_a_profilers_trace_has_shares_and_no_reasons(tmp_path: Path) -> None:
     assert set(view.stayed["why"]) == {"this trace does not record autocast"}
 
 
-def test_shapes_stand_in_for_operations_that_were_not_recorded(tmp_path: Path) -> None:
+def test_unrecorded_flops_are_computed_from_shapes(tmp_path: Path) -> None:
     rows = {
         "op": ["aten::mm", "aten::addmm"],
         "in_dtypes": ['["c10::Half", "c10::Half"]', '["float", "float", "float"]'],
         "in_shapes": ["[[2, 3], [3, 4]]", "[[4], [2, 3], [3, 4]]"],
         "count": [3, 1],
     }
-    view = precision_map(of(tmp_path, **rows))
+    view = precision_map(run_with_ops(tmp_path, **rows))
     assert view.weighed_by == "operations" and view.matrix_frac == {"fp16": 0.75, "fp32": 0.25}
 
 
@@ -132,18 +132,18 @@ def test_cells_are_one_per_module_and_operator_in_order(tmp_path: Path) -> None:
 
 def test_calls_of_one_cell_in_several_formats_are_mixed(tmp_path: Path) -> None:
     rows = {"op": ["aten::mul"] * 2, "in_dtypes": ["float16", "float32"], "module": ["a", "a"]}
-    assert precision_cells(of(tmp_path, **rows))["ran"].tolist() == ["mixed"]
+    assert precision_cells(run_with_ops(tmp_path, **rows))["ran"].tolist() == ["mixed"]
 
 
-def test_of_many_operators_those_with_matrix_work_are_kept(tmp_path: Path) -> None:
+def test_operators_with_matrix_products_are_kept_if_there_are_many(tmp_path: Path) -> None:
     names = [f"aten::op{i}" for i in range(40)]
     rows = {"op": [*names, "aten::mm"], "in_dtypes": ["float32"] * 41, "flops": [None] * 40 + [10]}
-    cells = precision_cells(of(tmp_path, **rows))
+    cells = precision_cells(run_with_ops(tmp_path, **rows))
     assert len(cells) == MAX_COLUMNS and "mm" in set(cells["op"])
 
 
-def test_one_of_several_traced_steps(tmp_path: Path) -> None:
-    rows = of(tmp_path, step=[2, 50], op=["aten::mm"] * 2, in_dtypes=["float32", "float16"])
+def test_one_of_several_traced_steps_can_be_chosen(tmp_path: Path) -> None:
+    rows = run_with_ops(tmp_path, step=[2, 50], op=["aten::mm"] * 2, in_dtypes=["float32", "float16"])
     assert traced_steps(rows) == [2, 50]
     assert precision_map(rows).matrix_frac == {"fp32": 1.0}
     assert precision_map(rows, 50).matrix_frac == {"fp16": 1.0}
@@ -160,7 +160,7 @@ def test_one_of_several_traced_steps(tmp_path: Path) -> None:
         ("float32, int64", "float32", False, "fp32"),
         ('["c10::BFloat16", ""]', None, False, "bf16"),
         ("float64", None, False, "fp64"),
-        ("float32, float64", None, False, "fp32"),  # a profiler's: a tensor times a number
+        ("float32, float64", None, False, "fp32"),  # in a profiler's trace: a tensor times a number
         ("int64", "int64", False, None),
         (None, None, True, None),
     ],
@@ -194,20 +194,20 @@ def test_every_name_of_a_dtype_is_known_and_others_are_left_out() -> None:
         ("Bilinear", "bilinear"),
     ],
 )
-def test_classes_of_modules_are_taken_as_the_list_takes_their_operator(layer: str, op: str) -> None:
+def test_module_classes_follow_the_autocast_list_of_their_operator(layer: str, op: str) -> None:
     lowered = any(part in layer for part in rounded_gradients.LOWERED_MODULES)
     kept = any(part in layer for part in rounded_gradients.FP32_MODULES)
     assert lowered != kept
     assert lowered == (autocast_ops.policy(op, "cuda") == "lower_precision_fp")
 
 
-def test_folding_takes_numbers_alone() -> None:
+def test_only_numbers_in_names_are_folded() -> None:
     assert fold("h.3.attn.c_attn2.0") == "h.*.attn.c_attn2.*"
 
 
-def test_the_run_is_left_as_it_was(tmp_path: Path) -> None:
-    given = run(tmp_path)
-    before = given.ops.copy()
-    precision_map(given)
-    precision_cells(given)
-    pd.testing.assert_frame_equal(given.ops, before)
+def test_the_run_is_not_modified(tmp_path: Path) -> None:
+    traced = run(tmp_path)
+    before = traced.ops.copy()
+    precision_map(traced)
+    precision_cells(traced)
+    pd.testing.assert_frame_equal(traced.ops, before)

@@ -1,4 +1,4 @@
-"""Where a step's time goes: parts that add up, Amdahl's bound, two runs beside each other."""
+"""The cost of a step: parts that add up, Amdahl's bound, and the comparison of two runs."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from amp_core import Run, RunError
 from amp_core.analysis import amdahl, compare_step_cost, phase_cost, step_cost
-from tests.analysis.performance.test_tensor_cores import made
+from tests.analysis.performance.test_tensor_cores import run_with_kernels
 from tests.synthetic_kernels import STEPS, columns, kernel, kernels, window
 
 GEMM = kernel("gemm", 400.0, 1, "gemm", "aten::mm", "yes")
@@ -18,7 +18,7 @@ REDUCE = kernel("nccl", 300.0, 1, "communication", "nccl:all_reduce")
 
 def cost_of(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> Any:
     about = window("fp16", rows) | {"watch_us": None} | changes
-    return step_cost(made(folder, rows, windows=columns([about])))
+    return step_cost(run_with_kernels(folder, rows, windows=columns([about])))
 
 
 def us(cost: Any) -> dict[str, float]:
@@ -34,7 +34,7 @@ def test_parts_add_up_to_the_step(name: str, runs: dict[str, Run]) -> None:
     assert cost.parts["frac"].sum() == pytest.approx(1.0) and (cost.parts["us"].dropna() >= 0).all()
 
 
-def test_each_kernel_goes_to_its_part(runs: dict[str, Run]) -> None:
+def test_each_kernel_counts_for_its_part(runs: dict[str, Run]) -> None:
     cost = step_cost(runs["profiled"])
     parts = us(cost)
     rows = kernels("fp16")
@@ -51,13 +51,13 @@ def test_each_kernel_goes_to_its_part(runs: dict[str, Run]) -> None:
     assert parts["gaps"] == pytest.approx(0.6 * idle)
 
 
-def test_what_runs_in_the_optimizer_is_the_optimizer(tmp_path: Path) -> None:
+def test_kernels_in_the_optimizer_phase_count_for_the_optimizer(tmp_path: Path) -> None:
     rows = [GEMM, GEMM | {"phase": "optimizer", "total_us": 50.0}]
     parts = us(cost_of(tmp_path / "r", rows))
     assert (parts["tensor"], parts["optimizer"]) == pytest.approx((400.0, 50.0))
 
 
-def test_on_a_cpu_operators_that_load_data_are_waiting_for_data(tmp_path: Path) -> None:
+def test_on_a_cpu_operators_that_load_data_count_as_waiting_for_data(tmp_path: Path) -> None:
     rows = [row | {"device": "cpu", "tensor_core": None} for row in (GEMM, ADD, ADD | {"phase": "data"})]
     recorded = {"busy_us": 800.0, "idle_us": 100.0, "wall_us": 900.0, "idle_data_us": 40.0}
     parts = us(cost_of(tmp_path / "r", rows, **recorded))
@@ -65,18 +65,19 @@ def test_on_a_cpu_operators_that_load_data_are_waiting_for_data(tmp_path: Path) 
     assert sum(parts.values()) == pytest.approx(900.0)
 
 
-def test_communication_counts_only_where_it_is_alone(tmp_path: Path) -> None:
+def test_communication_counts_only_while_nothing_else_runs(tmp_path: Path) -> None:
     rows = [GEMM, ADD, REDUCE]
     recorded = {"busy_us": 650.0, "idle_us": 100.0, "wall_us": 750.0, "idle_data_us": 0.0, "kernel_us": 900.0}
     cost = cost_of(tmp_path / "a", rows, **recorded, communication_alone_us=50.0)
     assert us(cost)["communication"] == pytest.approx(50.0) and STEPS * cost.overlap_us == pytest.approx(250.0)
     assert (us(cost)["tensor"], us(cost)["memory_bound"]) == pytest.approx((400.0, 200.0))
     guessed = cost_of(tmp_path / "b", rows, **recorded, communication_alone_us=None)
-    assert us(guessed)["communication"] == pytest.approx(50.0)  # what overlaps is taken from communication first
+    # Overlapping time is subtracted from communication first.
+    assert us(guessed)["communication"] == pytest.approx(50.0)
     assert sum(us(guessed).values()) == pytest.approx(750.0)
 
 
-def test_kernels_side_by_side_share_the_time_they_took_together(tmp_path: Path) -> None:
+def test_concurrent_kernels_share_their_busy_time(tmp_path: Path) -> None:
     recorded = {"busy_us": 300.0, "idle_us": 0.0, "wall_us": 300.0, "idle_data_us": 0.0}
     parts = us(cost_of(tmp_path / "r", [GEMM, ADD], **recorded))
     assert (parts["tensor"], parts["memory_bound"]) == pytest.approx((200.0, 100.0))
@@ -87,14 +88,14 @@ def test_busy_time_that_no_kernel_explains_is_other(tmp_path: Path) -> None:
     assert us(cost_of(tmp_path / "r", [GEMM, ADD], **recorded))["other"] == pytest.approx(100.0)
 
 
-def test_data_that_nothing_marks_is_not_zero(tmp_path: Path) -> None:
+def test_unmarked_data_loading_is_missing_and_not_zero(tmp_path: Path) -> None:
     recordeds = {"busy_us": 600.0, "idle_us": 300.0, "wall_us": 900.0, "idle_data_us": None}
     cost = cost_of(tmp_path / "a", [GEMM, ADD], **recordeds)
     assert math.isnan(us(cost)["data"]) and us(cost)["gaps"] == pytest.approx(300.0)
     assert "Nothing marks the loading of data" in cost.notes[0]
     steps = {"step": list(range(30)), "step_ms": [0.3] * 30, "data_ms": [0.03] * 30}
     about = window("fp16", [GEMM, ADD]) | recordeds | {"watch_us": None}
-    recorded = step_cost(made(tmp_path / "b", [GEMM, ADD], windows=columns([about]), steps=steps))
+    recorded = step_cost(run_with_kernels(tmp_path / "b", [GEMM, ADD], windows=columns([about]), steps=steps))
     assert us(recorded)["data"] == pytest.approx(90.0) and us(recorded)["gaps"] == pytest.approx(210.0)
     assert "what the steps recorded" in recorded.notes[0]
 
@@ -103,10 +104,10 @@ def test_a_profiler_that_slows_the_host_is_named(tmp_path: Path) -> None:
     about = window("fp16", [GEMM, ADD])  # 750 µs, so 0.25 ms for each of its three steps
     for name, step_ms, noted in (("slow", 0.2, True), ("same", 0.25, False)):
         steps = {"step": list(range(40)), "step_ms": [step_ms] * 20 + [9.0] * 4 + [step_ms] * 16}
-        cost = step_cost(made(tmp_path / name, [GEMM, ADD], windows=columns([about]), steps=steps))
+        cost = step_cost(run_with_kernels(tmp_path / name, [GEMM, ADD], windows=columns([about]), steps=steps))
         assert any("the profiler slows the host" in note for note in cost.notes) == noted
     assert "Other steps took 0.2 ms (median), profiled ones 0.25 ms" in step_cost(
-        made(tmp_path / "said", [GEMM, ADD], windows=columns([about]),
+        run_with_kernels(tmp_path / "said", [GEMM, ADD], windows=columns([about]),
              steps={"step": list(range(40)), "step_ms": [0.2] * 40})
     ).notes[0]  # fmt: skip
 
@@ -114,7 +115,7 @@ def test_a_profiler_that_slows_the_host_is_named(tmp_path: Path) -> None:
 def test_a_window_without_marked_steps_is_shown_as_a_whole(tmp_path: Path) -> None:
     rows = [row | {"step": None, "steps": None} for row in (GEMM, ADD)]
     about = window("fp16", rows) | {"step": None, "steps": None}
-    cost = step_cost(made(tmp_path / "r", rows, windows=columns([about])))
+    cost = step_cost(run_with_kernels(tmp_path / "r", rows, windows=columns([about])))
     assert cost.source == "profile" and cost.steps == 0
     assert cost.step_us == pytest.approx(750.0) == pytest.approx(cost.parts["us"].sum())
 
@@ -122,11 +123,11 @@ def test_a_window_without_marked_steps_is_shown_as_a_whole(tmp_path: Path) -> No
 def test_ranks_are_averaged(tmp_path: Path) -> None:
     rows = [GEMM | {"rank": 0}, GEMM | {"rank": 1, "total_us": 200.0}]
     windows = [window("fp16", [row]) | {"rank": rank, "watch_us": None} for rank, row in enumerate(rows)]
-    cost = step_cost(made(tmp_path / "r", rows, windows=columns(windows)))
+    cost = step_cost(run_with_kernels(tmp_path / "r", rows, windows=columns(windows)))
     assert cost.us("tensor") == pytest.approx((400 + 200) / 2 / STEPS) and cost.steps == 2 * STEPS
 
 
-def test_without_a_window_the_phases_of_the_steps_stand_in(runs: dict[str, Run]) -> None:
+def test_without_a_window_the_phases_of_the_steps_are_used(runs: dict[str, Run]) -> None:
     cost = step_cost(runs["healthy"])
     assert cost.source == "phases" and cost.parts["part"].tolist() == [
         "data", "forward", "backward", "optimizer", "watch", "other",
@@ -135,7 +136,7 @@ def test_without_a_window_the_phases_of_the_steps_stand_in(runs: dict[str, Run])
     assert step_cost(runs["bare"]).source == "nothing" and step_cost(runs["bare"]).parts.empty
 
 
-def test_amdahl_bounds_what_matrix_work_can_give(tmp_path: Path) -> None:
+def test_amdahl_bounds_the_gain_from_faster_matrix_products(tmp_path: Path) -> None:
     recorded = {"busy_us": 600.0, "idle_us": 0.0, "wall_us": 600.0, "idle_data_us": 0.0}
     rows = [GEMM | {"tensor_core": "no", "total_us": 270.0}, ADD | {"total_us": 330.0}]
     bound = amdahl(cost_of(tmp_path / "r", rows, **recorded))
@@ -150,7 +151,7 @@ def test_amdahl_bounds_what_matrix_work_can_give(tmp_path: Path) -> None:
     assert bound.halved_bound == pytest.approx(1 / 0.275)
 
 
-def test_tf32_has_a_ratio_of_its_own(tmp_path: Path) -> None:
+def test_tf32_has_its_own_ratio(tmp_path: Path) -> None:
     recorded = {"busy_us": 600.0, "idle_us": 0.0, "wall_us": 600.0, "idle_data_us": 0.0}
     rows = [GEMM | {"precision": "tf32", "total_us": 240.0}, GEMM | {"precision": "fp16", "total_us": 60.0},
             ADD | {"total_us": 300.0}]  # fmt: skip
@@ -160,7 +161,7 @@ def test_tf32_has_a_ratio_of_its_own(tmp_path: Path) -> None:
     assert bound.half_expected == pytest.approx(1 / (0.6 + 0.4 / 2))
 
 
-def test_amdahl_at_its_ends(tmp_path: Path) -> None:
+def test_amdahl_for_no_and_for_only_matrix_products(tmp_path: Path) -> None:
     recorded = {"idle_us": 0.0, "idle_data_us": 0.0}
     every = amdahl(cost_of(tmp_path / "a", [GEMM], **recorded, busy_us=400.0, wall_us=400.0))
     none = amdahl(cost_of(tmp_path / "b", [ADD], **recorded, busy_us=200.0, wall_us=200.0))
@@ -190,11 +191,11 @@ def test_kernels_are_not_compared_with_phases(runs: dict[str, Run]) -> None:
 
 
 def test_runs_of_unequal_batches_are_compared_by_sample(tmp_path: Path) -> None:
-    def of(name: str, samples: int) -> Run:
+    def run_with_batch(name: str, samples: int) -> Run:
         steps = {"step": list(range(20)), "step_ms": [10.0] * 20, "forward_ms": [10.0] * 20, "samples": [samples] * 20}
-        return made(tmp_path / name, [GEMM], steps=steps)
+        return run_with_kernels(tmp_path / name, [GEMM], steps=steps)
 
-    table = compare_step_cost([of("a", 10), of("b", 20)])
+    table = compare_step_cost([run_with_batch("a", 10), run_with_batch("b", 20)])
     assert set(table["per"]) == {"sample"}
     assert table[table["part"] == "forward"]["us"].tolist() == [1000.0, 500.0]
     with pytest.raises(RunError, match="runs="):

@@ -15,7 +15,7 @@ def steps(count: int, **columns: object) -> dict[str, object]:
     return {"step": range(count)} | {k: v if isinstance(v, list) else [v] * count for k, v in columns.items()}
 
 
-def test_medians_and_quartiles_leave_the_warm_up_out(tmp_path: Path) -> None:
+def test_medians_and_quartiles_exclude_the_warm_up(tmp_path: Path) -> None:
     step_ms = [1000.0] * 10 + [10.0, 20.0, 30.0, 40.0, 50.0] * 9
     run = load_run(write_rows(tmp_path / "run", steps=steps(55, step_ms=step_ms, samples=30, watch_ms=3.0)))
     summary = speed_summary(run)
@@ -26,7 +26,7 @@ def test_medians_and_quartiles_leave_the_warm_up_out(tmp_path: Path) -> None:
     assert speed_summary(run, warmup=0).steps == 55
 
 
-def test_other_is_what_the_phases_leave_of_the_step(tmp_path: Path) -> None:
+def test_other_is_the_step_time_outside_all_phases(tmp_path: Path) -> None:
     phases = {"data_ms": 1.0, "forward_ms": 2.0, "backward_ms": 4.0, "optimizer_ms": 1.5, "watch_ms": 0.5}
     run = load_run(write_rows(tmp_path / "run", steps=steps(20, step_ms=10.0, **phases)))
     times = phase_times(run)
@@ -35,7 +35,7 @@ def test_other_is_what_the_phases_leave_of_the_step(tmp_path: Path) -> None:
     assert speed_summary(run).phases_ms["other"] == pytest.approx(1.0)
 
 
-def test_a_chart_shows_medians_so_one_slow_step_does_not_show(tmp_path: Path) -> None:
+def test_the_chart_shows_medians_that_ignore_a_slow_step(tmp_path: Path) -> None:
     forward = [2.0] * 30
     forward[15] = 500.0
     run = load_run(write_rows(tmp_path / "run", steps=steps(30, step_ms=510.0, forward_ms=forward)))
@@ -60,7 +60,7 @@ def test_long_runs_are_summarised_in_blocks(tmp_path: Path, monkeypatch: pytest.
     assert times["data_ms"].isna().all()
 
 
-def test_what_was_not_measured_is_none(runs: dict[str, Run]) -> None:
+def test_unmeasured_values_are_none(runs: dict[str, Run]) -> None:
     for scenario in ("bare", "empty"):
         summary = speed_summary(runs[scenario])
         assert summary.step_ms is summary.samples_per_s is summary.watch_frac is None
@@ -69,7 +69,7 @@ def test_what_was_not_measured_is_none(runs: dict[str, Run]) -> None:
         assert not len(memory_trace(runs[scenario]))
 
 
-def test_the_slowest_rank_sets_the_time_and_samples_add_up(tmp_path: Path) -> None:
+def test_the_slowest_rank_determines_the_time_and_samples_add_up(tmp_path: Path) -> None:
     columns = {"step": [0, 0, 1, 1], "rank": [0, 1, 0, 1], "step_ms": [10.0, 14.0, 20.0, 16.0], "samples": [8, 8, 8, 6]}
     run = load_run(write_rows(tmp_path / "run", steps=columns))
     summary = speed_summary(run, warmup=0)
@@ -77,7 +77,7 @@ def test_the_slowest_rank_sets_the_time_and_samples_add_up(tmp_path: Path) -> No
     assert summary.samples_per_s == pytest.approx(np.median([16 / 0.014, 14 / 0.020]))
 
 
-def test_optimizers_of_one_step_work_one_after_another(tmp_path: Path) -> None:
+def test_times_of_several_optimizers_in_a_step_add_up(tmp_path: Path) -> None:
     columns = {
         "step": [0, 0, 1, 1],
         "optimizer": [0, 1, 0, 1],
@@ -98,7 +98,7 @@ def test_memory_is_described(runs: dict[str, Run]) -> None:
     assert cpu.peak_bytes == memory_trace(runs["healthy"])["allocated_bytes"].max()
 
 
-def test_overview_tells_loss_not_recorded_from_loss_not_a_number(tmp_path: Path) -> None:
+def test_the_overview_distinguishes_an_unrecorded_loss_from_nan(tmp_path: Path) -> None:
     path = write_rows(
         tmp_path / "run",
         steps={"step": [0, 1, 2, 3], "loss": [None, 4.0, float("nan"), None], "time_s": [1.0, 2.0, 3.0, 4.0]},
@@ -111,17 +111,19 @@ def test_overview_tells_loss_not_recorded_from_loss_not_a_number(tmp_path: Path)
     assert (view.recipe, view.workload, view.status, view.eta_s) == ("fp16", "text-gpt", "finished", None)
 
 
-@pytest.mark.parametrize(("made", "left_s"), [(2, None), (5, None), (6, 0.1 * 94), (80, 0.1 * 20)])
-def test_the_time_that_is_left_does_not_count_what_the_first_steps_took(
-    tmp_path: Path, made: int, left_s: float | None
+@pytest.mark.parametrize(("steps_made", "left_s"), [(2, None), (5, None), (6, 0.1 * 94), (80, 0.1 * 20)])
+def test_the_estimated_remaining_time_ignores_the_first_steps(
+    tmp_path: Path, steps_made: int, left_s: float | None
 ) -> None:
     with RunWriter(tmp_path / "run", config={"steps": 100}) as writer:
-        writer.append("steps", {"step": range(made), "time_s": [1.0, *(60.0 + 0.1 * step for step in range(1, made))]})
+        writer.append(
+            "steps", {"step": range(steps_made), "time_s": [1.0, *(60.0 + 0.1 * step for step in range(1, steps_made))]}
+        )
         eta_s = overview(load_run(tmp_path / "run")).eta_s
         assert eta_s is None if left_s is None else eta_s == pytest.approx(left_s)
 
 
-def test_overview_of_nothing(runs: dict[str, Run]) -> None:
+def test_the_overview_of_a_run_without_steps(runs: dict[str, Run]) -> None:
     view = overview(runs["empty"])
     assert (view.steps_done, view.loss_first, view.progress_frac, view.scale.skip_frac) == (0, None, None, None)
     assert overview(runs["stopped"]).end_reason == "stopped by SIGTERM"

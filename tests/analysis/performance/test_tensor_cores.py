@@ -1,4 +1,4 @@
-"""Shares of tensor cores, the counter beside them, and kernel time added up in several ways."""
+"""Shares of tensor cores, the hardware counter, and kernel time summed by several keys."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from tests.synthetic import write
 from tests.synthetic_kernels import FIRST, GPU, STEPS, columns, kernel, kernels, window
 
 
-def made(folder: Path, rows: list[dict[str, Any]], gpu: dict[str, Any] | None = GPU, **tables: Any) -> Run:
-    """A run of exactly these kernels."""
+def run_with_kernels(folder: Path, rows: list[dict[str, Any]], gpu: dict[str, Any] | None = GPU, **tables: Any) -> Run:
+    """A run with exactly these kernels."""
     with RunWriter(folder, name="made", environment={"gpus": [gpu]} if gpu else {}) as writer:
         writer.append("kernels", columns(rows))
         for table, content in tables.items():
@@ -32,7 +32,7 @@ THREE = [
 
 
 def test_shares_are_of_kernel_time_without_watching_and_copies(tmp_path: Path) -> None:
-    use = tensor_core_use(made(tmp_path / "r", THREE))
+    use = tensor_core_use(run_with_kernels(tmp_path / "r", THREE))
     assert (use.kernel_us, use.matrix_us) == (200.0, 90.0)
     assert (use.tensor_frac, use.unknown_frac, use.matrix_frac) == (0.3, 0.1, 0.45)
     assert use.matrix_tensor_frac == pytest.approx(2 / 3) and use.matrix_unknown_frac == pytest.approx(2 / 9)
@@ -40,14 +40,14 @@ def test_shares_are_of_kernel_time_without_watching_and_copies(tmp_path: Path) -
     assert use.tensor_wall_frac is None and use.counter_frac is None  # neither windows nor samples were recorded
 
 
-def test_answers_tell_matrix_work_elsewhere_from_no_matrix_work(tmp_path: Path) -> None:
-    shares = tensor_core_shares(made(tmp_path / "r", THREE)).set_index(["of", "answer"])["us"]
+def test_matrix_products_elsewhere_are_distinguished_from_other_kernels(tmp_path: Path) -> None:
+    shares = tensor_core_shares(run_with_kernels(tmp_path / "r", THREE)).set_index(["of", "answer"])["us"]
     assert shares["all kernels"].to_dict() == {"yes": 60.0, "unknown": 20.0, "no": 10.0, "none": 110.0}
     assert shares["matrix kernels"].to_dict() == {"yes": 60.0, "unknown": 20.0, "no": 10.0}
 
 
-def test_kernel_time_adds_up_whatever_it_is_added_up_by(tmp_path: Path) -> None:
-    run = made(tmp_path / "r", THREE)
+def test_kernel_time_is_the_same_total_for_every_grouping(tmp_path: Path) -> None:
+    run = run_with_kernels(tmp_path / "r", THREE)
     for by in ("kernel", "op", "module", "phase", "category", "precision"):
         table = kernel_table(run, by)
         assert table["total_us"].sum() == 200.0 and table["time_frac"].sum() == pytest.approx(1.0)
@@ -68,12 +68,12 @@ def test_a_cpu_has_operators_and_no_answer(runs: dict[str, Run]) -> None:
 
 
 def test_recorded_tensor_cores_on_a_cpu_are_ignored(tmp_path: Path) -> None:
-    run = made(tmp_path / "r", [kernel("aten::mm", 5.0, 1, "gemm", "aten::mm", "yes") | {"device": "cpu"}])
+    run = run_with_kernels(tmp_path / "r", [kernel("aten::mm", 5.0, 1, "gemm", "aten::mm", "yes") | {"device": "cpu"}])
     assert tensor_core_use(run).on_cpu and tensor_core_shares(run).empty
 
 
-def test_an_answer_that_is_none_of_three_is_unknown(tmp_path: Path) -> None:
-    run = made(tmp_path / "r", [kernel("k", 5.0, 1, "gemm", "aten::mm", "perhaps")])
+def test_an_invalid_tensor_core_value_counts_as_unknown(tmp_path: Path) -> None:
+    run = run_with_kernels(tmp_path / "r", [kernel("k", 5.0, 1, "gemm", "aten::mm", "perhaps")])
     assert tensor_core_use(run).unknown_frac == 1.0
 
 
@@ -82,14 +82,14 @@ def test_the_counter_is_reported_with_the_shares(tmp_path: Path) -> None:
     times = [1.95, 2.05, 2.15, 2.25, 2.95]
     device = {"time_s": times, "tensor_active_frac": [0.9, 0.3, 0.4, 0.5, None]}
     windows = columns([window("fp16", THREE)])
-    run = made(tmp_path / "within", THREE, steps=step, device=device, windows=windows)
+    run = run_with_kernels(tmp_path / "within", THREE, steps=step, device=device, windows=windows)
     use = tensor_core_use(run)
     assert (use.counter_where, use.counter_samples) == ("window", 3)  # steps 20 to 22 end at 2.1, 2.2 and 2.3 s
     assert use.counter_frac == pytest.approx(0.4)
     assert use.tensor_wall_frac == pytest.approx(60 / windows["wall_us"][0])
     few = {"time_s": [0.2, 1.5, 2.05], "tensor_active_frac": [0.9, 0.3, 0.4]}
-    use = tensor_core_use(made(tmp_path / "few", THREE, steps=step, device=few, windows=windows))
-    assert (use.counter_where, use.counter_samples) == ("run", 2)  # that of the warm-up is left out
+    use = tensor_core_use(run_with_kernels(tmp_path / "few", THREE, steps=step, device=few, windows=windows))
+    assert (use.counter_where, use.counter_samples) == ("run", 2)  # the sample of the warm-up is excluded
     assert use.counter_frac == pytest.approx(0.35)
 
 
@@ -100,12 +100,12 @@ def test_the_reason_for_a_missing_counter_comes_from_the_run(tmp_path: Path) -> 
         writer.event("warning", name="not recorded", detail=detail)
     use = tensor_core_use(load_run(tmp_path / "r"))
     assert use.counter_frac is None and use.counter_why == "not permitted to this user"
-    assert tensor_core_use(made(tmp_path / "silent", THREE)).counter_why == ""
+    assert tensor_core_use(run_with_kernels(tmp_path / "silent", THREE)).counter_why == ""
 
 
 def test_windows_are_analysed_separately_or_together(tmp_path: Path) -> None:
     later = [row | {"step": 40, "total_us": 2 * row["total_us"]} for row in THREE]
-    run = made(tmp_path / "r", THREE + later)
+    run = run_with_kernels(tmp_path / "r", THREE + later)
     assert profiled_windows(run)[["step", "steps", "devices", "kernel_us"]].values.tolist() == [
         [FIRST, STEPS, 1, 200.0],
         [40, STEPS, 1, 400.0],
@@ -115,26 +115,26 @@ def test_windows_are_analysed_separately_or_together(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_marks_no_steps_is_one_window(tmp_path: Path) -> None:
-    run = made(tmp_path / "r", [row | {"step": None, "steps": None} for row in THREE], gpu=None)
+    run = run_with_kernels(tmp_path / "r", [row | {"step": None, "steps": None} for row in THREE], gpu=None)
     windows = profiled_windows(run)
     assert len(windows) == 1 and windows["step"].isna().all()
     use = tensor_core_use(run)
     assert use.kernel_us == 200.0 and use.has_tensor_cores is None
 
 
-def test_what_was_launched_outside_of_marked_steps_is_in_no_window(tmp_path: Path) -> None:
+def test_kernels_launched_outside_marked_steps_are_in_no_window(tmp_path: Path) -> None:
     outside = [row | {"step": None, "steps": None} for row in THREE]
-    run = made(tmp_path / "r", THREE + outside)
+    run = run_with_kernels(tmp_path / "r", THREE + outside)
     assert tensor_core_use(run).kernel_us == 200.0 and len(profiled_windows(run)) == 1
 
 
-def test_a_writer_that_knows_no_categories_is_understood(tmp_path: Path) -> None:
+def test_kernels_without_categories_are_classified_by_their_operator(tmp_path: Path) -> None:
     row = {"step": [0], "name": ["volta_sgemm_128x64_nn"], "count": [1], "total_us": [9.0], "tensor_core": ["no"]}
-    run = made(tmp_path / "r", [kernel("x", 1.0, 1, "", "aten::mm", "no")], kernels=row)
-    assert tensor_core_use(run).matrix_us == 1.0  # aten::mm multiplies matrices; of the other nothing is known
+    run = run_with_kernels(tmp_path / "r", [kernel("x", 1.0, 1, "", "aten::mm", "no")], kernels=row)
+    assert tensor_core_use(run).matrix_us == 1.0  # aten::mm is a matrix product; the other kernel is unknown
 
 
-def test_no_window_is_no_share(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_without_a_window_there_is_no_share(runs: dict[str, Run], tmp_path: Path) -> None:
     use = tensor_core_use(runs["healthy"])
     assert use.windows == 0 and use.tensor_frac is None and profiled_windows(runs["healthy"]).empty
     assert kernel_table(runs["healthy"]).empty

@@ -3,11 +3,11 @@
 for case in ZOO:
     case.write(folder, faulty=True)
 
-A case is one function, so that fault and twin differ in nothing but the fault. What needs a GPU is written by hand, as
-rows of kernels; all else is a real loop on the CPU.
+A case is one function, so that fault and twin differ only in the fault. Cases that need a GPU are written by hand, as
+rows of kernels or as a trace; all others are real loops on the CPU.
 """
 
-from tests.findings.zoo import autocast, hardware, loops, numbers, programs
+from tests.findings.zoo import autocast, hardware, loops, numbers, programs, traces
 from tests.findings.zoo.case import ZOO, Case
 
-__all__ = ["ZOO", "Case", "autocast", "hardware", "loops", "numbers", "programs"]
+__all__ = ["ZOO", "Case", "autocast", "hardware", "loops", "numbers", "programs", "traces"]

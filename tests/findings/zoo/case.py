@@ -1,4 +1,4 @@
-"""`case` registers a function of the zoo; `Loop` is the loop that most of them are a variant of."""
+"""`case` registers a function of the zoo; `Loop` is the loop that most cases vary."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ WIDTH = 32
 
 @dataclass(frozen=True)
 class Case:
-    """One fault and its twin. `write(folder, faulty)` makes the run; `where` is what the finding must name."""
+    """One fault and its twin. `write(folder, faulty)` makes the run; the finding must name `where`."""
 
     code: str
     where: str
@@ -29,13 +29,13 @@ class Case:
 
 
 def case(code: str, where: str, *, benign: bool = False) -> Callable[[Callable[[Path, bool], None]], Any]:
-    """Put a function of the zoo in the list."""
+    """Register a function of the zoo."""
 
-    def put(write: Callable[[Path, bool], None]) -> Callable[[Path, bool], None]:
+    def register(write: Callable[[Path, bool], None]) -> Callable[[Path, bool], None]:
         ZOO.append(Case(code, where, write, write.__name__, benign))
         return write
 
-    return put
+    return register
 
 
 class Net(nn.Module):
@@ -54,7 +54,7 @@ class Net(nn.Module):
 
 
 def batches(steps: int, rows: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """A task that can be learned: which of eight directions a vector points to most."""
+    """A task that can be learned: the largest of a vector's eight components."""
     source = torch.Generator().manual_seed(1)
     for _ in range(steps):
         x = torch.randn(rows, WIDTH, generator=source)
@@ -63,7 +63,7 @@ def batches(steps: int, rows: int = 16) -> Iterator[tuple[torch.Tensor, torch.Te
 
 @dataclass
 class Loop:
-    """What a variant may change; `run` is the loop as PyTorch's notes have it."""
+    """The parts that a variant may change; `run` is the loop of PyTorch's documentation."""
 
     into: Path
     model: nn.Module
@@ -78,8 +78,8 @@ class Loop:
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.lr)
         if self.scaler == "default":
-            wanted = self.dtype == torch.float16
-            self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if wanted else None
+            needs_scaler = self.dtype == torch.float16
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if needs_scaler else None
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Recorder]:
@@ -98,7 +98,7 @@ class Loop:
             return F.cross_entropy(self.model(x), y)
 
     def step(self) -> None:
-        """Through the scaler where there is one."""
+        """Step, through the scaler if there is one."""
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -107,7 +107,7 @@ class Loop:
         self.optimizer.zero_grad()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Scaled where there is a scaler."""
+        """Backward, scaled if there is a scaler."""
         (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
 
     def run(self) -> None:

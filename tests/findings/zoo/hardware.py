@@ -1,4 +1,4 @@
-"""Faults that need a GPU, as rows that a profiled run on one would have."""
+"""Faults that need a GPU, as the rows that a profiled run on a GPU would have."""
 
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ def kernel(kind: tuple[str, str, str], us: float, **more: Any) -> dict[str, Any]
     return row | {"module": "blocks.0.mlp.up"} | more
 
 
-def other(us: float, name: str = "vectorized_elementwise_kernel", **more: Any) -> dict[str, Any]:
-    """A row of a kernel that multiplies nothing."""
+def elementwise(us: float, name: str = "vectorized_elementwise_kernel", **more: Any) -> dict[str, Any]:
+    """A row of a kernel that is not a matrix product."""
     return kernel((name, "no", ""), us, category="elementwise", op="aten::add", module="blocks.0.norm") | more
 
 
@@ -61,7 +61,7 @@ def gpu_run(
 
 @case("tf32-baseline", "blocks.0.mlp.up")
 def tf32(into: Path, faulty: bool) -> None:
-    gpu_run(into, [kernel(TF32 if faulty else SGEMM, 9000.0), other(900.0)], "fp32")
+    gpu_run(into, [kernel(TF32 if faulty else SGEMM, 9000.0), elementwise(900.0)], "fp32")
 
 
 @case("tf32-baseline", "allow_tf32")
@@ -101,7 +101,7 @@ def vocabulary(into: Path, faulty: bool) -> None:
 
 @case("layout-transposes", "conv1")
 def transposes(into: Path, faulty: bool) -> None:
-    turn = other(
+    turn = elementwise(
         2000.0 if faulty else 20.0,
         "void cudnn::ops::nchwToNhwcKernel<__half, __half, float>",
         category="layout",
@@ -121,7 +121,7 @@ def states(into: Path, faulty: bool) -> None:
 
 @case("host-syncs", "aten::_local_scalar_dense")
 def syncs(into: Path, faulty: bool) -> None:
-    wait = other(
+    wait = elementwise(
         10.0,
         "Memcpy DtoH (Device -> Pageable)",
         op="aten::_local_scalar_dense",

@@ -1,4 +1,4 @@
-"""Faults in the order of a loop's calls, in its scaler and in its schedule."""
+"""Faults in the order of a loop's calls, in its scaler and its schedule."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -195,8 +195,8 @@ def update_twice(into: Path, faulty: bool) -> None:
                 loop.scaler.update()
 
 
-def _written(into: Path, steps: int, calls: str, warning: str = "") -> None:
-    """A run as `watch` writes it, with so many steps and then these calls."""
+def _write_run(into: Path, steps: int, calls: str, warning: str = "") -> None:
+    """A run as `watch` writes it, with `steps` steps and then these calls."""
     with RunWriter(into) as writer:
         writer.event("started", detail="watching Net")
         writer.event("calls", "zero_grad backward optimizer.step", step=0)
@@ -209,21 +209,23 @@ def _written(into: Path, steps: int, calls: str, warning: str = "") -> None:
 
 @case("recording-incomplete", "steps")
 def no_steps(into: Path, faulty: bool) -> None:
-    _written(into, 0 if faulty else 3, " ".join(["backward"] * (40 if faulty else 1)))
+    _write_run(into, 0 if faulty else 3, " ".join(["backward"] * (40 if faulty else 1)))
 
 
 @case("recording-incomplete", "steps")
 def steps_of_another_optimizer(into: Path, faulty: bool) -> None:
-    _written(into, 8, " ".join(["backward zero_grad"] * (40 if faulty else 1)))
+    _write_run(into, 8, " ".join(["backward zero_grad"] * (40 if faulty else 1)))
 
 
 @case("recording-incomplete", "watch")
 def watching_stops(into: Path, faulty: bool) -> None:
     text = "watching failed, and nothing is recorded; the training goes on: ValueError: no"
-    _written(into, 8, "backward", text if faulty else "output_grad: hooks do not reach into a compiled graph")
+    _write_run(into, 8, "backward", text if faulty else "output_grad: hooks do not reach into a compiled graph")
 
 
-def _two(into: Path, scaler: torch.amp.GradScaler) -> tuple[Loop, torch.optim.Optimizer, torch.optim.Optimizer]:
+def _two_networks(
+    into: Path, scaler: torch.amp.GradScaler
+) -> tuple[Loop, torch.optim.Optimizer, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = Net()
     a = torch.optim.AdamW(model.first.parameters(), lr=1e-3)
@@ -233,7 +235,7 @@ def _two(into: Path, scaler: torch.amp.GradScaler) -> tuple[Loop, torch.optim.Op
 
 @case("shared-backoff", "SGD (optimizer 1)")
 def one_for_all(into: Path, faulty: bool) -> None:
-    loop, a, b = _two(into, torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    loop, a, b = _two_networks(into, torch.amp.GradScaler("cpu", init_scale=2.0**10))
     with loop.watched():
         for i, (x, y) in enumerate(batches(40)):
             loop.backward(loop.loss(x, y))
@@ -248,7 +250,7 @@ def one_for_all(into: Path, faulty: bool) -> None:
 
 @case("shared-backoff", "scaler.update")
 def update_after_each(into: Path, faulty: bool) -> None:
-    loop, a, b = _two(into, torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    loop, a, b = _two_networks(into, torch.amp.GradScaler("cpu", init_scale=2.0**10))
     with loop.watched():
         for x, y in batches(8):
             for optimizer in (a, b):

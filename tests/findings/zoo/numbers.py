@@ -1,5 +1,6 @@
-"""Faults of range and precision: what overflows, underflows, rounds to zero or is kept in too few bits."""
+"""Faults of range and precision: overflow, underflow, rounding to zero, too few bits."""
 
+import copy
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ class Loud(nn.Module):
         super().__init__()
         self.up = nn.Linear(WIDTH, WIDTH)
         with torch.no_grad():
-            self.up.weight.mul_(factor**0.5).mul_(factor**0.5)  # 1e39 itself is no float32
+            self.up.weight.mul_(factor**0.5).mul_(factor**0.5)  # 1e39 itself overflows float32
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.up(x)
@@ -43,7 +44,7 @@ def late_overflow(into: Path, faulty: bool) -> None:
 
 @case("activation-overflow", "middle.up")
 def overflow_after_calibration(into: Path, faulty: bool) -> None:
-    """Steps are skipped at first, as in most FP16 runs, and made again long before the overflow."""
+    """Steps are skipped only at first, as in most FP16 runs, long before the overflow."""
     loop = fp16(into, Net(Loud(1.0)), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**21))
     with loop.watched():
         for i, (x, y) in enumerate(batches(24)):
@@ -136,7 +137,7 @@ def large_weight(into: Path, faulty: bool) -> None:
 
 
 class Faint(Loud):
-    """What a linear layer adds is made small after it, and so is the gradient that comes back to it."""
+    """The output of a linear layer is scaled down, and so is its output gradient."""
 
     def __init__(self, by: float = 1e-6) -> None:
         super().__init__(1.0)
@@ -158,7 +159,7 @@ def vanished(into: Path, faulty: bool) -> None:
 
 
 class Normalise(nn.Module):
-    """Divides by the length, kept off zero by `eps`."""
+    """Divides by the norm, clamped to `eps`."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -226,7 +227,7 @@ def half_part(into: Path, faulty: bool) -> None:
 
 
 class Blocks(nn.Module):
-    """Parts within parts, one of them in another dtype than the rest."""
+    """Nested modules, one of them in another dtype."""
 
     def __init__(self, *, faulty: bool) -> None:
         super().__init__()
@@ -254,6 +255,33 @@ def lost_updates(into: Path, faulty: bool) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
     model = model.bfloat16() if faulty else model
     _fit(Loop(into, model, dtype=None, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-5)), 12)
+
+
+@case("lost-weight-decay", "0.weight")
+def lost_decay(into: Path, faulty: bool) -> None:
+    """Updates large enough to move the weights, with weight decay that multiplies them by 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8)).bfloat16()
+    lr, decay = (1e-2, 0.1) if faulty else (0.5, 0.1)
+    kind = torch.optim.AdamW if faulty else torch.optim.SGD
+    _fit(Loop(into, model, dtype=None, optimizer=kind(model.parameters(), lr=lr, weight_decay=decay)), 12)
+
+
+@case("average-stands-still", "0.weight")
+def still_average(into: Path, faulty: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
+    average = copy.deepcopy(model).to(torch.bfloat16 if faulty else torch.float32)
+    loop = Loop(into, model, dtype=None, options={"every": 5})
+    with loop.watched() as rec:
+        for x, y in batches(20):
+            loss = F.cross_entropy(loop.model(x), y)
+            rec.log(loss=loss)
+            loss.backward()
+            loop.step()
+            with torch.no_grad():
+                for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.mul_(0.999).add_(p, alpha=0.001)
 
 
 class Counting(nn.Module):
@@ -287,7 +315,7 @@ def half_loss(into: Path, faulty: bool) -> None:
 
 @case("half-accumulation", "loss")
 def half_sum(into: Path, faulty: bool) -> None:
-    """What the scaler makes of the loss is FP32, and no less infinite."""
+    """The scaled loss is FP32, but still infinite."""
     loop = fp16(into)
     with loop.watched():
         for x, _ in batches(4):

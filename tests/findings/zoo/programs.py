@@ -1,4 +1,4 @@
-"""Faults that raise: the run ends with torch's own error, and the finding names the module that was at work."""
+"""Faults that raise: the run ends with torch's own error, and the finding names the module that raised it."""
 
 import contextlib
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""A device type that no backend of AMPscope knows, `npu`, emulated on the CPU: for torch its tensors are on `npu:0`.
-They have values, autograd and optimizers. As on some accelerators, they cannot be float64.
+"""A device type without an AMPscope backend, `npu`, emulated on the CPU: torch sees its tensors on `npu:0`. They have
+values, autograd and optimizers. As on some accelerators, float64 is not supported.
 
     >>> install()
     >>> torch.ones(3, device="npu").sum().item()
@@ -16,7 +16,7 @@ SUPPORTED = hasattr(backend_registration, "_setup_privateuseone_for_python_backe
 
 
 class NpuTensor(torch.Tensor):
-    """Holds its values in a tensor of the CPU, `raw`."""
+    """A tensor on `npu:0` whose values are in a CPU tensor, `raw`."""
 
     raw: torch.Tensor
 
@@ -24,11 +24,11 @@ class NpuTensor(torch.Tensor):
     def __new__(cls, raw: torch.Tensor) -> "NpuTensor":
         if raw.dtype is torch.float64:
             raise TypeError("npu has no float64")
-        made = torch.Tensor._make_wrapper_subclass(
+        tensor = torch.Tensor._make_wrapper_subclass(
             cls, raw.shape, raw.stride(), raw.storage_offset(), dtype=raw.dtype, device="npu:0"
         )
-        made.raw = raw
-        return made
+        tensor.raw = raw
+        return tensor
 
     def __repr__(self) -> str:
         return f"NpuTensor({self.raw})"
@@ -39,21 +39,21 @@ class NpuTensor(torch.Tensor):
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    given: dict[int, NpuTensor] = {}
+    wrappers: dict[int, NpuTensor] = {}
 
     def on_cpu(value: Any) -> Any:
         if isinstance(value, torch.device) and value.type == "npu":
             return torch.device("cpu")
         if not isinstance(value, NpuTensor):
             return value
-        given[id(value.raw)] = value
+        wrappers[id(value.raw)] = value
         return value.raw
 
     def on_npu(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        # What is changed in place stays the same tensor.
-        return given[id(value)] if id(value) in given else NpuTensor(value)
+        # An in-place operator returns the same tensor.
+        return wrappers[id(value)] if id(value) in wrappers else NpuTensor(value)
 
     device = kwargs.get("device")
     out = op(*tree_map(on_cpu, args), **tree_map(on_cpu, kwargs))
@@ -61,8 +61,8 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def install() -> torch.library.Library:
-    """Make `npu` known to torch, for this process; keep what is returned."""
+    """Register `npu` with torch, for this process; keep the returned objects alive."""
     backend_registration._setup_privateuseone_for_python_backend("npu")
     library = torch.library.Library("_", "IMPL")
-    library.fallback(_run, "PrivateUse1")  # for what makes tensors; the others come to `__torch_dispatch__`
+    library.fallback(_run, "PrivateUse1")  # for operators that create tensors; the others reach `__torch_dispatch__`
     return library

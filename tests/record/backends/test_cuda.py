@@ -1,4 +1,4 @@
-"""CUDA's backend as far as a machine without CUDA can say: torch is answered by fakes."""
+"""The CUDA backend on a machine without CUDA: fakes replace functions of torch."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from amp_core.train import environment as described
 
 @pytest.fixture
 def machine(monkeypatch):
-    """`machine(name, major, minor, hip=None)`: torch finds one such GPU."""
+    """`machine(name, major, minor, hip=None)` makes torch report a single GPU with these properties."""
 
     def make(name, major, minor, hip=None):
         properties = SimpleNamespace(name=name, major=major, minor=minor, total_memory=2**36, multi_processor_count=228)
@@ -26,7 +26,7 @@ def machine(monkeypatch):
     return make
 
 
-def test_a_part_of_rocm_has_no_compute_capability_in_a_runs_head_and_in_env(machine):
+def test_an_amd_gpu_has_no_compute_capability_in_a_runs_head_and_in_env(machine):
     machine("Instinct MI300X", 9, 4, hip="6.2.41133")
     (gpu,) = recorded.environment()["gpus"]
     assert gpu == {
@@ -41,7 +41,7 @@ def test_a_part_of_rocm_has_no_compute_capability_in_a_runs_head_and_in_env(mach
     assert recorded.environment()["hip"] == "6.2.41133"
 
 
-def test_a_part_of_nvidia_has_its_compute_capability(machine):
+def test_an_nvidia_gpu_has_its_compute_capability(machine):
     machine("NVIDIA H100 80GB HBM3", 9, 0)
     (gpu,) = recorded.environment()["gpus"]
     assert (gpu["name"], gpu["capability"]) == ("NVIDIA H100 80GB HBM3", "9.0")
@@ -53,8 +53,8 @@ def test_numbers_are_copied_to_pinned_memory_and_read_when_the_event_has_passed(
     empty = torch.empty
 
     class Event:
-        def record(self):
-            order.append("recorded")
+        def record(self, stream):
+            order.append(f"recorded on {stream}")
 
         def query(self):
             return bool(passed)
@@ -67,18 +67,19 @@ def test_numbers_are_copied_to_pinned_memory_and_read_when_the_event_has_passed(
         return empty(*shape, **options)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     monkeypatch.setattr(torch, "empty", pinned)
     transfer = HostTransfer()
     parts = [torch.tensor([1.0, 2.0], dtype=torch.float16), torch.tensor(3)]
     transfer._parts = dict(zip("ab", parts, strict=True))
     monkeypatch.setattr("amp_core.record.stats.host_transfer.backend_of", lambda device: Cuda(torch.device("cuda:0")))
     transfer.send()
-    assert order == ["pinned", "recorded"] and not transfer.ready()
+    assert order == ["pinned", "recorded on the stream of cuda:0"] and not transfer.ready()
     assert transfer.ready(wait=True)
     assert transfer.joined(["a", "b"]).tolist() == [1, 2, 3] and transfer.value("b") == 3
 
 
-def test_a_limit_is_a_share_of_the_devices_memory(machine, monkeypatch):
+def test_a_memory_limit_is_set_as_a_fraction_of_the_devices_memory(machine, monkeypatch):
     machine("NVIDIA L4", 8, 9)
     kept = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: kept.append(share))

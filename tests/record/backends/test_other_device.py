@@ -1,5 +1,5 @@
-"""A device type that torch has and AMPscope does not know, with and without a backend; see `npu`. In processes of their
-own, for torch cannot be rid of such a type."""
+"""A device type that torch knows and AMPscope does not, with and without a backend; see `npu`. The tests use separate
+processes, because torch cannot unregister a type."""
 
 import json
 import os
@@ -102,7 +102,7 @@ backends.BACKENDS["npu"] = Npu
 
 
 def trained(tmp_path: Path, program: str) -> tuple[dict[str, Any], Run]:
-    """What the program printed, and the run that it recorded."""
+    """The output of the program, and the run that it recorded."""
     folder = tmp_path / "run"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program, str(folder)]
@@ -113,9 +113,9 @@ def trained(tmp_path: Path, program: str) -> tuple[dict[str, Any], Run]:
 
 def test_a_type_without_a_backend_is_recorded_by_its_name_alone(tmp_path: Path) -> None:
     printed = "print(json.dumps({'plain': losses('npu'), 'watched': losses('npu', sys.argv[1])}))"
-    said, run = trained(tmp_path, LOOP + printed)
-    assert said["watched"] == said["plain"]
-    assert run.head.config["device"] == "npu:0" and run.steps.loss.tolist() == said["plain"]
+    output, run = trained(tmp_path, LOOP + printed)
+    assert output["watched"] == output["plain"]
+    assert run.head.config["device"] == "npu:0" and run.steps.loss.tolist() == output["plain"]
     assert (run.steps.step_ms > 0).all() and (run.steps.grad_norm > 0).all()
     assert run.steps[["memory_allocated_bytes", "memory_peak_bytes"]].isna().all().all()
     assert sorted(run.tensors(kind="weight_grad")["step"].unique()) == [0, 2, 4]
@@ -129,10 +129,10 @@ def test_a_type_without_a_backend_is_recorded_by_its_name_alone(tmp_path: Path) 
     assert diagnose(run) is not None
 
 
-def test_a_backend_is_all_that_a_recorder_asks_about_the_device(tmp_path: Path) -> None:
+def test_a_recorder_learns_everything_about_the_device_from_its_backend(tmp_path: Path) -> None:
     printed = "print(json.dumps({'plain': losses('npu'), 'watched': losses('npu', sys.argv[1]), 'called': called}))"
-    said, run = trained(tmp_path, LOOP + BACKEND + printed)
-    assert said["watched"] == said["plain"] == run.steps.loss.tolist()
+    output, run = trained(tmp_path, LOOP + BACKEND + printed)
+    assert output["watched"] == output["plain"] == run.steps.loss.tolist()
     steps = run.steps
     phases = ["data_ms", "forward_ms", "backward_ms", "optimizer_ms", "watch_ms"]
     assert (steps[phases].sum(axis=1) == steps.step_ms).all() and (steps.step_ms % 1 == 0).all()  # marks are numbers
@@ -142,9 +142,9 @@ def test_a_backend_is_all_that_a_recorder_asks_about_the_device(tmp_path: Path) 
     environment = run.head.environment
     assert [gpu["name"] for gpu in environment["gpus"]] == ["Npu 1"]
     assert environment["npu_driver"] == "7" and environment["flags"]["npu_fast"] is True
-    assert said["called"].count("measure") == 1  # it failed, and plain torch does it from then on
-    assert said["called"].count("channels") == 2 * 3 and said["called"].count("copy_to_host") >= 6
-    assert said["called"].count("fork_random") == 2
+    assert output["called"].count("measure") == 1  # the kernel failed once; plain torch replaces it from then on
+    assert output["called"].count("channels") == 2 * 3 and output["called"].count("copy_to_host") >= 6
+    assert output["called"].count("fork_random") == 2
     changed = run.events[run.events["name"] == "statistics"]
     assert changed.detail.tolist() == ["those on npu come from plain torch, which is slower: no compiler here"]
     assert (run.events.kind == "warning").sum() == 0

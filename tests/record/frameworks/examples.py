@@ -1,11 +1,11 @@
-"""Each framework's own first example, small: trained for so many steps, watched or not, healthy or with a fault.
+"""The first example of each framework's documentation, reduced in size: watched or unwatched, healthy or with a fault.
 
     done = EXAMPLES["lightning"].train("bf16", 250, into=folder, fault=None)
-    done.losses                      # as the framework itself tells them
+    done.losses                      # as reported by the framework
 
-Data is what comes with scikit-learn (its 1,797 digits) and with Python (the text of a module). FP16 is as on a GPU,
-with autocast and a scaler; where a framework leaves both out on a CPU, they are handed in. On `cuda` (`device=`) each
-has its own.
+The data comes with scikit-learn (1,797 digits) and Python (the text of a module). FP16 works as on a GPU, with autocast
+and a scaler; if a framework leaves them out on a CPU, the example adds them. On `cuda` (`device=`) each framework uses
+its own.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SCALE = 2.0**12
 
 @dataclass
 class Done:
-    """What is left of a training."""
+    """The results of a training."""
 
     losses: list[float]
     parameters: set[str]
@@ -35,7 +35,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Example:
-    """One framework's."""
+    """The example of one framework."""
 
     package: str
     train: Callable[..., Done]
@@ -48,12 +48,13 @@ class Example:
 
 
 def digits(pixels: int = 8) -> tuple[np.ndarray, np.ndarray]:
-    """Images of shape (1797, 1, pixels, pixels) from 0 to 1, a multiple of 8, and what digit each shows."""
+    """Images of shape (1797, 1, pixels, pixels) with values from 0 to 1, and their digits; `pixels` is a multiple of
+    8."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = (found.images / 16).astype("float32")
-    return np.kron(images, np.ones((pixels // 8, pixels // 8), "float32"))[:, None], found.target.astype("int64")
+    dataset = load_digits()
+    images = (dataset.images / 16).astype("float32")
+    return np.kron(images, np.ones((pixels // 8, pixels // 8), "float32"))[:, None], dataset.target.astype("int64")
 
 
 def digit_loader(fault: str | None) -> torch.utils.data.DataLoader[Any]:
@@ -113,7 +114,8 @@ def accelerate(precision: str, steps: int, into: Path | None, fault: str | None 
 
 
 def transformers(precision: str, steps: int, into: Path | None, fault: str | None = None, device: str = "cpu") -> Done:
-    """As `run_clm.py`: a language model made from a configuration, on blocks of text; it evaluates every 100 steps."""
+    """Like `run_clm.py`: a language model made from a configuration, on blocks of text, with an evaluation every 100
+    steps."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
     from amp_core.record.transformers import WatchCallback
@@ -223,7 +225,7 @@ def keras(precision: str, steps: int, into: Path | None, fault: str | None = Non
 
     from amp_core.record.keras import WatchCallback
 
-    class Told(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
+    class LossRecorder(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.losses: list[float] = []
@@ -254,10 +256,10 @@ def keras(precision: str, steps: int, into: Path | None, fault: str | None = Non
     scaled = fault != "no loss scale"
     loss = keras.losses.CategoricalCrossentropy()
     model.compile("adam" if scaled else "sgd", loss, metrics=["accuracy"], auto_scale_loss=scaled, jit_compile=False)
-    told = Told()
-    callbacks = [told, *([WatchCallback(into, every=EVERY)] if into is not None else [])]
+    loss_recorder = LossRecorder()
+    callbacks = [loss_recorder, *([WatchCallback(into, every=EVERY)] if into is not None else [])]
     one_hot = keras.utils.to_categorical(y, 10)
-    rows = len(x) * 9 // 10 // BATCH * BATCH  # in whole batches
+    rows = len(x) * 9 // 10 // BATCH * BATCH  # a whole number of batches
     per_epoch = rows // BATCH
     whole, rest = divmod(steps, per_epoch)
     if whole:
@@ -265,7 +267,7 @@ def keras(precision: str, steps: int, into: Path | None, fault: str | None = Non
         model.fit(x[:rows], one_hot[:rows], BATCH, whole, verbose=0, callbacks=callbacks, validation_data=held_out)
     elif rest:
         model.fit(x[: rest * BATCH], one_hot[: rest * BATCH], BATCH, verbose=0, callbacks=callbacks)
-    return Done(told.losses, {weight.path for weight in model.trainable_weights})
+    return Done(loss_recorder.losses, {weight.path for weight in model.trainable_weights})
 
 
 _KERAS: dict[str, Any] = {

@@ -1,10 +1,11 @@
-"""Each framework's stock example for a few hundred steps, watched and not: `python -m tests.record.frameworks.long`.
+"""Each framework's stock example for a few hundred steps, watched and unwatched: `python -m
+tests.record.frameworks.long`.
 
     python -m tests.record.frameworks.long --steps 300 --only lightning
 
-For each framework and precision: whether the losses are the same bit for bit, what is missing in the tables of the run,
-and what `diagnose` warns of; and for each fault that was planted, whether it was found. Every framework has a process
-of its own, and keeps its settings there. Ends with 0 where all is as it should be.
+For each framework and precision, checks that the losses are bit-identical, that no values of the run are missing, and
+that `diagnose` warns of nothing; and that it reports each planted fault. Each framework runs in its own process, since
+some keep global settings. The exit code is 0 if all checks pass.
 """
 
 import argparse
@@ -20,32 +21,32 @@ from pathlib import Path
 from amp_core import load_run
 from tests.benchmarks.measuring import say, table
 from tests.record.frameworks.examples import EVERY, EXAMPLES
-from tests.record.frameworks.healthy import FULL, holes, warned
+from tests.record.frameworks.healthy import FULL, missing_values, warning_codes
 
 HEADS = ("framework", "precision", "fault", "steps", "losses", "tables", "found")
 
 
 def healthy(name: str, precision: str, steps: int, folder: Path) -> tuple[bool, list[str]]:
-    """Train bare and watched, and hold one against the other: whether all is well, and the row."""
+    """Train unwatched and watched and compare both: whether all is well, and the row of the table."""
     example = EXAMPLES[name]
-    bare = example.train(precision, steps, None)
+    unwatched = example.train(precision, steps, None)
     watched = example.train(precision, steps, folder)
     run = load_run(folder)
-    differ = sum(a != b for a, b in zip(bare.losses, watched.losses, strict=True))
-    missing = holes(run, len(watched.losses), EVERY, watched.parameters, example.columns or FULL)
-    found = warned(run)
+    differ = sum(a != b for a, b in zip(unwatched.losses, watched.losses, strict=True))
+    missing = missing_values(run, len(watched.losses), EVERY, watched.parameters, example.columns or FULL)
+    codes = warning_codes(run)
     row = [name, precision, "none", str(len(watched.losses))]
-    row += [f"{differ} differ" if differ else "the same", "; ".join(missing) or "full", ", ".join(found) or "nothing"]
-    return not (differ or missing or found), row
+    row += [f"{differ} differ" if differ else "the same", "; ".join(missing) or "full", ", ".join(codes) or "nothing"]
+    return not (differ or missing or codes), row
 
 
 def faulty(name: str, fault: str, steps: int, folder: Path) -> tuple[bool, list[str]]:
-    """Train with something wrong: whether it was found, and the row."""
+    """Train with a fault: whether `diagnose` reports it, and the row of the table."""
     precision, code = EXAMPLES[name].faults[fault]
     done = EXAMPLES[name].train(precision, steps, folder, fault)
-    found = warned(load_run(folder))
-    said = f"{code}{''.join(f', {c}' for c in found if c != code)}" if code in found else f"not {code}: {found}"
-    return code in found, [name, precision, fault, str(len(done.losses)), "", "", said]
+    codes = warning_codes(load_run(folder))
+    result = f"{code}{''.join(f', {c}' for c in codes if c != code)}" if code in codes else f"not {code}: {codes}"
+    return code in codes, [name, precision, fault, str(len(done.losses)), "", "", result]
 
 
 def rows_of(name: str, steps: int, folder: Path) -> list[tuple[bool, list[str]]]:
@@ -60,16 +61,16 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--steps", type=int, default=250)
     options.add_argument("--only", choices=EXAMPLES)
-    options.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # how the command calls itself
-    given = options.parse_args()
-    if given.worker is not None:
+    options.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # used by the command for each framework
+    arguments = options.parse_args()
+    if arguments.worker is not None:
         with tempfile.TemporaryDirectory() as folder:
-            given.worker.write_text(json.dumps(rows_of(given.only, given.steps, Path(folder))))
+            arguments.worker.write_text(json.dumps(rows_of(arguments.only, arguments.steps, Path(folder))))
         return 0
     rows: list[list[str]] = []
     good = True
     for name, example in EXAMPLES.items():
-        if given.only not in (None, name):
+        if arguments.only not in (None, name):
             continue
         if find_spec(example.package) is None:
             print(f"{name}: left out, {example.package} is not installed")
@@ -79,7 +80,7 @@ def main() -> int:
             results = Path(folder) / "rows.json"
             command = [sys.executable, "-m", "tests.record.frameworks.long", "--worker", str(results), "--only", name]
             done = subprocess.run(
-                [*command, "--steps", str(given.steps)],
+                [*command, "--steps", str(arguments.steps)],
                 env=os.environ | example.environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`watch` on what Accelerate has prepared: nothing to give but the model and the optimizer."""
+"""`watch` on objects that Accelerate prepared: it needs only the model and the optimizer."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from amp_core import diagnose, load_run
 from amp_core.record import watch
-from tests.record.frameworks.healthy import assert_whole, warned
+from tests.record.frameworks.healthy import assert_complete, warning_codes
 from tests.record.loops import small_model
 
 accelerate = pytest.importorskip("accelerate")
@@ -22,19 +22,19 @@ def fresh():
 
 
 def on_cpu(precision, init_scale=2.0**12):
-    """An Accelerator; for `fp16` as it is on a GPU, with autocast and a scaler, which a CPU has too."""
-    made = accelerate.Accelerator(
+    """An Accelerator; for `fp16` with autocast and a scaler, as on a GPU: a CPU has both too."""
+    accelerator = accelerate.Accelerator(
         mixed_precision=precision.removesuffix("-as-shipped"), cpu=True, gradient_accumulation_steps=3
     )
     if precision == "fp16":
-        made.native_amp = True
-        made.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=5)
-    return made
+        accelerator.native_amp = True
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=5)
+    return accelerator
 
 
-def train(precision, into=None, model=None, clip=True, **more):
+def train(precision, into=None, model=None, clip=True, **options):
     accelerate.state.AcceleratorState._reset_state(True)
-    accelerator = on_cpu(precision, **more)
+    accelerator = on_cpu(precision, **options)
     torch.manual_seed(0)
     model = model or small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -60,27 +60,27 @@ def train(precision, into=None, model=None, clip=True, **more):
 
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
-def test_a_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, precision, clip):
+def test_a_training_is_unchanged_and_its_run_complete_and_healthy(tmp_path, precision, clip):
     plain, a = train(precision, clip=clip)
     watched, b = train(precision, tmp_path / "run", clip=clip)
     assert plain == watched
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     run = load_run(tmp_path / "run")
-    assert_whole(run, STEPS, 4, {n for n, _ in b.named_parameters()})
-    assert np.allclose(run.steps.loss, np.reshape(watched, (STEPS, 3)).mean(1), rtol=1e-6), "the mean of a step"
+    assert_complete(run, STEPS, 4, {n for n, _ in b.named_parameters()})
+    assert np.allclose(run.steps.loss, np.reshape(watched, (STEPS, 3)).mean(1), rtol=1e-6), "the mean over the step"
     assert (run.steps.samples == 48).all() and (run.steps.grad_norm > 0.05).all()
     assert run.head.config["precision"] == precision.replace("no", "fp32")
-    assert warned(run) == []
+    assert warning_codes(run) == []
     if precision == "fp16":
         assert run.head.config["scaler"]["enabled"] and run.steps.loss_scale.iloc[-1] > 2.0**12
 
 
-def test_a_model_without_parts_shows_its_autocast_too(tmp_path):
+def test_autocast_is_detected_for_a_model_without_submodules(tmp_path):
     train("bf16", tmp_path / "run", model=torch.nn.Linear(24, 10))
     assert load_run(tmp_path / "run").head.config["precision"] == "bf16"
 
 
-def test_overflow_is_seen_through_the_wrappers(tmp_path):
+def test_overflow_is_recorded_through_the_wrappers(tmp_path):
     train("fp16", tmp_path / "run", init_scale=2.0**26)
     steps = load_run(tmp_path / "run").steps
     assert steps.skipped.iloc[0] and not steps.skipped.iloc[-1]
@@ -99,4 +99,4 @@ def test_a_planted_fault_is_detected(tmp_path):
     with torch.no_grad():
         model[2].weight *= 1e7  # more than FP16 holds
     train("fp16", tmp_path / "run", model=model)
-    assert "activation-overflow" in warned(load_run(tmp_path / "run"))
+    assert "activation-overflow" in warning_codes(load_run(tmp_path / "run"))

@@ -1,11 +1,11 @@
-"""Rows that a thread writes beside the training: in order, not too many, none lost, and no error in the loop."""
+"""Rows that a background thread writes: in order, in bounded number, none lost, and no error in the loop."""
 
 import threading
 
 from amp_core.record.frameworks.background_rows import MAX_WAITING, BackgroundRows
 
 
-def test_what_is_taken_is_sent_in_order_before_the_end():
+def test_rows_are_sent_in_order_before_the_end():
     sent = []
     rows = BackgroundRows(sent.extend, sent.append)
     for number in range(10):
@@ -15,7 +15,7 @@ def test_what_is_taken_is_sent_in_order_before_the_end():
     assert sent == [sign * number for number in range(10) for sign in (1, -1)]
 
 
-def test_a_failure_is_reported_and_the_next_are_sent():
+def test_a_failure_is_reported_and_later_rows_are_sent():
     sent, failed = [], []
 
     def send(attempts):
@@ -42,7 +42,7 @@ def test_a_loop_that_is_far_ahead_waits_for_the_thread():
     rows.take([0])
     assert at_work.wait(300)
     for number in range(1, MAX_WAITING + 1):
-        rows.take([number])  # returns: so many may wait
+        rows.take([number])  # returns: this many may wait
 
     def one_more():
         rows.take([MAX_WAITING + 1])

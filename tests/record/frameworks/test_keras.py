@@ -1,4 +1,4 @@
-"""`fit` with the callback trains as without it, on the torch backend and, where it is installed, on TensorFlow."""
+"""`fit` with the callback trains as without it, on the torch backend and, if it is installed, on TensorFlow."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amp_core import RunError, load_run
-from tests.record.frameworks.healthy import warned
+from tests.record.frameworks.healthy import warning_codes
 
 if find_spec("keras") is None:
     pytest.skip("keras is not installed", allow_module_level=True)
@@ -54,7 +54,7 @@ def train(policy, callbacks, optimizer=None, jit=False, rows=None):
 
 
 class Logs(keras.callbacks.Callback):
-    """What Keras tells of each step; of a loss the mean since the beginning of an epoch."""
+    """Collects the logs that Keras passes for each step; its loss is the mean since the beginning of the epoch."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ class Logs(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("policy", WAYS)
-def test_a_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, policy):
+def test_a_training_is_unchanged_and_its_run_complete_and_healthy(tmp_path, policy):
     plain, a = train(policy, [])
     watched, b = train(policy, [WatchCallback(tmp_path / "run", every=5)])
     assert plain == watched
@@ -83,7 +83,7 @@ def test_a_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, policy):
     assert (grads[["zero", "subnormal", "normal", "inf", "nan"]].sum(axis=1) == grads.numel).all()
     assert run.head.config["precision"] == WAYS[policy] and BACKEND in run.head.config["framework"]
     assert run.head.results.keys() == {"eval_loss"} and (run.events.kind == "evaluated").sum() == 2
-    assert warned(run) == []
+    assert warning_codes(run) == []
     if policy == "mixed_float16":
         assert (run.steps.loss_scale == 2.0**15).all() and run.steps.growth_tracker.tolist() == list(range(STEPS))
         assert (grads.loss_scale == 2.0**15).all()
@@ -91,8 +91,8 @@ def test_a_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, policy):
         assert run.steps.grad_norm.iloc[0] == pytest.approx(norm, rel=1e-6)
 
 
-def test_keras_hands_the_numbers_of_a_step_on_as_without_the_callback():
-    """It does so beside the training, unless a callback wants to be told of each batch that has ended."""
+def test_keras_passes_on_the_numbers_of_a_step_as_without_the_callback():
+    """It does so asynchronously, unless a callback implements `on_train_batch_end`."""
     for name in ("on_train_batch_end", "on_batch_end"):
         assert getattr(WatchCallback, name) is getattr(keras.callbacks.Callback, name)
 
@@ -117,9 +117,9 @@ def run_events(tmp_path, kind):
 
 
 def test_a_planted_fault_is_detected(tmp_path):
-    """Data that is not finite: every step from there on is skipped."""
+    """Data that is not finite: every later step is skipped."""
     train("mixed_float16", [WatchCallback(tmp_path / "run")], scaled(initial_scale=4.0), rows=slice(100, 300))
-    assert {"loss-nonfinite", "scale-collapse"} <= set(warned(load_run(tmp_path / "run")))
+    assert {"loss-nonfinite", "scale-collapse"} <= set(warning_codes(load_run(tmp_path / "run")))
 
 
 def test_half_precision_without_a_loss_scale_is_detected(tmp_path):
@@ -127,10 +127,10 @@ def test_half_precision_without_a_loss_scale_is_detected(tmp_path):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile(keras.optimizers.SGD(), "mse", auto_scale_loss=False, jit_compile=False)
     model.fit(np.ones((8, 4)), np.ones((8, 2)), 2, verbose=0, callbacks=[WatchCallback(tmp_path / "run")])
-    assert warned(load_run(tmp_path / "run")) == ["fp16-without-scaler"]
+    assert warning_codes(load_run(tmp_path / "run")) == ["fp16-without-scaler"]
 
 
-def test_an_exception_ends_the_run_and_gives_the_optimizer_back(tmp_path):
+def test_an_exception_ends_the_run_and_restores_the_optimizer(tmp_path):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse", jit_compile=False)
 
@@ -139,7 +139,7 @@ def test_an_exception_ends_the_run_and_gives_the_optimizer_back(tmp_path):
             yield np.ones((2, 5 if n == 5 else 4), "float32"), np.ones((2, 2), "float32")
 
     callback = WatchCallback(tmp_path / "run")
-    with pytest.raises(Exception, match=r"5"):  # each backend has its own words for a batch that is too wide
+    with pytest.raises(Exception, match=r"5"):  # each backend has its own message for a batch that is too wide
         model.fit(rows(), verbose=0, callbacks=[callback])
     assert "apply" not in vars(model.optimizer)
     run = load_run(tmp_path / "run")
@@ -149,7 +149,7 @@ def test_an_exception_ends_the_run_and_gives_the_optimizer_back(tmp_path):
 
 
 def minimized(optimizer, loss_of, weights):
-    """A step in which the loop asks for gradients by itself, and Keras scales nothing."""
+    """A step in which the loop computes the gradients itself, and Keras scales nothing."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
@@ -169,7 +169,7 @@ def minimized(optimizer, loss_of, weights):
 
 
 class Pair(keras.Model):
-    """Two networks against each other, an optimizer each: with a `train_step` and a `compile` of its own."""
+    """Two adversarial networks, each with an optimizer, in a model with its own `train_step` and `compile`."""
 
     def __init__(self):
         super().__init__()
@@ -184,15 +184,19 @@ class Pair(keras.Model):
     def train_step(self, data):
         real, z = data
 
-        def judged(x, wanted):
-            return keras.ops.mean((self.judge(x) - wanted) ** 2)
+        def judge_loss(x, target):
+            return keras.ops.mean((self.judge(x) - target) ** 2)
 
         pairs = (
-            (self.judging, self.judge, lambda: judged(real, 1.0) + judged(keras.ops.stop_gradient(self.maker(z)), 0.0)),
-            (self.making, self.maker, lambda: judged(self.maker(z), 1.0)),
+            (
+                self.judging,
+                self.judge,
+                lambda: judge_loss(real, 1.0) + judge_loss(keras.ops.stop_gradient(self.maker(z)), 0.0),
+            ),
+            (self.making, self.maker, lambda: judge_loss(self.maker(z), 1.0)),
         )
-        made = [minimized(optimizer, loss_of, part.trainable_weights) for optimizer, part, loss_of in pairs]
-        return {"judge": made[0], "maker": made[1]}
+        losses = [minimized(optimizer, loss_of, part.trainable_weights) for optimizer, part, loss_of in pairs]
+        return {"judge": losses[0], "maker": losses[1]}
 
 
 def fit_pair(callbacks):
@@ -214,7 +218,7 @@ class Tracker:
         self.rows.append((step, row))
 
 
-def test_a_train_step_of_ones_own_with_two_optimizers(tmp_path):
+def test_a_custom_train_step_with_two_optimizers(tmp_path):
     plain, tracker = fit_pair([]), Tracker()
     callback = WatchCallback(tmp_path / "run", every=4)
     callback.mirror(tracker)
@@ -228,8 +232,8 @@ def test_a_train_step_of_ones_own_with_two_optimizers(tmp_path):
     grads = run.tensors(kind="weight_grad")
     assert sorted(grads.step.unique()) == [0, 4, 8]
     assert set(grads.name) == {f"{part}/dense/{w}" for part in ("maker", "judge") for w in ("kernel", "bias")}
-    assert warned(run) == []
-    if BACKEND == "torch":  # on TensorFlow a batch is told of from within its graph alone
+    assert warning_codes(run) == []
+    if BACKEND == "torch":  # on TensorFlow a batch is reported only from within its graph
         for column in ("data_ms", "forward_ms", "backward_ms", "optimizer_ms"):
             assert run.table("steps").column(column).null_count == 0
         assert (run.steps.forward_ms > 0).all() and (run.steps.data_ms[1::2] == 0).all()
@@ -239,7 +243,7 @@ def test_a_train_step_of_ones_own_with_two_optimizers(tmp_path):
 
 def test_gradients_may_be_applied_without_naming_the_variables(tmp_path):
     class Halved(keras.Sequential):
-        """Its second layer alone is trained, by an optimizer that was built with its weights."""
+        """Only its second layer is trained, by an optimizer that was built with its weights."""
 
         def train_step(self, data):
             x, y = data
@@ -268,7 +272,7 @@ def test_gradients_may_be_applied_without_naming_the_variables(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["norms", "RowWriter.send"])
-def test_what_goes_wrong_in_watching_does_not_end_the_training(tmp_path, monkeypatch, where):
+def test_errors_of_watching_do_not_end_the_training(tmp_path, monkeypatch, where):
     plain = train("float32", [])
 
     def full(*args):
@@ -277,12 +281,12 @@ def test_what_goes_wrong_in_watching_does_not_end_the_training(tmp_path, monkeyp
     monkeypatch.setattr(f"{keras_run.__name__}.{where}", full)
     watched = train("float32", [WatchCallback(tmp_path / "run", every=10**6)])
     assert plain[0] == watched[0]
-    said = run_events(tmp_path, "warning").detail
-    assert said.str.contains("no room for the norms").any() and said.str.contains("nothing is recorded").any()
+    detail = run_events(tmp_path, "warning").detail
+    assert detail.str.contains("no room for the norms").any() and detail.str.contains("nothing is recorded").any()
     assert load_run(tmp_path / "run").status == "finished"
 
 
-def test_steps_of_no_optimizer_of_the_model_are_reported_as_missing(tmp_path):
+def test_steps_of_an_optimizer_outside_the_model_are_reported_as_missing(tmp_path):
     elsewhere = [keras.optimizers.SGD()]
 
     class Hidden(keras.Sequential):
@@ -313,7 +317,7 @@ def test_several_steps_in_one_call_have_a_row_each(tmp_path):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA is TensorFlow's")
-def test_under_xla_the_scale_is_recorded_and_the_run_says_what_is_not(tmp_path):
+def test_under_xla_the_loss_scale_is_recorded_and_the_run_reports_what_is_not(tmp_path):
     plain, _ = train("mixed_float16", [], scaled(initial_scale=2.0**24), jit=True)
     watched, _ = train("mixed_float16", [WatchCallback(tmp_path / "run")], scaled(initial_scale=2.0**24), jit=True)
     assert plain == watched
@@ -325,7 +329,11 @@ def test_under_xla_the_scale_is_recorded_and_the_run_says_what_is_not(tmp_path):
 
 @pytest.mark.skipif(BACKEND != "torch" or find_spec("tensorflow") is None, reason="tensorflow is not installed")
 def test_the_same_on_tensorflow():
-    more = os.environ | {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | {
+        "KERAS_BACKEND": "tensorflow",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     command = [sys.executable, "-m", "pytest", "-q", __file__]
-    done = subprocess.run(command, env=more, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

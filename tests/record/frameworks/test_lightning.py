@@ -1,4 +1,4 @@
-"""A stock Lightning training with the callback goes as without it, and its run says what really happened."""
+"""A stock Lightning training is unchanged by the callback, and its run is correct."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from amp_core import diagnose, load_run
-from tests.record.frameworks.healthy import assert_whole, warned
+from tests.record.frameworks.healthy import assert_complete, warning_codes
 
 lightning = pytest.importorskip("lightning")
 
@@ -18,7 +18,7 @@ STEPS = 24
 
 
 class Classifier(lightning.LightningModule):
-    """As Lightning's own first example: the step calls parts of the module, never the module."""
+    """Like Lightning's first example: the step calls submodules, never the module itself."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Gan(lightning.LightningModule):
-    """Manual optimization of two optimizers. Lightning runs all of such a step under autocast, backward too, and
+    """Manual optimization with two optimizers. Lightning runs the whole step under autocast, including backward, and
     updates the scaler after each optimizer."""
 
     def __init__(self):
@@ -59,15 +59,15 @@ class Gan(lightning.LightningModule):
         g, d = self.optimizers()
         z = torch.randn(len(real), 8)
 
-        def judged(x, wanted):
+        def judge_loss(x, target):
             out = self.discriminator(x)
-            return nn.functional.binary_cross_entropy_with_logits(out, torch.full_like(out, wanted))
+            return nn.functional.binary_cross_entropy_with_logits(out, torch.full_like(out, target))
 
-        loss = judged(real, 1.0) + judged(self.generator(z).detach(), 0.0)
+        loss = judge_loss(real, 1.0) + judge_loss(self.generator(z).detach(), 0.0)
         d.zero_grad()
         self.manual_backward(loss)
         d.step()
-        other = judged(self.generator(z), 1.0)
+        other = judge_loss(self.generator(z), 1.0)
         g.zero_grad()
         self.manual_backward(other)
         g.step()
@@ -82,12 +82,12 @@ def scaled(init_scale=2.0**12):
     return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=10))
 
 
-def fit(tmp_path, callbacks, module=Classifier, data=None, **more):
-    made = module()
+def fit(tmp_path, callbacks, module=Classifier, data=None, **options):
+    model = module()
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(256, 24, generator=g), torch.randint(0, 10, (256,), generator=g)
     rows = torch.utils.data.TensorDataset(x, y)
-    settings = {"max_steps": STEPS, "limit_val_batches": 1, "log_every_n_steps": 1} | more
+    settings = {"max_steps": STEPS, "limit_val_batches": 1, "log_every_n_steps": 1} | options
     trainer = lightning.Trainer(
         accelerator="cpu",
         logger=False,
@@ -102,8 +102,8 @@ def fit(tmp_path, callbacks, module=Classifier, data=None, **more):
     loaders = [torch.utils.data.DataLoader(rows, batch_size=16)]
     if module is Classifier:
         loaders.append(torch.utils.data.DataLoader(rows, batch_size=64))
-    trainer.fit(made, *loaders)
-    return made
+    trainer.fit(model, *loaders)
+    return model
 
 
 WAYS = {
@@ -115,22 +115,22 @@ WAYS = {
 
 @pytest.mark.parametrize("clip", ["norm", "value"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stock_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, way, clip):
-    more = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": clip, "accumulate_grad_batches": 2}
-    plain = fit(tmp_path, [], **WAYS[way](), **more)
-    watched = fit(tmp_path, [WatchCallback(tmp_path / "run", every=4)], **WAYS[way](), **more)
+def test_a_stock_training_is_unchanged_and_its_run_complete_and_healthy(tmp_path, way, clip):
+    options = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": clip, "accumulate_grad_batches": 2}
+    plain = fit(tmp_path, [], **WAYS[way](), **options)
+    watched = fit(tmp_path, [WatchCallback(tmp_path / "run", every=4)], **WAYS[way](), **options)
     assert plain.losses == watched.losses and len(plain.losses) == 2 * STEPS
     for a, b in zip(plain.parameters(), watched.parameters(), strict=True):
         assert torch.equal(a, b)
     run = load_run(tmp_path / "run")
-    assert_whole(run, STEPS, 4, {n for n, _ in watched.named_parameters()})
+    assert_complete(run, STEPS, 4, {n for n, _ in watched.named_parameters()})
     assert np.allclose(run.steps.loss, np.reshape(watched.losses, (STEPS, 2)).mean(1), rtol=1e-6)
     assert (run.steps.samples == 32).all() and (run.steps.grad_norm > 0.05).all(), "before clipping"
     grads = run.tensors(kind="weight_grad")
     assert (grads.absmax / grads.loss_scale).max() > 0.06, "before clipping by value too"
     assert run.head.config["precision"] == way and run.head.config["accumulate_grad_batches"] == 2
     assert run.head.results.keys() == {"val_loss"} and (run.events.kind == "evaluated").sum() == 3
-    assert warned(run) == []
+    assert warning_codes(run) == []
     if way == "fp16":
         assert run.steps.loss_scale.iloc[-1] >= 2.0**13 and run.steps.growth_tracker.notna().all()
 
@@ -149,12 +149,12 @@ def test_manual_optimization_with_two_optimizers(tmp_path, way):
     names = run.tensors(kind="weight_grad").name
     assert set(names) == {n for n, _ in watched.named_parameters()}
     assert set(run.tensors(kind="output_grad").name) >= {"generator.0", "discriminator.2"}
-    assert warned(run) == []
+    assert warning_codes(run) == []
     if way == "fp16":
         assert {"shared-backoff", "backward-under-autocast"} <= {f.code for f in diagnose(run)}
 
 
-def test_a_scale_that_is_too_high_is_skipped_and_counted(tmp_path):
+def test_steps_skipped_for_a_loss_scale_that_is_too_high_are_counted(tmp_path):
     fit(tmp_path, [WatchCallback(tmp_path / "run")], plugins=[scaled(2.0**40)])
     steps = load_run(tmp_path / "run").steps
     assert steps.skipped.any() and not steps.skipped.iloc[-1]
@@ -169,10 +169,10 @@ def test_a_planted_fault_is_detected(tmp_path):
                 return super().training_step(batch, batch_idx)
 
     fit(tmp_path, [WatchCallback(tmp_path / "run")], Wrong, precision="bf16-mixed")
-    assert warned(load_run(tmp_path / "run")) == ["autocast-inactive"]
+    assert warning_codes(load_run(tmp_path / "run")) == ["autocast-inactive"]
 
 
-def test_an_exception_ends_the_run_and_takes_the_hooks_off(tmp_path):
+def test_an_exception_ends_the_run_and_removes_the_hooks(tmp_path):
     class Failing(Classifier):
         def training_step(self, batch, batch_idx):
             if batch_idx == 3:

@@ -13,8 +13,8 @@ STEPS = 12
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind():
-    """Some frameworks keep their settings for the life of a process."""
+def settings_are_restored():
+    """Restore the settings that some frameworks keep for the life of a process."""
     yield
     if find_spec("accelerate") is not None:
         from accelerate.state import AcceleratorState
@@ -23,7 +23,7 @@ def nothing_is_left_behind():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_the_same_whole_and_healthy_and_a_fault_is_detected(name, tmp_path):
+def test_an_example_is_unchanged_complete_and_healthy_and_a_fault_is_detected(name, tmp_path):
     if find_spec(name) is None or find_spec("sklearn") is None:
         pytest.skip(f"{name} or scikit-learn is not installed")
     if name == "keras":
@@ -35,8 +35,8 @@ def test_an_example_is_the_same_whole_and_healthy_and_a_fault_is_detected(name, 
         well, row = long.healthy(name, "bf16", STEPS, tmp_path / "run")
         assert well, row
         fault = next(iter(EXAMPLES[name].faults))
-        found, row = long.faulty(name, fault, STEPS, tmp_path / "fault")
-        assert found, row
+        detected, row = long.faulty(name, fault, STEPS, tmp_path / "fault")
+        assert detected, row
     finally:
         if name == "keras":
             keras.mixed_precision.set_global_policy(policy)

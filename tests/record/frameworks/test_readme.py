@@ -1,4 +1,4 @@
-"""The README's lines for each framework, as they stand there, on something small."""
+"""The README's code for each framework, verbatim, on a small training."""
 
 import os
 import re
@@ -70,9 +70,9 @@ def test_the_lines_in_the_readme_run(framework, tmp_path):
     if framework == "lightning":  # no folders for checkpoints and logs
         lines = lines.replace("Trainer(", "Trainer(logger=False, enable_checkpointing=False, accelerator='cpu', ")
     program = SETUP[framework] + lines + AFTER.get(framework, "")
-    more = os.environ | {"KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=more, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "runs" / framework)

@@ -1,4 +1,4 @@
-"""A stock Trainer with the callback trains as without it, and its run says what really happened."""
+"""A stock Trainer is unchanged by the callback, and its run is correct."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from amp_core import RunError, diagnose, load_run
 from amp_core.record.torch_internals.module_calls import listeners
-from tests.record.frameworks.healthy import assert_whole, warned
+from tests.record.frameworks.healthy import assert_complete, warning_codes
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -24,7 +24,7 @@ def texts(number, length=16):
 
 
 class HalfOnCpu(transformers.Trainer):
-    """FP16 as on a GPU: the Trainer's own way with autocast and a scaler, both of which a CPU has too."""
+    """FP16 as on a GPU: the Trainer's own code path with autocast and a scaler, which a CPU has too."""
 
     init_scale = 2.0**12
 
@@ -34,7 +34,7 @@ class HalfOnCpu(transformers.Trainer):
         self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=self.init_scale, growth_interval=10)
 
 
-def train(tmp_path, callbacks, trainer=transformers.Trainer, data=None, **more):
+def train(tmp_path, callbacks, trainer=transformers.Trainer, data=None, **options):
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=32, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
@@ -57,7 +57,7 @@ def train(tmp_path, callbacks, trainer=transformers.Trainer, data=None, **more):
     }
     made = trainer(
         transformers.GPT2LMHeadModel(config),
-        transformers.TrainingArguments(**settings | more),
+        transformers.TrainingArguments(**settings | options),
         train_dataset=data or texts(64),
         eval_dataset=texts(8),
         callbacks=callbacks,
@@ -78,14 +78,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stock_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, way):
+def test_a_stock_training_is_unchanged_and_its_run_complete_and_healthy(tmp_path, way):
     plain = train(tmp_path, [], **WAYS[way])
     watched = train(tmp_path, [WatchCallback(tmp_path / "run", every=5)], **WAYS[way])
     assert logged(plain, "loss") == logged(watched, "loss")
     for a, b in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
         assert torch.equal(a, b)
     run = load_run(tmp_path / "run")
-    assert_whole(run, STEPS, 5, {n for n, _ in watched.model.named_parameters()})
+    assert_complete(run, STEPS, 5, {n for n, _ in watched.model.named_parameters()})
     assert np.allclose(run.steps.loss, logged(watched, "loss"), rtol=1e-5)
     assert np.allclose(run.steps.grad_norm, logged(watched, "grad_norm"), rtol=1e-4), "before clipping"
     assert (run.steps.samples == 8).all() and (run.steps.lr == 1e-3).all()
@@ -93,7 +93,7 @@ def test_a_stock_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, wa
     evaluated = run.events[run.events.kind == "evaluated"]
     assert evaluated.step.tolist() == [9, 19, 29]
     assert run.head.results == {"eval_loss": logged(watched, "eval_loss")[-1]}
-    assert warned(run) == []
+    assert warning_codes(run) == []
     if way == "fp16":
         assert run.head.config["scaler"]["enabled"] and run.steps.loss_scale.iloc[-1] >= 2.0**13
         assert run.steps.growth_tracker.notna().all()
@@ -120,11 +120,11 @@ def test_a_planted_fault_is_detected(tmp_path):
             self.accelerator.scaler.set_growth_interval(10**6)
 
     train(tmp_path, [WatchCallback(tmp_path / "run")], Useless, fp16=True, max_steps=12)
-    assert "fp16-without-scaler" in warned(load_run(tmp_path / "run"))
+    assert "fp16-without-scaler" in warning_codes(load_run(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_an_exception_ends_the_run_and_takes_the_hooks_off(tmp_path, later):
+def test_an_exception_ends_the_run_and_removes_the_hooks(tmp_path, later):
     class Failing(transformers.Trainer):
         def training_step(self, *args, **kwargs):
             if self.state.global_step == 3:
@@ -150,7 +150,7 @@ def test_an_exception_ends_the_run_and_takes_the_hooks_off(tmp_path, later):
     assert not any(listeners(m) or m._forward_hooks for m in seen.model.modules())
 
 
-def test_a_second_training_has_a_folder_of_its_own_and_the_same_tracker(tmp_path):
+def test_a_second_training_has_its_own_folder_and_the_same_tracker(tmp_path):
     class Tracker(list):
         def log(self, row, step):
             self.append(step)
@@ -163,6 +163,6 @@ def test_a_second_training_has_a_folder_of_its_own_and_the_same_tracker(tmp_path
     assert tracker == [0, 1, 0, 1]
 
 
-def test_what_the_trainer_knows_cannot_be_given(tmp_path):
+def test_arguments_that_the_trainer_provides_are_refused(tmp_path):
     with pytest.raises(RunError, match="scaler cannot be given to a callback"):
         WatchCallback(tmp_path / "run", scaler=None)

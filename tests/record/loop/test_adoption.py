@@ -1,4 +1,4 @@
-"""Scalers and optimizers that a loop replaces in mid-run are the run's from then on; other people's are left alone."""
+"""Scalers and optimizers that replace those of the loop are recorded from then on; others are left alone."""
 
 import numpy as np
 import pytest
@@ -30,11 +30,12 @@ def codes(run):
     return {finding.code for finding in diagnose(run)}
 
 
-def train(into, *, made, each_epoch, scaled=True, clip=False, overflow_at=()):
-    """A loop of three epochs. `each_epoch(epoch, model, optimizer, scaler)` returns the optimizer and scaler to use."""
+def train(into, *, optimizers, each_epoch, scaled=True, clip=False, overflow_at=()):
+    """A loop of three epochs. `each_epoch(epoch, model, optimizer, scaler)` returns the optimizer and scaler of the
+    epoch."""
     torch.manual_seed(0)
     model = small_model()
-    optimizer = made(model)
+    optimizer = optimizers(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if scaled else None
     losses, scales, skipped = [], [], []
     with watch(model, optimizer, scaler=scaler, into=into, every=4):
@@ -69,10 +70,10 @@ def restored(epoch, model, optimizer, scaler):
 
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("each_epoch", [of_the_same_settings, restored])
-def test_a_scaler_that_is_replaced_each_epoch_goes_on_as_the_one_given(tmp_path, each_epoch, clip):
+def test_a_scaler_that_is_replaced_each_epoch_is_recorded_like_the_first(tmp_path, each_epoch, clip):
     run, losses, scales, skipped = train(
         tmp_path / "run",
-        made=lambda m: adamw(m.parameters()),
+        optimizers=lambda m: adamw(m.parameters()),
         each_epoch=each_epoch,
         clip=clip,
         overflow_at=(2, 8, 14),
@@ -107,11 +108,11 @@ def test_a_scaler_of_another_network_is_not_taken_for_a_new_one(tmp_path):
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("clip", [False, True])
-def test_an_optimizer_that_is_replaced_each_epoch_goes_on_in_the_place_of_the_one_given(tmp_path, scaled, clip):
+def test_an_optimizer_that_is_replaced_each_epoch_keeps_the_index_of_the_first(tmp_path, scaled, clip):
     overflows = (2, 6, 14) if scaled else ()
     run, losses, _, skipped = train(
         tmp_path / "run",
-        made=lambda m: adamw(m.parameters()),
+        optimizers=lambda m: adamw(m.parameters()),
         each_epoch=same_parameters,
         scaled=scaled,
         clip=clip,
@@ -133,12 +134,12 @@ def unfreezing(epoch, model, optimizer, scaler):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_an_optimizer_that_is_built_again_as_layers_are_unfrozen(tmp_path, scaled):
-    def made(model):
+def test_an_optimizer_rebuilt_after_layers_are_unfrozen_is_recorded(tmp_path, scaled):
+    def optimizers(model):
         model[:5].requires_grad_(False)
         return adamw(model[5].parameters())
 
-    run, losses, *_ = train(tmp_path / "run", made=made, each_epoch=unfreezing, scaled=scaled)
+    run, losses, *_ = train(tmp_path / "run", optimizers=optimizers, each_epoch=unfreezing, scaled=scaled)
     assert run.steps.loss.tolist() == pytest.approx(losses) and run.steps.step.tolist() == list(range(STEPS))
     assert set(run.tensors(kind="weight_grad", steps=(12, 18)).name) > {"5.weight", "2.weight", "0.weight"}
 
@@ -152,18 +153,18 @@ def next_stage(epoch, model, optimizer, scaler):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_stages_with_optimizers_of_other_parameters_are_all_recorded(tmp_path, scaled):
-    def made(model):
+def test_optimizers_of_stages_with_different_parameters_are_all_recorded(tmp_path, scaled):
+    def optimizers(model):
         model[:5].requires_grad_(False)
         return sgd(model[5].parameters())
 
-    run, losses, *_ = train(tmp_path / "run", made=made, each_epoch=next_stage, scaled=scaled)
+    run, losses, *_ = train(tmp_path / "run", optimizers=optimizers, each_epoch=next_stage, scaled=scaled)
     assert run.steps.loss.tolist() == pytest.approx(losses) and run.steps.step.tolist() == list(range(STEPS))
     assert run.steps.optimizer.tolist() == [0] * 6 + [1] * 6 + [2] * 6
     assert changes(run, "optimizer").detail.str.contains("was not given").tolist() == [True, True]
 
 
-def test_an_optimizer_that_comes_back_is_recorded_too(tmp_path):
+def test_an_optimizer_that_is_used_again_is_recorded_again(tmp_path):
     kept = {}
 
     def in_turns(epoch, model, optimizer, scaler):
@@ -171,13 +172,13 @@ def test_an_optimizer_that_comes_back_is_recorded_too(tmp_path):
         kept.setdefault(1, sgd(model.parameters()))
         return kept[epoch % 2], scaler
 
-    run, losses, *_ = train(tmp_path / "run", made=lambda m: adamw(m.parameters()), each_epoch=in_turns)
+    run, losses, *_ = train(tmp_path / "run", optimizers=lambda m: adamw(m.parameters()), each_epoch=in_turns)
     assert run.steps.loss.tolist() == pytest.approx(losses) and len(run.steps) == STEPS
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_an_optimizer_of_another_model_is_never_adopted(tmp_path, first):
-    """A discriminator with its own model, which is trained five times as often."""
+    """A discriminator, which is another model, trains five times as often."""
     torch.manual_seed(0)
     generator, discriminator = nn.Linear(6, 24), nn.Linear(24, 1)
     of_g, of_d = sgd(generator.parameters()), sgd(discriminator.parameters())
@@ -200,8 +201,8 @@ def test_an_optimizer_of_another_model_is_never_adopted(tmp_path, first):
     assert len(run.steps) == 12 and changes(run, "optimizer").empty
 
 
-def test_an_optimizer_that_steps_beside_the_one_given_is_left_to_its_owner(tmp_path):
-    """Of the body and the head of one model only the body's optimizer was given."""
+def test_a_second_optimizer_of_the_model_that_was_not_given_is_not_adopted(tmp_path):
+    """A model has an optimizer for its body and one for its head; only the first is given to `watch`."""
     torch.manual_seed(0)
     model = small_model()
     of_body, of_head = sgd(model[:5].parameters()), sgd(model[5].parameters())
@@ -215,7 +216,7 @@ def test_an_optimizer_that_steps_beside_the_one_given_is_left_to_its_owner(tmp_p
     assert len(run.steps) == 20 and (run.steps.optimizer == 0).all() and changes(run, "optimizer").empty
 
 
-def test_critics_in_one_model_step_often_before_the_optimizer_that_was_given(tmp_path):
+def test_a_critic_in_the_same_model_may_step_often_before_the_given_optimizer(tmp_path):
     torch.manual_seed(0)
     both = nn.ModuleDict({"g": nn.Linear(6, 24), "d": nn.Linear(24, 1)})
     of_g, of_d = sgd(both["g"].parameters()), sgd(both["d"].parameters())
@@ -231,7 +232,7 @@ def test_critics_in_one_model_step_often_before_the_optimizer_that_was_given(tmp
     assert len(load_run(tmp_path / "run").steps) == 10
 
 
-def test_the_optimizer_within_another_is_its_part(tmp_path):
+def test_an_optimizer_inside_another_is_not_recorded_separately(tmp_path):
     class Lookahead(torch.optim.Optimizer):
         def __init__(self, inner):
             super().__init__(inner.param_groups, {})
@@ -254,8 +255,8 @@ def test_the_optimizer_within_another_is_its_part(tmp_path):
     assert len(run.steps) == 12 and len(changes(run, "optimizer")) == 1
 
 
-def test_an_optimizer_of_which_watch_was_given_a_stale_object(tmp_path):
-    """The loop makes its own before its first step."""
+def test_an_optimizer_created_after_watch_replaces_the_given_one(tmp_path):
+    """The loop creates a new optimizer before its first step."""
     torch.manual_seed(0)
     model = small_model()
     stale = sgd(model.parameters())
@@ -271,29 +272,29 @@ def test_an_optimizer_of_which_watch_was_given_a_stale_object(tmp_path):
     assert load_run(tmp_path / "run").steps.loss.tolist() == pytest.approx(losses)
 
 
-def test_nothing_is_left_on_replaced_optimizers_and_weights_are_as_without_watching(tmp_path):
+def test_replaced_optimizers_keep_no_hooks_and_weights_are_as_without_watching(tmp_path):
     from torch.optim import optimizer as torchs
 
     def go(into):
         torch.manual_seed(0)
         model = small_model()
-        made = [sgd(model.parameters())]
-        rec = watch(model, made[0], into=into) if into else None
+        optimizers = [sgd(model.parameters())]
+        rec = watch(model, optimizers[0], into=into) if into else None
         for step in range(12):
             if step % 4 == 3:
-                made.append(adamw(model.parameters()))
+                optimizers.append(adamw(model.parameters()))
             model(torch.randn(16, 24)).square().mean().backward()
-            made[-1].step()
-            made[-1].zero_grad()
+            optimizers[-1].step()
+            optimizers[-1].zero_grad()
         if rec is not None:
             rec.close()
-        return model, made
+        return model, optimizers
 
     plain, _ = go(None)
     before = len(torchs._global_optimizer_pre_hooks), len(torchs._global_optimizer_post_hooks)
-    watched, made = go(tmp_path / "run")
+    watched, optimizers = go(tmp_path / "run")
     assert before == (len(torchs._global_optimizer_pre_hooks), len(torchs._global_optimizer_post_hooks))
-    for optimizer in made:
+    for optimizer in optimizers:
         assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
         assert "zero_grad" not in vars(optimizer)
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):

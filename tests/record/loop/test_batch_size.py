@@ -1,4 +1,4 @@
-"""`samples` counts the batch, whichever dimension of the input it is, or says nothing."""
+"""`samples` is the batch size, whichever dimension of the input that is, or null."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ T, N, C = 7, 4, 6
 
 
 class First(nn.Module):
-    """Calls a layer that gives several things, and returns the first."""
+    """Calls a layer with several outputs, and returns the first."""
 
     def __init__(self, layer, turned=False, last=False):
         super().__init__()
@@ -57,8 +57,8 @@ def samples(into, model, inputs, *, wrap=lambda m: m):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with watch(model, optimizer, into=into):
         for step in range(STEPS):
-            given = inputs(step)
-            out = model(*given) if type(given) is tuple else model(given)
+            batch = inputs(step)
+            out = model(*batch) if type(batch) is tuple else model(batch)
             while not isinstance(out, torch.Tensor):
                 out = out[0]
             out.square().mean().backward()
@@ -92,8 +92,8 @@ def encoder(batch_first):
 def test_layers_determine_the_batch_dimension(tmp_path, layer, batch_first, turned):
     model = First(layer(batch_first), turned=turned)
     time_first = batch_first == turned
-    found = samples(tmp_path / "run", model, lambda _: torch.randn(T, N, C) if time_first else torch.randn(N, T, C))
-    assert (found == N).all()
+    counts = samples(tmp_path / "run", model, lambda _: torch.randn(T, N, C) if time_first else torch.randn(N, T, C))
+    assert (counts == N).all()
 
 
 @pytest.mark.parametrize("model", [lambda: nn.LSTM(C, C), lambda: nn.GRU(C, C, 2), lambda: encoder(False)])
@@ -101,9 +101,9 @@ def test_the_layer_itself_is_the_model(tmp_path, model):
     assert (samples(tmp_path / "run", model(), lambda _: torch.randn(T, N, C)) == N).all()
 
 
-def test_lengths_that_are_the_batch_size_at_first(tmp_path):
-    found = samples(tmp_path / "run", First(nn.LSTM(C, C)), lambda step: torch.randn(N + step, N, C))
-    assert (found == N).all()
+def test_a_sequence_length_that_equals_the_batch_size_at_first_is_not_mistaken_for_it(tmp_path):
+    counts = samples(tmp_path / "run", First(nn.LSTM(C, C)), lambda step: torch.randn(N + step, N, C))
+    assert (counts == N).all()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_lengths_that_are_the_batch_size_at_first(tmp_path):
         (lambda: nn.GRU(C, C), lambda _: pack_sequence([torch.randn(n, C) for n in (T, 5, 3, 2)])),
     ],
 )
-def test_models_that_take_time_first(tmp_path, model, inputs):
+def test_the_batch_is_the_second_dimension_of_models_that_take_time_first(tmp_path, model, inputs):
     assert (samples(tmp_path / "run", model(), inputs) == N).all()
 
 
@@ -125,7 +125,7 @@ def test_one_sequence_without_a_batch_is_one_sample(tmp_path):
 
 
 class Rows(nn.Module):
-    """Lays the tokens of all samples out in rows."""
+    """Flattens the tokens of all samples into rows."""
 
     def __init__(self):
         super().__init__()
@@ -140,8 +140,8 @@ class Losses(nn.Module):
         super().__init__()
         self.body = small_model()
 
-    def forward(self, *given):
-        return self.body(torch.cat([x.reshape(-1, 24) for x in given])).square().mean()
+    def forward(self, *batch):
+        return self.body(torch.cat([x.reshape(-1, 24) for x in batch])).square().mean()
 
 
 class Pooled(nn.Module):
@@ -155,7 +155,7 @@ class Pooled(nn.Module):
         return torch.stack([self.out(x[:3]).sum(0), self.out(x[3:]).sum(0)])
 
 
-def test_the_first_dimension_is_the_batch_where_nothing_speaks_against_it(tmp_path):
+def test_the_first_dimension_is_the_batch_by_default(tmp_path):
     assert (samples(tmp_path / "plain", small_model(), lambda _: torch.randn(9, 24)) == 9).all()
     assert (samples(tmp_path / "rows", Rows(), lambda _: torch.randn(N, T, C)) == N).all()
     assert (samples(tmp_path / "loss", Losses(), lambda _: (torch.randn(9, 24), torch.randn(9, 24))) == 9).all()

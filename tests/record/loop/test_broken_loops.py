@@ -1,4 +1,4 @@
-"""Steps that an exception breaks off, in a loop that goes on."""
+"""Steps that an exception interrupts, in a loop that continues."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from tests.record.shapes import adam, batches
 @pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("where", ["forward", "loss", "backward", "step"])
-def test_an_exception_in_mid_step_that_the_loop_survives(tmp_path, where, scaled, closure):
-    """What was begun is forgotten, and the step that comes is recorded as if nothing had been."""
+def test_a_step_after_a_caught_exception_is_recorded_as_if_there_had_been_none(tmp_path, where, scaled, closure):
+    """The interrupted step is discarded, and the next one is recorded as usual."""
     if scaled and closure:
         pytest.skip("a GradScaler takes no closure")
 

@@ -1,4 +1,4 @@
-"""What watching costs beyond what is clocked: exact numbers from invented times, and from a loop on a fake clock."""
+"""The cost of watching beyond its measured time: exact numbers from made-up times, and from a loop on a fake clock."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def times(forward=10.0, backward=20.0, optimizer=5.0, watch=1.0, data=3.0):
 
 
 def calibrated(*pairs, optimizer=0):
-    """After pairs of a bare and two plain steps, of those times."""
+    """A calibration that has learned from groups of one bare and two plain steps with these times."""
     calibration = Calibration()
     for plain, bare in pairs:
         for sort, of in (("plain", plain), ("bare", bare), ("plain", plain)):
@@ -26,30 +26,30 @@ def calibrated(*pairs, optimizer=0):
     return calibration
 
 
-def test_what_plain_steps_take_longer_than_bare_ones_is_watching():
+def test_the_extra_time_of_plain_steps_over_bare_ones_counts_as_watching():
     calibration = calibrated(*[(times(forward=14.0, backward=22.0), times())] * MIN_DIFFERENCES)
-    found = calibration.corrected(0, "plain", times(forward=15.0, backward=25.0))
-    assert found == times(forward=11.0, backward=23.0, watch=7.0)
+    corrected = calibration.corrected(0, "plain", times(forward=15.0, backward=25.0))
+    assert corrected == times(forward=11.0, backward=23.0, watch=7.0)
 
 
-def test_a_bare_step_is_left_as_it_was_clocked():
+def test_a_bare_step_keeps_its_measured_times():
     calibration = calibrated(*[(times(forward=14.0), times())] * MIN_DIFFERENCES)
     assert calibration.corrected(0, "bare", times()) == times()
 
 
-def test_nothing_is_corrected_before_enough_bare_steps_were_seen():
+def test_nothing_is_corrected_before_there_are_enough_bare_steps():
     calibration = calibrated(*[(times(forward=14.0), times())] * (MIN_DIFFERENCES - 1))
     assert calibration.corrected(0, "plain", times(forward=14.0)) == times(forward=14.0)
 
 
-def test_differences_of_either_sign_are_no_cost():
+def test_differences_of_both_signs_are_noise_and_no_cost():
     longer, shorter = (times(forward=18.0), times()), (times(), times(forward=18.0))
     calibration = calibrated(*[longer] * 6, *[shorter] * 4)
     assert calibration.corrected(0, "plain", times()) == times()
     assert calibrated(*[longer] * 8, *[shorter] * 2).corrected(0, "plain", times(18.0)) == times(watch=9.0)
 
 
-def test_a_machine_that_becomes_slower_changes_nothing():
+def test_a_machine_that_becomes_slower_does_not_change_the_cost():
     calibration = Calibration()
     for k in range(
         5 * MIN_DIFFERENCES
@@ -69,12 +69,12 @@ def test_samples_are_compared_with_the_nearest_bare_step_however_far_it_is():
     assert calibration.corrected(0, "plain", times()) == times()
 
 
-def test_no_phase_becomes_shorter_than_nothing():
+def test_no_corrected_phase_is_negative():
     calibration = calibrated(*[(times(forward=14.0), times())] * MIN_DIFFERENCES)
     assert calibration.corrected(0, "plain", times(forward=1.0)) == times(forward=0.0, watch=2.0)
 
 
-def test_optimizers_that_take_turns_are_calibrated_apart():
+def test_optimizers_that_take_turns_are_calibrated_separately():
     calibration = Calibration()
     for _ in range(MIN_DIFFERENCES):
         for optimizer, forward in ((0, 14.0), (1, 100.0)):
@@ -93,14 +93,14 @@ def test_bare_steps_become_rare(begin):
     often = [FIRST + FIRST_EVERY * k for k in range(REMEMBERED)]
     assert bare[:REMEMBERED] == often
     assert bare[REMEMBERED:] == list(range(often[-1] + LATER_EVERY, 400, LATER_EVERY))
-    assert {step % 2 for step in bare} == {0, 1}, "so that two optimizers that take turns both have some"
+    assert {step % 2 for step in bare} == {0, 1}, "so that two optimizers that take turns both have bare steps"
 
 
 HOOK_MS, MODULE_MS, MODULES = 0.25, 1.0, 60
 
 
 class Slow(nn.Module):
-    """Takes a millisecond of a fake clock, and half of one more for each hook that it has."""
+    """Takes a millisecond of a fake clock, and half a millisecond more per hook."""
 
     def __init__(self, time):
         super().__init__()
@@ -133,8 +133,9 @@ def on_a_fake_clock(into, steps, **options):
 def test_the_dispatch_of_hooks_is_counted_as_watching(tmp_path):
     steps, took = on_a_fake_clock(tmp_path / "run", 100, every=10)
     assert steps.step_ms.tolist() == pytest.approx(took)
-    bare = [9, 21, 32, 43, 54, 65, 76, 87, 98]  # 20 is sampled, so the next one is
-    calibrated = steps[(steps.step > 54) & (steps.step != 64)]  # memory is looked at in step 64, which is like no other
+    bare = [9, 21, 32, 43, 54, 65, 76, 87, 98]  # 20 is sampled, so 21 is bare instead
+    # Step 64, in which memory is measured, differs from all others.
+    calibrated = steps[(steps.step > 54) & (steps.step != 64)]
     plain = calibrated[~calibrated.step.isin(bare) & (calibrated.step % 10 != 0)]
     assert plain.watch_ms.to_numpy() == pytest.approx(MODULES * HOOK_MS), "every module has a hook"
     assert plain.forward_ms.to_numpy() == pytest.approx(MODULES * MODULE_MS)
@@ -150,35 +151,35 @@ def test_bare_steps_have_all_of_their_columns(tmp_path):
     assert steps.step.tolist() == list(range(30))
 
 
-def test_with_every_step_sampled_none_is_bare(tmp_path):
+def test_no_step_is_bare_if_every_step_is_sampled(tmp_path):
     on_a_fake_clock(tmp_path / "run", 30, every=1)
     assert load_run(tmp_path / "run").tensors(kind="weight_grad").groupby("step").size().tolist() == [MODULES] * 30
 
 
-def test_a_budget_holds_for_what_watching_really_costs(tmp_path):
-    """Hooks alone take 20 % of these steps, of which no clock of the recorder's sees anything."""
+def test_a_budget_bounds_the_true_cost_of_watching(tmp_path):
+    """Hooks alone take 20 % of these steps, which no clock of the recorder measures."""
     steps, took = on_a_fake_clock(tmp_path / "run", 700, every=10, budget=0.03)
     later = sum(took[300:])
     assert (later - 400 * MODULES * MODULE_MS) / later <= 0.03
     events = load_run(tmp_path / "run").events
     changed = events[events["kind"] == "phase change"]
     assert "hooks" in changed["name"].tolist()
-    assert changed["step"].max() < 300, "it settles"
+    assert changed["step"].max() < 300, "the interval settles"
     assert len(steps) == 700
 
 
 @pytest.mark.parametrize(("bad", "hooks"), [(None, 0), (9 - ARMED_STEPS, 1)])
-def test_no_step_is_bare_soon_after_something_was_not_finite(tmp_path, bad, hooks):
+def test_no_step_is_bare_soon_after_a_non_finite_value(tmp_path, bad, hooks):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    found = {}
+    corrected = {}
     with watch(model, optimizer, into=tmp_path / "run") as recorder:
-        model[1].register_forward_pre_hook(lambda m, args: found.update({recorder.step: len(listeners(m))}))
+        model[1].register_forward_pre_hook(lambda m, args: corrected.update({recorder.step: len(listeners(m))}))
         for step in range(11):
             x = torch.full((2, 2), float("nan")) if step == bad else torch.ones(2, 2)
             model(x).sum().backward()
             for p in model.parameters():
-                p.grad.nan_to_num_(0.0)  # so that the steps after it are in order
+                p.grad.nan_to_num_(0.0)  # so that the following steps are finite
             optimizer.step()
             optimizer.zero_grad()
-    assert found[9] == hooks
+    assert corrected[9] == hooks

@@ -1,4 +1,4 @@
-"""The recorder finds a step's forward wherever the loop enters the model, and autocast wherever it is switched on."""
+"""The recorder detects a step's forward wherever the loop enters the model, and autocast wherever it is enabled."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from tests.record.loops import small_model
 
 
 def entered(model, calls):
-    """Names of the modules that were told of, and how many hooks stay after the first step."""
+    """Names of the modules that were reported as entered, and the number of hooks after the first step."""
     names = {id(m): n for n, m in model.named_modules()}
     seen = []
     entries = EntryPoints(
@@ -26,21 +26,21 @@ def entered(model, calls):
     return seen, stay
 
 
-def test_the_model_itself_is_the_entry_where_it_is_called():
+def test_the_model_is_the_entry_point_if_the_loop_calls_it():
     model = small_model()
     assert entered(model, lambda: model(torch.randn(2, 24))) == (["", "."], 2)
 
 
-def test_parts_are_entries_where_the_loop_calls_them():
+def test_submodules_are_entry_points_if_the_loop_calls_them():
     model = nn.ModuleDict({"body": small_model(), "heads": nn.ModuleList([nn.Linear(10, 2), nn.Linear(10, 3)])})
 
     def calls():
-        h = model["body"][:2](torch.randn(2, 24))  # a new Sequential: its parts are the model's
+        h = model["body"][:2](torch.randn(2, 24))  # a new Sequential of the model's submodules
         model["heads"][1](model["body"][2:](h))
 
     seen, stay = entered(model, calls)
     assert seen[:4] == ["body.0", "body.0.", "body.1", "body.1."] and seen[-2:] == ["heads.1", "heads.1."]
-    assert stay == 2 * (1 + 6 + 3), "the model, what was entered, the outermost"
+    assert stay == 2 * (1 + 6 + 3), "the model, the entered submodules, the outermost"
 
 
 def test_an_exception_in_a_forward_does_not_hide_the_next_entry():
@@ -56,7 +56,7 @@ def test_an_exception_in_a_forward_does_not_hide_the_next_entry():
 
 
 class Inside(nn.Module):
-    """Opens its region itself, as Accelerate does around a forward."""
+    """Enters its autocast region itself, as Accelerate does around a forward."""
 
     def __init__(self, dtype):
         super().__init__()
@@ -70,7 +70,7 @@ class Inside(nn.Module):
             return self.body(x)
 
 
-def test_autocast_inside_of_forward_is_seen(tmp_path):
+def test_autocast_inside_forward_is_detected(tmp_path):
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16-unscaled")):
         model = Inside(dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -83,7 +83,7 @@ def test_autocast_inside_of_forward_is_seen(tmp_path):
     assert [f.code for f in diagnose(run) if f.severity == "error"] == ["fp16-without-scaler"]
 
 
-def test_looking_for_regions_leaves_autocast_as_it_was():
+def test_detecting_regions_leaves_autocast_unchanged():
     enter = torch.autocast.__enter__
     seen = RegionDetector("cpu")
     with torch.autocast("cpu", dtype=torch.float16):

@@ -1,4 +1,4 @@
-"""Loops that are not simple: the same losses with and without `watch`, whole rows, nothing to warn of."""
+"""Loops of unusual shapes: the same losses with and without `watch`, complete rows, no warnings."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.record.shapes import EVERY, LOOPS, STEPS, Lap, adam, batches, classif
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def whole(run: Run, optimizers: int, per_step: int, losses: list[float]) -> None:
+def assert_complete_rows(run: Run, optimizers: int, per_step: int, losses: list[float]) -> None:
     assert run.status == "finished" and len(run.steps) == STEPS * optimizers
     assert run.steps.step.nunique() == STEPS
     for column in ("loss", "grad_norm", "samples", "forward_ms", "backward_ms", "data_ms"):
@@ -28,7 +28,7 @@ def whole(run: Run, optimizers: int, per_step: int, losses: list[float]) -> None
 
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_is_unchanged_and_its_run_whole_and_silent(tmp_path, name, precision):
+def test_a_loop_is_unchanged_and_its_run_complete_and_without_warnings(tmp_path, name, precision):
     dtype = DTYPES[precision]
     if name == "lbfgs" and precision == "fp16":
         pytest.skip("a GradScaler takes no closure")
@@ -38,7 +38,7 @@ def test_a_loop_is_unchanged_and_its_run_whole_and_silent(tmp_path, name, precis
     for a, b in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
         assert torch.equal(a, b)
     run = load_run(tmp_path / "run")
-    whole(run, 2 if name == "gan" else 1, {"accumulation": 3, "ema": 0}.get(name, 1), watched.losses)
+    assert_complete_rows(run, 2 if name == "gan" else 1, {"accumulation": 3, "ema": 0}.get(name, 1), watched.losses)
     assert [(f.code, f.title) for f in diagnose(run) if f.severity != "info"] == []
     assert not run.events[run.events.kind == "warning"].detail.str.contains("stopped at").any()
     assert not any(listeners(m) or m._forward_hooks for m in watched.model.modules())
@@ -47,17 +47,17 @@ def test_a_loop_is_unchanged_and_its_run_whole_and_silent(tmp_path, name, precis
     assert names == trained if name != "parameters-later" else names >= {"0.weight", "0.bias"}
 
 
-def test_another_models_loss_is_not_this_ones(tmp_path):
-    """A discriminator that is not watched learns from what the watched generator made, detached."""
+def test_the_loss_of_another_model_is_not_recorded(tmp_path):
+    """An unwatched discriminator learns from the detached output of the watched generator."""
     generator, other = small_model(), nn.Linear(10, 1)
     optimizer, of_other = adam(generator), adam(other)
     losses = []
     with watch(generator, optimizer, into=tmp_path / "run"):
         for x, _ in batches(4):
-            made = generator(x)
-            other(made.detach()).mean().backward()
+            generated = generator(x)
+            other(generated.detach()).mean().backward()
             of_other.step()
-            loss = other(made).square().mean()
+            loss = other(generated).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -67,7 +67,7 @@ def test_another_models_loss_is_not_this_ones(tmp_path):
 
 
 @pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
-def test_gradients_are_looked_at_before_they_are_clipped(tmp_path, clip):
+def test_gradients_are_measured_before_they_are_clipped(tmp_path, clip):
     model = small_model()
     optimizer = adam(model)
     largest = []
@@ -82,7 +82,7 @@ def test_gradients_are_looked_at_before_they_are_clipped(tmp_path, clip):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model(tmp_path, backend):
+def test_a_compiled_model_is_unchanged_and_its_run_complete(tmp_path, backend):
     def compiled(lap: Lap) -> None:
         classify(lap, torch.compile(small_model(), backend=backend))
 

@@ -1,4 +1,4 @@
-"""Which forwards and backwards a step's loss and samples are of."""
+"""Which forwards and backwards count for a step's loss and samples."""
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ def loss_of(model, rows):
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("micro", [1, 2])
-def test_forwards_that_no_backward_comes_through_are_no_samples(tmp_path, micro, scaled):
-    """An evaluation that leaves gradients on, before the step's own forward and after its backward."""
+def test_forwards_without_a_backward_do_not_count_as_samples(tmp_path, micro, scaled):
+    """An evaluation with gradients enabled, before the step's own forward and after its backward."""
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -51,8 +51,8 @@ def test_a_forward_that_is_used_by_two_backwards_is_counted_once(tmp_path):
     assert load_run(tmp_path / "run").steps.samples.tolist() == [8] * STEPS
 
 
-def test_backward_without_a_hooked_output_is_counted_whole(tmp_path):
-    """The model keeps its output to itself."""
+def test_backward_without_a_hooked_output_counts_as_a_whole(tmp_path):
+    """The model does not return its output."""
 
     class Hidden(nn.Module):
         def __init__(self):
@@ -75,8 +75,8 @@ def test_backward_without_a_hooked_output_is_counted_whole(tmp_path):
     assert steps.samples.tolist() == [8] * STEPS and steps.loss.notna().all()
 
 
-def test_optimizers_that_step_within_backward_have_its_loss(tmp_path):
-    """One for each parameter, stepped and cleared as soon as its gradient is there."""
+def test_optimizers_that_step_within_backward_get_its_loss(tmp_path):
+    """One per parameter, which steps and clears the gradient as soon as it has arrived."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 4))
     optimizers = [torch.optim.SGD([p], lr=1e-3) for p in model.parameters()]
@@ -108,7 +108,7 @@ def test_optimizers_that_step_within_backward_have_its_loss(tmp_path):
     }
 
 
-def test_nothing_is_left_on_autograd_where_steps_are_made_within_backward(tmp_path):
+def test_no_hooks_stay_on_autograd_after_steps_within_backward(tmp_path):
     torch.manual_seed(0)
     layer = nn.Linear(24, 4)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)

@@ -1,4 +1,4 @@
-"""The loss of a step, however backward is called: on parts of the model, vectors, several roots, by `autograd.grad`."""
+"""The loss of a step for every way to call backward: on submodules, vectors, several roots, by `autograd.grad`."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def sgd(module):
     return torch.optim.SGD(module.parameters(), lr=1e-2)
 
 
-def told(run, what="loss"):
+def warnings_about(run, what="loss"):
     events = run.events[(run.events.kind == "warning") & (run.events.name == "not recorded")]
     return events[events.detail.str.startswith(what)]
 
@@ -98,7 +98,7 @@ def penalty_as_in_the_amp_examples(model, scale):
 
 
 def of_inputs_too(model, scale):
-    """Gradients of the input, for saliency, are no loss of the step."""
+    """Gradients of the input, as for saliency maps, do not count for the loss of the step."""
     x = torch.randn(6, 24, requires_grad=True)
     torch.autograd.grad(model(x).sum(), x)
     loss = F.cross_entropy(model(x), torch.randint(0, 10, (6,)))
@@ -122,15 +122,15 @@ def of_inputs_too(model, scale):
         of_inputs_too,
     ],
 )
-def test_the_loss_is_what_backward_differentiates(tmp_path, backward, scaled):
+def test_the_recorded_loss_is_the_one_that_backward_differentiates(tmp_path, backward, scaled):
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if scaled else None
     run, losses = go(tmp_path / "run", backward, scaler=scaler)
-    assert run.steps.loss.tolist() == pytest.approx(losses, rel=1e-5) and told(run).empty
+    assert run.steps.loss.tolist() == pytest.approx(losses, rel=1e-5) and warnings_about(run).empty
     assert run.steps.grad_norm.notna().all()
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_loop_that_goes_over_to_a_part_of_the_model_keeps_its_losses(tmp_path, scaled):
+def test_a_loop_that_changes_to_calling_a_submodule_keeps_its_losses(tmp_path, scaled):
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if scaled else None
     scale = (lambda loss: scaler.scale(loss)) if scaler else (lambda loss: loss)
     torch.manual_seed(0)
@@ -154,7 +154,7 @@ def test_a_loop_that_goes_over_to_a_part_of_the_model_keeps_its_losses(tmp_path,
             losses.append(loss.item())
             optimizer_step(optimizer, scaler)
     run = load_run(tmp_path / "run")
-    assert run.steps.loss.tolist() == pytest.approx(losses) and told(run).empty
+    assert run.steps.loss.tolist() == pytest.approx(losses) and warnings_about(run).empty
     assert run.steps.forward_ms.isna().sum() <= 2 and run.steps.samples.iloc[-1] == 4
 
 
@@ -162,7 +162,7 @@ def small_model_of(width):
     return nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
-def test_another_models_backward_is_no_loss_where_a_part_of_the_model_is_called(tmp_path):
+def test_another_models_backward_is_not_recorded_if_the_loop_calls_a_submodule(tmp_path):
     torch.manual_seed(0)
     model, other = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(24, 4)))), nn.Linear(24, 1)
     optimizer, losses = sgd(model), []
@@ -177,8 +177,8 @@ def test_another_models_backward_is_no_loss_where_a_part_of_the_model_is_called(
     assert load_run(tmp_path / "run").steps.loss.tolist() == pytest.approx(losses)
 
 
-def test_a_stage_of_a_pipeline_has_no_loss_and_says_how_to_log_one(tmp_path):
-    """Its backward starts from its own output, with the gradient that the next stage sent."""
+def test_a_pipeline_stage_has_no_loss_and_the_run_says_how_to_log_one(tmp_path):
+    """Its backward starts from its output, with the gradient that the next stage sent."""
     torch.manual_seed(0)
     stage, optimizer = small_model(), None
     optimizer = sgd(stage)
@@ -192,10 +192,10 @@ def test_a_stage_of_a_pipeline_has_no_loss_and_says_how_to_log_one(tmp_path):
                 pass
     run = load_run(tmp_path / "run")
     assert run.steps.loss.isna().all() and run.steps.grad_norm.notna().all()
-    assert len(told(run)) == 1 and "rec.log(loss=loss)" in told(run).detail.iloc[0]
+    assert len(warnings_about(run)) == 1 and "rec.log(loss=loss)" in warnings_about(run).detail.iloc[0]
 
 
-def test_a_loss_that_is_logged_is_not_missed(tmp_path):
+def test_a_logged_loss_is_not_reported_as_missing(tmp_path):
     stage = small_model()
     optimizer = sgd(stage)
     with watch(stage, optimizer, into=tmp_path / "run") as rec:
@@ -205,22 +205,22 @@ def test_a_loss_that_is_logged_is_not_missed(tmp_path):
             optimizer.step()
             rec.log(loss=float(step))
     run = load_run(tmp_path / "run")
-    assert run.steps.loss.tolist() == list(range(STEPS)) and told(run).empty
+    assert run.steps.loss.tolist() == list(range(STEPS)) and warnings_about(run).empty
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_short_run_without_a_loss_says_so_too(tmp_path, steps):
+def test_a_short_run_without_a_loss_reports_that_too(tmp_path, steps):
     stage = small_model()
     optimizer = sgd(stage)
     with watch(stage, optimizer, into=tmp_path / "run"):
         for _ in range(steps):
             stage(torch.randn(4, 24)).backward(torch.randn(4, 10))
             optimizer.step()
-    assert len(told(load_run(tmp_path / "run"))) == 1
+    assert len(warnings_about(load_run(tmp_path / "run"))) == 1
 
 
 def gan(into, *, shared, cleared, order):
-    """Two networks, each watched by itself. Returns the losses of both."""
+    """Two networks with a recorder each. Returns the losses of both."""
     torch.manual_seed(0)
     g, d = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 24)), nn.Linear(24, 1)
     of_g, of_d = sgd(g), sgd(d)
@@ -259,17 +259,17 @@ def gan(into, *, shared, cleared, order):
 
 @pytest.mark.parametrize("cleared", ["to-none", "to-zero", "at-the-end"])
 @pytest.mark.parametrize("shared", ["none", "one", "each"])
-def test_two_networks_watched_apart_have_each_its_own_losses(tmp_path, shared, cleared):
+def test_two_networks_with_a_recorder_each_have_their_own_losses(tmp_path, shared, cleared):
     losses = gan(tmp_path, shared=shared, cleared=cleared, order=None)
     for name in ("g", "d"):
         run = load_run(tmp_path / name)
         assert run.steps.loss.tolist() == pytest.approx(losses[name], rel=1e-5), name
         assert run.steps.samples.tolist() == [8 if name == "d" else 4] * STEPS, name
-        assert told(run).empty
+        assert warnings_about(run).empty
 
 
-def test_losses_whose_gradients_are_added_up_by_hand_are_added_up(tmp_path):
-    """Gradients of single samples, cleared after each and put together before the step."""
+def test_losses_are_summed_if_the_loop_sums_their_gradients(tmp_path):
+    """Gradients of single samples, cleared after each and summed before the step."""
     torch.manual_seed(0)
     model = small_model()
     optimizer, losses = sgd(model), []

@@ -1,4 +1,4 @@
-"""The list of an optimizer's parameters is made once, and again whenever its groups are others."""
+"""The list of an optimizer's parameters is made once, and again whenever its groups change."""
 
 import pytest
 import torch
@@ -17,61 +17,61 @@ def planned():
     return model, optimizer, ParameterPlan(optimizer, names, "optimizer0")
 
 
-def found(plan):
-    """Names of gradients, with the address of each."""
+def addresses(plan):
+    """Names of gradients, each with its address."""
     names, grads = plan.gradients()
     return dict(zip(names, [g.data_ptr() for g in grads], strict=True))
 
 
 def test_gradients_have_the_names_of_their_parameters():
     model, _, plan = planned()
-    assert found(plan) == {n: p.grad.data_ptr() for n, p in model.named_parameters()}
+    assert addresses(plan) == {n: p.grad.data_ptr() for n, p in model.named_parameters()}
 
 
-def test_a_gradient_that_is_not_there_is_left_out_while_it_is_not():
+def test_a_parameter_is_omitted_while_it_has_no_gradient():
     model, _, plan = planned()
     kept, model[0].weight.grad = model[0].weight.grad, None
-    assert list(found(plan)) == ["0.bias", "1.weight", "1.bias"]
+    assert list(addresses(plan)) == ["0.bias", "1.weight", "1.bias"]
     model[0].weight.grad = kept
-    assert list(found(plan)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert list(addresses(plan)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-def test_gradients_are_those_of_now():
+def test_current_gradients_are_returned_after_they_are_replaced():
     model, optimizer, plan = planned()
-    before = found(plan)
+    before = addresses(plan)
     optimizer.zero_grad()
-    assert found(plan) == {}
+    assert addresses(plan) == {}
     model(torch.ones(1, 2)).sum().backward()
-    assert found(plan).keys() == before.keys()
+    assert addresses(plan).keys() == before.keys()
 
 
 def test_groups_added_during_a_run_are_included():
     _, optimizer, plan = planned()
-    found(plan)
+    addresses(plan)
     extra = nn.Parameter(torch.ones(2))
     extra.grad = torch.ones(2)
     optimizer.add_param_group({"params": [extra]})
-    assert found(plan)["optimizer0.group1.0"] == extra.grad.data_ptr()
+    assert addresses(plan)["optimizer0.group1.0"] == extra.grad.data_ptr()
 
 
 def test_a_replaced_parameter_is_included():
     _, optimizer, plan = planned()
-    found(plan)
+    addresses(plan)
     other = nn.Parameter(torch.ones(3, 2))
     other.grad = torch.ones(3, 2)
     optimizer.param_groups[0]["params"][0] = other
-    assert list(found(plan)) == ["optimizer0.group0.0", "0.bias", "1.weight", "1.bias"]
-    assert found(plan)["optimizer0.group0.0"] == other.grad.data_ptr()
+    assert list(addresses(plan)) == ["optimizer0.group0.0", "0.bias", "1.weight", "1.bias"]
+    assert addresses(plan)["optimizer0.group0.0"] == other.grad.data_ptr()
 
 
-def test_a_parameter_taken_out_is_missed():
+def test_a_removed_parameter_is_omitted():
     _, optimizer, plan = planned()
-    found(plan)
+    addresses(plan)
     del optimizer.param_groups[0]["params"][1]
-    assert list(found(plan)) == ["0.weight", "1.weight", "1.bias"]
+    assert list(addresses(plan)) == ["0.weight", "1.weight", "1.bias"]
 
 
-def test_a_run_has_added_groups_and_not_removed_gradients(tmp_path):
+def test_a_run_has_the_gradients_of_added_groups_and_not_removed_ones(tmp_path):
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.0)
     norms = []
@@ -82,8 +82,8 @@ def test_a_run_has_added_groups_and_not_removed_gradients(tmp_path):
             model(torch.ones(1, 2)).sum().backward()
             if step >= 4:
                 model[1].bias.grad = None
-            given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            norms.append(float(torch.stack([g.norm() for g in given]).norm()))
+            grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            norms.append(float(torch.stack([g.norm() for g in grads]).norm()))
             optimizer.step()
             model.zero_grad()
     run = load_run(tmp_path / "run")

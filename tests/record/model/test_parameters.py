@@ -1,4 +1,4 @@
-"""Norms of gradients, by every way there is to them."""
+"""Norms of gradients, on every code path."""
 
 import math
 
@@ -15,11 +15,11 @@ from amp_core.record.stats.numba import norm_kernel, thread_team
 VALUES = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(deadline=None)  # the first compiles
+@settings(deadline=None)  # the first example compiles the kernel
 @given(st.lists(st.lists(VALUES, max_size=40), min_size=1, max_size=8))
-def test_the_kernel_finds_the_norm_of_each(values):
-    found = norm_kernel.norms_cpu([torch.tensor(v, dtype=torch.float32) for v in values])
-    for norm, of in zip(found.tolist(), values, strict=True):
+def test_the_kernel_computes_the_norm_of_each_tensor(values):
+    computed = norm_kernel.norms_cpu([torch.tensor(v, dtype=torch.float32) for v in values])
+    for norm, of in zip(computed.tolist(), values, strict=True):
         if any(math.isnan(v) for v in of):
             assert math.isnan(norm)
         else:
@@ -27,36 +27,36 @@ def test_the_kernel_finds_the_norm_of_each(values):
 
 
 @pytest.mark.parametrize("plain_threads", [False, True])
-def test_tensors_cut_between_threads(monkeypatch, plain_threads):
+def test_norms_of_tensors_split_between_threads(monkeypatch, plain_threads):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(norm_kernel, "SHARE", 1000)
     if plain_threads:
         monkeypatch.setattr(thread_team, "_team", lambda process: None)
     tensors = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in (1, 0, 7001, 3, 90_000, 64)]
-    found = norm_kernel.norms_cpu(tensors)
-    assert torch.allclose(found, torch.stack([t.double().norm() for t in tensors]), rtol=1e-12)
+    computed = norm_kernel.norms_cpu(tensors)
+    assert torch.allclose(computed, torch.stack([t.double().norm() for t in tensors]), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", [False, True])
-def test_norms_of_gradients_of_every_kind(monkeypatch, kernel):
-    """Of several dtypes they come in groups; what is not dense is as large as what it shows."""
+def test_norms_of_gradients_of_every_dtype_and_layout(monkeypatch, kernel):
+    """Gradients of several dtypes are grouped by dtype; the norm of a sparse gradient is that of its dense form."""
     if not kernel:
         monkeypatch.setattr(dispatch, "_kernels", {"cpu": {}})
     single = torch.randn(5, 7)
     for grads in ([single], [single, single.t()], [single.half(), single.double(), single], [torch.zeros(0), single]):
-        found, order = norms(grads)
-        assert sorted(order) == list(range(len(grads))) and found.dtype == torch.float64
-        for i, norm in zip(order, found.tolist(), strict=True):
+        computed, order = norms(grads)
+        assert sorted(order) == list(range(len(grads))) and computed.dtype == torch.float64
+        for i, norm in zip(order, computed.tolist(), strict=True):
             assert norm == pytest.approx(float(grads[i].double().norm()), rel=1e-6)
 
 
 def test_a_norm_is_infinite_only_where_a_value_is():
-    found, _ = norms([torch.full((4,), 1e30), torch.tensor([1.0, math.inf])])
-    assert found.tolist() == [pytest.approx(2e30), math.inf]
+    computed, _ = norms([torch.full((4,), 1e30), torch.tensor([1.0, math.inf])])
+    assert computed.tolist() == [pytest.approx(2e30), math.inf]
 
 
 def test_values_of_plain_gradients_are_not_copied():
     grad = torch.randn(3)
     assert local_values(grad) is grad
-    asked = torch.randn(3, requires_grad=True)
-    assert not local_values(asked).requires_grad and local_values(asked).data_ptr() == asked.data_ptr()
+    leaf = torch.randn(3, requires_grad=True)
+    assert not local_values(leaf).requires_grad and local_values(leaf).data_ptr() == leaf.data_ptr()

@@ -1,4 +1,4 @@
-"""The loop's scaler is found where `watch` is not given it, and in what wraps it."""
+"""`watch` finds the loop's scaler if it is not given, and inside wrappers."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.record.sharded import one_process
 
 
 class NativeScaler:
-    """As in timm, DeiT and MAE: called with the loss and the optimizer, it does the rest."""
+    """As in timm, DeiT and MAE: called with the loss and the optimizer, it does backward, step and update."""
 
     def __init__(self):
         self._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
@@ -72,7 +72,7 @@ def test_the_scaler_of_the_loop_is_detected(tmp_path, way):
     assert "fp16-without-scaler" not in [finding.code for finding in diagnose(run)]
 
 
-def test_which_of_two_scalers_is_meant_is_not_guessed(tmp_path):
+def test_none_of_two_reachable_scalers_is_chosen(tmp_path):
     scalers = one, other = [torch.amp.GradScaler("cpu") for _ in range(2)]
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -90,7 +90,7 @@ def test_which_of_two_scalers_is_meant_is_not_guessed(tmp_path):
         (None, False, "fp32"),
     ],
 )
-def test_the_precision_is_what_fsdp_casts_parameters_to(tmp_path, dtype, scaled, recipe):
+def test_the_precision_is_the_dtype_that_fsdp_casts_parameters_to(tmp_path, dtype, scaled, recipe):
     model = small_model()
     with one_process() as mesh:
         fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
@@ -103,7 +103,7 @@ def test_the_precision_is_what_fsdp_casts_parameters_to(tmp_path, dtype, scaled,
     assert load_run(tmp_path / "run").head.config["precision"] == recipe
 
 
-def test_a_scaler_in_sight_that_the_loop_does_not_use_takes_nothing_away(tmp_path):
+def test_a_reachable_scaler_that_the_loop_does_not_use_hides_nothing(tmp_path):
     unused = torch.amp.GradScaler("cpu")
     torch.manual_seed(0)
     model = small_model()
@@ -121,7 +121,7 @@ def test_a_scaler_in_sight_that_the_loop_does_not_use_takes_nothing_away(tmp_pat
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-def test_what_fabric_has_set_up_is_watched_as_it_is(tmp_path, precision):
+def test_objects_that_fabric_has_set_up_are_watched_unchanged(tmp_path, precision):
     fabric_of = pytest.importorskip("lightning.fabric")
     from lightning.fabric.plugins import MixedPrecision
 

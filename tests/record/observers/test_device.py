@@ -1,4 +1,4 @@
-"""The device sampler against GPUs of every generation: what they tell is recorded, what they do not is null."""
+"""The device sampler with GPUs of each generation: provided values are recorded, missing ones are null."""
 
 import math
 import os
@@ -26,7 +26,7 @@ CLOCKS = ("sm_clock_mhz", "mem_clock_mhz", "throttle")
 
 
 def sampled(tmp_path, nvml, *, rows=3, uuids=None, pci=None, between=lambda rows: None, device=GPU, **options):
-    """A closed run in which the sampler wrote at least so many rows; `between` is called while it does."""
+    """A closed run with at least `rows` rows of the sampler; `between` is called meanwhile."""
     writer = RunWriter(tmp_path / "run")
     uuids = uuids if uuids is not None else [nvml.cards[0].uuid]
     sampler = DeviceSampler(writer, device, 0.2, source=NvmlSource(uuids, pci, nvml), **options)
@@ -41,7 +41,7 @@ def sampled(tmp_path, nvml, *, rows=3, uuids=None, pci=None, between=lambda rows
         time.sleep(0.02)
     sampler.close()
     writer.close()
-    assert nvml.open == 0 and not nvml.buffers  # everything is given back
+    assert nvml.open == 0 and not nvml.buffers  # all resources are released
     return load_run(tmp_path / "run")
 
 
@@ -55,12 +55,12 @@ def test_every_generation_is_sampled_as_far_as_it_is_supported(tmp_path, card):
     run = sampled(tmp_path, FakeNvml(card))
     run.validate(full=True)
     assert len(reasons(run)) <= 1
-    said = "".join(reasons(run))
+    reason = "".join(reasons(run))
     rows = run.table("device").to_pylist()
     assert [row["index"] for row in rows] == [0] * len(rows)
     for column in (*VALUES, *CLOCKS, *GPM_METRICS):
         value = rows[-1][column]
-        assert (value is None) == (column in said), column  # null, and then there is a reason
+        assert (value is None) == (column in reason), column  # a null column has a reason
     for row in rows:
         assert all(not isinstance(v, float) or math.isfinite(v) for v in row.values())
 
@@ -79,32 +79,32 @@ def test_hopper_has_all_values_and_counters_begin_with_the_second_sample(tmp_pat
     assert second["time_s"] - first["time_s"] >= 0.19
 
 
-def test_a_counter_that_fails_or_is_no_number_is_null_and_one_above_all_is_all(tmp_path):
+def test_a_counter_that_fails_or_is_nan_is_null_and_one_above_100_percent_is_1(tmp_path):
     run = sampled(tmp_path, FakeNvml(fakes.BLACKWELL))
     row = run.table("device").to_pylist()[-1]
     assert row["sm_active_frac"] == 1.0 and row["tensor_active_frac"] == pytest.approx(0.71)
     assert row["hmma_active_frac"] is None and row["dram_active_frac"] is None
-    (said,) = reasons(run)
-    assert "hmma_active_frac: this GPU does not report it" in said
-    assert "dram_active_frac: the driver returned a non-finite number" in said
+    (reason,) = reasons(run)
+    assert "hmma_active_frac: this GPU does not report it" in reason
+    assert "dram_active_frac: the driver returned a non-finite number" in reason
 
 
-def test_before_hopper_the_counters_are_null_and_the_rest_is_there(tmp_path):
+def test_before_hopper_the_counters_are_null_and_the_rest_is_recorded(tmp_path):
     run = sampled(tmp_path, FakeNvml(fakes.AMPERE))
     assert run.device.tensor_active_frac.isna().all() and run.device.power_w.notna().all()
-    (said,) = reasons(run)
-    assert "need an NVIDIA GPU of the Hopper generation or newer" in said
+    (reason,) = reasons(run)
+    assert "need an NVIDIA GPU of the Hopper generation or newer" in reason
     assert run.device.throttle.tolist()[0] == "power cap"
 
 
-def test_what_may_not_be_read_says_so(tmp_path):
+def test_a_value_without_permission_is_null_with_a_reason(tmp_path):
     run = sampled(tmp_path, FakeNvml(fakes.FORBIDDEN))
     assert run.device[list(GPM_METRICS)].isna().all().all()
-    (said,) = reasons(run)
-    assert said == f"{', '.join(GPM_METRICS)}: this user may not read it"
+    (reason,) = reasons(run)
+    assert reason == f"{', '.join(GPM_METRICS)}: this user may not read it"
 
 
-def test_a_mig_instance_has_counters_of_its_own_and_the_gpus_power(tmp_path):
+def test_a_mig_instance_has_its_own_counters_and_the_power_of_the_gpu(tmp_path):
     nvml = FakeNvml(fakes.MIG)
     run = sampled(tmp_path, nvml, uuids=["MIG-two"])
     row = run.table("device").to_pylist()[-1]
@@ -114,7 +114,7 @@ def test_a_mig_instance_has_counters_of_its_own_and_the_gpus_power(tmp_path):
     assert reasons(run) == ["gpu_util_frac: this GPU does not report it"]
 
 
-def test_of_several_mig_instances_none_is_guessed_and_a_single_one_is_meant(tmp_path):
+def test_a_single_mig_instance_is_sampled_and_of_several_none(tmp_path):
     run = sampled(tmp_path / "several", FakeNvml(fakes.MIG))
     assert run.device.memory_used_bytes.isna().all() and run.device.tensor_active_frac.isna().all()
     assert "name one in CUDA_VISIBLE_DEVICES" in reasons(run)[0]
@@ -122,7 +122,7 @@ def test_of_several_mig_instances_none_is_guessed_and_a_single_one_is_meant(tmp_
     assert run.device.tensor_active_frac.iloc[-1] == pytest.approx(0.41)
 
 
-def test_the_device_is_identified_by_uuid_then_by_pci_address_never_by_number(tmp_path):
+def test_the_device_is_identified_by_uuid_or_pci_address_and_never_by_number(tmp_path):
     nvml = FakeNvml(fakes.PASCAL, fakes.HOPPER)
     run = sampled(tmp_path / "uuid", nvml, uuids=["MIG-unknown", fakes.HOPPER.uuid])
     assert run.device.power_limit_w.iloc[0] == 700.0 and "handle" not in nvml.calls
@@ -144,17 +144,17 @@ def test_torch_provides_uuid_and_pci_address(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("nvml", "said"),
+    ("nvml", "reason"),
     [
         (FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"), "device samples: there is no NVIDIA driver here"),
         (FakeNvml(init="NVML_ERROR_LIB_RM_VERSION_MISMATCH"), "restart the machine"),
         (FakeNvml(), "device samples: the driver does not know it"),
     ],
 )
-def test_without_an_answer_there_is_no_row_and_one_reason(tmp_path, nvml, said):
+def test_without_an_answer_there_is_no_row_and_a_single_reason(tmp_path, nvml, reason):
     run = sampled(tmp_path, nvml, uuids=["GPU-x"])
     assert len(run.device) == 0
-    assert len(reasons(run)) == 1 and said in reasons(run)[0]
+    assert len(reasons(run)) == 1 and reason in reasons(run)[0]
 
 
 def test_a_missing_package_is_a_reason(tmp_path, monkeypatch):
@@ -170,20 +170,20 @@ def test_a_missing_package_is_a_reason(tmp_path, monkeypatch):
 
 def test_a_lost_device_is_reported_once_and_sampled_again(tmp_path):
     nvml = FakeNvml(fakes.HOPPER)
-    seen = []
+    events = []
 
     def between(rows):
-        if rows == 2 and not seen:
-            seen.append("lost")
+        if rows == 2 and not events:
+            events.append("lost")
             nvml.lose()
-        elif seen == ["lost"] and nvml.calls.count("uuid") >= 4:  # it was asked for again, in vain
-            seen.append("back")
+        elif events == ["lost"] and nvml.calls.count("uuid") >= 4:  # NVML was opened again, in vain
+            events.append("back")
             nvml.find_again()
 
     run = sampled(tmp_path, nvml, rows=5, between=between, retry_s=0.05)
-    assert seen == ["lost", "back"] and len(run.device) >= 5
-    (said,) = reasons(run)
-    assert "the GPU is lost" in said and "asked again" in said
+    assert events == ["lost", "back"] and len(run.device) >= 5
+    (reason,) = reasons(run)
+    assert "the GPU is lost" in reason and "asked again" in reason
     back = run.events[run.events.name == "device samples"]
     assert back.kind.tolist() == ["phase change"] and back.detail.iloc[0].startswith("again, after ")
 
@@ -205,7 +205,7 @@ def test_cuda_that_torch_cannot_use_is_a_reason(tmp_path):
 
 
 @pytest.mark.parametrize("interval_s", [0.1, 0, -1, math.nan, "1", True, None])
-def test_an_interval_below_what_the_counters_need_is_refused(tmp_path, interval_s):
+def test_an_interval_too_short_for_the_counters_is_refused(tmp_path, interval_s):
     with (
         RunWriter(tmp_path / "run") as writer,
         pytest.raises(RunError, match=r"interval_s=.* of at least 0\.2"),
@@ -213,7 +213,7 @@ def test_an_interval_below_what_the_counters_need_is_refused(tmp_path, interval_
         DeviceSampler(writer, GPU, interval_s)
 
 
-def test_a_forked_child_has_no_sampler_and_its_end_is_not_the_runs(tmp_path):
+def test_a_forked_child_has_no_sampler_and_does_not_end_the_run(tmp_path):
     nvml = FakeNvml(fakes.VOLTA)
     writer = RunWriter(tmp_path / "run")
     sampler = DeviceSampler(writer, GPU, 0.2, source=NvmlSource([fakes.VOLTA.uuid], library=nvml))
@@ -228,12 +228,12 @@ def test_a_forked_child_has_no_sampler_and_its_end_is_not_the_runs(tmp_path):
     assert len(load_run(tmp_path / "run").device) >= 1
 
 
-def test_a_driver_that_hangs_does_not_hold_the_end_of_a_run(tmp_path, monkeypatch):
+def test_a_driver_that_hangs_does_not_delay_the_end_of_a_run(tmp_path, monkeypatch):
     nvml = FakeNvml(fakes.VOLTA)
-    asked, answers = threading.Event(), threading.Event()
+    queried, answers = threading.Event(), threading.Event()
 
     def hangs(handle):
-        asked.set()
+        queried.set()
         answers.wait(300)
         return 1
 
@@ -241,9 +241,9 @@ def test_a_driver_that_hangs_does_not_hold_the_end_of_a_run(tmp_path, monkeypatc
     with RunWriter(tmp_path / "run") as writer:
         sampler = DeviceSampler(writer, GPU, 0.2, source=NvmlSource([fakes.VOLTA.uuid], library=nvml))
         thread = sampler._thread
-        assert asked.wait(300)
+        assert queried.wait(300)
         sampler.close()
-        assert thread.is_alive()  # it was not waited for
+        assert thread.is_alive()  # the end did not wait for it
     answers.set()
     thread.join(300)
     assert not thread.is_alive()
@@ -256,36 +256,36 @@ def test_the_reason_for_lowered_clocks_is_given_in_words():
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("queried", "names"),
     [
         (None, ["P100", "H200", "L4"]),
         ("1", ["H200"]),
         ("2, 0", ["L4", "P100"]),
         ("GPU-h2", ["H200"]),
-        ("1,7,0", ["H200"]),  # what names no GPU ends the list, as in CUDA
+        ("1,7,0", ["H200"]),  # an entry that names no GPU ends the list, as in CUDA
         ("", []),
         ("-1", []),
         ("none", []),
         ("MIG-aa", ["instance"]),
     ],
 )
-def test_what_cuda_visible_devices_leaves_is_known(asked, names):
+def test_cuda_visible_devices_selects_gpus_as_in_cuda(queried, names):
     with Nvml(FakeNvml(fakes.PASCAL, fakes.HOPPER, fakes.ADA)) as nvml:
-        assert [gpu.name.split()[-1] for gpu in visible(nvml.gpus(), asked)] == names
+        assert [gpu.name.split()[-1] for gpu in visible(nvml.gpus(), queried)] == names
 
 
-def test_of_a_mig_instance_the_generation_is_known_where_all_gpus_are_alike():
+def test_the_generation_of_a_mig_instance_is_known_if_all_gpus_are_the_same():
     with Nvml(FakeNvml(fakes.HOPPER, fakes.HOPPER)) as nvml:
-        (found,) = visible(nvml.gpus(), "MIG-aa,MIG-bb")
-    assert (found.name, found.capability, found.memory_bytes) == ("NVIDIA H200, MIG instance", (9, 0), None)
+        (gpu,) = visible(nvml.gpus(), "MIG-aa,MIG-bb")
+    assert (gpu.name, gpu.capability, gpu.memory_bytes) == ("NVIDIA H200, MIG instance", (9, 0), None)
 
 
-def test_every_function_asked_for_exists_in_the_package():
-    """The fake replaces functions by name, so a name that NVML never had would pass with it."""
+def test_every_nvml_function_that_is_called_exists_in_the_package():
+    """The fake replaces functions by name, so without this test it could replace one that NVML does not have."""
     import pynvml
 
     replaced = [name for name in vars(FakeNvml) if name.startswith("nvml")]
-    newer = {"nvmlDeviceGetTemperatureV"}  # not in the oldest package that is allowed; the older one is asked there
+    newer = {"nvmlDeviceGetTemperatureV"}  # missing in the oldest supported package, where the older function is called
     assert len(replaced) > 25 and {name for name in replaced if not hasattr(pynvml, name)} <= newer
     with Nvml(FakeNvml(fakes.HOPPER)) as nvml:
         assert nvml.gpus()[0].capability == (9, 0) and nvml.driver() == "580.65.06"

@@ -1,4 +1,4 @@
-"""What a step's memory is made of, measured by the storages."""
+"""The parts of a step's memory, measured by its storages."""
 
 import torch
 from torch import nn
@@ -30,18 +30,18 @@ def at(run, moment, step=1, last=True):
     return rows.iloc[-1 if last else 0]
 
 
-def test_what_is_held_is_what_the_tensors_say(tmp_path):
+def test_the_bytes_of_each_category_are_those_of_its_tensors(tmp_path):
     run, _, _ = recorded(tmp_path)
     begin, loss, end = at(run, "step begins"), at(run, "loss computed"), at(run, "step ends")
     assert begin.parameters_bytes == PARAMETERS * FP32 and begin.buffers_bytes == BUFFERS
     assert begin.gradients_bytes == 0 and end.gradients_bytes == PARAMETERS * FP32
     assert begin.optimizer_bytes == 2 * PARAMETERS * FP32 + 4 * 6  # two moments each, and a count of steps
-    # kept: input and ReLU's output, BatchNorm's mean and deviation and output, log-softmax, targets and their weight
+    # saved: the input, ReLU's output, BatchNorm's mean, deviation and output, log-softmax, targets and their weight
     activations = (
         FP32 * (BATCH * WIDTH + BATCH * HIDDEN + 2 * HIDDEN + BATCH * HIDDEN + BATCH * CLASSES + 1) + 8 * BATCH
     )
     assert begin.activations_bytes == 0 and loss.activations_bytes == activations
-    of_the_loss = FP32 * (BATCH * CLASSES + 1) + 8 * BATCH  # gone when the first gradient of the output is seen
+    of_the_loss = FP32 * (BATCH * CLASSES + 1) + 8 * BATCH  # freed when the first gradient of the output arrives
     assert at(run, "backward begins").activations_bytes == activations - of_the_loss
     assert at(run, "backward ends").activations_bytes == 0 == end.autocast_bytes
     assert (run.memory.allocated_bytes > 50 * 2**20).all() and run.memory.peak_bytes.isna().all()
@@ -58,7 +58,7 @@ def test_autocast_halves_activations_and_adds_copies_of_weights(tmp_path):
     assert at(plain, "backward begins").autocast_bytes == 0
 
 
-def test_moments_follow_one_another_and_memory_grows_and_falls(tmp_path):
+def test_moments_are_in_order_and_memory_grows_and_shrinks(tmp_path):
     run, _, _ = recorded(tmp_path)
     rows = run.memory
     assert rows.number.tolist() == list(range(len(rows)))
@@ -81,7 +81,7 @@ def test_moments_follow_one_another_and_memory_grows_and_falls(tmp_path):
     assert backward.activations_bytes.is_monotonic_decreasing and backward.gradients_bytes.is_monotonic_increasing
 
 
-def test_micro_batches_add_up_gradients_under_activations(tmp_path):
+def test_gradients_stay_allocated_during_later_micro_batches(tmp_path):
     run, _, _ = recorded(tmp_path, micro=3)
     first, last = at(run, "backward begins", last=False), at(run, "backward begins")
     assert first.gradients_bytes == 0 and last.gradients_bytes == PARAMETERS * FP32
@@ -90,7 +90,7 @@ def test_micro_batches_add_up_gradients_under_activations(tmp_path):
     assert (run.memory[run.memory.moment == "module"].phase == "forward").all()
 
 
-def test_checkpointed_activations_are_not_kept(tmp_path):
+def test_checkpointed_activations_do_not_count_as_saved(tmp_path):
     net = model()
     run, _, _ = recorded(tmp_path, net=net, forward=lambda x: checkpoint(net, x, use_reentrant=False))
     whole, _, _ = recorded(tmp_path / "whole")
@@ -98,7 +98,7 @@ def test_checkpointed_activations_are_not_kept(tmp_path):
     assert 0 < kept < 0.6 * at(whole, "backward begins").activations_bytes
 
 
-def test_a_step_without_a_forward_of_ours_says_null_not_zero(tmp_path):
+def test_a_step_without_a_forward_of_the_model_has_null_and_not_zero(tmp_path):
     net, optimizer = model(), None
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with RunWriter(tmp_path / "run") as writer:
@@ -125,11 +125,11 @@ def test_very_deep_and_wide_models_have_few_moments(tmp_path, monkeypatch):
     everything = sum(p.numel() for p in net.parameters()) * FP32
     assert at(run, "backward ends").gradients_bytes == everything
     last = run.memory[run.memory.moment == "gradient"].iloc[-1]
-    assert last.gradients_bytes >= 0.9 * everything  # all arrive, noted or not
+    assert last.gradients_bytes >= 0.9 * everything  # all gradients arrive, recorded or not
 
 
 class Allocator:
-    """torch's CUDA allocator as far as it is read: a list of (now, peak since it was begun anew)."""
+    """A fake of torch's CUDA allocator: its readings are pairs (current, peak since the last reset)."""
 
     def __init__(self, readings):
         self.readings, self.resets = list(readings), 0
@@ -145,7 +145,7 @@ class Allocator:
         self.resets += 1
 
 
-def test_on_cuda_peaks_are_those_between_moments_and_the_run_keeps_the_highest(tmp_path, monkeypatch):
+def test_on_cuda_each_moment_has_its_own_peak_and_the_run_keeps_the_highest(tmp_path, monkeypatch):
     device = torch.device("cuda:0")
     later = [(150, 500), (150, 150), (150, 150), (150, 200)]
     allocator = Allocator([(100, 900), (100, 120), (300, 450), (310, 310), *later])
@@ -154,14 +154,14 @@ def test_on_cuda_peaks_are_those_between_moments_and_the_run_keeps_the_highest(t
     net = model()
     with RunWriter(tmp_path / "run") as writer:
         observer = MemoryWatch(writer, net, [], device, lambda step: True)
-        monkeypatch.setattr(observer, "_attach", lambda: None)  # the model itself is on the CPU
+        monkeypatch.setattr(observer, "_attach", lambda: None)  # the model is on the CPU
         observer.step_began(0)
         observer.forward_ended(None)
         observer.backward_began()
         observer.backward_ended()
         observer.called("optimizer.step", 0)
         backend = backend_of(device)
-        assert backend.memory_bytes() == (150, 900)  # before the step: what the run's own peak must not forget
+        assert backend.memory_bytes() == (150, 900)  # a peak before the step, which the peak of the run must include
         observer.step_ended(0)
         observer.close()
         assert backend.memory_bytes() == (150, 200)
@@ -172,11 +172,15 @@ def test_on_cuda_peaks_are_those_between_moments_and_the_run_keeps_the_highest(t
     assert allocator.resets == len(rows) + 1
 
 
-def test_cuda_memory_is_the_allocators_and_keeps_a_peak_that_was_begun_anew(monkeypatch):
+def test_cuda_memory_is_that_of_the_allocator_and_includes_peaks_before_a_reset(monkeypatch):
     device = torch.device("cuda:0")
     held = {"allocated_bytes": {"all": {"current": 5, "peak": 7}}}
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda of: held if of == device else {})
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda of: held["allocated_bytes"]["all"].update(peak=5))
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats_as_nested_dict", lambda asked_device: held if asked_device == device else {}
+    )
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda asked_device: held["allocated_bytes"]["all"].update(peak=5)
+    )
     held["reserved_bytes"] = {"all": {"current": 20}}
     gpu = Cuda(device)
     assert gpu.memory_bytes() == (5, 7)

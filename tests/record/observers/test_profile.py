@@ -1,4 +1,5 @@
-"""A profiler window on a real training on the CPU: what it ties to what, that it changes nothing, that it leaves."""
+"""A profiler window in a real training on the CPU: it attributes operators correctly, changes nothing, and is
+removed."""
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_losses_are_the_same_bit_for_bit(tmp_path, dtype):
     assert len(load_run(tmp_path / "run").kernels) > 0
 
 
-def test_the_window_is_of_the_steps_asked_for(profiled):
+def test_the_window_covers_the_requested_steps(profiled):
     _, run = profiled
     (window,) = run.windows.to_dict("records")
     assert (window["step"], window["steps"], window["device"]) == (4, 3, "cpu")
@@ -50,14 +51,14 @@ def test_the_window_is_of_the_steps_asked_for(profiled):
     assert window["communication_us"] == window["communication_alone_us"] == 0
 
 
-def test_time_of_operators_is_their_own(profiled):
+def test_the_time_of_an_operator_excludes_operators_it_calls(profiled):
     _, run = profiled
     (window,) = run.windows.to_dict("records")
     assert run.kernels["total_us"].sum() == pytest.approx(window["kernel_us"])
-    assert window["kernel_us"] == pytest.approx(window["busy_us"], rel=0.05)  # one thread: nothing overlaps
+    assert window["kernel_us"] == pytest.approx(window["busy_us"], rel=0.05)  # one thread, so nothing overlaps
 
 
-def test_products_are_tied_to_module_phase_shapes_and_precision(profiled):
+def test_matrix_products_have_their_module_phase_shapes_and_precision(profiled):
     _, run = profiled
     products = run.kernels[run.kernels["op"].isin(["aten::addmm", "aten::mm"]) & (run.kernels["phase"] != "watch")]
     assert set(products["category"]) == {"gemm"} and set(products["precision"]) == {"fp16"}
@@ -66,7 +67,7 @@ def test_products_are_tied_to_module_phase_shapes_and_precision(profiled):
     assert forward["count"].sum() == 3 * 2 * 3  # steps, micro-batches, layers
     backward = products[products["phase"] == "backward"]
     assert set(backward["module"]) == {"0", "2", "5"} and set(backward["top_op"]) == {"AddmmBackward0"}
-    assert backward["count"].sum() == 3 * 2 * (1 + 2 + 2)  # no gradient of the input of the first layer
+    assert backward["count"].sum() == 3 * 2 * (1 + 2 + 2)  # the input of the first layer needs no gradient
     assert forward[forward["module"] == "5"]["in_shapes"].tolist() == ["[[10], [16, 48], [48, 10], [], []]"]
 
 
@@ -88,37 +89,37 @@ def test_the_model_itself_is_the_module_without_a_name(profiled):
     assert (run.kernels["module"] == "").any()
 
 
-def test_nothing_is_left_in_place(profiled):
+def test_no_hook_or_profiler_stays(profiled):
     done, run = profiled
     assert hooks(done.model) == 0
     assert not torch.autograd._profiler_enabled()
     assert warnings(run) == []
 
 
-def test_a_step_measured_tensor_by_tensor_is_not_the_users_time(tmp_path):
+def test_measuring_tensors_does_not_count_as_time_of_the_training(tmp_path):
     train(tmp_path / "bare", torch.float16, every=100, profile=(5, 7))
     train(tmp_path / "full", torch.float16, every=1, profile=(5, 7), level="full")
-    bare, full = load_run(tmp_path / "bare").kernels, load_run(tmp_path / "full").kernels
-    users = [set(k[(k["phase"] != "watch") & (k["category"] != "other")]["op"]) for k in (bare, full)]
+    without_kinds, full = load_run(tmp_path / "bare").kernels, load_run(tmp_path / "full").kernels
+    users = [set(k[(k["phase"] != "watch") & (k["category"] != "other")]["op"]) for k in (without_kinds, full)]
     assert users[1] <= users[0] | {"aten::zero_", "aten::fill_"}
-    count = [k[(k["op"] == "aten::addmm") & (k["phase"] != "watch")]["count"].sum() for k in (bare, full)]
+    count = [k[(k["op"] == "aten::addmm") & (k["phase"] != "watch")]["count"].sum() for k in (without_kinds, full)]
     assert count[0] == count[1] == 2 * 3
 
 
-def test_a_window_from_the_first_step(tmp_path):
+def test_a_window_may_begin_with_the_first_step(tmp_path):
     train(tmp_path / "run", profile=(0, 2))
     run = load_run(tmp_path / "run")
     assert (run.windows["step"].tolist(), run.windows["steps"].tolist()) == ([0], [2])
 
 
-def test_a_run_that_ends_within_the_window_keeps_what_there_was(tmp_path):
+def test_a_run_that_ends_within_the_window_keeps_its_kernels_so_far(tmp_path):
     train(tmp_path / "run", steps=4, profile=(2, 9))
     run = load_run(tmp_path / "run")
     assert run.windows["step"].tolist() == [2] and run.windows["steps"].iloc[0] in (2, 3)
     assert hooks(nn.Linear(1, 1)) == 0 and not torch.autograd._profiler_enabled()
 
 
-def test_a_run_that_ends_before_the_window_says_so(tmp_path):
+def test_a_run_that_ends_before_the_window_reports_that(tmp_path):
     train(tmp_path / "run", steps=3, profile=(50, 53))
     run = load_run(tmp_path / "run")
     assert warnings(run) == ["kernels of steps 50 to 52: the run ended before step 50"]
@@ -134,14 +135,14 @@ def test_another_profiler_is_left_alone_and_named(tmp_path):
 
 
 @pytest.mark.parametrize("breaks", ["prepare_trace", "stop_trace", "export_chrome_trace"])
-def test_a_profiler_that_fails_costs_the_kernels_alone(tmp_path, monkeypatch, breaks):
+def test_a_profiler_that_fails_loses_only_the_kernels(tmp_path, monkeypatch, breaks):
     def fail(*_):
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     monkeypatch.setattr(torch.profiler.profile, breaks, fail)
     done = train(tmp_path / "run", steps=6, profile=(2, 4))
     monkeypatch.undo()
-    if torch.autograd._profiler_enabled():  # the one that could not be stopped
+    if torch.autograd._profiler_enabled():  # the profiler that could not be stopped
         torch.autograd._disable_profiler()
     run = load_run(tmp_path / "run")
     assert warnings(run) == ["kernels of steps 2 to 3: RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"]
@@ -149,7 +150,7 @@ def test_a_profiler_that_fails_costs_the_kernels_alone(tmp_path, monkeypatch, br
     assert done.losses == train(None, steps=6).losses and hooks(done.model) == 0
 
 
-def test_a_module_that_takes_no_hooks_costs_the_modules_alone(tmp_path, monkeypatch):
+def test_a_module_that_accepts_no_hooks_loses_only_the_module_names(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("no hooks here")
 
@@ -169,7 +170,7 @@ def test_a_compiled_model_has_kernels_without_modules(tmp_path):
     assert done.losses == train(None, steps=6).losses
 
 
-def test_a_forward_that_raises_does_not_upset_the_marks(tmp_path):
+def test_a_forward_that_raises_does_not_confuse_the_module_marks(tmp_path):
     class Picky(nn.Module):
         def forward(self, x):
             if x.sum() < 0:
@@ -220,16 +221,16 @@ def test_a_checkpoints_second_forward_is_part_of_backward(tmp_path):
     assert products.groupby("module")["count"].sum().to_dict() == {"0.inner": 4, "1": 4}
 
 
-def test_with_a_gpu_its_work_is_asked_for_and_what_it_still_does_is_waited_for(tmp_path, monkeypatch):
-    asked, waited = [], []
+def test_with_a_gpu_its_kernels_are_profiled_and_the_window_waits_for_them(tmp_path, monkeypatch):
+    activities_requested, synchronized = [], []
 
     def profile_on_cpu(activities, **options):
-        asked.extend(activities)
+        activities_requested.extend(activities)
         return torch.profiler.profile(activities=activities[:1], **options)
 
     monkeypatch.setattr("amp_core.record.observers.profile.profile", profile_on_cpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(asked)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(len(activities_requested)))
     model = nn.Linear(4, 2)
     with RunWriter(tmp_path / "run") as writer:
         window = ProfileWindow(writer, model, 1, 2)
@@ -237,11 +238,13 @@ def test_with_a_gpu_its_work_is_asked_for_and_what_it_still_does_is_waited_for(t
         model(torch.ones(3, 4)).sum().backward()
         window.step_ended(1)
     activity = torch.profiler.ProfilerActivity
-    assert asked == [activity.CPU, activity.CUDA] and waited == [0]  # once, before the profiler was made
+    assert activities_requested == [activity.CPU, activity.CUDA] and synchronized == [
+        0
+    ]  # once, before the profiler was created
     assert load_run(tmp_path / "run").windows["steps"].tolist() == [1]
 
 
 @pytest.mark.parametrize("window", [(3, 3), (-1, 2), (5, 2)])
-def test_a_window_that_is_none_is_refused(tmp_path, window):
+def test_an_invalid_window_is_refused(tmp_path, window):
     with RunWriter(tmp_path / "run") as writer, pytest.raises(RunError, match="is no window of steps"):
         ProfileWindow(writer, nn.Linear(1, 1), *window)

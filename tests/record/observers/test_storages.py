@@ -1,4 +1,4 @@
-"""Bytes of storages, each counted once, and those that autograd keeps."""
+"""Bytes of storages, each counted once, and of those that autograd saves."""
 
 import gc
 import signal
@@ -15,13 +15,13 @@ from amp_core.record.observers.storages import Saved, hooks_are_on, is_cast_of_w
 CPU = torch.device("cpu")
 
 
-def test_a_storage_is_counted_once_however_it_is_seen():
+def test_a_storage_is_counted_once_however_many_tensors_view_it():
     base = torch.zeros(6, 4)
     assert storages([base, base.t(), base[2:], torch.zeros(0)], CPU) == {base.data_ptr(): 96}
     assert storage_of(base.to("meta"), CPU) is None
 
 
-def test_saved_tensors_are_counted_off_when_autograd_lets_go(tmp_path):
+def test_saved_tensors_are_subtracted_when_autograd_releases_them(tmp_path):
     saved = Saved(CPU)
     x = torch.randn(8, 8, requires_grad=True)
     assert saved.start(ignored=()) is None
@@ -29,14 +29,14 @@ def test_saved_tensors_are_counted_off_when_autograd_lets_go(tmp_path):
     assert saved.activations == 2 * 8 * 8 * 4
     del y
     gc.collect()
-    assert saved.activations == 0  # no circle keeps what nobody needs
+    assert saved.activations == 0  # no reference cycle keeps freed tensors alive
     y = x.exp()
     saved.stop()
     y.sum().backward()
     assert saved.activations == 0 and torch.equal(x.grad, x.detach().exp())
 
 
-def test_a_tensor_that_cannot_be_counted_is_kept_all_the_same(monkeypatch):
+def test_a_tensor_that_cannot_be_counted_is_still_saved(monkeypatch):
 
     monkeypatch.setattr(module, "is_cast_of_weight", lambda tensor: 1 / 0)
     saved = Saved(CPU)
@@ -47,7 +47,7 @@ def test_a_tensor_that_cannot_be_counted_is_kept_all_the_same(monkeypatch):
     assert torch.equal(x.grad, x.detach().exp()) and saved.interrupted == "ZeroDivisionError: division by zero"
 
 
-def test_hooks_are_taken_off_by_the_thread_that_put_them_on():
+def test_only_the_thread_that_attached_hooks_detaches_them():
     saved = Saved(CPU)
     assert saved.start(ignored=()) is None
     other = threading.Thread(target=saved.stop)
@@ -60,12 +60,12 @@ def test_hooks_are_taken_off_by_the_thread_that_put_them_on():
 
 def test_the_reason_is_reported_if_hooks_are_disabled():
     with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
-        said = Saved(CPU).start(ignored=())
-    assert said is not None and "not here" in said
+        reason = Saved(CPU).start(ignored=())
+    assert reason is not None and "not here" in reason
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_hooks_of_others_are_noticed_by_any_torch(monkeypatch, older):
+def test_hooks_of_others_are_detected_in_every_torch_version(monkeypatch, older):
     if older:
         monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks", raising=False)
     assert not hooks_are_on()
@@ -81,8 +81,8 @@ def test_casts_of_weights_are_distinguished_from_other_casts():
     assert not is_cast_of_weight(weight.t()) and not is_cast_of_weight(torch.ones(2))
 
 
-def test_ctrl_c_is_not_lost_while_autograd_lets_go_of_tensors():
-    """Python drops what is raised in the callback of a weak reference, which is where the count goes down."""
+def test_ctrl_c_is_not_lost_while_autograd_releases_tensors():
+    """Python drops exceptions in the callback of a weak reference, which updates the count."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted():

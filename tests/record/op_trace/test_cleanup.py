@@ -1,4 +1,4 @@
-"""Tracing the operators of one step: the training does not notice, and nothing is left behind."""
+"""Tracing the operators of one step does not change the training, and leaves nothing behind."""
 
 from pathlib import Path
 from typing import Any
@@ -36,22 +36,22 @@ def test_the_losses_are_the_same_bit_for_bit(name: str, dtype: str, tmp_path: Pa
 def test_nothing_is_left_behind(name: str, tmp_path: Path) -> None:
     changed = [(autocast, "__enter__"), (autocast, "__exit__"), (torch, "set_autocast_enabled")]
     before = [getattr(owner, name) for owner, name in changed]
-    seen = []
+    states = []
 
-    def look(model: nn.Module, step: int) -> None:
-        told = [listener for m in model.modules() for listener in listeners(m)]
-        ours = [listener for listener in told if isinstance(getattr(listener, "__self__", None), Modules)]
+    def collect_state(model: nn.Module, step: int) -> None:
+        hooked = [listener for m in model.modules() for listener in listeners(m)]
+        ours = [listener for listener in hooked if isinstance(getattr(listener, "__self__", None), Modules)]
         wrapped = [getattr(owner, name) is not was for (owner, name), was in zip(changed, before, strict=True)]
         modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, OpCounterMode)]
-        seen.append((len(ours) == 2 * len(list(model.modules())), bool(ours), all(wrapped), any(wrapped), len(modes)))
+        states.append((len(ours) == 2 * len(list(model.modules())), bool(ours), all(wrapped), any(wrapped), len(modes)))
 
-    train(MODELS[name], tmp_path / "run", torch.bfloat16, between=look, steps=5)
+    train(MODELS[name], tmp_path / "run", torch.bfloat16, between=collect_state, steps=5)
     untouched = (False, False, False, False, 0)
-    assert seen == [untouched, untouched, (True, True, True, True, 1), untouched, untouched]
+    assert states == [untouched, untouched, (True, True, True, True, 1), untouched, untouched]
     assert [getattr(owner, name) for owner, name in changed] == before
 
 
-def test_a_loop_that_fails_within_the_step_leaves_nothing_either(tmp_path: Path) -> None:
+def test_a_loop_that_fails_within_the_step_leaves_nothing_behind_either(tmp_path: Path) -> None:
     enter = autocast.__enter__
 
     def fail(model: nn.Module, step: int) -> None:
@@ -72,7 +72,7 @@ def test_a_loop_that_fails_within_the_step_leaves_nothing_either(tmp_path: Path)
     assert calls(run, op="aten::addmm") == 3 and "as far as it went" in run.events["detail"].str.cat()
 
 
-def test_a_compiled_model_is_left_alone_and_the_run_says_so(tmp_path: Path) -> None:
+def test_a_compiled_model_is_left_alone_and_the_run_reports_that(tmp_path: Path) -> None:
     run = traced(lambda: torch.compile(loops_model(), backend="eager"), tmp_path / "run")
     assert run.ops.empty
     assert "operators: the model runs as a compiled graph" in run.events["detail"].str.cat(sep="\n")
@@ -97,7 +97,7 @@ def test_a_compiled_loss_stays_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
 @torch.library.custom_op("ampscope_tests::prod", mutates_args=())
 def custom_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Written in Python: what it calls is under autocast, and below autograd."""
+    """A custom operator in Python: the operators it calls run under autocast, below autograd."""
     return (x @ weight).float()
 
 
@@ -108,7 +108,7 @@ custom_product.register_autograd(
 
 
 class Custom(nn.Module):
-    """Operators that call others from inside: one of one's own, and one of torch's."""
+    """Operators that call other operators: a custom one, and one of torch's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Custom(nn.Module):
 
 
 @pytest.mark.parametrize("trace_ops", [None, 0, 1, 2])
-def test_operators_that_call_others_keep_autocast_within(trace_ops: int | None, tmp_path: Path) -> None:
+def test_operators_called_by_operators_still_run_under_autocast(trace_ops: int | None, tmp_path: Path) -> None:
     alone = train(Custom, None, torch.bfloat16)
     assert train(Custom, tmp_path / "run", torch.bfloat16, trace_ops=trace_ops) == alone
     if trace_ops:
@@ -129,7 +129,7 @@ def test_operators_that_call_others_keep_autocast_within(trace_ops: int | None, 
         assert policy == "none" and precision_map(run).stayed.empty
 
 
-def test_beside_another_mode_nothing_is_traced(tmp_path: Path) -> None:
+def test_nothing_is_traced_while_another_dispatch_mode_is_active(tmp_path: Path) -> None:
     class Other(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
@@ -139,7 +139,7 @@ def test_beside_another_mode_nothing_is_traced(tmp_path: Path) -> None:
     assert run.ops.empty and "another TorchDispatchMode" in run.events["detail"].str.cat()
 
 
-def test_a_mode_entered_within_the_step_is_not_ended_for_its_owner(tmp_path: Path) -> None:
+def test_a_dispatch_mode_entered_within_the_step_stays_active(tmp_path: Path) -> None:
     counters = []
 
     def count(model: nn.Module, step: int) -> None:
@@ -155,7 +155,7 @@ def test_a_mode_entered_within_the_step_is_not_ended_for_its_owner(tmp_path: Pat
     assert counters[0].get_total_flops() > 0 and calls(run, op="aten::addmm") == 1
 
 
-def test_an_error_of_the_counting_does_not_reach_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_counting_does_not_reach_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise KeyError("no such thing")
 

@@ -1,4 +1,4 @@
-"""Tracing the operators of one step: what is seen of it. That the training does not notice: `test_optrace_left.py`."""
+"""The rows of a trace of one step's operators. `test_cleanup.py` tests that tracing does not change the training."""
 
 import copy
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.record import loops
 from tests.record.traced import MODELS, Convolutions, Model, calls, loops_model, traced
 
 
-def test_every_product_is_counted_with_the_operations_that_torch_counts(tmp_path: Path) -> None:
+def test_every_matrix_product_has_the_flops_that_torch_counts(tmp_path: Path) -> None:
     run = traced(Convolutions, tmp_path / "run")
     model, x = Convolutions(), torch.randn(4, 6, 8)
     with FlopCounterMode(display=False) as counter:
@@ -47,7 +47,7 @@ def test_each_operator_belongs_to_its_module_in_forward_and_backward(tmp_path: P
         assert calls(run, module=name, op="aten::addmm", phase="forward") == 1, name
         assert calls(run, module=name, op="aten::mm", phase="backward") == (1 if name == "embed" else 2), name
     assert calls(run, module="blocks.1.norm", op="aten::native_layer_norm_backward") == 1
-    one_call = cpu_layers.runs("LSTM", torch.bfloat16, torch.float32)  # oneDNN's, where it has one for this CPU
+    one_call = cpu_layers.runs("LSTM", torch.bfloat16, torch.float32)  # oneDNN's operator, if it has one for this CPU
     assert calls(run, module="lstm", op="aten::mkldnn_rnn_layer_backward", phase="backward") == one_call
     assert one_call or calls(run, module="lstm", op="aten::mm", phase="backward") > 1
     assert calls(run, module="blocks.0", op="aten::_scaled_dot_product_flash_attention_for_cpu") == 1
@@ -55,7 +55,7 @@ def test_each_operator_belongs_to_its_module_in_forward_and_backward(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["checkpointed", "checkpointed-reentrant"])
-def test_what_is_made_again_for_backward_belongs_to_its_module(name: str, tmp_path: Path) -> None:
+def test_recomputed_operators_belong_to_their_module(name: str, tmp_path: Path) -> None:
     run = traced(MODELS[name], tmp_path / "run")
     assert calls(run, module="blocks.1.qkv", op="aten::addmm", phase="forward") == 1
     assert calls(run, module="blocks.1.qkv", op="aten::addmm", phase="backward", autocast="bfloat16") == 1
@@ -71,7 +71,7 @@ def test_casts_are_distinguished_by_origin(tmp_path: Path) -> None:
             self.fc = nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            first, second = self.fc(x), self.fc(x)  # weight and bias come from the cache the second time
+            first, second = self.fc(x), self.fc(x)  # the second time, weight and bias come from the cache
             with torch.autocast("cpu", enabled=False):
                 wide = F.linear((first + second).float(), self.fc.weight)
             return wide.to(torch.bfloat16).float()  # there and back again
@@ -97,7 +97,7 @@ def test_the_cache_lasts_as_long_as_the_region(tmp_path: Path) -> None:
     run = load_run(tmp_path / "once")
     assert once.recorder is not None
     products = run.ops[(run.ops["op"] == "aten::addmm") & (run.ops["phase"] == "forward")]
-    assert products["count"].sum() == 9 and products["cache_hits"].sum() == 0  # a region for each micro-batch
+    assert products["count"].sum() == 9 and products["cache_hits"].sum() == 0  # one region per micro-batch
     casts = run.ops[(run.ops["cast_of"] == "parameter") & (run.ops["cast_by"] == "autocast")]
     assert casts["count"].sum() == 3 * 6
 
@@ -137,13 +137,13 @@ def test_watching_itself_is_not_traced(tmp_path: Path) -> None:
     assert watched.to_dict() == alone.to_dict() and watched.sum() > 20
 
 
-def test_a_step_that_never_came_is_reported(tmp_path: Path) -> None:
+def test_a_requested_step_that_never_came_is_reported(tmp_path: Path) -> None:
     run = traced(loops_model, tmp_path / "run", trace_ops=40)
     assert run.ops.empty and "the run ended before step 40" in run.events["detail"].str.cat()
 
 
 @pytest.mark.parametrize("step", [-1, 2.0, True, "2"])
-def test_what_is_no_step_is_refused(step: Any, tmp_path: Path) -> None:
+def test_an_invalid_step_is_refused(step: Any, tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer, pytest.raises(RunError, match="trace_ops="):
         OpTrace(writer, loops_model(), step)
 
@@ -169,7 +169,7 @@ def test_a_model_wrapped_for_several_processes_keeps_its_names(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("max_iter", [1, 4])
-def test_of_an_optimizer_that_calls_its_closure_again_the_first_call_is_traced(max_iter: int, tmp_path: Path) -> None:
+def test_only_the_first_call_of_an_optimizers_closure_is_traced(max_iter: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=max_iter)

@@ -1,4 +1,4 @@
-"""What CUDA's autocast does, traced without a GPU: on fake tensors, which have a device and dtypes but no memory."""
+"""CUDA's autocast, traced without a GPU on fake tensors, which have a device and dtypes but no memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from amp_core.store.writer import RunWriter
 
 
 class Model(nn.Module):
-    """Whatever the lists of the two devices treat differently."""
+    """Operators that the autocast lists of the two devices treat differently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Model(nn.Module):
 
 @contextmanager
 def autocast_on(device: str) -> Iterator[None]:
-    """Autocast to float16, also on a device that is not there, which `torch.autocast` refuses."""
+    """Autocast to float16 on any device; `torch.autocast` refuses a missing one."""
     torch.set_autocast_dtype(device, torch.float16)
     torch.set_autocast_enabled(device, True)
     try:
@@ -73,39 +73,39 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 def decided(run: Run) -> dict[str, tuple[Any, Any]]:
-    """Policy and result of each operator that is no cast."""
+    """Policy and result dtype of each operator that is not a cast."""
     ops = run.ops[run.ops["cast_by"].isna()]
     return {o.op.removeprefix("aten::"): (o.policy, o.out_dtype) for o in ops.itertuples()}
 
 
 def test_policies_on_cuda_are_those_of_cuda(both: dict[str, Run]) -> None:
-    found = decided(both["cuda"])
-    assert found["addmm"] == ("lower_precision_fp", "float16")
-    assert found["native_layer_norm"] == ("fp32", "float32")
-    assert found["_softmax"] == found["cumsum"] == ("fp32_set_opt_dtype", "float32")
-    assert found["pow"] == ("fp32", "float32")
-    assert found["gelu"] == ("none", "float16")
-    assert found["nll_loss_forward"] == ("fp32", "float32")
-    assert found["_log_softmax"] == ("not applied", "float16")  # cross_entropy asks for the dtype of its logits
+    decisions = decided(both["cuda"])
+    assert decisions["addmm"] == ("lower_precision_fp", "float16")
+    assert decisions["native_layer_norm"] == ("fp32", "float32")
+    assert decisions["_softmax"] == decisions["cumsum"] == ("fp32_set_opt_dtype", "float32")
+    assert decisions["pow"] == ("fp32", "float32")
+    assert decisions["gelu"] == ("none", "float16")
+    assert decisions["nll_loss_forward"] == ("fp32", "float32")
+    assert decisions["_log_softmax"] == ("not applied", "float16")  # cross_entropy requires the dtype of its logits
     assert set(both["cuda"].ops["device"]) == {"cuda:0"}
     view = precision_map(both["cuda"])
     assert (view.device, view.autocast, view.elsewhere.empty) == ("cuda", "fp16", True)
 
 
-def test_casts_on_cuda_are_autocasts(both: dict[str, Run]) -> None:
+def test_casts_on_cuda_are_made_by_autocast(both: dict[str, Run]) -> None:
     casts = both["cuda"].ops[both["cuda"].ops["cast_by"].notna()]
     assert set(casts["cast_by"]) == {"autocast"}
     norm = both["cuda"].ops.query("op == 'aten::native_layer_norm'").iloc[0]
     assert (norm["casts"], norm["cast_bytes"]) == (1, 2 * 8 * 4)
 
 
-def test_what_a_trace_of_a_cpu_says_of_cuda_is_what_cuda_does(both: dict[str, Run]) -> None:
+def test_the_prediction_for_cuda_from_a_cpu_trace_matches_cuda(both: dict[str, Run]) -> None:
     here, there = decided(both["cpu"]), decided(both["cuda"])
-    said = precision_map(both["cpu"]).elsewhere.set_index("op")
+    predicted = precision_map(both["cpu"]).elsewhere.set_index("op")
     labels = {"float16": "fp16", "float32": "fp32"}
     differ = {op for op, (policy, dtype) in here.items() if there[op][1] != dtype and there[op][0] != "none"}
-    assert set(said.index) == differ == {"native_layer_norm", "_softmax", "pow", "cumsum", "_log_softmax"}
+    assert set(predicted.index) == differ == {"native_layer_norm", "_softmax", "pow", "cumsum", "_log_softmax"}
     for op in differ:
-        assert said.loc[op, "would_run"] == labels[there[op][1]], op
-        assert said.loc[op, "ran"] == labels[here[op][1]], op
-    assert isinstance(said, pd.DataFrame)
+        assert predicted.loc[op, "would_run"] == labels[there[op][1]], op
+        assert predicted.loc[op, "ran"] == labels[here[op][1]], op
+    assert isinstance(predicted, pd.DataFrame)

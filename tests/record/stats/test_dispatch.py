@@ -1,4 +1,4 @@
-"""Which kernel computes a statistic, and what happens where it cannot."""
+"""The choice of the kernel for a statistic, and the fallback if it fails."""
 
 import logging
 from typing import Any
@@ -42,18 +42,18 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> type[Accelerator]:
     return Accelerator
 
 
-def test_plain_torch_does_what_a_kernel_cannot(
+def test_plain_torch_replaces_a_kernel_that_fails(
     accelerator: type[Accelerator], caplog: pytest.LogCaptureFixture
 ) -> None:
     gradient = torch.randn(7, 5)
     for _ in range(3):
         assert torch.equal(measure_together([gradient]), measure_plain(gradient))
         assert torch.equal(channel_largest(gradient, 1), gradient.abs().amax(0))
-    assert accelerator.calls == 2  # each was tried once
+    assert accelerator.calls == 2  # each kernel was tried once
     assert caplog.text.count("plain torch, which is slower: Failed to find C compiler.") == 1
 
 
-def test_a_package_that_is_missing_is_done_without(
+def test_plain_torch_replaces_kernels_whose_package_is_missing(
     accelerator: type[Accelerator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kernels() -> dict[str, Kernel]:
@@ -64,7 +64,7 @@ def test_a_package_that_is_missing_is_done_without(
     assert dispatch.fallbacks == {"cpu": "No module named 'triton'"}
 
 
-def test_want_of_memory_is_no_reason_to_do_without_a_kernel(accelerator: type[Accelerator]) -> None:
+def test_running_out_of_memory_does_not_disable_a_kernel(accelerator: type[Accelerator]) -> None:
     accelerator.error = torch.OutOfMemoryError("CUDA out of memory")
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError):
@@ -72,7 +72,7 @@ def test_want_of_memory_is_no_reason_to_do_without_a_kernel(accelerator: type[Ac
     assert accelerator.calls == 2 and dispatch.fallbacks == {}
 
 
-def test_numba_is_never_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_numba_kernel_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any) -> torch.Tensor:
         raise RuntimeError("wrong")
 
@@ -86,7 +86,7 @@ def test_a_run_without_kernels_has_all_its_tensors_and_one_event(
 ) -> None:
     caplog.set_level(logging.WARNING)
     tables = []
-    for name in ("a", "b"):  # the second run of the process is told as well
+    for name in ("a", "b"):  # the second run of the process reports it too
         torch.manual_seed(0)
         model = small_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -97,9 +97,9 @@ def test_a_run_without_kernels_has_all_its_tensors_and_one_event(
                 optimizer.zero_grad()
         run = load_run(tmp_path / name)
         tables.append(run.tensors())
-        told = run.events[run.events["name"] == "statistics"]
-        assert told.kind.tolist() == ["phase change"] and told.step.tolist() == [0]
-        assert told.detail.iloc[0].endswith("plain torch, which is slower: Failed to find C compiler.")
+        reports = run.events[run.events["name"] == "statistics"]
+        assert reports.kind.tolist() == ["phase change"] and reports.step.tolist() == [0]
+        assert reports.detail.iloc[0].endswith("plain torch, which is slower: Failed to find C compiler.")
         assert not run.events.detail.str.contains("watching failed").any()
     assert {"weight_grad", "output_grad"} <= set(tables[0]["kind"]) and len(tables[0]) == len(tables[1])
     assert "watching failed" not in caplog.text

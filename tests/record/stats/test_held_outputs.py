@@ -8,7 +8,7 @@ import torch
 from amp_core.record import backends
 from amp_core.record.backends.cpu import Cpu
 from amp_core.record.stats import dispatch, held_outputs
-from amp_core.record.stats.channels import ChannelLargest
+from amp_core.record.stats.channels import ChannelLargest, cap_for
 from amp_core.record.stats.cuda.measure import outputs_cuda
 from amp_core.record.stats.held_outputs import HeldOutputs, LayerChannel
 from amp_core.record.stats.layout import Key
@@ -34,6 +34,12 @@ def key(number: int) -> Key:
     return f"module.{number}", "output_grad", "float32"
 
 
+def values_of(largest: ChannelLargest) -> torch.Tensor:
+    """Those of a layer that are in a tensor of their own, as on a device."""
+    assert isinstance(largest.held, torch.Tensor)
+    return largest.held
+
+
 def plainly(*grads: torch.Tensor) -> torch.Tensor:
     return torch.cat([measure_plain(grad) for grad in grads])
 
@@ -52,8 +58,8 @@ def test_gradients_of_a_backward_take_one_launch_for_each_kernel(launches: list[
     ((keys, packed),) = held.take()
     assert keys == [key(k) for k in range(4)] and len(launches) == 3
     assert_same(packed, first, image, again, torch.ones(7))
-    assert torch.equal(largest[1].values, torch.cat([first, again]).abs().amax(0))
-    assert torch.equal(largest[2].values, image.abs().amax((0, 2, 3)))
+    assert torch.equal(values_of(largest[1]), torch.cat([first, again]).abs().amax(0))
+    assert torch.equal(values_of(largest[2]), image.abs().amax((0, 2, 3)))
     assert held.take() == []
 
 
@@ -68,7 +74,7 @@ def test_no_more_than_so_many_bytes_are_held(launches: list[tuple[str, str]], mo
     measured = held.take()
     assert [len(keys) for keys, _ in measured] == [2, 2, 1]
     assert_same(torch.cat([packed for _, packed in measured]), *grads)
-    assert torch.equal(largest[1].values, torch.cat(grads).abs().amax(0))  # over all batches of the step
+    assert torch.equal(values_of(largest[1]), torch.cat(grads).abs().amax(0))  # over all batches of the step
 
 
 def test_the_largest_of_an_earlier_step_does_not_count(launches: list[tuple[str, str]]) -> None:
@@ -79,7 +85,7 @@ def test_the_largest_of_an_earlier_step_does_not_count(launches: list[tuple[str,
     largest[1].present = False
     held.add(key(0), torch.ones(2, 3), LINEAR)
     held.finish()
-    assert largest[1].values.tolist() == [1, 1, 1] and largest[1].present
+    assert values_of(largest[1]).tolist() == [1, 1, 1] and largest[1].present
 
 
 def test_a_gradient_that_is_written_to_is_left_out_and_then_none_is_held(launches: list[tuple[str, str]]) -> None:
@@ -118,7 +124,8 @@ def test_where_the_kernel_fails_nothing_that_waits_is_lost(monkeypatch: pytest.M
     held.add(key(1), again, LINEAR)
     ((_, packed),) = held.take()
     assert_same(packed, first, again)
-    assert torch.equal(largest[1].values, torch.cat([first, again]).abs().amax(0).float())
-    assert largest[1].cap_for(torch.ones(5, 2).bfloat16()) is not None
+    assert torch.equal(values_of(largest[1]), torch.cat([first, again]).abs().amax(0).float())
+    cap = cap_for(torch.ones(5, 2).bfloat16(), values_of(largest[1]), row=0, dims=2, dtype=largest[1].dtype)
+    assert cap is not None and cap.largest.dtype is torch.float32  # nothing converts what is exact
     assert dispatch.fallbacks == {"cpu": "CUDA driver: an error"}
     assert not held.add(key(2), first, LINEAR)

@@ -1,4 +1,4 @@
-"""What a step measured arrives as it was put in, wherever it was."""
+"""The measurements of a step arrive unchanged, from any device."""
 
 import pytest
 import torch
@@ -6,23 +6,23 @@ import torch
 from amp_core.record.stats.host_transfer import HostTransfer
 
 
-class Elsewhere(torch.Tensor):
-    """Says that it is on a device."""
+class OnOtherDevice(torch.Tensor):
+    """A tensor that claims to be on another device."""
 
     is_cpu = False
 
 
-@pytest.fixture(params=[torch.Tensor, Elsewhere])
-def given(request):
-    """Makes tensors on the host, or such as have to be sent there."""
+@pytest.fixture(params=[torch.Tensor, OnOtherDevice])
+def make_tensor(request):
+    """A function that makes tensors on the host, or tensors that have to be copied there."""
     return lambda values, dtype=torch.float64: torch.tensor(values, dtype=dtype).as_subclass(request.param)
 
 
-def test_numbers_and_tensors_arrive_by_their_names(given):
+def test_numbers_and_tensors_arrive_by_their_names(make_tensor):
     transfer = HostTransfer()
-    transfer.put("loss", given(2.5, torch.bfloat16))
-    transfer.put("flag", given([True], torch.bool))
-    transfer.put("grads", given([[1.0, float("inf")], [-0.0, float("nan")]], torch.float32))
+    transfer.put("loss", make_tensor(2.5, torch.bfloat16))
+    transfer.put("flag", make_tensor([True], torch.bool))
+    transfer.put("grads", make_tensor([[1.0, float("inf")], [-0.0, float("nan")]], torch.float32))
     transfer.put("scale", 65536.0)
     transfer.send()
     assert transfer.ready()
@@ -32,17 +32,17 @@ def test_numbers_and_tensors_arrive_by_their_names(given):
     assert transfer.value("norm") is None and not transfer.has("norm") and transfer.has("flag")
 
 
-def test_tensors_are_joined_in_the_order_asked_for(given):
+def test_tensors_are_joined_in_the_requested_order(make_tensor):
     transfer = HostTransfer()
     for name, values in (("a", [1.0, 2.0]), ("b", [3.0]), ("c", [4.0, 5.0])):
-        transfer.put(name, given(values))
+        transfer.put(name, make_tensor(values))
     transfer.send()
     assert transfer.joined(["a", "b"]).tolist() == [1, 2, 3]
     assert transfer.joined(["c", "a"]).tolist() == [4, 5, 1, 2]
     assert transfer.joined(["b"]).tolist() == [3]
 
 
-def test_a_number_may_be_one_that_backward_needs():
+def test_a_tensor_that_requires_a_gradient_is_accepted():
     transfer = HostTransfer()
     transfer.put("loss", torch.ones((), requires_grad=True) * 3)
     transfer.put("row", torch.ones(2, requires_grad=True))

@@ -1,4 +1,4 @@
-"""`measure` against a slow exact reference, for every dtype, on every path it has."""
+"""`measure` compared with a slow exact reference, for every dtype, on every code path."""
 
 import math
 import os
@@ -40,25 +40,25 @@ ALL_PATHS = [pytest.param(name, marks=[needs_compiler] if name == "cuda" else []
 
 
 def reference(tensor: torch.Tensor) -> dict:
-    """Value by value in Python, where floats are exact."""
+    """The statistics computed value by value in Python, without rounding."""
     form = FORMAT_OF_DTYPE[layout.dtype_name(tensor.dtype)]
-    found = {"zero": 0, "subnormal": 0, "normal": 0, "inf": 0, "nan": 0, "exponents": {}}
+    statistics = {"zero": 0, "subnormal": 0, "normal": 0, "inf": 0, "nan": 0, "exponents": {}}
     finite = []
     for value in tensor.reshape(-1).to(torch.float64).tolist():
         if math.isnan(value):
-            found["nan"] += 1
+            statistics["nan"] += 1
         elif math.isinf(value):
-            found["inf"] += 1
+            statistics["inf"] += 1
         else:
             finite.append(abs(value))
             if value == 0:
-                found["zero"] += 1
+                statistics["zero"] += 1
             else:
                 exponent = math.frexp(value)[1] - 1
-                found["exponents"][exponent] = found["exponents"].get(exponent, 0) + 1
-                found["normal" if abs(value) >= form.min_normal else "subnormal"] += 1
+                statistics["exponents"][exponent] = statistics["exponents"].get(exponent, 0) + 1
+                statistics["normal" if abs(value) >= form.min_normal else "subnormal"] += 1
     nonzero = [v for v in finite if v]
-    return found | {
+    return statistics | {
         "absmax": max(finite, default=0.0), "absmin": min(nonzero, default=0.0),
         "abs_sum": math.fsum(v for v in finite if v < 1e150),
         "sq_sum": math.fsum(v * v for v in finite if v < 1e150),
@@ -89,7 +89,7 @@ def from_bits(patterns: list[int], dtype: str) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_bit_pattern(path, dtype, data):
+def test_any_bit_pattern_is_measured_exactly(path, dtype, data):
     patterns = data.draw(st.lists(st.integers(0, 2 ** BITS[dtype] - 1), max_size=40))
     assert_same(from_bits(patterns, dtype), path)
 
@@ -123,7 +123,7 @@ def test_sums_are_not_rounded_to_float32(path):
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
 def small_shares(request, monkeypatch):
-    """Threads are given work where they would not be worth it."""
+    """Let several threads share even small tensors."""
     if request.param == "plain threads":
         monkeypatch.setattr(thread_team, "_team", lambda process: None)
     elif thread_team._team(os.getpid()) is None:
@@ -132,7 +132,7 @@ def small_shares(request, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
 
-def test_large_tensors_are_shared_between_threads_without_losing_any(small_shares):
+def test_every_value_of_a_large_tensor_is_counted_by_some_thread(small_shares):
     torch.manual_seed(0)
     tensors = [torch.randn(300_001), torch.randn(700_000) * 1e-30, torch.zeros(1000), torch.randn(400_000).double()]
     tensors[1][5] = float("nan")
@@ -145,14 +145,14 @@ def test_large_tensors_are_shared_between_threads_without_losing_any(small_share
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tensors_of_many_blocks_cut_between_threads(dtype, small_shares):
+def test_tensors_of_many_blocks_split_between_threads(dtype, small_shares):
     """Random bits: every exponent, many subnormals, infinities and NaNs in every block, and an odd length."""
     size = 4 * 4096 * 17 + 4099
     bits = torch.randint(
         0, 256, (size * BITS[dtype] // 8,), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
     )
     tensor = bits.view(DTYPES[dtype])
-    if dtype == "float64":  # whose squares are finite, so that sums can be compared
+    if dtype == "float64":  # values whose squares are finite, so that sums can be compared
         tensor = torch.where(tensor.isfinite() & (tensor.abs() > 1e150), tensor.sign(), tensor)
     for few in (tensor, tensor[:4096], tensor[1:8194]):
         packed, plain = measuring.measure([few])[0], measure_plain(few)
@@ -160,7 +160,7 @@ def test_tensors_of_many_blocks_cut_between_threads(dtype, small_shares):
         assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
 
 
-def test_many_tensors_of_all_dtypes_cut_between_threads(monkeypatch, small_shares):
+def test_many_tensors_of_all_dtypes_split_between_threads(monkeypatch, small_shares):
     torch.manual_seed(0)
     kinds = list(DTYPES.values())
     tensors = [
@@ -175,7 +175,7 @@ def test_many_tensors_of_all_dtypes_cut_between_threads(monkeypatch, small_share
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-def test_the_kernel_counts_subnormals_where_arithmetic_flushes_them(dtype):
+def test_the_kernel_counts_subnormals_even_if_the_processor_flushes_them(dtype):
     mantissa = FORMAT_OF_DTYPE[dtype].mantissa_bits
     tensor = from_bits([1 << k for k in range(mantissa)], dtype)
     if not torch.set_flush_denormal(True):
@@ -188,8 +188,8 @@ def test_the_kernel_counts_subnormals_where_arithmetic_flushes_them(dtype):
     assert got.subnormal == mantissa and list(got.exp_counts) == [1] * mantissa
 
 
-def test_a_dense_tensor_is_read_where_it_lies():
-    """A transposed or channels-last one too: a copy would cost more than the measuring."""
+def test_a_dense_tensor_is_read_without_a_copy():
+    """Also if it is transposed or channels-last: a copy would cost more than the measurement."""
     image = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
     for tensor in (image, image.permute(3, 0, 2, 1), torch.randn(5, 7).t()):
         assert layout.in_one_row(tensor).data_ptr() == tensor.data_ptr()
@@ -197,8 +197,8 @@ def test_a_dense_tensor_is_read_where_it_lies():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_threads_of_a_forked_process(small_shares):
-    """OpenMP's threads are gone in it, and waiting for them would be forever."""
+def test_a_forked_process_measures_without_its_parents_threads(small_shares):
+    """A forked process has no OpenMP threads; waiting for them would never end."""
     tensor = torch.ones(1 << 17)
     assert measuring.measure([tensor])[0][7 + 149] == 1 << 17
     child = os.fork()
@@ -230,14 +230,14 @@ def test_the_five_counts_add_up_and_zero_is_not_subnormal():
     assert got.rms == pytest.approx(0.5)
 
 
-def test_packed_size_is_what_measure_returns():
+def test_packed_size_is_the_length_of_what_measure_returns():
     for dtype in DTYPES.values():
         tensor = torch.zeros(3, dtype=dtype)
         assert len(measuring.measure([tensor])[0]) == layout.packed_size(dtype)
         assert len(measure_plain(tensor)) == layout.packed_size(dtype)
 
 
-def test_what_cannot_be_measured_is_known():
+def test_measurable_is_false_for_tensors_that_measure_does_not_accept():
     assert layout.measurable(torch.ones(1)) and not layout.measurable(torch.ones(1, dtype=torch.int64))
     assert not layout.measurable(torch.ones(1, dtype=torch.complex64))
 

@@ -1,4 +1,4 @@
-"""The compiled kernels of `measure` in processes of their own: code that is kept."""
+"""The compiled kernels of `measure` in separate processes: cached code."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import amp_core
 
 
 def fresh_process(code: str, package: Path, **environment: str) -> str:
-    """Run Python code where `amp_core` is the one beside `package`; returns what it prints."""
+    """Run Python code that imports `amp_core` from beside `package`; returns its output."""
     settings = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA", "XDG"))} | environment
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=package.parent, env=settings, capture_output=True, text=True, timeout=600
@@ -20,7 +20,8 @@ def fresh_process(code: str, package: Path, **environment: str) -> str:
 
 
 def test_compiled_code_is_reused(tmp_path):
-    """Numba never finds a kernel again whose closure holds other kernels, and then leaves one more file each time."""
+    """Numba never finds the cached code of a kernel whose closure holds other kernels, and then adds a file each
+    time."""
     code = (
         "import torch; from amp_core.record.stats.numba import measure as m; torch.set_num_threads(2); m.SHARE = 2048;"
         "assert m.measure_cpu([torch.ones(9000)])[7 + 149] == 9000;"
@@ -33,11 +34,11 @@ def test_compiled_code_is_reused(tmp_path):
     assert sorted(tmp_path.rglob("*.nbc")) == files
 
 
-def test_nowhere_to_keep_compiled_code(tmp_path):
-    """An installation that cannot be written, and a home that cannot either: compiled anew, and that is all."""
+def test_kernels_work_if_no_cache_folder_can_be_written(tmp_path):
+    """If neither the installation nor the home folder is writable, kernels are compiled in every process."""
     package = tmp_path / "amp_core"
     shutil.copytree(Path(amp_core.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "record" / "__pycache__").write_text("a file here: root can write any folder")
+    (package / "record" / "stats" / "numba" / "__pycache__").write_text("a file here: root can write any folder")
     (tmp_path / "home").write_text("")
     code = (
         "import torch; from amp_core.record.stats.numba import measure as m;"
@@ -47,3 +48,4 @@ def test_nowhere_to_keep_compiled_code(tmp_path):
     home = str(tmp_path / "home" / "none")
     printed = fresh_process(code, package, HOME=home, XDG_CACHE_HOME=home, PYTHONDONTWRITEBYTECODE="1")
     assert Path(printed) == package / "record" / "stats" / "measure.py"
+    assert not list(tmp_path.rglob("*.nbc"))

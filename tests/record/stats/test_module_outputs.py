@@ -1,4 +1,4 @@
-"""Output gradients and activations: seen in every shape a module's output can have."""
+"""Output gradients and activations are measured for every form of module output."""
 
 import dataclasses
 import gc
@@ -24,7 +24,7 @@ class Output:
 
 
 class Wrapping(nn.Module):
-    """A linear layer that returns its result wrapped up."""
+    """A linear layer that returns its result inside a container."""
 
     def __init__(self, wrap):
         super().__init__()
@@ -55,7 +55,7 @@ def one_step(model, x, tmp_path, loss_of=lambda out: out.square().sum(), kinds=(
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_outputs_of_any_shape_are_seen(tmp_path, wrapping):
+def test_outputs_in_any_container_are_measured(tmp_path, wrapping):
     torch.manual_seed(0)
     wrap, unwrap = WRAPPINGS[wrapping]
     layer = Wrapping(wrap)
@@ -70,8 +70,8 @@ def test_outputs_of_any_shape_are_seen(tmp_path, wrapping):
 
     x = torch.randn(3, 4)
     out = x @ layer.weight.detach()
-    found = one_step(Net(), x, tmp_path)
-    grad, activation = found["output_grad"].loc["layer"], found["activation"].loc["layer"]
+    rows = one_step(Net(), x, tmp_path)
+    grad, activation = rows["output_grad"].loc["layer"], rows["activation"].loc["layer"]
     assert grad["absmax"] == pytest.approx((2 * out).abs().max().item())
     assert grad["numel"] == activation["numel"] == 12
     assert activation["absmax"] == pytest.approx(out.abs().max().item())
@@ -84,7 +84,7 @@ def test_output_gradients_are_the_16_bit_values_times_the_loss_scale(tmp_path):
     assert rows.numel.tolist() == [16 * 48]
 
 
-def test_a_module_used_twice_is_counted_together(tmp_path):
+def test_both_uses_of_a_module_are_counted_in_one_row(tmp_path):
     layer = nn.Linear(4, 4)
 
     class Twice(nn.Module):
@@ -95,31 +95,31 @@ def test_a_module_used_twice_is_counted_together(tmp_path):
         def forward(self, x):
             return self.layer(self.layer(x))
 
-    found = one_step(Twice(), torch.randn(3, 4), tmp_path)
-    assert found["output_grad"].loc["layer"]["numel"] == 24
-    assert found["activation"].loc["layer"]["numel"] == 24
+    rows = one_step(Twice(), torch.randn(3, 4), tmp_path)
+    assert rows["output_grad"].loc["layer"]["numel"] == 24
+    assert rows["activation"].loc["layer"]["numel"] == 24
 
 
-def test_micro_batches_are_counted_together(tmp_path):
+def test_all_micro_batches_are_counted_in_one_row(tmp_path):
     train(tmp_path / "run", torch.bfloat16, every=1, accumulate=3)
     rows = load_run(tmp_path / "run").tensors(kind="output_grad", name="5")
     assert (rows.numel == 3 * 16 * 10).all() and len(rows) == 12
 
 
-def test_an_in_place_module_after_a_watched_one(tmp_path):
+def test_the_output_gradient_before_an_in_place_module_is_correct(tmp_path):
     """ReLU(inplace=True) overwrites the linear layer's output; its gradient must still be the linear layer's."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True))
     x = torch.randn(5, 4)
     before = model[0](x).detach()
-    found = one_step(model, x, tmp_path, kinds=("output_grad",))
+    rows = one_step(model, x, tmp_path, kinds=("output_grad",))
     expected = 2 * before.clamp(min=0)
-    assert found["output_grad"].loc["0"]["absmax"] == pytest.approx(expected.abs().max().item())
-    assert found["output_grad"].loc["0"]["zero"] == (expected == 0).sum().item()
+    assert rows["output_grad"].loc["0"]["absmax"] == pytest.approx(expected.abs().max().item())
+    assert rows["output_grad"].loc["0"]["zero"] == (expected == 0).sum().item()
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpointed_module(tmp_path, reentrant):
+def test_a_checkpointed_module_is_measured_once(tmp_path, reentrant):
     torch.manual_seed(0)
 
     class Net(nn.Module):
@@ -130,20 +130,20 @@ def test_a_checkpointed_module(tmp_path, reentrant):
         def forward(self, x):
             return self.last(checkpoint(self.inner, self.first(x), use_reentrant=reentrant))
 
-    found = one_step(Net(), torch.randn(3, 4), tmp_path, kinds=("output_grad",))
-    assert {"first", "inner", "last"} <= set(found["output_grad"].index)
+    rows = one_step(Net(), torch.randn(3, 4), tmp_path, kinds=("output_grad",))
+    assert {"first", "inner", "last"} <= set(rows["output_grad"].index)
 
 
-def test_an_lstm_with_its_tuple_of_states(tmp_path):
+def test_the_output_and_states_of_an_lstm_are_measured(tmp_path):
     model = nn.LSTM(4, 8, batch_first=True)
     wrapper = nn.ModuleDict({"lstm": model, "head": nn.Linear(8, 1)})
     wrapper.forward = lambda x: wrapper["head"](wrapper["lstm"](x)[0])
-    found = one_step(wrapper, torch.randn(2, 5, 4), tmp_path, kinds=("output_grad",))
-    assert found["output_grad"].loc["lstm"]["numel"] == 2 * 5 * 8
+    rows = one_step(wrapper, torch.randn(2, 5, 4), tmp_path, kinds=("output_grad",))
+    assert rows["output_grad"].loc["lstm"]["numel"] == 2 * 5 * 8
 
 
 def test_hooks_are_on_the_modules_only_during_sampled_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "_observers", lambda *_: [])  # some have hooks of their own
+    monkeypatch.setattr(watching, "_observers", lambda *_: [])  # some modules have hooks of their own
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hooked = []
@@ -156,14 +156,14 @@ def test_hooks_are_on_the_modules_only_during_sampled_steps(tmp_path, monkeypatc
     assert hooked == [3, 0, 0, 1, 0, 0]  # the first step also looks for where the loop enters the model
 
 
-def test_weights_are_a_kind_too(tmp_path):
+def test_weights_are_measured_with_kind_weight(tmp_path):
     train(tmp_path / "run", every=4, kinds=("weight",))
     rows = load_run(tmp_path / "run").tensors()
     assert set(rows.kind) == {"weight"} and set(rows.name) == {n for n, _ in small_model().named_parameters()}
     assert (rows.loss_scale == 1).all()
 
 
-def test_a_compiled_graph_says_once_what_it_hides(tmp_path):
+def test_a_compiled_model_reports_once_which_kinds_are_missing(tmp_path):
     train(tmp_path / "run", torch.bfloat16, wrap=lambda m: torch.compile(m, backend="eager"))
     run = load_run(tmp_path / "run")
     warnings = run.events[(run.events.kind == "warning") & run.events.detail.str.contains("compiled graph")]
@@ -172,7 +172,7 @@ def test_a_compiled_graph_says_once_what_it_hides(tmp_path):
 
 
 def capped_of(tmp_path, model, x, **options):
-    """The weight gradients of one step as recorded: row, and its two histograms by exponent."""
+    """The recorded weight gradients of one step: each row with its two histograms by exponent."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with watch(model, optimizer, into=tmp_path / "run", every=1, **options):
         (model(x).square().sum() / 7).backward()
@@ -192,7 +192,7 @@ def counted(values):
 
 
 class Conv1D(nn.Module):
-    """As transformers has it for GPT-2: a linear layer with its weight the other way round."""
+    """The linear layer of GPT-2 in transformers, whose weight is transposed."""
 
     def __init__(self):
         super().__init__()
@@ -230,7 +230,7 @@ def test_a_weight_gradient_is_capped_by_its_channels_output_gradients(tmp_path, 
     assert histogram("0.weight", "exp") != histogram("0.weight", "capped")
 
 
-def test_the_largest_of_all_uses_of_a_layer_caps_it_and_others_have_no_cap(tmp_path):
+def test_a_cap_covers_all_uses_of_a_layer_and_other_layers_have_none(tmp_path):
     torch.manual_seed(0)
     layer = nn.Linear(4, 4)
     model = nn.Sequential(layer, nn.LayerNorm(4), layer)
@@ -240,24 +240,24 @@ def test_the_largest_of_all_uses_of_a_layer_caps_it_and_others_have_no_cap(tmp_p
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4,)])
-def test_outputs_of_no_rows_and_of_one_dimension_cap_nothing(tmp_path, shape):
+def test_empty_and_one_dimensional_outputs_give_no_cap(tmp_path, shape):
     histogram = capped_of(tmp_path, nn.Sequential(nn.Linear(4, 4)), torch.ones(shape))
     assert histogram("0.weight", "capped") is None
 
 
-def test_a_layer_frozen_or_without_gradient_is_left_out(tmp_path):
+def test_a_layer_that_is_frozen_or_has_no_gradient_is_omitted(tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].weight.requires_grad_(False)
     histogram = capped_of(tmp_path, model, torch.randn(5, 4))
     assert sum(histogram("1.weight", "capped").values()) == 16
 
 
-def test_without_output_gradients_nothing_is_capped(tmp_path):
+def test_without_output_gradients_there_are_no_caps(tmp_path):
     histogram = capped_of(tmp_path, nn.Sequential(nn.Linear(4, 4)), torch.randn(5, 4), kinds=("weight_grad",))
     assert histogram("0.weight", "capped") is None
 
 
-def test_under_a_loss_scale_both_are_multiplied_by_it(tmp_path):
+def test_gradients_and_caps_are_multiplied_by_the_loss_scale(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4))
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -271,7 +271,7 @@ def test_under_a_loss_scale_both_are_multiplied_by_it(tmp_path):
     assert (rows.loss_scale == 1024.0).all() and rows.capped_counts.notna().all()
 
 
-def test_the_head_has_class_and_shape_of_every_layer(tmp_path):
+def test_the_head_has_the_class_and_shape_of_every_layer(tmp_path):
     class OwnLSTM(nn.LSTM):
         pass
 
@@ -295,27 +295,47 @@ def test_the_head_has_class_and_shape_of_every_layer(tmp_path):
     assert about["tied"] == {"head.weight": "words.weight"}
 
 
-def test_a_sampled_step_makes_few_objects_for_each_output(tmp_path):
-    """Python's garbage collector runs after every 700 objects that are made and not freed again."""
+def test_a_sampled_step_allocates_few_objects_per_output(tmp_path):
+    """Python's garbage collector runs after every 700 objects that are allocated and not freed."""
     depth = 200
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = []
+    collections = []
     with watch(model, optimizer, into=tmp_path / "run", every=10):
         gc.disable()
-        gc.freeze()  # else each collection goes through all that other tests left
+        gc.freeze()  # else each collection traverses objects of other tests
         try:
             for step in range(31):
                 gc.collect()
                 before = gc.get_count()[0]
                 loss = model(torch.ones(2, 4)).square().mean()
                 if step % 10 in (0, 5):
-                    made.append(gc.get_count()[0] - before)
+                    collections.append(gc.get_count()[0] - before)
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
         finally:
             gc.unfreeze()
             gc.enable()
-    sampled, plain = made[-1], made[-2]
+    sampled, plain = collections[-1], collections[-2]
     assert (sampled - plain) / depth < 3
+
+
+def test_a_sampled_step_leaves_no_tensor_for_each_layer(tmp_path):
+    """Small objects made in between the tensors of a backward, and kept, slow down all later steps."""
+
+    def alive():
+        gc.collect()
+        return sum(isinstance(held, torch.Tensor) for held in gc.get_objects())
+
+    model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(100)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = alive()
+    with watch(model, optimizer, into=tmp_path / "run", every=1):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert alive() - before < len(model) / 4
+    frame = load_run(tmp_path / "run").tensors(kind="weight_grad")
+    assert frame["capped_counts"].notna().sum() == 3 * len(model)

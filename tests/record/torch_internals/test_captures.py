@@ -1,4 +1,4 @@
-"""Within the capture of a CUDA graph nothing is looked at. No GPU is needed: the question is answered by a fake."""
+"""Nothing is measured during the capture of a CUDA graph. No GPU is needed: a fake reports the capture."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.record.loops import optimizer_step, small_model
 
 @pytest.fixture
 def capture(monkeypatch):
-    """`capture(True)` from now on a graph is being captured."""
+    """After `capture(True)` torch reports that a graph is being captured."""
 
     def switch(on: bool) -> None:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on)
@@ -33,7 +33,7 @@ def step(model, optimizer, scaler=None):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_captured_step_is_left_alone_and_the_next_is_seen(tmp_path, capture, monkeypatch, scaled):
+def test_a_captured_step_is_left_alone_and_the_next_is_recorded(tmp_path, capture, monkeypatch, scaled):
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cpu") if scaled else None
@@ -44,16 +44,16 @@ def test_a_captured_step_is_left_alone_and_the_next_is_seen(tmp_path, capture, m
             capture(captured)
             step(model, optimizer, scaler)
         capture(False)
-    assert len(marks) > 20 and not any(marks), "a mark is an event on the stream, which a capture does not bear"
+    assert len(marks) > 20 and not any(marks), "a mark is an event on the stream, which a capture does not allow"
     run = load_run(tmp_path / "run")
     assert run.steps.step.tolist() == [0, 1] and run.steps.loss.notna().all()
     assert len(run.tensors(kind="weight_grad")) == 2 * 8
-    told = run.events[run.events.detail.str.contains("CUDA graph")]
-    assert told.kind.tolist() == ["warning"] and told.step.tolist() == [1]
+    reports = run.events[run.events.detail.str.contains("CUDA graph")]
+    assert reports.kind.tolist() == ["warning"] and reports.step.tolist() == [1]
 
 
 def test_steps_are_detected_if_only_forward_and_backward_are_captured(tmp_path, capture):
-    """The loop replays a graph, of which Python sees nothing, and steps outside of it."""
+    """The loop replays a graph, which runs no Python code, and steps outside of it."""
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     gradients = [torch.randn_like(p) for p in model.parameters()]

@@ -1,4 +1,4 @@
-"""Parts of a loop that are compiled, other than its model: watching leaves them compiled, and sees what it can."""
+"""Compiled parts of a loop other than its model: watching leaves them compiled, and records as much as possible."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ def fresh_dynamo():
 
 
 class Compiled:
-    """`torch.compile` on top of dynamo alone, which counts the graphs that it made."""
+    """Like `torch.compile`, but only with dynamo; counts the graphs."""
 
     def __init__(self):
         self.graphs = 0
@@ -112,7 +112,7 @@ def eager(loop, x, y, loss=None, clip=None, step=None):
 
 
 def train(program, into=None):
-    """Losses, number of graphs, and what `into` then holds."""
+    """The losses, the number of graphs, and the run in `into`."""
     loop, compiled = Loop(scaled="scaler" in program.__name__), Compiled()
     recorder = watch(loop.model, loop.optimizer, scaler=loop.scaler, into=into, every=2) if into is not None else None
     step = program(loop, compiled)
@@ -140,18 +140,18 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize(("program", "sees_loss"), PROGRAMS.items(), ids=lambda p: getattr(p, "__name__", None))
-def test_what_is_compiled_stays_so_and_the_steps_are_seen(program, sees_loss, tmp_path):
-    bare, graphs = train(program)
+def test_compiled_parts_stay_compiled_and_steps_are_recorded(program, sees_loss, tmp_path):
+    unwatched, graphs = train(program)
     torch._dynamo.reset()
     watched, graphs_watched = train(program, tmp_path / "run")
-    assert watched == bare
-    # Clipping runs as Python, or its gradients would be seen when they are clipped: its graph is not made.
+    assert watched == unwatched
+    # Clipping runs as Python, so it has no graph: in a graph, gradients would be measured after they are clipped.
     clips = program in (compiled_clipping, compiled_whole_step_with_scaler)
     assert graphs > 0 and graphs_watched >= graphs - clips
     run = load_run(tmp_path / "run")
     assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
     if sees_loss:
-        assert run.steps["loss"].tolist() == pytest.approx(bare, rel=1e-6)
+        assert run.steps["loss"].tolist() == pytest.approx(unwatched, rel=1e-6)
     assert len(run.tensors(kind="weight_grad")) == 4 * STEPS // 2
     assert run.steps["grad_norm"].gt(0).all()
     inside = program in (compiled_loss, compiled_loss_in_one_graph, compiled_whole_step)
@@ -162,7 +162,7 @@ def warnings_of(run):
     return run.events.loc[run.events["kind"] == "warning", "detail"].tolist()
 
 
-def test_gradients_are_seen_before_compiled_clipping(tmp_path):
+def test_gradients_are_measured_before_compiled_clipping(tmp_path):
     train(compiled_clipping, tmp_path / "run")
     assert load_run(tmp_path / "run").steps["grad_norm"].max() > 0.11
 
@@ -171,26 +171,26 @@ def test_our_code_is_not_traced_but_called_between_two_graphs():
     called = []
 
     @untraced
-    def look(value):
+    def inspect_value(value):
         called.append((within_compiled(), type(value)))
         return math.pi
 
     def program(x):
-        return (x + 1) * look(x)
+        return (x + 1) * inspect_value(x)
 
     compiled = Compiled()
     double = compiled(program)
     assert double(torch.ones(2)).tolist() == pytest.approx([2 * math.pi] * 2)
     assert called == [(True, torch.Tensor)] and compiled.graphs == 2
-    assert look(0) == math.pi and called[-1] == (False, int) and not within_compiled()
+    assert inspect_value(0) == math.pi and called[-1] == (False, int) and not within_compiled()
 
 
-def test_where_a_graph_may_not_break_our_code_is_left_out():
+def test_our_code_is_omitted_if_a_graph_may_not_break():
     called = []
-    look = untraced(called.append)
+    inspect_value = untraced(called.append)
 
     def program(x):
-        look(x)
+        inspect_value(x)
         return x + 1
 
     compiled = Compiled()
@@ -199,7 +199,7 @@ def test_where_a_graph_may_not_break_our_code_is_left_out():
 
 
 def test_under_torch_func_modules_have_no_hooks_and_steps_are_detected(tmp_path):
-    """Gradients for each sample alone, as for differential privacy."""
+    """Per-sample gradients, as for differential privacy."""
     losses = {}
     for into in (None, tmp_path / "run"):
         loop = Loop()
@@ -232,7 +232,7 @@ def test_a_copy_of_a_watched_model_compiles_too(tmp_path):
     loop, compiled = Loop(), Compiled()
     with watch(loop.model, loop.optimizer, into=tmp_path / "run"):
         smooth = compiled(copy.deepcopy(loop.model))
-        assert smooth(torch.ones(1, 16)).shape == (1, 1)  # older torch than 2.9 or so makes no graph of it
+        assert smooth(torch.ones(1, 16)).shape == (1, 1)  # versions of torch before about 2.9 make no graph of it
 
 
 def test_a_model_compiled_after_watch_is_reported(tmp_path):

@@ -1,4 +1,4 @@
-"""A watched model is copied and saved by its loop, for an EMA or with `torch.save`: nothing of ours goes along."""
+"""A watched model may be copied or saved, for an EMA or with `torch.save`: our hooks are not included."""
 
 import contextlib
 import io
@@ -18,13 +18,13 @@ def hooks_in(model):
 
 
 def train(into, ema=False, each=lambda model: None):
-    """A loop with an averaged model, made from a copy of the watched one, that trains a little by itself too."""
+    """A loop with an averaged copy of the watched model, which is also trained a little itself."""
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    more = {"level": "full", "trace_ops": 1, "profile": (2, 3)}
+    options = {"level": "full", "trace_ops": 1, "profile": (2, 3)}
     losses, averaged = [], None
-    with watch(model, optimizer, into=into, every=2, **more) if into is not None else contextlib.nullcontext():
+    with watch(model, optimizer, into=into, every=2, **options) if into is not None else contextlib.nullcontext():
         for _ in range(4):
             x = torch.randn(16, 24)
             loss = model(x).square().mean()
@@ -53,7 +53,7 @@ def test_a_copy_of_a_watched_model_is_not_watched(tmp_path):
         assert len(frames[0]) > 0 and frames[0].equals(frames[1]), kind
 
 
-def test_a_watched_model_can_be_saved_and_is_loaded_without_us(tmp_path):
+def test_a_watched_model_can_be_saved_and_loads_without_ampscope(tmp_path):
     saved = []
 
     def save(model):
@@ -63,15 +63,15 @@ def test_a_watched_model_can_be_saved_and_is_loaded_without_us(tmp_path):
 
     train(tmp_path / "run", each=save)
     assert len(saved) == 4
-    (tmp_path / "model.pt").write_bytes(saved[2])  # where a profiler's hooks were on too
+    (tmp_path / "model.pt").write_bytes(saved[2])  # while a profiler's hooks were attached too
     program = "import sys, torch; m = torch.load('model.pt', weights_only=False); m(torch.ones(2, 24)).sum().backward()"
     program += "; assert not any(name.startswith('amp_core') for name in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_two_ways_into_a_model_are_both_seen(tmp_path):
-    """As in a GAN whose generator is the model's own forward, and whose discriminator is called beside it."""
+def test_both_entry_points_of_a_model_are_recorded(tmp_path):
+    """As in a GAN whose generator is the model's forward, and whose discriminator is called separately."""
 
     class Pair(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Modules are listened to from outside: what listeners hear, in which order, and what is left afterwards."""
+"""Listeners to calls of modules: what they are notified of, in which order, and what stays afterwards."""
 
 import pytest
 import torch
@@ -15,57 +15,57 @@ class Add(nn.Module):
 
 
 @pytest.fixture
-def heard():
-    yield (told := [])
-    assert not _listened and not _patched and torch.nn.Module._compiled_call_impl is None, "nothing is left"
+def notified():
+    yield (notifications := [])
+    assert not _listened and not _patched and torch.nn.Module._compiled_call_impl is None, "no listener stays"
     assert "_compiled_call_impl" not in vars(Add)
-    assert told is not None
+    assert notifications is not None
 
 
-def test_listeners_hear_arguments_and_output_and_are_not_in_the_module(heard):
+def test_listeners_receive_arguments_and_output_and_are_not_stored_in_the_module(notified):
     module, other = Add(), Add()
     before = dict(vars(module))
     handles = [
-        before_call(module, lambda *call: heard.append(("second", *call))),
-        before_call(module, lambda *call: heard.append(("first", *call)), first=True),
-        after_call(module, lambda *call: heard.append(("after", *call))),
+        before_call(module, lambda *call: notified.append(("second", *call))),
+        before_call(module, lambda *call: notified.append(("first", *call)), first=True),
+        after_call(module, lambda *call: notified.append(("after", *call))),
     ]
     assert vars(module) == before and len(listeners(module)) == 3 and listeners(other) == []
     assert module(1, by=2) == 3 and other(1) == 2
     call = (module, (1,), {"by": 2})
-    assert heard == [("first", *call), ("second", *call), ("after", *call, 3)]
+    assert notified == [("first", *call), ("second", *call), ("after", *call, 3)]
     for handle in (*handles, *handles):
         handle.remove()
-    assert module(1) == 2 and len(heard) == 3
+    assert module(1) == 2 and len(notified) == 3
 
 
-def test_only_who_asks_for_it_hears_of_a_call_that_raised(heard):
+def test_only_listeners_with_always_are_notified_of_a_call_that_raised(notified):
     module = Add()
     handles = [
-        after_call(module, lambda *call: heard.append("mostly")),
-        after_call(module, lambda *call: heard.append(call[-1]), always=True),
+        after_call(module, lambda *call: notified.append("mostly")),
+        after_call(module, lambda *call: notified.append(call[-1]), always=True),
     ]
     with pytest.raises(ValueError, match="nothing to add"):
         module(1, by=None)
-    assert heard == [None]
+    assert notified == [None]
     for handle in handles:
         handle.remove()
 
 
-def test_a_call_ended_by_ctrl_c_is_heard_of_too(heard):
+def test_listeners_are_notified_of_a_call_that_ctrl_c_ended(notified):
     class Interrupted(nn.Module):
         def forward(self, x):
             raise KeyboardInterrupt
 
     module = Interrupted()
-    handle = after_call(module, lambda *call: heard.append(call[-1]), always=True)
+    handle = after_call(module, lambda *call: notified.append(call[-1]), always=True)
     with pytest.raises(KeyboardInterrupt):
         module(1)
-    assert heard == [None]
+    assert notified == [None]
     handle.remove()
 
 
-def test_a_listener_that_raises_is_dropped_and_the_call_goes_on(heard):
+def test_a_listener_that_raises_is_dropped_and_the_call_continues(notified):
     module = Add()
 
     def fail(*_):
@@ -73,31 +73,31 @@ def test_a_listener_that_raises_is_dropped_and_the_call_goes_on(heard):
 
     handles = [
         before_call(module, fail),
-        after_call(module, lambda *call: heard.append(call[-1])),
+        after_call(module, lambda *call: notified.append(call[-1])),
         after_call(module, fail),
     ]
     with pytest.warns(RuntimeWarning, match="a mistake of ours"):
         assert module(1) == 2
-    assert module(2) == 3 and heard == [2, 3] and len(listeners(module)) == 1
+    assert module(2) == 3 and notified == [2, 3] and len(listeners(module)) == 1
     for handle in handles:
         handle.remove()
 
 
-def test_one_who_begins_to_listen_within_a_call_hears_its_end(heard):
-    """As those that a step begins with: the model's own call is under way then."""
+def test_a_listener_added_within_a_call_is_notified_of_its_end(notified):
+    """As at the begin of a step: listeners are added during the call of the model."""
     module, handles = Add(), []
 
     def begin(*_):
-        handles.append(before_call(module, lambda *call: heard.append("before")))
-        handles.append(after_call(module, lambda *call: heard.append("after")))
+        handles.append(before_call(module, lambda *call: notified.append("before")))
+        handles.append(after_call(module, lambda *call: notified.append("after")))
 
     handles.append(before_call(module, begin))
-    assert module(1) == 2 and heard == ["after"]
+    assert module(1) == 2 and notified == ["after"]
     for handle in handles:
         handle.remove()
 
 
-def test_a_module_compiled_in_place_stays_compiled(heard):
+def test_a_module_compiled_in_place_stays_compiled(notified):
     graphs = []
 
     def backend(graph, inputs):
@@ -106,7 +106,7 @@ def test_a_module_compiled_in_place_stays_compiled(heard):
 
     torch._dynamo.reset()
     module = Add()
-    handle = after_call(module, lambda *call: heard.append(call[-1]))
+    handle = after_call(module, lambda *call: notified.append(call[-1]))
     module.compile(backend=backend)
     assert module(torch.ones(2)).tolist() == [2, 2] and len(graphs) == 1
     handle.remove()
@@ -115,7 +115,7 @@ def test_a_module_compiled_in_place_stays_compiled(heard):
 
 
 @pytest.mark.parametrize("hooked", [False, True])
-def test_a_graph_through_a_module_is_whole_and_hears_nothing(hooked, heard):
+def test_a_graph_through_a_module_does_not_break_and_notifies_nobody(hooked, notified):
     torch._dynamo.reset()
     graphs = []
 
@@ -124,16 +124,16 @@ def test_a_graph_through_a_module_is_whole_and_hears_nothing(hooked, heard):
         return graph.forward
 
     outer = nn.Sequential(Add(), Add())
-    if hooked:  # then dynamo traces the call itself
+    if hooked:  # in this case dynamo traces the call itself
         outer[0].register_forward_hook(lambda module, args, output: output * 2)
     compiled = torch.compile(lambda x: outer(x) + 1, backend=backend, fullgraph=True)
-    bare = compiled(torch.ones(2)).tolist()
-    handles = [after_call(module, lambda *call: heard.append(call[-1])) for module in outer.modules()]
-    assert compiled(torch.ones(2)).tolist() == bare
+    eager_output = compiled(torch.ones(2)).tolist()
+    handles = [after_call(module, lambda *call: notified.append(call[-1])) for module in outer.modules()]
+    assert compiled(torch.ones(2)).tolist() == eager_output
     torch._dynamo.reset()
-    assert compiled(torch.ones(2)).tolist() == bare and heard == []
+    assert compiled(torch.ones(2)).tolist() == eager_output and notified == []
     for handle in handles:
         handle.remove()
-    assert compiled(torch.ones(2)).tolist() == bare
-    assert hooked or len(graphs) == 2, "no more than without listeners, before and after the reset"
+    assert compiled(torch.ones(2)).tolist() == eager_output
+    assert hooked or len(graphs) == 2, "as many graphs as without listeners, before and after the reset"
     torch._dynamo.reset()

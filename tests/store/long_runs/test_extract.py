@@ -1,4 +1,4 @@
-"""Runs of any length in bounded memory: what an extract holds, and that no spike disappears from it."""
+"""Runs of any length in bounded memory: the steps of an extract, which keep every spike."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ SPIKED = f"blocks.{SPIKE:03d}.linear.weight"
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """400 sampled steps in segments of some tens, one spike in the middle."""
+    """400 sampled steps in segments of a few tens, with a spike in the middle."""
     folder = tmp_path_factory.mktemp("long") / "run"
     with big_run(folder, SAMPLED, ROWS, TENSORS, seal_bytes=60_000):
         pass
@@ -46,10 +46,10 @@ def test_an_extract_is_bounded_and_of_whole_steps(long: Path) -> None:
     assert steps[0] == 0 and steps[-1] == SAMPLED - 1
     assert table.equals(whole.thinned(steps).table("tensors"))
     assert max(np.diff(steps)) <= 3 * SAMPLED / len(steps)  # spread over the run
-    assert run.steps.equals(whole.steps)  # steps are whole
+    assert run.steps.equals(whole.steps)  # all rows of each step
 
 
-def test_an_extract_is_thinned_as_a_run_is(long: Path) -> None:
+def test_an_extract_is_thinned_like_a_run(long: Path) -> None:
     part, whole = Extract(long, most_rows=300), load_run(long)
     steps = sampled_steps(part, "weight_grad")[1:4]
     few = part.thinned(steps)
@@ -70,8 +70,8 @@ def test_no_spike_disappears(long: Path, most: int) -> None:
     assert SAMPLED // 2 in set(layer_exponents(run, "weight_grad", SPIKED)["step"])
 
 
-def test_counts_that_no_float_holds(long: Path, tmp_path: Path) -> None:
-    """Of a damaged or hostile run; they are rounded, where they are only compared."""
+def test_counts_beyond_the_precision_of_a_float_are_accepted(long: Path, tmp_path: Path) -> None:
+    """As in a damaged or hostile run; they are rounded, since they are only compared."""
     shutil.copytree(long, tmp_path / "run")
     segment = sorted((tmp_path / "run" / "tensors").glob("*.parquet"))[0]
     rows = pq.read_table(segment)
@@ -90,7 +90,7 @@ def test_one_tensor_is_read_at_every_sampled_step(long: Path) -> None:
     assert Extract(long, most_rows=100).of_tensor("activation", SPIKED, columns).num_rows == 0
 
 
-def test_null_and_nan_of_one_tensor_stay_apart(tmp_path: Path) -> None:
+def test_null_and_nan_of_one_tensor_stay_distinct(tmp_path: Path) -> None:
     steps = list(range(40))
     rows = {"step": steps, "name": ["a"] * 40, "kind": ["weight_grad"] * 40, "dtype": ["float16"] * 40, "inf": [0] * 40}
     rows |= {"zero": [7, None] * 20, "rms": [1.0, float("nan")] * 20}
@@ -103,7 +103,7 @@ def test_null_and_nan_of_one_tensor_stay_apart(tmp_path: Path) -> None:
     assert run.of_tensor("weight_grad", "a", columns).column("zero").null_count == 20
 
 
-def test_a_file_without_kinds_holds_the_default_kind(tmp_path: Path) -> None:
+def test_rows_of_a_file_without_kinds_have_the_default_kind(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.append("steps", {"step": [0]})
     rows = pa.table({"step": range(40), "name": ["a", "b"] * 20, "absmax": [0.5] * 40})
@@ -114,7 +114,7 @@ def test_a_file_without_kinds_holds_the_default_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [60, 10_000])
-def test_a_live_run_grows_in_its_extract(tmp_path: Path, most: int) -> None:
+def test_an_extract_follows_a_growing_run(tmp_path: Path, most: int) -> None:
     with big_run(tmp_path / "run", 40, 400, TENSORS, seal_bytes=20_000) as writer:
         run = Extract(tmp_path / "run", most_rows=most)
         assert sampled_steps(run, "weight_grad")[-1] == 39 and len(run.steps) == 40
@@ -131,8 +131,8 @@ def test_a_live_run_grows_in_its_extract(tmp_path: Path, most: int) -> None:
     assert Extract(tmp_path / "run", most).table("tensors").num_rows == run.table("tensors").num_rows
 
 
-def test_looks_share_the_rows_of_sealed_segments(tmp_path: Path) -> None:
-    """Several sessions look on, each at the run as it is then: what all have in common is held once."""
+def test_snapshots_share_the_rows_of_sealed_segments(tmp_path: Path) -> None:
+    """Several sessions each hold a snapshot of the run; rows that they have in common are in memory once."""
     with big_run(tmp_path / "run", 900, 9_000, TENSORS, seal_bytes=400_000) as writer:
         run = Extract(tmp_path / "run", most_rows=500)
         places, shared = [], []
@@ -141,14 +141,14 @@ def test_looks_share_the_rows_of_sealed_segments(tmp_path: Path) -> None:
             run.refresh()
             chunks = run.table("tensors").column("absmax").chunks
             places.append({chunk.buffers()[1].address + 8 * chunk.offset: len(chunk) for chunk in chunks if len(chunk)})
-            shared.append(run.snapshot())  # as a session holds it
+            shared.append(run.snapshot())  # as a session does
             assert sampled_steps(run, "weight_grad")[-1] == step
         assert len(list((tmp_path / "run" / "tensors").glob("*.parquet"))) >= 3
         same = set.intersection(*(set(p) for p in places))
         assert sum(rows for place, rows in places[-1].items() if place in same) > 0.5 * sum(places[-1].values())
 
 
-def test_sampled_steps_that_are_left_out_later_are_given_back(tmp_path: Path) -> None:
+def test_rows_of_steps_that_are_dropped_later_are_freed(tmp_path: Path) -> None:
     with big_run(tmp_path / "run", 40, 400, TENSORS, seal_bytes=200_000) as writer:
         run = Extract(tmp_path / "run", most_rows=400)
         for first in range(40, 1240, 20):
@@ -161,7 +161,7 @@ def test_sampled_steps_that_are_left_out_later_are_given_back(tmp_path: Path) ->
         assert held <= 1.5 * run.table("tensors").num_rows
 
 
-def test_a_damaged_segment_is_one_sentence(long: Path, tmp_path: Path) -> None:
+def test_a_damaged_segment_raises_one_sentence(long: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(long, tmp_path / "run")
     victim = sorted((folder / "tensors").glob("*.parquet"))[3]
     data = victim.read_bytes()

@@ -1,4 +1,4 @@
-"""What passes `validate(full=True)` can be drawn: every row is held against what the schema says of it."""
+"""A run that passes `validate(full=True)` can be drawn: every row is checked against the schema."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,11 +36,11 @@ def written(folder: Path, table: str, **columns: Any) -> Callable[[bool], None]:
     return lambda full: load_run(folder).validate(full=full)
 
 
-def test_honest_rows_pass(tmp_path: Path) -> None:
+def test_valid_rows_pass(tmp_path: Path) -> None:
     written(tmp_path / "a", "tensors", **GOOD)(True)
-    written(tmp_path / "b", "tensors", step=[0], name=["w"])(True)  # nothing but what is required
+    written(tmp_path / "b", "tensors", step=[0], name=["w"])(True)  # only required columns
     written(tmp_path / "c", "steps", step=[0, 1], loss=[float("inf"), None], grad_norm=[float("nan"), -0.0])(True)
-    masks = {"kind": ["constant overflow"], "value": [-1e9], "limit": [65504.0]}  # as attention masks add them
+    masks = {"kind": ["constant overflow"], "value": [-1e9], "limit": [65504.0]}  # as added by attention masks
     written(tmp_path / "e", "events", **masks)(True)
     RunWriter(tmp_path / "d").close()
     load_run(tmp_path / "d").validate(full=True)
@@ -76,15 +76,15 @@ def test_honest_rows_pass(tmp_path: Path) -> None:
         ("device", {"time_s": [0.0], "memory_used_bytes": [-5]}, "device has a negative 'memory_used_bytes'"),
     ],
 )
-def test_dishonest_rows_are_one_sentence(tmp_path: Path, table: str, columns: dict[str, Any], says: str) -> None:
+def test_invalid_rows_raise_one_sentence(tmp_path: Path, table: str, columns: dict[str, Any], says: str) -> None:
     validate = written(tmp_path / "a", table, **columns)
     with pytest.raises(RunError, match=says) as caught:
         validate(True)
     assert "\n" not in str(caught.value)
-    validate(False)  # types and columns alone are in order
+    validate(False)  # types and columns are valid
 
 
-def test_every_count_and_duration_may_not_be_negative(tmp_path: Path) -> None:
+def test_no_count_or_duration_may_be_negative(tmp_path: Path) -> None:
     may = {"loss", "lr", "exp_min", "capped_min", "temperature_c", "time_s", "cosine", "value"}
     for table in TABLES.values():
         for column in table.columns:
@@ -100,7 +100,7 @@ def test_every_count_and_duration_may_not_be_negative(tmp_path: Path) -> None:
                 load_run(folder).validate(full=True)
 
 
-def test_shares_run_from_0_to_1(tmp_path: Path) -> None:
+def test_fractions_range_from_0_to_1(tmp_path: Path) -> None:
     written(tmp_path / "a", "device", time_s=[0.0, 1.0], gpu_util_frac=[0.0, 1.0], sm_active_frac=[None, 0.5])(True)
     with pytest.raises(RunError, match="device has 'gpu_util_frac' above 1; it is a share, from 0 to 1"):
         written(tmp_path / "b", "device", time_s=[0.0], gpu_util_frac=[97.0])(True)

@@ -24,7 +24,7 @@ MAX_EVENTS = 2000
 
 
 class CallOrder(Observer):
-    """Keeps the calls of the present step."""
+    """Keeps the calls of the current step."""
 
     def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> None:
         self._writer = writer

@@ -1,11 +1,11 @@
 """Detects the module with the first non-finite output, in forward order, in the step in which it occurs.
 
 On a CPU the inputs and outputs of modules are kept until backward begins, and inspected only if the loss is not finite.
-A hook takes some microseconds, the call of any module of a class that has one takes longer, and an output that is kept
-occupies memory that the next one would otherwise reuse, still in the cache. So of a model of more than `MAX_ALL` modules
-only its own input and output are kept, and of any model in a step that the recorder runs bare (see `calibration`). If
-those are not finite, the step after names the module: all modules have a hook in the first steps and after a non-finite
-value. In every `EVERY`th step `MAX_SPREAD` modules have one, evenly spread, and others at each turn.
+A hook takes some microseconds, every call of a module of a class that has one takes longer, and an output that is kept
+occupies memory that the next one would otherwise reuse, still in the cache. So of a model of more than `MAX_ALL`
+modules only its own input and output are kept, and of any model in a step that the recorder runs bare (see
+`calibration`). If those are not finite, the step after names the module: all modules have a hook in the first steps and
+after a non-finite value. In every `EVERY`th step `MAX_SPREAD` modules have one, evenly spread, and others at each turn.
 
 On a GPU the host would have to wait to check whether a loss is finite. So there outputs are measured on the device, in
 every `EVERY`th step, in the steps after a non-finite value, and with `each_step` in all; the numbers are read when they
@@ -87,7 +87,7 @@ class ForwardCheck(Observer):
         self._near: set[int] = set()
         self._thread = threading.get_ident()
         self._threaded = False
-        self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the present forward
+        self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the current forward
         self._recomputed = False
         self._undescribed = False  # the model itself was not called, so autocast was not detected yet
         self._hooks = Switches((m, self._hook(i)) for i, (_, m) in enumerate(self._modules))
@@ -123,14 +123,14 @@ class ForwardCheck(Observer):
             transfer.send()
             self._sent.append((step, [(i, dtype) for i, dtype, _ in self._measured], transfer))
             self._measured = []
-        self._read(wait=len(self._sent) > ARMED_STEPS + 1)
+        self._read(max_pending=ARMED_STEPS + 1)
 
     def close(self) -> None:
         self._attach(frozenset())
         patched_functions.backward.unlisten(self._on_backward)
         self._forget()
         self._report_unnamed()
-        self._read(wait=True)
+        self._read(max_pending=0)
 
     def _attach(self, wanted: frozenset[int]) -> None:
         """Attach hooks to these modules, and detach those of all others."""
@@ -286,8 +286,8 @@ class ForwardCheck(Observer):
 
     # on a GPU: when the numbers have arrived
 
-    def _read(self, wait: bool) -> None:
-        while self._sent and self._sent[0][2].ready(wait):
+    def _read(self, max_pending: int) -> None:
+        while self._sent and self._sent[0][2].ready(wait=len(self._sent) > max_pending):
             step, measured, transfer = self._sent.pop(0)
             sizes = transfer.values("sizes").tolist()
             for (index, dtype), size in zip(measured, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""State after a step: running statistics, weights that did not change, parameters without a gradient.
+"""State after a step: running statistics, 16-bit buffers, parameters without a gradient.
 
 The host never waits for the device: counts are copied asynchronously and read when they have arrived.
 """
@@ -23,9 +23,6 @@ from amp_core.store.writer import RunWriter
 _grad = attrgetter("grad")
 EVERY = 10
 FIRST_STEPS = 3
-MAX_TENSORS = 8
-MAX_ELEMENTS = 2**16
-"""Elements of a weight that are compared before and after a step."""
 MAX_NAMED = 8
 MAX_EVENTS = 2000
 
@@ -47,11 +44,11 @@ class RunningStatistics(Observer):
             return
         if step % EVERY == 0 or self._buffers[0][1].device.type == "cpu":
             self._send(step)
-        self._read(wait=len(self._sent) > EVERY)
+        self._read(max_pending=EVERY)
 
     def close(self) -> None:
         if self._buffers and not self._reported:
-            self._read(wait=True)
+            self._read(max_pending=0)
 
     def _send(self, step: int) -> None:
         transfer = HostTransfer()
@@ -64,8 +61,8 @@ class RunningStatistics(Observer):
         transfer.send()
         self._sent.append((step, [n for n, _ in present], transfer))
 
-    def _read(self, wait: bool) -> None:
-        while self._sent and not self._reported and self._sent[0][2].ready(wait):
+    def _read(self, max_pending: int) -> None:
+        while self._sent and not self._reported and self._sent[0][2].ready(wait=len(self._sent) > max_pending):
             step, names, transfer = self._sent.pop(0)
             norms = transfer.values("norms")
             bad = [name for name, norm in zip(names, norms, strict=True) if not abs(norm) < float("inf")]
@@ -74,63 +71,21 @@ class RunningStatistics(Observer):
                 self._writer.event("statistics", bad[0], step=step, count=len(bad), phase="forward")
 
 
-class Movement(Observer):
-    """Checks whether 16-bit weights change when they are updated, and which 16-bit buffers are modified."""
+class HalfBuffers(Observer):
+    """Reports once which 16-bit buffers the first steps write to."""
 
-    def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
-        self._optimizers = optimizers
-        self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._buffers = [(n, b) for n, b in named_buffers(unwrapped(model)) if b.dtype in NARROW]
         self._versions = [b._version for _, b in self._buffers]
-        self._before: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self._sent: list[tuple[int, list[str], str, HostTransfer]] = []
-        self._step = 0
-        self._due = True
-
-    def step_began(self, step: int) -> None:
-        self._step = step
-        self._due = step % EVERY == 0 or step < FIRST_STEPS
-        self.awake = self._due or len(self._sent) > 0
-
-    def called(self, what: str, optimizer: int | None) -> None:
-        if what == "optimizer.step" and optimizer is not None and self._due:
-            given = (p for group in self._optimizers[optimizer].param_groups for p in group["params"])
-            held = (p for p in given if p.grad is not None and has_values(p.grad))
-            narrow = [p for p in held if p.dtype in NARROW and p.grad.layout is torch.strided]
-            largest = sorted(narrow, key=lambda p: -p.numel())[:MAX_TENSORS]
-            self._before += [(self._names.get(id(p), ""), p, _part(p).clone(), _part(p.grad) != 0) for p in largest]
+        self.awake = len(self._buffers) > 0
 
     def step_ended(self, step: int) -> None:
-        if self._before:
-            transfer = HostTransfer()
-            counts = [torch.stack([((_part(p) == b) & g).sum(), g.sum()]) for _, p, b, g in self._before]
-            transfer.put("counts", torch.stack([c.to(counts[0].device) for c in counts]))
-            transfer.send()
-            names = [n for n, *_ in self._before]
-            self._sent.append((step, names, dtype_name(self._before[0][2].dtype), transfer))
-            self._before = []
-        self._read(wait=len(self._sent) > EVERY)
-        if self._buffers and step == FIRST_STEPS - 1:
-            self._report_buffers(step)
-
-    def close(self) -> None:
-        self._read(wait=True)
-
-    def _read(self, wait: bool) -> None:
-        while self._sent and self._sent[0][3].ready(wait):
-            step, names, dtype, transfer = self._sent.pop(0)
-            counts = transfer.values("counts").reshape(-1, 2)
-            shares = [float(same / moved) if moved else 0.0 for same, moved in counts]
-            # The worst weight is the one with most unchanged elements among those that mostly do not change.
-            worst = max(range(len(names)), key=lambda i: (shares[i] >= 0.5, counts[i][0]))
-            more: dict[str, Any] = {"value": shares[worst], "count": int(counts[worst][1]), "dtype": dtype}
-            self._writer.event("unmoved weights", names[worst], step=step, phase="optimizer", **more)
-
-    def _report_buffers(self, step: int) -> None:
-        for (name, buffer), version in zip(self._buffers, self._versions, strict=True):
-            if buffer._version != version:
-                self._writer.event("half buffer", name, step=step, dtype=dtype_name(buffer.dtype))
+        if step == FIRST_STEPS - 1:
+            self.awake = False
+            for (name, buffer), version in zip(self._buffers, self._versions, strict=True):
+                if buffer._version != version:
+                    self._writer.event("half buffer", name, step=step, dtype=dtype_name(buffer.dtype))
 
 
 class Branches(Observer):
@@ -206,11 +161,3 @@ class Branches(Observer):
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled() and torch.is_autocast_enabled(self._kind) and not self.at_own_work():
             self._without_grad = module.training
-
-
-def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """The first elements of this process's part."""
-    local = tensor.detach()
-    if hasattr(local, "to_local"):
-        local = local.to_local()
-    return local.reshape(-1)[:MAX_ELEMENTS]

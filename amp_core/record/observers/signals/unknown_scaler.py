@@ -37,7 +37,7 @@ class UnknownScaler(Observer):
         self._losses = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet() if given is None else weakref.WeakSet([given])
         self._others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # losses of other scalers
-        self._after: Callable[[Any, Any], None] | None = None  # for the present call, if it is the scaler's first
+        self._after: Callable[[Any, Any], None] | None = None  # for the current call, if it is the scaler's first
         self._scales = method_of_class(GradScaler, "scale")  # of any scaler
         self._scales.listen(self._on_scale)
         self._scales.listen_after(self._after_scale)

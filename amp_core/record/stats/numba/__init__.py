@@ -1,1 +1,1 @@
-"""The statistics on a CPU: numba kernels that share their work between torch's threads."""
+"""The statistics on a CPU: numba kernels that run on torch's own threads."""

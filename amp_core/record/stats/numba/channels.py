@@ -1,8 +1,8 @@
 # mypy: disable-error-code="attr-defined,call-arg,no-any-return,import-untyped,unreachable"
-"""The numba kernel of `channel_largest` for CPU tensors: one pass, and nothing as large as the tensor is made.
+"""The numba kernel of `channel_largest` for CPU tensors: one pass, without a temporary as large as the tensor.
 
-The bits of positive floats have the same order as their values, and NaN stands above all: so the largest magnitude is
-found among integers, as many at a time as the processor's vectors hold, whatever the float's width.
+The bits of positive floats sort like their values, with NaN above all. So the largest magnitude is the largest integer,
+compared with vector instructions whatever the float's width.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from amp_core.record.stats.numba.compiled import kept, pointer
 def channels_cpu(values: torch.Tensor, channels: int, inner: int, into: torch.Tensor | None = None) -> torch.Tensor:
     """The largest magnitude of each channel of a contiguous tensor whose shape ends in `channels` × `inner` values.
 
-    With `into`, which has its dtype, the larger ones of these and of what that holds, in its place.
+    With `into`, of the same dtype, the elementwise maximum of it and the new values, in place.
     """
     if into is None:
         into = torch.zeros(channels, dtype=values.dtype)
@@ -43,7 +43,7 @@ def largest_of_singles(address: Any, outer: Any, channels: Any, inner: Any, into
 
 @numba.njit(nogil=True)
 def _largest(values: Any, outer: int, channels: int, inner: int, maxima: Any, magnitude: Any) -> None:
-    """Signed integers do for magnitudes, whose highest bit is never set."""
+    """Magnitudes never have the sign bit set, so signed integers compare correctly."""
     if inner == 1:
         for o in range(outer):
             row = values[o * channels : (o + 1) * channels]

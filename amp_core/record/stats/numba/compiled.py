@@ -1,6 +1,6 @@
 # mypy: disable-error-code="attr-defined,call-arg,unreachable,no-any-return,import-untyped"
-"""What our numba kernels share: compiled code that is kept for the next process, numbers taken as addresses,
-and parts of a job that are taken by one thread each.
+"""Shared by the numba kernels: a compilation cache, pointers from integers, and an atomic counter that hands parts of a
+job to threads.
 
 >>> @kept
 ... def first(address):
@@ -19,17 +19,18 @@ from numba.extending import intrinsic
 
 
 def kept(function: Any) -> Any:
-    """Compile when first called, and keep the code for other processes where a folder can be written for that."""
+    """Compile at the first call, and cache the code for other processes if a folder for it can be written."""
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # neither beside this file nor in the home folder
+    except RuntimeError:  # neither beside this file nor in the home folder can be written
         return numba.njit(nogil=True)(function)
     compiled._cache = _BestEffort(compiled._cache)
     return compiled
 
 
 class _BestEffort:
-    """A cache that does without, where numba's raises: on a full disk, or over a file that a power cut left empty."""
+    """numba's cache, without its errors: on a full disk, or for a file that a power cut left empty, there is no cached
+    code."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -40,7 +41,7 @@ class _BestEffort:
     def load_overload(self, *of: Any) -> Any:
         try:
             return self._cache.load_overload(*of)
-        except Exception:  # whatever unpickling a damaged file may raise
+        except Exception:  # unpickling a damaged file may raise any error
             return None
 
     def save_overload(self, *of: Any) -> None:
@@ -60,7 +61,7 @@ def pointer(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def taken(typingctx: Any, address: Any) -> Any:
-    """Add 1 to the int64 at an address, as no other thread can at the same time; returns what it was."""
+    """Atomically add 1 to the int64 at an address; returns the old value."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = ir.IntType(64)

@@ -1,4 +1,4 @@
-"""`measure` for CPU tensors: one pass over memory by a numba kernel, the work shared between torch's threads.
+"""`measure` for CPU tensors: one pass over memory by a numba kernel on torch's threads.
 
 >>> measure_cpu([torch.tensor([0.0, 1.5])])  # packed vectors one after another
 """
@@ -53,8 +53,8 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
     capped = [i for i, cap in enumerate(caps) if cap is not None]
-    rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
-    for i in capped:  # the order of the values is that of their channels
+    rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # keeps copies alive until they are measured
+    for i in capped:  # caps need the values in the order of their channels
         rows[i] = tensors[i].detach().contiguous()
     codes = [_CODE[t.dtype] for t in tensors]
     if not _FP8.isdisjoint(codes):  # widened here, the others in the kernel
@@ -72,7 +72,7 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
     tasks[:, (CAP, CHANNELS, INNER, CAPPED_OUT)] = _NO_CAP
     if capped:
         limits = [cap for cap in caps if cap is not None]
-        # As wide as the kernel compares them; held likewise.
+        # In the width that the kernel compares; kept alive as well.
         wide = [c.largest if c.largest.dtype in _WIDE else c.largest.to(torch.float32) for c in limits]
         tasks[capped, CAP] = [w.data_ptr() for w in wide]
         tasks[capped, CHANNELS] = [w.numel() for w in wide]
@@ -90,8 +90,8 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
 
 
 class PassingTensors:
-    """Measures small tensors one at a time as they pass, into one buffer: a sampled step has one for each output of
-    each module, so each makes as few objects as can be."""
+    """Measures small tensors one at a time as they pass, into one buffer. A sampled step has one for each output of
+    each module, so this makes as few objects as possible."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.float64)
@@ -127,7 +127,7 @@ class PassingTensors:
         self._address = self._buffer.data_ptr()
 
     def take(self) -> list[torch.Tensor]:
-        """The packed vectors of what was added since the last `take`, one after another, in one tensor or several."""
+        """The concatenated packed vectors of the tensors added since the last `take`, in one tensor or several."""
         if not self._used:
             return []
         parts = [*self._full, self._buffer[: self._used]]
@@ -138,7 +138,7 @@ class PassingTensors:
 
 
 def _run(kernel: Any, table: npt.NDArray[np.int64], packed: torch.Tensor) -> None:
-    """Run a kernel over the tasks, in as many parts as `packed` has rows, which come in the order of memory."""
+    """Run a kernel over the tasks, in as many parts as `packed` has rows; parts follow each other in memory."""
     if not len(table):
         return
     parts = len(packed)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="attr-defined,call-arg,unreachable,no-any-return,import-untyped"
 """The numba kernel of `gradients.norms` for FP32 tensors on a CPU: all of them in one call.
 
-torch takes 2 µs or more for the norm of each, which for the small gradients of a step is most of it. Squares are added
-up in FP64, as in `measure`, so that a norm is infinite where a value is, and not where a square is beyond FP32.
+torch takes 2 µs or more per norm, most of it overhead for small gradients. Squares are summed in FP64, as in `measure`,
+so a norm is infinite only if a value is, not if a square exceeds the range of FP32.
 """
 
 from array import array
@@ -42,7 +42,7 @@ def norms_cpu(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @kept
 def _add_squares(address: Any) -> None:
-    """Take parts of the job at `address` until none is left: stretches of memory of the same length."""
+    """Take parts of the job at `address`, stretches of memory of equal length, until none is left."""
     job = numba.carray(pointer(address), (ENTRIES,), np.int64)
     parts, count = job[PARTS], job[COUNT]
     at = numba.carray(pointer(address + 8 * ENTRIES), (2 * count,), np.int64)

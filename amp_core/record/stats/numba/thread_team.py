@@ -1,13 +1,13 @@
 # mypy: disable-error-code="import-untyped"
 """Compiled functions on the threads that torch itself computes with.
 
-    >>> together(measure_singles, address, 2)   # measure_singles(address) is run by two threads, this one among them
+    >>> together(measure_singles, address, 2)   # two threads run measure_singles(address), this one among them
 
-torch's threads wait busily for a while after each operation, in the hope of another. Threads of our own would have to
-take the cores from them, which costs as much as is won on anything below a millisecond; torch's own begin at once. They
-are reached as compilers reach them: through `GOMP_parallel`, which GNU's OpenMP and LLVM's both have. Where torch was
-built without (on Windows and macOS), and in a process forked from one in which they ran, where they are gone, plain
-Python threads do, as the compiled functions let go of the GIL.
+torch's threads spin for a while after each operation, waiting for the next. Other threads would compete with them for
+the cores, which costs as much as they gain on anything shorter than a millisecond; torch's own start at once.
+`GOMP_parallel`, the entry point that compilers use, reaches them in both GNU's and LLVM's OpenMP. Plain Python threads
+replace them if torch was built without OpenMP (on Windows and macOS), and in a forked process, which does not inherit
+them; the compiled functions release the GIL.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ import torch
 from numba import types
 
 _SIGNATURE = types.none(types.int64)
-_live_steps: tuple[int, int, ThreadPoolExecutor] | None = None  # process, threads, pool: a forked child makes its own
+_live_steps: tuple[int, int, ThreadPoolExecutor] | None = None  # process, threads, pool: a forked child needs its own
 
 
 def together(function: Any, address: int, threads: int) -> None:
-    """Call a `kept` function of one int64, and of nothing else, on so many threads; returns when all are done."""
+    """Call a `kept` function of a single int64 on that many threads; returns when all are done."""
     team = _team(os.getpid())
     if team is not None:
         team(_entry(function), address, threads, 0)
@@ -39,12 +39,12 @@ def together(function: Any, address: int, threads: int) -> None:
 
 @functools.cache
 def _team(process: int) -> Callable[[int, int, int, int], None] | None:
-    """Runs the code at an address with a pointer, on a number of threads; looked for once in a process."""
+    """The function that runs the code at an address, with a pointer, on several threads; looked up once per process."""
     if process != _HERE:
         return None
     try:
         parallel: Any = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
-    except (OSError, AttributeError):  # no such library, or no such function in it
+    except (OSError, AttributeError):  # the library or the function is missing
         return None
     parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
     return parallel  # type: ignore[no-any-return]
@@ -55,7 +55,7 @@ _HERE = os.getpid()
 
 @functools.cache
 def _entry(function: Any) -> int:
-    """The address at which C finds a compiled function."""
+    """The address of a compiled function, for C."""
     compiled = function.get_compile_result(_SIGNATURE)
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))
 

@@ -1,4 +1,4 @@
-"""What the notices see, and that they leave no trace: neither in the training nor in torch."""
+"""The signals for findings: what they report, and that they change neither the training nor torch."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ from tests.findings.zoo.numbers import Loud, Poisoned
 
 
 def events(folder: Path, kind: str):
-    found = load_run(folder).events
-    return found[found["kind"] == kind].reset_index(drop=True)
+    rows = load_run(folder).events
+    return rows[rows["kind"] == kind].reset_index(drop=True)
 
 
-def test_the_order_of_calls_is_written_where_it_changes(tmp_path):
+def test_the_order_of_calls_is_recorded_when_it_changes(tmp_path):
     loop = fp16(tmp_path / "run")
     with loop.watched():
         for i, (x, y) in enumerate(batches(6)):
@@ -34,16 +34,16 @@ def test_the_order_of_calls_is_written_where_it_changes(tmp_path):
             if i >= 4:
                 nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
             loop.step()
-    found = events(tmp_path / "run", "calls")
-    assert found["step"].tolist() == [0, 1, 4]
-    assert found["name"].tolist() == [
+    rows = events(tmp_path / "run", "calls")
+    assert rows["step"].tolist() == [0, 1, 4]
+    assert rows["name"].tolist() == [
         "scale backward unscale_ scaler.step update",
         "zero_grad scale backward unscale_ scaler.step update",
         "zero_grad scale backward unscale_ clip scaler.step update",
     ]
 
 
-def test_torch_is_as_it_was_once_the_run_is_closed(tmp_path):
+def test_torch_is_restored_once_the_run_is_closed(tmp_path):
     places = [
         (torch.autograd, "backward"),
         (torch.autograd, "grad"),
@@ -84,7 +84,7 @@ def test_the_first_non_finite_output_is_named_in_its_own_step(tmp_path):
     loop = fp16(tmp_path / "run", Net(Loud(1.0)), dtype=torch.bfloat16)
     with loop.watched():
         for i, (x, y) in enumerate(batches(9)):
-            if i == 7:  # no sampled step, nor the one after one
+            if i == 7:  # neither a sampled step nor the step after one
                 with torch.no_grad():
                     loop.model.middle.up.bias[3] = float("inf")
             loop.backward(loop.loss(x, y))
@@ -100,7 +100,7 @@ def test_of_a_large_model_the_module_is_named_in_the_step_after(tmp_path):
     model = nn.Sequential(*[Scaled() for _ in range(4 * nonfinite_outputs.MAX_ALL)])
     hooked, found = large(model, tmp_path / "run", lambda step: setattr(model[101], "factor", 1e30 if step > 11 else 1))
     assert hooked[11] == 0 and hooked[13] == len(model)
-    assert list(found.index)[0] == 13 and (found.name[13], found.detail[13]) == ("101", "")
+    assert found.index[0] == 13 and (found.name[13], found.detail[13]) == ("101", "")
 
 
 def test_of_a_large_model_bad_weights_are_named_at_once(tmp_path):
@@ -152,10 +152,10 @@ def large(model, into, before_step):
     return hooked, events(into, "non-finite output").set_index("step")
 
 
-def test_modules_of_a_large_model_have_hooks_by_turns():
-    seen = [nonfinite_outputs._some_of(1001, turn) for turn in range(67)]
-    assert all(len(some) <= nonfinite_outputs.MAX_SPREAD + 1 and 0 in some for some in seen)
-    assert frozenset().union(*seen) == frozenset(range(1001))
+def test_modules_of_a_large_model_have_hooks_in_turns():
+    chosen = [nonfinite_outputs._some_of(1001, turn) for turn in range(67)]
+    assert all(len(some) <= nonfinite_outputs.MAX_SPREAD + 1 and 0 in some for some in chosen)
+    assert frozenset().union(*chosen) == frozenset(range(1001))
     assert nonfinite_outputs._some_of(20, 3) == frozenset(range(20))
 
 
@@ -165,7 +165,7 @@ def test_input_range_of_the_module_that_overflows(tmp_path):
     assert first["name"] == "middle.up" and first["limit"] == 65504.0 and 0 < first["value"] < 100
 
 
-def test_facts_of_the_start_are_in_the_head(tmp_path):
+def test_the_head_has_the_settings_at_the_start(tmp_path):
     torch.manual_seed(0)
     model = Net(nn.BatchNorm1d(32))
     model.first.half()
@@ -193,13 +193,13 @@ class Inside(Net):
             return super().forward(x)
 
 
-def test_autocast_inside_of_forward_is_seen_too(tmp_path):
+def test_autocast_inside_forward_is_detected_too(tmp_path):
     fp16(tmp_path / "run", Inside(), dtype=None, steps=2).run()
     config = load_run(tmp_path / "run").head.config
     assert (config["autocast_dtype"], config["precision"]) == ("float16", "fp16-unscaled")
 
 
-def test_autocast_is_seen_in_loops_that_call_only_parts_of_the_model(tmp_path):
+def test_autocast_is_detected_in_loops_that_call_only_submodules(tmp_path):
     parts = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 8)})
     loop = fp16(tmp_path / "run", parts, scaler=None)
     with loop.watched():
@@ -212,7 +212,7 @@ def test_autocast_is_seen_in_loops_that_call_only_parts_of_the_model(tmp_path):
     assert (config["autocast_dtype"], config["precision"]) == ("float16", "fp16-unscaled")
 
 
-def test_an_observer_that_fails_is_dropped_and_training_goes_on(tmp_path, monkeypatch):
+def test_an_observer_that_fails_is_dropped_and_training_continues(tmp_path, monkeypatch):
     from amp_core.record.observers.signals.call_order import CallOrder
 
     monkeypatch.setattr(CallOrder, "called", lambda *_: 1 / 0)
@@ -245,7 +245,7 @@ def test_an_observer_that_fails_in_its_last_step_of_work_restores_torch(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element", "error:AMPscope")
-def test_products_without_elements_are_no_fp32_work(tmp_path):
+def test_matrix_products_without_elements_do_not_count_as_fp32_work(tmp_path):
     loop = fp16(tmp_path / "run", nn.Sequential(nn.Linear(32, 0), nn.Linear(0, 8)), scaler=None)
     with loop.watched():
         for x, y in batches(2):
@@ -257,7 +257,7 @@ def test_products_without_elements_are_no_fp32_work(tmp_path):
     assert not load_run(tmp_path / "run").events["name"].eq("not recorded").any()
 
 
-def test_two_recorders_share_the_wrapped_functions(tmp_path):
+def test_two_recorders_share_the_patched_functions(tmp_path):
     first, second = fp16(tmp_path / "a"), fp16(tmp_path / "b")
     with first.watched():
         with second.watched():
@@ -272,8 +272,8 @@ def test_two_recorders_share_the_wrapped_functions(tmp_path):
 
 
 @pytest.mark.parametrize("variance", [60000.0, float("nan"), float("inf")])
-def test_large_statistics_in_float16_are_finite_until_one_of_them_is_not(tmp_path, variance):
-    """The sum of their squares does not fit float16. Their names are the user's, whatever wraps a part of the model."""
+def test_large_float16_statistics_count_as_finite_unless_a_value_is_not(tmp_path, variance):
+    """The sum of their squares overflows float16. Their names are the user's, also inside wrappers."""
     norm = nn.BatchNorm1d(8)
     norm.running_mean, norm.running_var = norm.running_mean.half(), norm.running_var.half()
     model = nn.Sequential(nn.Linear(4, 8), checkpoint_wrapper(norm), nn.Linear(8, 2))

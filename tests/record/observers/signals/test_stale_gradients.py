@@ -1,4 +1,4 @@
-"""Gradients that are never cleared are told of, and no way of clearing them is taken for that."""
+"""Gradients that are never cleared are reported, and every way of clearing them is recognised."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def with_new_ones(model, optimizer):
 
 def decayed(model, optimizer):
     for p in model.parameters():
-        p.grad.mul_(0.9)  # one's own momentum
+        p.grad.mul_(0.9)  # momentum by hand
 
 
 def never(model, optimizer):
@@ -73,7 +73,7 @@ def train(into, clear, *, scaled=False, micro=1, before=False, fused=False, clip
     return load_run(into)
 
 
-def told(run):
+def reports(run):
     return run.events[run.events.kind == "kept gradients"]
 
 
@@ -83,7 +83,7 @@ def told(run):
 def test_cleared_gradients_are_not_reported(tmp_path, clear, micro, scaled):
     for before in (False, True):
         run = train(tmp_path / f"{before}", clear, scaled=scaled, micro=micro, before=before)
-        assert told(run).empty
+        assert reports(run).empty
         assert "unscale-per-microbatch" not in {f.code for f in diagnose(run)}
 
 
@@ -93,14 +93,15 @@ def test_cleared_gradients_are_not_reported(tmp_path, clear, micro, scaled):
 @pytest.mark.parametrize("scaled", [False, True])
 def test_stale_gradients_are_reported_once(tmp_path, scaled, micro, clip, fused):
     run = train(tmp_path / "run", never, scaled=scaled, micro=micro, clip=clip, fused=fused)
-    (row,) = told(run).itertuples()
+    (row,) = reports(run).itertuples()
     assert (row.name, row.optimizer) == ("0.weight", 0) and 5 <= row.count <= row.step < 8
     (finding,) = [f for f in diagnose(run) if f.code == "unscale-per-microbatch"]
     assert finding.where == "zero_grad of AdamW" and finding.severity == "error"
 
 
-def test_two_networks_that_clear_each_others_gradients_late_are_left_in_peace(tmp_path):
-    """The generator's backward adds to what the discriminator has used already; that is cleared before it counts."""
+def test_two_networks_that_clear_each_others_gradients_late_are_not_reported(tmp_path):
+    """The generator's backward adds to gradients that the discriminator has already used; they are cleared before they
+    count."""
     torch.manual_seed(0)
     g, d = nn.Linear(4, 8), nn.Linear(8, 1)
     both = nn.ModuleDict({"g": g, "d": d})
@@ -114,12 +115,12 @@ def test_two_networks_that_clear_each_others_gradients_late_are_left_in_peace(tm
                 optimizers[0].zero_grad(set_to_none=to_none)
                 d(g(torch.randn(8, 4))).mean().backward()
                 optimizers[0].step()
-        assert told(load_run(tmp_path / f"{to_none}")).empty
+        assert reports(load_run(tmp_path / f"{to_none}")).empty
 
 
 @pytest.mark.skipif(not FSDP2_ON_CPU, reason="FSDP2 of torch 2.6 does not run on a CPU")
 @pytest.mark.parametrize("clear", [never, by_none, by_zeros])
-def test_of_sharded_gradients_the_part_at_hand_is_looked_at(tmp_path, clear):
+def test_the_local_shard_of_sharded_gradients_is_checked(tmp_path, clear):
     torch.manual_seed(0)
     model = small_model()
     with one_process() as mesh:
@@ -130,10 +131,10 @@ def test_of_sharded_gradients_the_part_at_hand_is_looked_at(tmp_path, clear):
                 model(torch.randn(8, 24)).square().mean().backward()
                 optimizer.step()
                 clear(model, optimizer)
-    assert told(load_run(tmp_path / "run")).name.tolist() == (["0.weight"] if clear is never else [])
+    assert reports(load_run(tmp_path / "run")).name.tolist() == (["0.weight"] if clear is never else [])
 
 
-def test_of_two_optimizers_the_one_whose_gradients_stay_is_named(tmp_path):
+def test_the_optimizer_whose_gradients_are_not_cleared_is_named(tmp_path):
     torch.manual_seed(0)
     model = small_model()
     optimizers = [torch.optim.AdamW(model[:3].parameters()), torch.optim.SGD(model[3:].parameters(), lr=1e-3)]
@@ -143,11 +144,11 @@ def test_of_two_optimizers_the_one_whose_gradients_stay_is_named(tmp_path):
             for optimizer in optimizers:
                 optimizer.step()
             optimizers[0].zero_grad()
-    assert told(load_run(tmp_path / "run")).optimizer.tolist() == [1]
+    assert reports(load_run(tmp_path / "run")).optimizer.tolist() == [1]
 
 
-def test_a_closure_and_a_copy_of_the_gradients_are_no_fault(tmp_path):
-    """LBFGS clears within its step; weights of their own, FP32 for a 16-bit model, are given gradients by hand."""
+def test_a_closure_and_copied_gradients_are_not_reported(tmp_path):
+    """LBFGS clears within its step; FP32 master weights of a 16-bit model get their gradients by hand."""
     torch.manual_seed(0)
     model = small_model()
     masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
@@ -167,10 +168,10 @@ def test_a_closure_and_a_copy_of_the_gradients_are_no_fault(tmp_path):
             for p, q in zip(masters, model.parameters(), strict=True):
                 p.grad.copy_(q.grad)
             other.step()
-    assert told(load_run(tmp_path / "run")).empty
+    assert reports(load_run(tmp_path / "run")).empty
 
 
-def test_nothing_is_listened_to_any_more_once_they_were_cleared(tmp_path):
+def test_hooks_are_removed_once_the_gradients_were_cleared(tmp_path):
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -1,4 +1,4 @@
-"""A GradScaler that is made after `watch` becomes the run's with the first loss that it scales."""
+"""A GradScaler that is created after `watch` is adopted when it first scales a loss."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ TIMES = [f"{phase}_ms" for phase in ("step", "data", "forward", "backward", "opt
 
 
 class StandsIn:
-    """What fastai gives to its scaler: no optimizer, but with the parameters of one, that is told of a step."""
+    """The object that fastai passes to its scaler: not an optimizer, but one with `param_groups` and `step`."""
 
     def __init__(self, optimizer):
         self.param_groups = optimizer.param_groups
@@ -27,20 +27,20 @@ class StandsIn:
         self.stepped = True
 
 
-def train(into, *, later, init_scale=2.0**21, clip=False, stands_in=False, beside=False):
-    """Two scaled networks where `beside`; only the first is watched."""
+def train(into, *, later, init_scale=2.0**21, clip=False, stands_in=False, second_network=False):
+    """Two scaled networks if `second_network`; only the first is watched."""
     torch.manual_seed(0)
     model, other = small_model(), nn.Linear(24, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     others = torch.optim.SGD(other.parameters(), lr=1e-3)
 
-    def made():
+    def new_scaler():
         return GradScaler("cpu", init_scale=init_scale, growth_interval=4)
 
-    scaler = None if later else made()
+    scaler = None if later else new_scaler()
     losses = []
     with watch(model, optimizer, scaler=scaler, into=into, every=3):
-        scaler, second = scaler or made(), GradScaler("cpu", init_scale=8.0) if beside else None
+        scaler, second = scaler or new_scaler(), GradScaler("cpu", init_scale=8.0) if second_network else None
         for _ in range(STEPS):
             x = torch.randn(16, 24)
             if second is not None:
@@ -62,9 +62,11 @@ def train(into, *, later, init_scale=2.0**21, clip=False, stands_in=False, besid
             optimizer.zero_grad()
             losses.append(loss.item())
         assert all(hasattr(getattr(type(scaler), m), "__wrapped__") for m in ("scale", "step", "update")), (
-            "it is watched"
+            "the scaler is watched"
         )
-    assert not any(hasattr(getattr(type(scaler), m), "__wrapped__") for m in ("scale", "step", "update")), "no longer"
+    assert not any(hasattr(getattr(type(scaler), m), "__wrapped__") for m in ("scale", "step", "update")), (
+        "the scaler is no longer watched"
+    )
     return losses
 
 
@@ -74,10 +76,10 @@ def rows(folder):
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_its_run_is_as_that_of_a_scaler_that_was_given(tmp_path, clip):
+def test_its_run_equals_that_of_a_scaler_passed_to_watch(tmp_path, clip):
     scale = vars(GradScaler)["scale"]
-    given = train(tmp_path / "given", later=False, clip=clip)
-    assert train(tmp_path / "later", later=True, clip=clip) == given
+    known_scaler = train(tmp_path / "given", later=False, clip=clip)
+    assert train(tmp_path / "later", later=True, clip=clip) == known_scaler
     assert vars(GradScaler)["scale"] is scale
     steps = rows(tmp_path / "later")
     assert steps.equals(rows(tmp_path / "given")) and steps.skipped.any() and not steps.skipped.all()
@@ -92,17 +94,17 @@ def test_its_run_is_as_that_of_a_scaler_that_was_given(tmp_path, clip):
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_something_may_stand_in_for_the_optimizer_in_its_step(tmp_path, clip):
-    given = train(tmp_path / "given", later=False, clip=clip)
-    assert train(tmp_path / "later", later=True, clip=clip, stands_in=True) == given
+def test_another_object_may_be_passed_for_the_optimizer_in_step(tmp_path, clip):
+    known_scaler = train(tmp_path / "given", later=False, clip=clip)
+    assert train(tmp_path / "later", later=True, clip=clip, stands_in=True) == known_scaler
     steps = rows(tmp_path / "later")
     assert steps.equals(rows(tmp_path / "given")) and steps.skipped.any()
-    found = load_run(tmp_path / "later").steps
-    assert np.isfinite(found.optimizer_ms).all()
+    recorded = load_run(tmp_path / "later").steps
+    assert np.isfinite(recorded.optimizer_ms).all()
 
 
-def test_the_scaler_of_each_fit_is_the_runs_in_its_turn(tmp_path):
-    """fastai makes a new one for every `fit`."""
+def test_the_scaler_of_each_fit_is_adopted_in_turn(tmp_path):
+    """fastai creates a scaler for every `fit`."""
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -124,8 +126,8 @@ def test_the_scaler_of_each_fit_is_the_runs_in_its_turn(tmp_path):
     assert run.head.config["scaler"]["init_scale"] == fits[0]
 
 
-def test_that_of_another_network_is_left_alone(tmp_path):
-    train(tmp_path / "run", later=True, beside=True)
+def test_the_scaler_of_another_network_is_left_alone(tmp_path):
+    train(tmp_path / "run", later=True, second_network=True)
     run = load_run(tmp_path / "run")
     assert set(run.steps.loss_scale) != {8.0} and run.steps.loss_scale.iloc[0] == 2.0**21
     assert len(run.steps) == STEPS and "scaler_unseen" not in run.head.config
@@ -136,15 +138,15 @@ def test_an_observer_that_fails_in_scaler_found_is_dropped(tmp_path, monkeypatch
         raise MemoryError
 
     kind = type("Failing", (Observer,), {"scaler_found": fail})
-    given = train(tmp_path / "given", later=False)
+    known_scaler = train(tmp_path / "given", later=False)
     monkeypatch.setattr(watching, "default_signals", lambda *_: [kind()])
-    assert train(tmp_path / "later", later=True) == given
+    assert train(tmp_path / "later", later=True) == known_scaler
     run = load_run(tmp_path / "later")
     assert run.steps.loss_scale.iloc[0] == 2.0**21 and len(run.steps) == STEPS
     assert run.events.detail.str.contains("Failing stopped at scaler_found: MemoryError", regex=False).sum() == 1
 
 
-def test_one_whose_factor_is_applied_by_hand_is_reported(tmp_path):
+def test_a_scaler_whose_factor_is_applied_by_hand_is_reported(tmp_path):
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -159,14 +161,14 @@ def test_one_whose_factor_is_applied_by_hand_is_reported(tmp_path):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        assert GradScaler.scale is before is not looked_on  # what looked on has seen enough
+        assert GradScaler.scale is before is not looked_on  # the observer has seen enough
     run = load_run(tmp_path / "run")
-    told = run.events[run.events["detail"].str.contains("GradScaler", na=False)]
-    assert told["kind"].tolist() == ["warning"] and told["step"].tolist() == [0]
+    reports = run.events[run.events["detail"].str.contains("GradScaler", na=False)]
+    assert reports["kind"].tolist() == ["warning"] and reports["step"].tolist() == [0]
     assert {finding.code: finding.severity for finding in diagnose(run)}["fp16-without-scaler"] == "warning"
 
 
-def test_where_none_scales_a_loss_of_ours_the_run_says_that_one_is_at_work(tmp_path):
+def test_a_scaler_that_never_scales_a_watched_loss_is_reported(tmp_path):
     model, other = small_model(), nn.Linear(24, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with watch(model, optimizer, into=tmp_path / "run"):

@@ -12,7 +12,7 @@ from amp_core.record.stats.cuda import table
 from amp_core.record.stats.cuda.batch import Batch
 from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
 from amp_core.record.stats.layout import LEADING, Cap, packed_size
-from amp_core.record.stats.plain import capped, measure_plain
+from amp_core.record.stats.plain import measure_plain
 from tests.record.stats.cuda.on_host import needs_compiler, on_host
 
 DTYPES = (
@@ -84,7 +84,7 @@ def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> 
     with on_host():
         whole, limited = measure_cuda([values], [Cap(most, inner)]).split([packed_size(dtype)] * 2)
     assert_measured(values, whole)
-    assert torch.equal(limited[LEADING:], measure_plain(capped(values, Cap(most, inner)))[LEADING:])
+    assert torch.equal(limited[LEADING:], measure_plain(values, Cap(most, inner))[LEADING:])
 
 
 @pytest.mark.parametrize("dtype", CAPPED)
@@ -104,7 +104,7 @@ def test_caps_follow_their_channels_over_stretches(
     assert sorted(name for _, name in launches) == ["capped", "measure"]
     assert_measured(other, first)
     assert_measured(values, second)
-    assert torch.equal(third[LEADING:], measure_plain(capped(values, cap))[LEADING:])
+    assert torch.equal(third[LEADING:], measure_plain(values, cap)[LEADING:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""What tests of jobs wait for and look at."""
+"""Waits for states of jobs, and reads them."""
 
 import time
 from pathlib import Path
@@ -13,21 +13,21 @@ from tests.waiting import DEADLINE_S
 CPU = TrainConfig(workload="digits-cnn", device="cpu")
 
 
-def until(folder: Path, *states: str, timeout_s: float = DEADLINE_S) -> Job:
-    """The job, once it is in one of these states."""
-    end = time.monotonic() + timeout_s
+def wait_for_state(folder: Path, *states: str, timeout_s: float = DEADLINE_S) -> Job:
+    """The job, as soon as it is in one of these states."""
+    deadline = time.monotonic() + timeout_s
     while (job := find(folder)).state not in states:
-        assert time.monotonic() < end, f"{job.state} ({job.reason}) never became {states}: {job.console()}"
+        assert time.monotonic() < deadline, f"{job.state} ({job.reason}) never became {states}: {job.console()}"
         time.sleep(0.02)
     return job
 
 
 def steps_recorded(folder: Path) -> int:
-    """How many steps the job's run has."""
+    """The number of steps in the job's run."""
     return len(load_run(folder).steps)
 
 
-def gone(pid: int | None) -> bool:
-    """Whether that process has ended; a zombie has."""
+def has_ended(pid: int | None) -> bool:
+    """Whether the process has ended; a zombie counts as ended."""
     assert pid is not None
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

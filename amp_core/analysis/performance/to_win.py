@@ -1,0 +1,220 @@
+"""What a trace's step has to win, and at most how much: the largest first.
+
+    >>> for chance in to_win(run): print(chance.code, chance.win_us / chance.step_us, chance.what)
+    exposed-communication 0.64 The GPU does nothing but communicate for 64 % of the step
+
+Each is an upper bound by itself; they do not add up. Idle time and communication can be hidden in full. Products in
+FP32 gain the ratio of the data sheet's dense rates; products on tensor cores what lies between them and
+`GOOD_PEAK_FRAC` of that rate, or the time that memory needs. Kernels bound by memory, one per operator, are fused to
+half their time (`FUSED_FRAC`): each value is then read and written once instead of twice.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.analysis.performance.gemm_shapes import product
+from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.step_cost import StepCost, step_cost
+from amp_core.formats import memory_bits_of
+from amp_core.hardware.data_sheets import Rates, dense_rates
+from amp_core.store.run import Run
+from amp_core.text.formatting import number, percent
+
+MIN_WIN_FRAC = 0.05
+"""Less of a step is not worth a finding."""
+MAX_UNKNOWN_FRAC = 0.2
+"""With more kernel time unknown by name the shares of products are uncertain."""
+GOOD_PEAK_FRAC = 0.6
+"""Share of the dense rate that large, well-shaped products reach on current GPUs (cuBLAS: 60 to 75 %)."""
+SLOW_PEAK_FRAC = 0.3
+"""Products below this share of the dense rate are slow."""
+FUSED_FRAC = 0.5
+LAUNCH_US = 10.0
+"""Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy."""
+UNKNOWN_RATIO = 2.0
+"""Gain of 16 bits over FP32 that is assumed where the data sheet is not listed: half the bytes."""
+
+
+@dataclass(frozen=True)
+class Chance:
+    """One thing to win."""
+
+    code: str
+    """Code of the finding."""
+    win_us: float
+    """At most, microseconds per step (or window)."""
+    step_us: float
+    what: str
+    where: str
+    padded: str = ""
+    """Of slow products, the sizes that 16 bytes divide."""
+
+    @property
+    def how_much(self) -> str:
+        """`up to 21.3 of 33.1 ms`."""
+        return f"up to {number(self.win_us / 1e3)} of {number(self.step_us / 1e3, 'ms')}"
+
+
+@dataclass(frozen=True)
+class Chances:
+    """All that there is to win in a trace."""
+
+    found: tuple[Chance, ...]
+    """The largest first."""
+    unit: str
+    """`step` or `profiled window`."""
+    trains: bool
+    """Whether anything of backward or an optimizer is in the trace."""
+    cost: StepCost
+
+
+def to_win(run: Run) -> Chances | None:
+    """What an imported trace has to win; None for other runs, for a CPU and without a window."""
+    if not is_trace(run):
+        return None
+    cost, rows = step_cost(run), kernel_rows(run)
+    if cost.source != "profile" or cost.on_cpu or on_cpu(rows) or rows.empty:
+        return None
+    windows = window_rows(run)
+    steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
+    unit = "step" if cost.steps else "profiled window"
+    gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
+    rates = dense_rates(gpu.name)
+    chances = [
+        *_idle(windows, rows, cost, steps, unit),
+        *_alone(cost, rows, unit),
+        *_types(rows, cost, rates, steps, unit, has_tensor_cores=gpu.has_tensor_cores is not False),
+        *_slow(run, cost, rates, steps, unit),
+        *_memory_bound(rows, cost, steps, unit),
+    ]
+    worth = [c for c in chances if c.win_us >= MIN_WIN_FRAC * cost.step_us]
+    unknown = rows[rows["tensor_core"] == "unknown"]
+    share = float(unknown["total_us"].sum() / rows["total_us"].sum())
+    if share > MAX_UNKNOWN_FRAC and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "privateuse")).any():
+        what = f"{100 * share:.0f} % of the kernel time is in kernels whose names do not show what they do"
+        worth.append(Chance("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
+    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
+    return Chances(tuple(sorted(worth, key=lambda c: -c.win_us)), unit, trains, cost)
+
+
+def _share(us: float, cost: StepCost) -> str:
+    return f"{100 * us / cost.step_us:.0f} %"
+
+
+def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Chance]:
+    data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
+    sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
+    wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
+    latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
+    host = max(0.0, gaps - sync - wait - latency)
+    mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
+    code = "launch-bound" if mean_us < LAUNCH_US else "host-bound"
+    kernels = f", between kernels of {mean_us:.1f} µs on average" if code == "launch-bound" else ""
+    syncing = windows["sync_op"][windows["sync_op"] != ""]
+    where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
+    number_of = f"{cost.syncs:.3g} waits" if cost.syncs else "waits"
+    return [
+        Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the {unit}",
+               "data loading"),
+        Chance(code, host, cost.step_us, f"The GPU is idle for {_share(host, cost)} of the {unit} because the host "
+               f"launches too late{kernels}", "host"),
+        Chance("host-syncs", sync, cost.step_us, f"The GPU runs dry for {_share(sync, cost)} of the {unit} after "
+               f"{number_of} of the host for it ({where})", where),
+        Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} though work "
+               "is launched, which waits for other streams or ranks", "streams"),
+    ]  # fmt: skip
+
+
+def _alone(cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:
+    communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
+    collectives = rows[rows["category"] == "communication"]
+    where = _longest(collectives, "name")
+    return [
+        Chance("exposed-communication", communication, cost.step_us, "The GPU does nothing but communicate for "
+               f"{_share(communication, cost)} of the {unit}", where),
+        Chance("copies", copies, cost.step_us, f"Copies and fills take {_share(copies, cost)} of the {unit}", "copies"),
+    ]  # fmt: skip
+
+
+def _types(
+    rows: pd.DataFrame, cost: StepCost, rates: Rates | None, steps: float, unit: str, *, has_tensor_cores: bool
+) -> list[Chance]:
+    if not has_tensor_cores:
+        return []
+    matrix = rows[is_matrix(rows)]
+    fp32 = matrix[(matrix["precision"] == "fp32") & ~matrix["name"].str.contains("gemv", regex=False)]
+    tf32 = matrix[matrix["precision"] == "tf32"]
+    slow_us, tf32_us = float(fp32["total_us"].sum()) / steps, float(tf32["total_us"].sum()) / steps
+    ratio = rates.half / rates.fp32 if rates else UNKNOWN_RATIO
+    tf32_ratio = rates.half / rates.tf32 if rates and rates.tf32 else UNKNOWN_RATIO
+    parts = [
+        f"{_share(us, cost)} of the {unit} in {name}" for us, name in ((slow_us, "FP32"), (tf32_us, "TF32")) if us > 0
+    ]
+    win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
+    gain = (
+        f"16 bits are {number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast here by the data sheet"
+    )
+    longest = _longest(fp32 if slow_us >= tf32_us else tf32, "name")
+    what = f"Matrix products and convolutions take {' and '.join(parts)}{f'; {gain}' if rates else ''}"
+    return [Chance("fp32-products", win, cost.step_us, what, longest)]
+
+
+def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str) -> list[Chance]:
+    ops = matrix_ops(run)
+    ops = ops[(ops["tensor_core"] == "yes") & (ops["of_peak_frac"] < SLOW_PEAK_FRAC)]
+    if ops.empty or rates is None:
+        return []
+    best = [_possible_us(row, rates) for row in ops.to_dict("records")]
+    wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
+    worst = ops.loc[wins.idxmax()]
+    total = float(ops["total_us"].sum()) / steps
+    what = (
+        f"Products that take {_share(total, cost)} of the {unit} run below {percent(SLOW_PEAK_FRAC)} of the tensor "
+        f"cores' rate, {worst['op']} ({worst['sizes']}) at {percent(worst['of_peak_frac'])}"
+    )
+    return [
+        Chance("slow-products", float(wins.sum()) / steps, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
+    ]
+
+
+def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
+    """Time that the products of a row need at a good share of the rate, or to move their matrices once."""
+    us, share = float(str(row["total_us"])), float(str(row["of_peak_frac"]))
+    made = product(str(row["op"]), str(row["in_shapes"]))
+    bytes_moved = 0.0
+    bits = memory_bits_of(str(row["precision"])) or 16
+    if made is not None and made.kind == "gemm":
+        m, n, k = (made.sizes[name] for name in "MNK")
+        bytes_moved = (m * k + k * n + m * n) * made.batch * float(str(row["count"])) * bits / 8
+    return max(us * share / GOOD_PEAK_FRAC, bytes_moved / (rates.gb_per_s * 1e3))
+
+
+def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Chance]:
+    scale = 1.0 / steps
+    eager = ~rows["name"].str.contains("triton", regex=False)
+    optimizer = rows["phase"] == "optimizer"
+    bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
+    us = float(bound["total_us"].sum()) * scale
+    stepping = rows[(optimizer | (rows["category"] == "optimizer")) & eager]
+    stepping = stepping[~stepping["op"].str.contains("_fused_", regex=False)]
+    step_us = float(stepping["total_us"].sum()) * scale
+    each = float(stepping["count"].sum()) * scale
+    return [
+        Chance("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Norms, elementwise kernels, casts and sums, one "
+               f"kernel each, take {_share(us, cost)} of the {unit}; fusing them halves what they read and write",
+               _longest(bound, "op") or _longest(bound, "name")),
+        Chance("unfused-optimizer", FUSED_FRAC * step_us, cost.step_us, f"The optimizer takes {_share(step_us, cost)} "
+               f"of the {unit} in {each:,.0f} kernels", _longest(stepping, "op") or "optimizer"),
+    ]  # fmt: skip
+
+
+def _longest(rows: pd.DataFrame, column: str) -> str:
+    """What most of the time of these rows is in; empty for none."""
+    us = rows.groupby(column)["total_us"].sum()
+    return str(us.idxmax()) if len(us) else ""

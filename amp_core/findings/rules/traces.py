@@ -1,0 +1,271 @@
+"""Rules on imported traces: what they hold, and what there is to win."""
+
+from dataclasses import replace
+
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.trace_findings import chance_finding
+from amp_core.store.run import Run
+
+_ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "privateuseone": "PrivateUse1"}
+_HOW = """\
+from torch.profiler import ProfilerActivity, profile, schedule
+
+with profile(
+    activities=[ProfilerActivity.CPU, ProfilerActivity.{activity}],
+    schedule=schedule(wait=5, warmup=2, active=3),
+    record_shapes=True,
+) as prof:
+    for batch in loader:
+        train_step(batch)
+        prof.step()
+prof.export_chrome_trace("trace.json.gz")"""
+
+
+@rule(
+    Entry(
+        code="device-not-recorded",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=428,
+        what="A trace holds no work of the device, though the program used one: times of operators are those of "
+        "launching, not of computing.",
+        signal="Calls that launch work, or operators that only an accelerator has, and no kernel.",
+        threshold="One of them.",
+        advice="Nothing can be said of the speed of the device. Record again with the device's activity; without "
+        "permission for it (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, another profiler) the profiler leaves kernels out.",
+        snippet=_HOW.format(activity="CUDA"),
+        page="",
+    )
+)
+def device_not_recorded(run: Run) -> list[Finding]:
+    """`device-not-recorded`: an imported trace of a program that used a device, without the device's work."""
+    launches = run.head.config.get("launches_without_kernels")
+    if not isinstance(launches, int):
+        return []
+    device = str(run.head.config.get("device") or "cuda")
+    seen = f"{launches:,} launches" if launches else "operators of a GPU"
+    entry_snippet = _HOW.format(activity=_ACTIVITIES.get(device, "CUDA"))
+    found = make_finding(
+        "device-not-recorded",
+        f"The device ({device}) was not recorded: the trace holds {seen} and no kernel",
+        device,
+        value=float(launches),
+        limit=0.0,
+        unit="launches without kernels",
+    )
+    return [replace(found, snippet=entry_snippet)]
+
+
+_THRESHOLD = "At most so much is to be won: 5 % of the step."
+
+
+@rule(
+    Entry(
+        code="waiting-for-data",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=431,
+        what="The GPU of an imported trace is idle while the program loads data.",
+        signal="Idle time of the GPU during the DataLoader's ranges.",
+        threshold=_THRESHOLD,
+        advice="Faster arithmetic cannot help. Load in more worker processes, ahead of time, and do less per sample "
+        "on the CPU.",
+        snippet="loader = DataLoader(\n    data, batch_size, num_workers=8, pin_memory=True, persistent_workers=True, "
+        "prefetch_factor=4\n)",
+        page="step-cost",
+    )
+)
+def waiting_for_data(run: Run) -> list[Finding]:
+    """`waiting-for-data`: idle time of the GPU while data is loaded."""
+    return chance_finding(run, "waiting-for-data")
+
+
+@rule(
+    Entry(
+        code="host-bound",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=432,
+        what="The GPU of an imported trace is idle because the host launches too late, though its kernels are long.",
+        signal="Idle time of the GPU that ends with a kernel that was launched in it.",
+        threshold=f"{_THRESHOLD} Kernels of 10 µs or more on average; below, it is launch-bound.",
+        advice="The time is in Python: preprocessing, logging, or operators on the CPU between launches. Profile the "
+        "host with stacks, and move that work off the loop.",
+        snippet="with torch.profiler.profile(with_stack=True, record_shapes=True) as prof:\n    train_step(batch)\n"
+        'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
+        page="step-cost",
+    )
+)
+def host_bound(run: Run) -> list[Finding]:
+    """`host-bound`: idle time of the GPU that the host causes."""
+    return chance_finding(run, "host-bound")
+
+
+@rule(
+    Entry(
+        code="kernel-wait",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=433,
+        what="The GPU of an imported trace is idle though work is launched: it waits for another stream or rank.",
+        signal="Idle time of the GPU that ends with a kernel that had been launched before.",
+        threshold=_THRESHOLD,
+        advice="Work on one stream waits for an event of another, or for a collective that another rank enters late. "
+        "Look for `wait_stream` and `wait_event`, and balance what the ranks do.",
+        snippet="torch.cuda.current_stream().wait_stream(side)   # as late as the result is needed, not before",
+        page="step-cost",
+    )
+)
+def kernel_wait(run: Run) -> list[Finding]:
+    """`kernel-wait`: idle time of the GPU with work launched."""
+    return chance_finding(run, "kernel-wait")
+
+
+@rule(
+    Entry(
+        code="exposed-communication",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=434,
+        what="The GPU of an imported trace communicates and computes nothing meanwhile.",
+        signal="Time of communication kernels with no other kernel beside them.",
+        threshold=_THRESHOLD,
+        advice="Overlap it with backward by smaller buckets, send 16-bit gradients, or accumulate over micro-batches. "
+        "A rank that waits for a slower one shows the same: compare the ranks.",
+        snippet="model = DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)\n"
+        "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
+        page="step-cost",
+    )
+)
+def exposed_communication(run: Run) -> list[Finding]:
+    """`exposed-communication`: communication with nothing beside it."""
+    return chance_finding(
+        run,
+        "exposed-communication",
+        "Overlap it with computing, or divide the model otherwise: fewer, larger collectives, and 16-bit activations.",
+        "torch.distributed.all_reduce(x, async_op=True)   # compute before work.wait()",
+    )
+
+
+@rule(
+    Entry(
+        code="copies",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=435,
+        what="Copies and fills take a noticeable part of the step of an imported trace.",
+        signal="Time of memcpy and memset.",
+        threshold=_THRESHOLD,
+        advice="Pin the memory of the host, so that copies run beside kernels. Keep on the device what is used again.",
+        snippet="loader = DataLoader(data, batch_size, pin_memory=True)\nx = x.to(device, non_blocking=True)",
+        page="step-cost",
+    )
+)
+def copies(run: Run) -> list[Finding]:
+    """`copies`: time of copies and fills."""
+    return chance_finding(run, "copies")
+
+
+@rule(
+    Entry(
+        code="fp32-products",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=436,
+        what="Matrix products and convolutions of an imported trace run in FP32 or TF32, and 16 bits are faster.",
+        signal="Time of such kernels by name and by the types of their operators, and the data sheet's rates.",
+        threshold=_THRESHOLD,
+        advice="Let autocast run them in 16 bits, or allow TF32 where the GPU has it (Ampere and later). BF16 needs no "
+        "loss scaling; before Ampere take FP16 with a GradScaler.",
+        snippet="torch.backends.cuda.matmul.allow_tf32 = True\n"
+        "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
+        page="tensor-cores",
+    )
+)
+def fp32_products(run: Run) -> list[Finding]:
+    """`fp32-products`: products and convolutions that 16 bits would speed up."""
+    return chance_finding(
+        run,
+        "fp32-products",
+        "Run the model in 16 bits, or allow TF32 where the GPU has it (Ampere and later).",
+        "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n    y = model(x.to(torch.bfloat16))",
+    )
+
+
+@rule(
+    Entry(
+        code="slow-products",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=437,
+        what="Products on tensor cores of an imported trace run at a small share of their rate.",
+        signal="Operations by the recorded shapes over the time of their kernels, and the data sheet's dense rate.",
+        threshold=f"{_THRESHOLD} Below 30 % of the rate, and more than moving the matrices once takes.",
+        advice="Small or unaligned sizes leave tensor cores idle. Batch small products, and pad sizes to multiples of "
+        "16 bytes (8 elements in 16 bits).",
+        snippet="n = -(-n // 8) * 8   # pad to a multiple of 8",
+        page="tensor-cores",
+    )
+)
+def slow_products(run: Run) -> list[Finding]:
+    """`slow-products`: products on tensor cores far below their rate."""
+    return chance_finding(run, "slow-products")
+
+
+@rule(
+    Entry(
+        code="memory-bound-kernels",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=438,
+        what="Norms, elementwise kernels, casts and sums of an imported trace, one kernel each, take a large part.",
+        signal="Time of such kernels that no compiler fused.",
+        threshold=f"{_THRESHOLD} Fusing them is taken to halve their time.",
+        advice="They are bound by memory, so fewer passes over it help, and half the bytes do. Compile the model.",
+        snippet="model = torch.compile(model)",
+        page="step-cost",
+    )
+)
+def memory_bound_kernels(run: Run) -> list[Finding]:
+    """`memory-bound-kernels`: kernels that fusing would speed up."""
+    return chance_finding(run, "memory-bound-kernels")
+
+
+@rule(
+    Entry(
+        code="unfused-optimizer",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=439,
+        what="The optimizer of an imported trace takes a large part, in kernels that are not fused.",
+        signal="Time and number of kernels of the optimizer's phase, without `_fused_` operators.",
+        threshold=f"{_THRESHOLD} Fusing is taken to halve its time.",
+        advice="Each kernel reads and writes all parameters. The fused implementation reads them once.",
+        snippet="optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
+        page="step-cost",
+    )
+)
+def unfused_optimizer(run: Run) -> list[Finding]:
+    """`unfused-optimizer`: an optimizer in many kernels."""
+    return chance_finding(run, "unfused-optimizer")
+
+
+@rule(
+    Entry(
+        code="unknown-kernels",
+        severity="info",
+        family=SPEED_AND_MEMORY,
+        order=505,
+        what="Too much of the kernel time of an imported trace is in kernels whose names do not show what they do.",
+        signal="Kernels that the classification by name does not know.",
+        threshold="20 % of the kernel time.",
+        advice="Shares of tensor cores are uncertain by that much. Record shapes, so that the types of operators can "
+        "tell; kernels within a captured graph have no operator.",
+        snippet="torch.profiler.profile(record_shapes=True)",
+        page="tensor-cores",
+    )
+)
+def unknown_kernels(run: Run) -> list[Finding]:
+    """`unknown-kernels`: too many to judge."""
+    return chance_finding(run, "unknown-kernels")

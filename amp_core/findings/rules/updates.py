@@ -1,0 +1,175 @@
+"""Rules on what rounding takes from updates: of weights, of weight decay, of averaged copies."""
+
+import pandas as pd
+
+from amp_core.analysis.numerics.update_losses import MIN_LOST_FRAC, update_losses
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.signals import signals
+from amp_core.findings.snippets import BF16
+from amp_core.formats import element_bytes
+from amp_core.store.run import Run
+from amp_core.text import formatting
+
+
+@rule(
+    Entry(
+        code="lost-weight-updates",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=270,
+        follows=("half-model",),
+        what="Weights are stored in 16 bits and most updates are too small to change them.",
+        signal="Each update against the same step in float64, on weights of less than 32 bits.",
+        threshold="Half of the mass of a tensor's updates or more, in most of the compared steps. An update below half "
+        "a unit in the last place is lost: 2^-9 of a bfloat16 weight, 2^-12 of a float16 one (Mixed Precision "
+        "Training, section 3.1).",
+        advice="The optimizer computes updates that rounding discards, so learning stalls. Keep the weights in "
+        "float32 and let autocast cast them, or use stochastic rounding or Kahan summation.",
+        snippet="model.float()\n"
+        "with torch.autocast(device_type, dtype=torch.bfloat16):\n"
+        "    loss = loss_fn(model(x), y)",
+        frameworks=BF16,
+        page="layer-detail",
+    )
+)
+def lost_weight_updates(run: Run) -> list[Finding]:
+    """`lost-weight-updates`: most of what the optimizer wants to change in a 16-bit weight is rounded away."""
+    losses = update_losses(run)
+    losses = losses[losses["cure"] == ""]
+    lost = losses[losses["lost_mass_frac"] >= MIN_LOST_FRAC]
+    if losses.empty:
+        return _unmoved_weights(run)
+    if lost.empty:
+        return []
+    row = lost.iloc[int((lost["lost_mass_frac"] * lost["numel"]).to_numpy().argmax())]
+    of = formatting.plural(len(losses), "tensor")
+    return [
+        make_finding(
+            "lost-weight-updates",
+            f"{formatting.percent(row['lost_mass_frac'])} of the updates of {row['name']} are lost, and half or more "
+            f"in {len(lost):,} of {of}: {row['dtype']} is too coarse",
+            str(row["name"]),
+            steps=(int(lost["first"].min()), int(lost["last"].max())),
+            value=float(row["lost_mass_frac"]),
+            limit=MIN_LOST_FRAC,
+            unit="share of the updates' mass",
+        )
+    ]
+
+
+def _unmoved_weights(run: Run) -> list[Finding]:
+    """The same from runs of earlier versions, which counted elements that a step left as they were."""
+    frame = signals(run, "unmoved weights")
+    frame = frame[frame["count"] > 0]
+    rest = frame[frame["value"] >= MIN_LOST_FRAC]
+    if frame.empty or len(rest) * 2 < len(frame):
+        return []
+    row = rest.iloc[int(rest["value"].to_numpy().argmax())]
+    return [
+        make_finding(
+            "lost-weight-updates",
+            f"{formatting.percent(row['value'])} of the elements of {row['name']} do not move: {row['dtype']} is "
+            "too coarse",
+            str(row["name"]),
+            steps=(int(rest["step"].min()), int(rest["step"].max())),
+            value=float(row["value"]),
+            limit=MIN_LOST_FRAC,
+            unit="share of elements",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="lost-weight-decay",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=272,
+        follows=("lost-weight-updates",),
+        what="Weight decay is too small to change 16-bit weights, so that none is applied.",
+        signal="The weights after each step against those after the same step without weight decay.",
+        threshold="Half of the weight decay or more, in most of the compared steps. Decoupled weight decay multiplies "
+        "by 1 - lr · λ, which is 1 in bfloat16 below 2^-9 (torchao issue 1124, DeepSpeed issue 7700).",
+        advice="The run trains as if weight decay were 0. Keep the weights in float32, use an optimizer that computes "
+        "the whole step in float32 with stochastic rounding, or apply the decay every n-th step n-fold.",
+        snippet="model.float()\n"
+        "with torch.autocast(device_type, dtype=torch.bfloat16):\n"
+        "    loss = loss_fn(model(x), y)",
+        frameworks=BF16,
+        page="layer-detail",
+    )
+)
+def lost_weight_decay(run: Run) -> list[Finding]:
+    """`lost-weight-decay`: weight decay of 16-bit weights that rounding discards."""
+    losses = update_losses(run)
+    narrow = losses["dtype"].map(_narrow).astype(bool)
+    losses = losses[(losses["cure"] == "") & losses["lost_decay_frac"].notna() & narrow]
+    lost = losses[losses["lost_decay_frac"] >= MIN_LOST_FRAC]
+    # Where updates are large against the decay, single tensors lose some by chance.
+    if losses.empty or lost["numel"].sum() * 2 < losses["numel"].sum():
+        return []
+    row = lost.iloc[int((lost["lost_decay_frac"] * lost["numel"]).to_numpy().argmax())]
+    return [
+        make_finding(
+            "lost-weight-decay",
+            f"{formatting.percent(row['lost_decay_frac'])} of the weight decay of {row['name']} is lost, and half or "
+            f"more in {len(lost):,} of {formatting.plural(len(losses), 'tensor')}",
+            str(row["name"]),
+            steps=(int(lost["first"].min()), int(lost["last"].max())),
+            value=float(row["lost_decay_frac"]),
+            limit=MIN_LOST_FRAC,
+            unit="share of weight decay",
+        )
+    ]
+
+
+def _narrow(dtype: str) -> bool:
+    size = element_bytes(dtype)
+    return size is not None and size < 4
+
+
+@rule(
+    Entry(
+        code="average-stands-still",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=274,
+        what="An averaged copy of the weights (EMA) is kept in 16 bits and no longer follows them.",
+        signal="Elements of the average before and after a step, and their distance from the weights.",
+        threshold="Half or more of the elements that are apart from their weight stay as they are. An average moves by "
+        "(1 - decay) of the distance: with a decay of 0.999 less than half a unit in the last place of bfloat16 as "
+        "soon as it is within a factor of 2 of the weight (OneTrainer issues 996 and 1005).",
+        advice="The average is that of the first steps, and what is evaluated or saved from it is not the trained "
+        "model. Keep averages in float32, and cast a copy where 16 bits are needed.",
+        snippet="ema = AveragedModel(model.float(), multi_avg_fn=get_ema_multi_avg_fn(0.999))",
+        page="layer-detail",
+    )
+)
+def average_stands_still(run: Run) -> list[Finding]:
+    """`average-stands-still`: an EMA or SWA copy in 16 bits whose elements no longer move."""
+    frame: pd.DataFrame = run.averages
+    frame = frame[frame["unchanged_frac"].notna()]
+    if frame.empty:
+        return []
+    frame = frame[frame["step"] > frame["step"].min()] if frame["step"].nunique() > 1 else frame  # it begins as a copy
+    still = frame.groupby("name")["unchanged_frac"].median()
+    sizes = frame.groupby("name")["elements"].max()
+    still = still[still >= MIN_LOST_FRAC]
+    if still.empty or sizes[still.index].sum() * 2 < sizes.sum():
+        return []
+    name = str((still * sizes[still.index]).idxmax())
+    rows = frame[frame["name"].isin(still.index)]
+    dtype = rows["dtype"].iloc[-1]
+    return [
+        make_finding(
+            "average-stands-still",
+            f"{formatting.percent(still[name])} of the average of {name} stand still, half or more in {len(still):,} "
+            f"of {formatting.plural(len(sizes), 'tensor')}: {dtype} is too coarse",
+            name,
+            steps=(int(rows["step"].min()), int(rows["step"].max())),
+            value=float(still[name]),
+            limit=MIN_LOST_FRAC,
+            unit="share of elements",
+        )
+    ]

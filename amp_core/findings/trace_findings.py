@@ -1,0 +1,64 @@
+"""Findings on imported traces from what there is to win, and the sentence that comes first.
+
+first_sentence(run)      # 'Most is to be won here: the GPU waits for data 51 % of the step (up to 619 of 1,211 ms).'
+"""
+
+from dataclasses import replace
+
+from amp_core.analysis.performance.step_cost import MATRIX_PARTS
+from amp_core.analysis.performance.to_win import MIN_WIN_FRAC, Chance, Chances, to_win
+from amp_core.findings.model import Finding, Remedy
+from amp_core.findings.registry import GUIDE, make_finding
+from amp_core.store.run import Run
+from amp_core.text.formatting import percent
+
+
+def chance_finding(run: Run, code: str, inference_advice: str = "", inference_snippet: str = "") -> list[Finding]:
+    """The finding `code` if a trace has that to win. The last two are for traces that train nothing."""
+    chances = to_win(run)
+    chance = next((c for c in chances.found if c.code == code), None) if chances else None
+    if chances is None or chance is None:
+        return []
+    remedy = None
+    if inference_advice and not chances.trains:
+        remedy = Remedy(inference_advice, inference_snippet)
+    won = chance.win_us > 0
+    finding = make_finding(
+        code,
+        f"{chance.what}: {chance.how_much} to win" if won else chance.what,
+        chance.where,
+        value=chance.win_us / chance.step_us if won else None,
+        limit=MIN_WIN_FRAC if won else None,
+        unit=f"share of the {chances.unit}" if won else "",
+        remedy=remedy,
+    )
+    if chance.padded:
+        finding = replace(finding, advice=f"{finding.advice} Here: {chance.padded}.")
+    return [replace(finding, win_ms=chance.win_us / 1e3 if won else None)]
+
+
+def first_sentence(run: Run) -> str:
+    """The largest thing to win in a trace and how much, or that there is none; empty for other runs."""
+    chances = to_win(run)
+    if chances is None:
+        if "launches_without_kernels" in run.head.config:
+            return "Work of the device was not recorded, so nothing can be said of its speed."
+        return ""
+    largest = chances.found[0] if chances.found else None
+    if largest is not None and largest.code in GUIDE and largest.win_us > 0:
+        return f"Most is to be won here: {_in_sentence(largest)} ({largest.how_much} per {chances.unit})."
+    return _nothing(chances)
+
+
+def _in_sentence(chance: Chance) -> str:
+    return f"{chance.what[0].lower()}{chance.what[1:]}"
+
+
+def _nothing(chances: Chances) -> str:
+    cost = chances.cost
+    matrix = percent(cost.us(*MATRIX_PARTS) / cost.step_us)
+    rest = f" {chances.found[0].what}." if chances.found else ""
+    return (
+        f"Nothing is to be won that is worth {percent(MIN_WIN_FRAC)} of the {chances.unit}: matrix work takes {matrix} "
+        f"of it.{rest}"
+    )

@@ -1,0 +1,55 @@
+"""CUDA graphs: watching and `make_graphed_callables` go together in either order."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from amp_core import load_run
+from amp_core.record import watch
+from tests.fake_cuda.runtime import CUDAGraph
+
+
+@pytest.mark.parametrize("first", ["watch", "graph"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_graphed_callables_are_made_before_or_after_watch(first: str, whole: bool, tmp_path: Path) -> None:
+    def train(into: Path | None) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.LayerNorm(5), nn.GELU()), nn.Linear(5, 1)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        x = torch.randn(4, 6)
+        recorder: Any = None
+
+        def start() -> None:
+            nonlocal recorder
+            recorder = watch(model, optimizer, into=into, every=2) if into is not None else None
+
+        if first == "watch":
+            start()
+        if whole:
+            torch.cuda.make_graphed_callables(model, (x,))
+        else:
+            torch.cuda.make_graphed_callables(model[1], (torch.randn(4, 5, requires_grad=True),))
+        if first == "graph":
+            start()
+        found = []
+        for _ in range(4):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        if recorder is not None:
+            recorder.close()
+        return found
+
+    CUDAGraph.replays = 0
+    bare = train(None)
+    assert CUDAGraph.replays == 2 * 4  # forward and backward
+    assert train(tmp_path / "run") == bare and CUDAGraph.replays == 2 * 2 * 4
+    run = load_run(tmp_path / "run")
+    assert run.steps.step.tolist() == [0, 1, 2, 3] and run.steps.loss.tolist() == pytest.approx(bare)
+    assert {"0.weight", "0.bias"} <= set(run.tensors(kind="weight_grad")["name"])
+    assert not run.events.detail.str.contains("watching failed").any()

@@ -1,0 +1,78 @@
+"""What diagnose says first of a trace, and what it must not say."""
+
+import pytest
+
+from amp_core import diagnose, load_run
+from amp_core.findings import first_sentence
+from amp_core.traces import import_traces
+from tests.traces import made
+from tests.traces.made import Made, write
+
+
+def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB"):
+    properties = [{"name": gpu, "computeMajor": 7, "computeMinor": 0}]
+    return load_run(
+        import_traces([write(tmp_path / "t.json", trace.document(deviceProperties=properties))], tmp_path / "run")
+    )
+
+
+def products(*, backward=False, name=made.SIMT, dtype="float"):
+    """A step of two products, the second in backward if asked for; idle for its last 200 µs."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for at in (10, 410):
+        if backward and at > 10:
+            trace.op("MmBackward0", 20, 10, 2)
+        trace.op("aten::mm", 20, 8, 2 if backward and at > 10 else 1, **{"Input type": [dtype] * 2})
+        trace.kernel(name, at, 400, 22, 2 if backward and at > 10 else 1)
+    return trace
+
+
+def test_findings_come_by_what_there_is_to_win_and_the_first_is_the_first_sentence(tmp_path):
+    run = run_of(tmp_path, products(backward=True))
+    wins = [f.win_ms for f in diagnose(run) if f.severity == "warning"]
+    assert wins == sorted(wins, reverse=True) and len(wins) == 2
+    assert diagnose(run)[0].code == "fp32-products"
+    assert "80 % of the step in FP32" in first_sentence(run)
+    # 800 µs at 125 / 15.7 of the rate
+    assert wins[0] == pytest.approx(0.8 * (1 - 15.7 / 125))
+
+
+def test_a_trace_that_trains_nothing_gets_no_advice_on_training(tmp_path):
+    findings = diagnose(run_of(tmp_path, products()))
+    assert findings[0].code == "fp32-products"
+    assert not [f for f in findings if "loss" in f.snippet or "optimizer" in f.snippet or "GradScaler" in f.advice]
+
+
+def test_a_trace_with_nothing_to_win_says_so(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 990, 2)
+    run = run_of(tmp_path, trace)
+    assert first_sentence(run).startswith(
+        "Nothing is to be won that is worth 5.00 % of the step: matrix work takes 99.0 %"
+    )
+    assert [f for f in diagnose(run) if f.severity == "warning"] == []
+
+
+def test_concatenations_are_no_layout_changes_of_convolutions(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::cat", 1, 8)
+    trace.kernel("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2>", 10, 990, 2)
+    assert not [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "layout-transposes"]
+
+
+@pytest.mark.parametrize(("op", "says"), [("aten::copy_", "pin_memory"), ("aten::item", "loss.item()")])
+def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.op(op, 300, 20)
+    trace.event("call", "cudaStreamSynchronize", 301, 15, 1, correlation=77)
+    trace.op("aten::mm", 590, 8)
+    trace.kernel(made.GEMM, 600, 400, 592)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]
+    assert finding.where == op and says in finding.snippet and "fused" not in finding.snippet
