@@ -46,6 +46,7 @@ from amp_core.analysis import (
     skip_episodes,
 )
 from amp_core.analysis.numerics.layers import tensor_names
+from amp_core.findings import first_sentence
 from amp_core.store.long_runs.extract import open_extract
 from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, MEMORY
 from pages.parts import loaders, release_memory
@@ -181,7 +182,7 @@ def _analyse_for_library(entry: Entry) -> Run:
 
 def _draw_ahead(run: Run, base: Run | None) -> None:
     """The other analyses of Overview, and a figure: plotly reads its classes one by one on first use."""
-    for function in (phase_times, device_samples, lost_gradient):
+    for function in (first_sentence, phase_times, device_samples, lost_gradient):
         loaders.analysed(function, run)
     for kind in KIND_LABELS:
         loaders.analysed(tensor_names, run, kind)

@@ -1,11 +1,14 @@
 """However a writer ends, all rows that it reported as written are read back: the quick form of `kills`."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from amp_core import RunError
+from amp_core.store import writer
 from amp_core.store.writer import RunWriter
 from tests.robustness.kills import ENDS, KINDS, end_all
 
@@ -20,19 +23,22 @@ def test_no_row_is_lost_however_a_writer_ends() -> None:
     assert len(firsts) == times and ended.total() - ended["steps"] == 2 * times and ended["steps"] > 10 * times
 
 
-def test_one_of_two_writers_that_open_a_folder_at_once_is_refused(tmp_path: Path) -> None:
+def test_one_of_two_writers_that_open_a_folder_at_once_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both have seen an empty folder; only one can create the head."""
 
-    class Late(RunWriter):
-        def _refuse_other_files(self, present: set[str]) -> None:
-            RunWriter(tmp_path / "a", name="first").close()
+    def begun_meanwhile(present: Collection[str], into: Any) -> None:
+        monkeypatch.undo()
+        RunWriter(tmp_path / "a", name="first").close()
 
+    monkeypatch.setattr(writer, "refuse_content", begun_meanwhile)
     with pytest.raises(RunError, match=r"into='.*a' already holds a run; give a folder that does not exist yet"):
-        Late(tmp_path / "a")
+        RunWriter(tmp_path / "a")
 
 
 def test_a_second_writer_of_a_rank_is_refused(tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "a", world_size=2), RunWriter(tmp_path / "a", rank=1, world_size=2) as writer:
-        writer.append("steps", {"step": [0]})
+    with RunWriter(tmp_path / "a", world_size=2), RunWriter(tmp_path / "a", rank=1, world_size=2) as second:
+        second.append("steps", {"step": [0]})
         with pytest.raises(RunError, match="holds rows of rank 1 already; give a folder that does not exist yet"):
             RunWriter(tmp_path / "a", rank=1, world_size=2)

@@ -13,6 +13,7 @@ PROMISED = {
     "steps": "step time_s loss loss_scale skipped growth_tracker grad_norm lr samples step_ms data_ms forward_ms "
     "backward_ms optimizer_ms watch_ms memory_allocated_bytes memory_peak_bytes rank",
     "tensors": "step name kind dtype loss_scale numel zero subnormal normal inf nan absmax rms exp_min exp_counts rank",
+    "blocks": "step name kind product dtype block scaling nonzero absmax counts ties rank",
     "device": "time_s index gpu_util_frac memory_used_bytes power_w temperature_c sm_active_frac tensor_active_frac "
     "dram_active_frac",
     "kernels": "step name count total_us tensor_core precision op module phase",

@@ -80,6 +80,10 @@ def test_the_window_adds_up(tmp_path, layout):
         "communication_alone_us": 2 * (900 - 760),
         "sync_us": 520,
         "syncs": 2,
+        "idle_sync_us": 90,
+        "idle_wait_us": 20,
+        "idle_latency_us": 0,
+        "sync_op": None,
     }
 
 

@@ -156,7 +156,7 @@ def test_a_trial_that_fits_reports_memory_and_speed():
 
 def test_a_trial_that_grows_beyond_the_limit_is_killed():
     trial = max_batch.try_batch(quick(8), 64 * MIB, 120.0)
-    assert not trial.fits and trial.why == "its resident set passed 64 MiB" and trial.peak_bytes is None
+    assert not trial.fits and trial.why == "its resident set passed 64.0 MiB" and trial.peak_bytes is None
 
 
 def test_a_trial_that_takes_too_long_is_ended():

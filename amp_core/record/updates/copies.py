@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from amp_core.record.model.frames import local_variables
-from amp_core.record.model.own import attributes
+from amp_core.record.model.own import attributes, child, held
 from amp_core.record.model.parameters import named_parameters
 
 HOLDERS = ("module", "ema", "ema_model", "averaged_model", "_average_model", "shadow", "shadow_params")
@@ -52,9 +52,10 @@ def _as_copy(
         return {name: tensors[name] for name in named}
     if isinstance(value, torch.Tensor | Mapping | Sequence):
         return None
-    held = attributes(value)
-    table = held.get("_modules") or {}
-    inner = (held.get(name, table.get(name)) for name in HOLDERS)
+    if issubclass(type(value), torch.nn.Module):
+        inner = [child(value, name) for name in HOLDERS]
+    else:
+        inner = [held(value, name) for name in HOLDERS]
     return next((c for i in inner if i is not None if (c := _as_copy(i, named, seen, depth - 1)) is not None), None)
 
 

@@ -124,10 +124,10 @@ class UpdateLedger(Observer):
     def _before_step(self, index: int, *given: Any, closure: Any = None, **others: Any) -> None:
         self._before.pop(index, None)
         optimizer = self._optimizers[index]
-        if closure is not None or any(callable(value) for value in given[1:]):
+        parts = list(parts_of(optimizer, self._names, self._max_elements, narrow_only=not self._all_weights))
+        if parts and (closure is not None or any(callable(value) for value in given[1:])):
             raise ReplayError("is given a closure, which computes gradients within the step")
         replay = self._replays.setdefault(index, Replay(optimizer))
-        parts = list(parts_of(optimizer, self._names, self._max_elements, narrow_only=not self._all_weights))
         apart = [part for part in parts if part.whole or replay.treats_elements_alone(part)]
         together = [part for part in parts if not any(part is other for other in apart)]
         self._before[index] = apart + list(self._by_turns(optimizer, together))

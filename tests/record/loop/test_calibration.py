@@ -8,7 +8,7 @@ from amp_core import load_run
 from amp_core.record import watch
 from amp_core.record.loop.calibration import FIRST, FIRST_EVERY, LATER_EVERY, MIN_DIFFERENCES, REMEMBERED, Calibration
 from amp_core.record.observers.signals.nonfinite_outputs import ARMED_STEPS
-from amp_core.record.step_phases import HostClock
+from amp_core.record.step_phases import HostClock, count_calls
 from amp_core.record.torch_internals.module_calls import listeners
 from tests.record.test_step_phases import FakeTime
 
@@ -121,6 +121,7 @@ def on_a_fake_clock(into, steps, **options):
     with watch(model, optimizer, into=into, kinds=("weight_grad",), **options) as recorder:
         phases = recorder._steps.phases
         phases.clock, phases._since = HostClock(time), time()
+        count_calls(phases)
         for _ in range(steps):
             began = time.now
             model(torch.ones(2, 1)).sum().backward()
