@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -79,8 +78,6 @@ def test_recording_needs_neither_plotly_nor_streamlit() -> None:
     stems = {Path(file).stem for files in FRAMEWORKS.values() for file in files}
     own = {f"amp_core.record.{place}{stem}" for stem in stems for place in ("", "frameworks.")}
     names = [name for name in modules("amp_core/record", "amp_core/train", "amp_core/tune") if name not in own]
-    if find_spec("triton") is None:  # part of torch's CUDA builds, and imported only for CUDA tensors
-        names.remove("amp_core.record.stats.triton.measure")
     assert "amp_core.record.recorder" in names and "amp_core.train.engine.training" in names
     assert loaded(names, ("torch", "streamlit", "plotly")) == ["torch"]
 

@@ -14,12 +14,13 @@ from amp_core.record.audit import Replay, audit
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.sampling import Sampling
 from amp_core.record.loop.steps import Steps
+from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import unwrapped, written_class
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
-from amp_core.record.stats.measure import measure_together
+from amp_core.record.stats.measure import compile_ahead
 from amp_core.record.step_phases import count_calls
 from amp_core.schema import RunError
 from amp_core.store import shutdown
@@ -62,7 +63,7 @@ class Recorder:
         self._phases = self._steps.phases
         self._phases.failed = self._watching_failed
         if kinds:  # kernels compile at their first use, whose time must not count for a step
-            measure_together([torch.zeros(1, device=self._steps.device)])
+            compile_ahead({self._steps.device, *(p.device for p in own.parameters(model) if not p.is_meta)})
         self._hooks = Hooks(model, scaler, self._steps)
         count_calls(self._phases)
         for unseen_scaler in (o for o in observers if isinstance(o, UnknownScaler)):

@@ -17,7 +17,9 @@ from tests.fake_cuda.loops import recorded
 NO_COMPILER = RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nMore lines")
 
 
-@pytest.mark.parametrize("missing", [("measure",), ("channels",), ("measure", "channels")])
+@pytest.mark.parametrize(
+    "missing", [("measure",), ("outputs",), ("outputs", "channels"), ("measure", "channels", "norms", "outputs")]
+)
 def test_without_a_compiler_everything_is_recorded_and_an_event_says_what_is_slower(
     missing: tuple[str, ...], tmp_path: Path
 ) -> None:

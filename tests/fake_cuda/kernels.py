@@ -1,4 +1,4 @@
-"""The kernels of the fake machine: each is one launch, and computes what numba's computes on the host."""
+"""The kernels of the fake machine: each computes on the host what a kernel for CUDA would."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from amp_core.record.backends.cpu import Cpu
+from amp_core.record.stats.channels import ChannelMax, channel_maxima
 from amp_core.record.stats.layout import Cap
 from tests.fake_cuda.tensors import CudaTensor, kernel
 
@@ -15,7 +16,10 @@ failing: dict[str, Exception] = {}
 
 def measure(tensors: Sequence[Any], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
     """`measure` of tensors of one device."""
-    limits = [None if cap is None else Cap(cap.largest.raw, cap.inner) for cap in caps]  # type: ignore[attr-defined]
+    limits = [
+        None if cap is None else Cap(cap.largest.raw.to(tensor.dtype), cap.inner)  # type: ignore[attr-defined]
+        for tensor, cap in zip(tensors, caps, strict=False)
+    ]
     held = [*tensors, *(cap.largest for cap in caps if cap is not None)]
     return _launched("measure", held, [t.raw for t in tensors], limits)
 
@@ -25,12 +29,36 @@ def channels(grad: Any, count: int, inner: int) -> torch.Tensor:
     return _launched("channels", [grad], grad.raw, count, inner)
 
 
+def norms(grads: Sequence[Any]) -> torch.Tensor:
+    """`norms` of gradients of one device."""
+    _may_fail("norms")
+    return kernel("norms", grads, lambda: torch.stack([g.raw.to(torch.float64).norm() for g in grads]))
+
+
+def outputs(tensors: Sequence[Any], wanted: Sequence[ChannelMax]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """`measure`, and the largest magnitudes by channel."""
+    _may_fail("outputs")
+    given: list[Any] = [one.into for one in wanted]
+    raws = [getattr(into, "raw", into) for into in given]
+    read = [*tensors, *(into for into in given if isinstance(into, CudaTensor))]
+    with torch._C.DisableTorchFunction():  # it makes tensors of the host
+        found = channel_maxima(
+            [one._replace(grad=one.grad.raw, into=raw) for one, raw in zip(wanted, raws, strict=True)]  # type: ignore[attr-defined]
+        )
+    largest: list[torch.Tensor] = [kernel("outputs", read, values.clone) for values in found]
+    return measure(tensors), largest
+
+
 def _launched(name: str, read: Sequence[CudaTensor], *args: Any) -> torch.Tensor:
+    _may_fail(name)
+    return kernel(name, read, lambda: Cpu.kernels()[name](*args))
+
+
+def _may_fail(name: str) -> None:
     if name in failing:
         raise failing[name]
-    return kernel(name, read, lambda: Cpu.kernels()[name](*args))
 
 
 def kernels() -> dict[str, Any]:
     """In the place of `Cuda.kernels`."""
-    return {"measure": measure, "channels": channels}
+    return {"measure": measure, "channels": channels, "norms": norms, "outputs": outputs}

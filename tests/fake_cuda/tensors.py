@@ -30,10 +30,11 @@ OF_THE_HOST = ("detach", "alias", "view", "as_strided", "expand", "permute", "tr
 
 
 class Block:
-    """Memory of one storage, until the last tensor on it is gone."""
+    """Memory of one storage, until the last tensor on it is gone, and the last graph that writes it."""
 
     def __init__(self, device: int, storage: torch.UntypedStorage) -> None:
         self.device, self.size = device, storage.nbytes()
+        self._storage = storage  # a graph keeps its memory: another tensor at this address would pass for this one
         self.written: tuple[int, int, int] | None = None  # device, stream and place of the last write
         memory[device].take(self.size)
 
@@ -129,6 +130,9 @@ class CudaTensor(torch.Tensor):
     def data_ptr(self) -> int:
         """Its address, which is the host's."""
         return self.raw.data_ptr()
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing: memory is not used again while a tensor lives."""
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,6 +1,6 @@
 """Every check that needs a GPU, in one command: `python -m tests.gpu [--minutes 9] [--out DIR]`.
 
-Needs torch, numpy, pandas, pyarrow, numba, psutil, nvidia-ml-py and triton; image-resnet is left out without
+Needs torch, numpy, pandas, pyarrow, numba, psutil and nvidia-ml-py; image-resnet is left out without
 scikit-learn. Prints one table, and writes it with `results.json` and sample runs into the folder. Ends with 0 where
 nothing failed, else with 1. `--device cpu --quick` shows on any machine that the command itself works.
 """

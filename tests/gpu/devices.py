@@ -48,13 +48,13 @@ def _row(what: str, record: Callable[..., Any], device: str) -> Row:
 
 
 def _without_compiler(folder: Path, device: str) -> Any:
-    """As where Triton finds no compiler: its launches raise."""
+    """As where the compiler of the kernels fails: launches raise."""
 
     def fail(*args: Any) -> Any:
         raise RuntimeError(NO_COMPILER)
 
     kernels, told = dispatch._kernels.copy(), dispatch.fallbacks.copy()
-    dispatch._kernels["cuda"] = dict.fromkeys(("measure", "channels"), fail)
+    dispatch._kernels["cuda"] = dict.fromkeys(("measure", "channels", "norms", "outputs"), fail)
     dispatch.fallbacks.clear()
     try:
         run = recorded(folder, device)

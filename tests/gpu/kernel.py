@@ -62,7 +62,7 @@ def exact(place: Place) -> Iterator[Row]:
         used = dispatch._kernels.get("cuda", {}).get("measure")
         yield Row(
             "kernel in use",
-            "Triton",
+            "CUDA C++",
             "plain torch" if used is None else used.__module__,
             "FAIL" if used is None else "pass",
         )

@@ -5,7 +5,7 @@
     (1310720, 4194304)
 
 `base.Backend` is the interface and its defaults; `cpu`, `cuda` (ROCm included) implement it. A recorder gets its
-backend once. `torch.cuda` is used only here and in the Triton kernels.
+backend once. `torch.cuda` is used only here.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,9 +32,9 @@ def backend_of(device: torch.device) -> Backend:
     return _instances[device]
 
 
-def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as float64, or as float32 if its device has no float64."""
-    return tensor.to(torch.float64 if backend_of(tensor.device).has_float64 else torch.float32)
+def widened(tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
+    """`tensor` as float64, or as float32 if its device has no float64; with `copy`, never the same memory."""
+    return tensor.to(torch.float64 if backend_of(tensor.device).has_float64 else torch.float32, copy=copy)
 
 
 def accelerators() -> list[type[Backend]]:

@@ -188,6 +188,13 @@ class Backend:
         """Make the device the current one within this context."""
         return nullcontext()
 
+    def current_stream(self) -> Any:
+        """The queue that this thread launches work into; None where there is one alone."""
+        return None
+
+    def come_after(self, stream: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """What is launched from now on comes after the work of `stream`, and may read `tensors`, which belong to it."""
+
     def copy_to_host(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Event | None]:
         """The values of all parts as one float64 vector on the host, and the event after which it may be read.
 

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, and AMD's under ROCm, which torch calls `cuda` too: events, torch's allocator, Triton, NVML."""
+"""NVIDIA's GPUs, and AMD's under ROCm, which torch calls `cuda` too: events, torch's allocator, NVML."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -122,11 +122,12 @@ class Cuda(Backend):
 
     @staticmethod
     def kernels() -> dict[str, Kernel]:
-        """Those of Triton."""
-        from amp_core.record.stats.triton.channels import channels_cuda
-        from amp_core.record.stats.triton.measure import measure_cuda
+        """Those in CUDA C++; ROCm has none."""
+        if torch.version.hip is not None:
+            raise RuntimeError("the kernels are written for CUDA, and this torch is built for ROCm")
+        from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
 
-        return {"measure": measure_cuda, "channels": channels_cuda}
+        return {"measure": measure_cuda, "channels": channels_cuda, "norms": norms_cuda, "outputs": outputs_cuda}
 
     @staticmethod
     def random_states() -> list[torch.Tensor]:
@@ -142,6 +143,23 @@ class Cuda(Backend):
 
     def selected(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.device)
+
+    def current_stream(self) -> Any:
+        """A `torch.cuda.Stream`."""
+        return torch.cuda.current_stream(self.device)
+
+    def come_after(self, stream: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Wait on the device; the allocator is told of the second stream."""
+        current = self.current_stream()
+        if stream != current:
+            current.wait_stream(stream)
+            for tensor in tensors:
+                tensor.record_stream(current)
+
+    def architecture(self) -> str:
+        """The generation as NVIDIA's compilers name it, such as `sm_90`."""
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return f"sm_{major}{minor}"
 
     def copy_to_host(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Event | None]:
         """One copy to pinned memory on this device's current stream, which nobody waits for."""

@@ -127,7 +127,7 @@ class LossAndSamples:
 
     def scaled(self, loss: torch.Tensor, result: torch.Tensor, factor: Callable[[], torch.Tensor | None]) -> Scaled:
         """A scaler has scaled `loss` to `result`. In its backward, the return value must be passed to `through`."""
-        token = Scaled(loss.detach().clone(), weakref.ref(result), factor)
+        token = Scaled(widened(loss.detach(), copy=True), weakref.ref(result), factor)
         self._scaled = [*(held for held in self._scaled if held.result() is not None), token]
         return token
 
@@ -263,7 +263,7 @@ class LossAndSamples:
             if weight is None:
                 if value.numel() != 1:
                     return None, True
-                parts.append(value.clone().reshape(()))
+                parts.append((value if token is not None else value.clone()).reshape(()))  # a token has its own
             elif value.dim() > 1 and value.numel() > 1 and any(output() is root for output in self._outputs):
                 return None, True
             else:

@@ -313,7 +313,7 @@ class Steps:
             self._pending.append(attempt)
             self.outputs.detach()
             if not attempt.sampled:
-                self.outputs.take()
+                self.outputs.forget()
         self.seen.clear()
         self._stepped.add(index)
         self._replaced.discard(index)
@@ -362,13 +362,13 @@ class Steps:
             self._open.pop(index, None)
         self.stepping.clear()
         self.loss_and_samples.forget()
-        self.outputs.take()
+        self.outputs.forget()
 
     def watching_failed(self, error: Exception) -> bool:
         """Watching raised `error`: the step is not measured further. True if watching should end."""
         self._open.clear()
         self.outputs.detach()
-        self.outputs.take()
+        self.outputs.forget()
         return self.error_budget.note(error, self.number)
 
     def may_be_sampled(self) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from amp_core.record.backends import widened
+
 
 def is_active(scaler: Any) -> bool:
     """Whether there is a scaler and it is enabled."""
@@ -18,13 +20,13 @@ def is_active(scaler: Any) -> bool:
 def scale(scaler: Any) -> torch.Tensor | None:
     """A copy of the loss scale, on the scaler's device; None before the first `scale()`."""
     held = getattr(scaler, "_scale", None)
-    return held.detach().clone() if isinstance(held, torch.Tensor) else None
+    return widened(held, copy=True) if isinstance(held, torch.Tensor) else None
 
 
 def growth_tracker(scaler: Any) -> torch.Tensor | None:
     """A copy of the number of clean steps since the loss scale last changed."""
     held = getattr(scaler, "_growth_tracker", None)
-    return held.detach().clone() if isinstance(held, torch.Tensor) else None
+    return widened(held, copy=True) if isinstance(held, torch.Tensor) else None
 
 
 def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
@@ -34,7 +36,7 @@ def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor | N
     flags = list(state["found_inf_per_device"].values()) if state is not None else []
     if not flags:
         return None
-    total: torch.Tensor = flags[0].detach().clone()
+    total = widened(flags[0], copy=True)
     for flag in flags[1:]:
         total += flag.to(total.device, non_blocking=True)
     return total
@@ -42,7 +44,7 @@ def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor | N
 
 def still_scaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
     """Whether the gradients of `optimizer` are multiplied by the loss scale at this moment."""
-    if not is_active(scaler) or scale(scaler) is None:
+    if not is_active(scaler) or getattr(scaler, "_scale", None) is None:
         return False
     state = scaler._per_optimizer_states.get(id(optimizer))  # .get: reading must not create an entry
     return state is None or state["stage"].name == "READY"

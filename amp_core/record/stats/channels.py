@@ -10,7 +10,9 @@ that a language model has not met yet, and to queries and keys in attention. Wit
 into account: each magnitude of the weight gradient counts as at most its channel's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -42,14 +44,8 @@ def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None 
     grad = grad.detach()
     largest = None
     if grad.dtype.itemsize <= 4:
-        order = by_stride(grad)
-        laid_out = grad.permute(order)  # channels last: (N, H, W, C), without a copy
-        values, place_of = (
-            (laid_out, order.index(channel)) if laid_out.is_contiguous() else (grad.contiguous(), channel)
-        )
-        inner = values.shape[place_of + 1 :].numel()
         place = (into,) if into is not None and into.is_cpu else ()
-        largest = by_kernel("channels", grad.device.type, values, grad.shape[channel], inner, *place)
+        largest = by_kernel("channels", grad.device.type, *in_channels(grad, channel), *place)
         if largest is not None and place:
             return largest
     if largest is None:
@@ -120,15 +116,87 @@ _BLOCK = 2**16
 """Values allocated at a time: so much memory is taken from the system, and none that tensors of the training leave."""
 
 
-def cap_for(grad: torch.Tensor, largest: torch.Tensor, row: int, dims: int) -> Cap | None:
+def in_channels(grad: torch.Tensor, channel: int) -> tuple[torch.Tensor, int, int]:
+    """Contiguous values whose shape ends in (channels, inner), and both numbers; a copy only if `grad` is neither
+    contiguous nor permuted."""
+    if not grad.is_contiguous():
+        order = by_stride(grad)
+        laid_out = grad.permute(order)  # channels last: (N, H, W, C), without a copy
+        if laid_out.is_contiguous():
+            return laid_out, grad.shape[channel], laid_out.shape[order.index(channel) + 1 :].numel()
+        grad = grad.contiguous()
+    return grad, grad.shape[channel], grad.shape[channel + 1 :].numel()
+
+
+class ChannelMax(NamedTuple):
+    """A kernel is to find the largest magnitude of each channel of `grad`, whose shape ends in `channels` × `inner`."""
+
+    grad: torch.Tensor
+    channels: int
+    inner: int
+    into: torch.Tensor | int | None = None
+    """What holds magnitudes already, of which the larger ones stay; or the place of another one in a sequence, with
+    which this one shares the result."""
+
+
+def channel_maxima(wanted: Sequence[ChannelMax]) -> list[torch.Tensor]:
+    """What is wanted, as float32, in plain torch."""
+    found: list[torch.Tensor] = []
+    for one in wanted:
+        largest = one.grad.detach().reshape(-1, one.channels, one.inner).abs().amax((0, 2)).to(torch.float32)
+        into = found[one.into] if isinstance(one.into, int) else one.into
+        found.append(largest if into is None else torch.maximum(into, largest))
+    return found
+
+
+class ChannelLargest:
+    """The largest output gradient of each channel of a layer, whose weight has `dims` dimensions; `row` is the channel.
+
+    They are a row of `Rows` on a CPU, else a tensor: of the output gradients' `dtype`, or float32.
+    """
+
+    __slots__ = ("dims", "dtype", "held", "present", "row")
+
+    def __init__(self, held: Row | torch.Tensor, row: int, dims: int, dtype: torch.dtype) -> None:
+        self.held = held
+        self.row = row
+        self.dims = dims
+        self.dtype = dtype
+        self.present = False
+        """Whether the values are of the present step."""
+
+    def fits(self, grad: torch.Tensor, channel: int) -> bool:
+        """Whether number of channels, dtype and device are those of `grad`."""
+        held = self.held
+        if isinstance(held, Row):
+            return grad.is_cpu and grad.dtype is held.dtype and grad.shape[channel] == held.count
+        return grad.device == held.device and grad.dtype is self.dtype and grad.shape[channel] == len(held)
+
+    def take_in(self, grad: torch.Tensor, channel: int, rows: Rows) -> None:
+        """Take in an output gradient that fits; `rows` has the rows. On a device the first one of a step takes the
+        place of those before it."""
+        if isinstance(self.held, Row):
+            values = rows.values(self.held)
+            largest = channel_largest(grad, channel, into=values)
+            if largest is not values:
+                values.copy_(largest)
+        else:
+            self.held = channel_largest(grad, channel, into=self.held if self.present else None)
+        self.present = True
+
+
+def cap_for(
+    grad: torch.Tensor, largest: torch.Tensor, row: int, dims: int, dtype: torch.dtype | None = None
+) -> Cap | None:
     """The cap for the gradient of a weight of `dims` dimensions, of which `row` is the channel, with the largest output
-    gradient of each channel; None if it does not apply.
+    gradient of each channel; None if it does not apply. `dtype`: of the output gradients, if `largest` is wider.
 
     It does not apply to a gradient on another device, in FP8, or of which this process holds a shard.
     """
-    dtype, shape = grad.dtype, grad.shape
-    if len(shape) != dims or shape[row] != len(largest) or dtype.itemsize < 2 or grad.device != largest.device:
+    shape = grad.shape
+    if len(shape) != dims or shape[row] != len(largest) or grad.dtype.itemsize < 2 or grad.device != largest.device:
         return None
     inner = shape[row + 1 :].numel()
     # A cap below the smallest value of the gradient's dtype becomes zero, as such a gradient would.
-    return Cap(largest if largest.dtype is dtype else largest.to(dtype), inner) if inner else None
+    exact = grad.dtype in (largest.dtype, dtype)
+    return Cap(largest if exact else largest.to(grad.dtype), inner) if inner else None

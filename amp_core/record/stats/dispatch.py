@@ -2,8 +2,8 @@
 
     >>> by_kernel("channels", "cpu", grad, count, inner)     # None: no kernel; use plain torch
 
-Kernels come from `Backend.kernels()`. If they cannot be imported, or one fails (Triton compiles on first use and needs
-a C compiler), plain torch computes the same numbers, more slowly; `fallbacks` holds the reason, and an event of each
+Kernels come from `Backend.kernels()`. If they cannot be imported, or one fails (those of CUDA are compiled on first
+use), plain torch computes the same numbers, more slowly; `fallbacks` holds the reason, and an event of each
 run reports it.
 """
 
@@ -15,9 +15,9 @@ import torch
 from amp_core.record.backends import BACKENDS
 from amp_core.record.backends.base import Backend, Kernel
 
-KERNELS = ("measure", "channels", "norms", "passing", "blocks")
+KERNELS = ("measure", "channels", "norms", "passing", "outputs", "blocks")
 """`measure.measure_together`, `channels.channel_largest` and `norms.norms`, each without its checks, what makes
-`measure.passing_tensors`, and `blocks.distances`."""
+`measure.passing_tensors`, `measure.measure_together` with `channels.channel_maxima` at once, and `blocks.distances`."""
 
 fallbacks: dict[str, str] = {}
 """By device type: why plain torch measures there."""

@@ -15,7 +15,8 @@ from amp_core.formats import FORMAT_OF_DTYPE
 class Cap(NamedTuple):
     """The value at flat index i of a tensor counts as at most `largest[i // inner % len(largest)]`, which is >= 0.
 
-    A NaN in `largest` caps nothing, and a NaN in the tensor is not capped.
+    `largest` is of the tensor's dtype, or float32 with values of that dtype. A NaN in it caps nothing, and a NaN in the
+    tensor is not capped.
     """
 
     largest: torch.Tensor
@@ -198,9 +199,9 @@ def key_of(name: str, kind: str, dtype: str) -> Key:
 
 def in_one_row(tensor: torch.Tensor) -> torch.Tensor:
     """The values as one row, in any order; a copy only if they have gaps in memory."""
-    tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor
+    tensor = tensor.detach()
     return tensor.permute(by_stride(tensor)).contiguous()  # a transposed or channels-last one is contiguous that way
 
 

@@ -10,11 +10,11 @@ floor(log2|x|), subnormals included. Subnormal and normal follow from the expone
 the two is a power of two. Values narrower than 32 bits are widened first, which is exact.
 
 Results stay on the tensor's device, packed as float64 (counts are exact up to 2^53), so that one copy brings all of a
-step's statistics to the host. `dispatch` chooses the kernel: numba for CPU tensors, Triton for CUDA tensors, else plain
-torch.
+step's statistics to the host. `dispatch` chooses the kernel: numba for CPU tensors, CUDA C++ for CUDA tensors, else
+plain torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +55,14 @@ def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None]
         return measured
     limited = [measure_plain(t, cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
     return torch.cat([*map(measure_plain, tensors), *limited])
+
+
+def compile_ahead(devices: Iterable[torch.device]) -> None:
+    """Compile ahead what training on those devices needs, which takes seconds on a GPU: autocast makes tensors of 16
+    bits of which the model's parameters tell nothing."""
+    for device in devices:
+        dtypes = [torch.float32] if device.type == "cpu" else [torch.float32, torch.float16, torch.bfloat16]
+        measure_together([torch.zeros(1, dtype=dtype, device=device) for dtype in dtypes])
 
 
 def passing_tensors(device: str) -> "PassingTensors | None":

@@ -1,7 +1,8 @@
 """Measures module outputs and their gradients: the kinds `activation` and `output_grad`.
 
 Modules have hooks only during a sampled step. Each output tensor gets its own tensor hook, so in-place modules, reused
-modules, and nested, dict and dataclass outputs all work. No tensor is kept alive: each is measured as it passes.
+modules, and nested, dict and dataclass outputs all work. Each tensor is measured as it passes, and none is kept alive,
+except output gradients on a GPU: they are measured together, and at most 64 MiB of them are held; see `held_outputs`.
 
 Measured modules are those that compute: without children, or with parameters of their own.
 
@@ -18,7 +19,8 @@ import torch
 from amp_core.record.model import own
 from amp_core.record.model.modules import computes, tensors_in
 from amp_core.record.model.parameters import named_modules, real_values
-from amp_core.record.stats.channels import Row, Rows, cap_for, channel_largest, channel_of
+from amp_core.record.stats.channels import ChannelLargest, Row, Rows, cap_for, channel_of
+from amp_core.record.stats.held_outputs import HeldOutputs, LayerChannel
 from amp_core.record.stats.layout import Cap, Key, dtype_name, key_of, measurable
 from amp_core.record.stats.measure import measure_together, passing_tensors
 from amp_core.record.step_phases import Phases
@@ -58,8 +60,9 @@ class Outputs:
         self._alone = phases.adds_up and self._kinds == {"output_grad"}
         self._passing_keys: list[Key] = []
         self._measured: dict[torch.device, Packed] = {}  # tensors that `_passing` does not take
-        self._largest: dict[int, _Largest] = {}  # by the weight's id
+        self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
         self._rows = Rows()
+        self._held: dict[torch.device, HeldOutputs] = {}
 
     def attach(self) -> None:
         """Attach to the modules: measure outputs and their gradients from now on."""
@@ -83,15 +86,25 @@ class Outputs:
     def take(self) -> list[Packed]:
         """All measurements since the last `take`, by device."""
         measured, self._measured = list(self._measured.values()), {}
+        for held in self._held.values():
+            measured += [(keys, [packed]) for keys, packed in held.take()]
         if self._passing is not None and self._passing_keys:
             measured.append((self._passing_keys, self._passing.take()))
             self._passing_keys = []
         return measured
 
+    def forget(self) -> None:
+        """Leave out all measurements since the last `take`."""
+        for held in self._held.values():
+            held.forget()
+        self.take()
+
     def caps(self, names: Mapping[int, str]) -> dict[str, Callable[[torch.Tensor], Cap | None]]:
         """By the name of the weight: what gives the cap for its gradient, from the largest output gradients of this
         step by channel. `names` has the names of parameters by their ids.
         """
+        for held in self._held.values():
+            held.finish()
         values = self._rows.all_values()
         present = ((names[i], one) for i, one in self._largest.items() if one.present and i in names)
         return {
@@ -100,6 +113,7 @@ class Outputs:
                 largest=values[one.held.dtype][one.held.index] if isinstance(one.held, Row) else one.held,
                 row=one.row,
                 dims=one.dims,
+                dtype=one.dtype,
             )
             for name, one in present
         }
@@ -135,7 +149,7 @@ class Outputs:
                     self._phases.report(error)
                     return
             with self._phases.watching():
-                if measurable(real_values(grad)):
+                if measurable(real_values(grad)) and not self._hold(name, module, grad, channels):
                     self._measure(name, "output_grad", grad)
                     largest = self._largest_for(module, grad, channels)
                     if largest is not None and channels is not None:
@@ -162,10 +176,22 @@ class Outputs:
             self._passing_keys.append(key_of(name, "output_grad", dtype_name(dtype)))
         return done
 
-    def _largest_for(
-        self, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None
-    ) -> "_Largest | None":
-        """Where the largest output gradients of the module are kept, to which `grad` belongs; None where they are not.
+    def _hold(self, name: str, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None) -> bool:
+        """Measure an output gradient together with others. False where it has to be measured now."""
+        if grad.is_cpu or grad.is_complex():
+            return False
+        held = self._held.get(grad.device)
+        if held is None:
+            held = self._held[grad.device] = HeldOutputs(grad.device, self._largest)
+        weight = self._capped_weight(module, grad, channels)
+        layer = None
+        if weight is not None and channels is not None:
+            layer = LayerChannel(id(weight), channels[0] + grad.dim(), channels[1], weight.dim())
+        return held.add(key_of(name, "output_grad", dtype_name(grad.dtype)), grad, layer)
+
+    @staticmethod
+    def _capped_weight(module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None) -> Any:
+        """The weight whose gradient is bounded by the output gradient, or None.
 
         A dimension of the output, counted from the end, is one of the weight: see `channel_of`.
         """
@@ -173,15 +199,23 @@ class Outputs:
             return None
         # The gradient of a parametrized weight reaches its parameters through another map.
         weight = own.parameter(module, "weight")
-        channel = channels[0] + grad.dim()
         # Of no values there is no largest, and FP8 has no arithmetic.
-        if weight is None or grad.dim() < 2 or channel < 0 or not grad.numel() or grad.dtype.itemsize < 2:
+        unbounded = grad.dim() < 2 or channels[0] + grad.dim() < 0 or not grad.numel() or grad.dtype.itemsize < 2
+        return None if unbounded else weight
+
+    def _largest_for(
+        self, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None
+    ) -> ChannelLargest | None:
+        """Where the largest output gradients of the module are kept, among them `grad`; None where they are not."""
+        weight = self._capped_weight(module, grad, channels)
+        if weight is None or channels is None:
             return None
+        channel = channels[0] + grad.dim()
         known = self._largest.get(id(weight))
         if known is None or not known.fits(grad, channel):
             count = grad.shape[channel]
             held = self._rows.add(count, grad.dtype) if grad.is_cpu else grad.new_zeros(count)
-            known = self._largest[id(weight)] = _Largest(held, channels[1], weight.dim())
+            known = self._largest[id(weight)] = ChannelLargest(held, channels[1], weight.dim(), grad.dtype)
         return known
 
     def _forget_largest(self) -> None:
@@ -189,7 +223,8 @@ class Outputs:
         if all(largest.present for largest in self._largest.values()):
             self._rows.clear()
         else:  # shapes change, or not every layer is used
-            self._largest, self._rows = {}, Rows()
+            self._largest.clear()  # `HeldOutputs` holds it too
+            self._rows = Rows()
         for largest in self._largest.values():
             largest.present = False
 
@@ -201,38 +236,3 @@ class Outputs:
         keys, packed = self._measured.setdefault(values.device, ([], []))
         packed.append(measure_together([values]))
         keys.append(key_of(name, kind, dtype_name(values.dtype)))
-
-
-class _Largest:
-    """The largest output gradient of each channel of a layer, whose weight has `dims` dimensions; `row` is the channel.
-
-    They are a row of `Rows` on a CPU, else a tensor.
-    """
-
-    __slots__ = ("dims", "held", "present", "row")
-
-    def __init__(self, held: Row | torch.Tensor, row: int, dims: int) -> None:
-        self.held = held
-        self.row = row
-        self.dims = dims
-        self.present = False
-        """Whether the values are of the present step."""
-
-    def fits(self, grad: torch.Tensor, channel: int) -> bool:
-        """Whether number of channels, dtype and device are those of `grad`."""
-        held = self.held
-        if isinstance(held, Row):
-            return grad.is_cpu and grad.dtype is held.dtype and grad.shape[channel] == held.count
-        return grad.device == held.device and grad.dtype is held.dtype and grad.shape[channel] == len(held)
-
-    def take_in(self, grad: torch.Tensor, channel: int, rows: Rows) -> None:
-        """Take in an output gradient that fits; `rows` has the rows. On a device the first one of a step takes the
-        place of those before it."""
-        if isinstance(self.held, Row):
-            values = rows.values(self.held)
-            largest = channel_largest(grad, channel, into=values)
-            if largest is not values:
-                values.copy_(largest)
-        else:
-            self.held = channel_largest(grad, channel, into=self.held if self.present else None)
-        self.present = True

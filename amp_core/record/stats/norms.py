@@ -1,4 +1,4 @@
-"""2-norms of gradients: grouped by device and dtype, or by one kernel on a CPU."""
+"""2-norms of gradients: by one kernel, or grouped by device and dtype."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -8,6 +8,7 @@ import torch
 from amp_core.record.backends import widened
 from amp_core.record.stats.dispatch import by_kernel
 
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 
 
@@ -32,11 +33,14 @@ def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
     """The 2-norm of each gradient, as one vector on the first one's device, and the index of the gradient of each
     entry.
 
-    Gradients of one device and dtype come together: a norm each, and one stacking of them, whatever their number; on a
-    CPU one call of a kernel does for all, where they are FP32 and numba is there. The tensors are real and dense: see
-    `local_values`.
+    One call of a kernel does for all where they are on one device, and on a CPU in FP32. Else gradients of one device
+    and dtype come together: a norm each, and one stacking of them, whatever their number. The tensors are real and
+    dense: see `local_values`.
     """
+    first = grads[0].device
     computed = norms_of_plain(grads)
+    if computed is None and first.type != "cpu" and all(g.device == first and g.dtype in _FLOATS for g in grads):
+        computed = by_kernel("norms", first.type, grads)
     if computed is not None:
         return computed, list(range(len(grads)))
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}

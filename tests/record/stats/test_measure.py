@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.record.stats import layout
 from amp_core.record.stats import measure as measuring
+from amp_core.record.stats.cuda.measure import measure_cuda
 from amp_core.record.stats.numba import measure, thread_team
 from amp_core.record.stats.plain import measure_plain
+from tests.record.stats.cuda.on_host import needs_compiler, on_host
 
 DTYPES = {
     "float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -25,7 +27,16 @@ DTYPES = {
 }  # fmt: skip
 BITS = {"float32": 32, "float64": 64, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
-PATHS = {"plain": lambda t: [measure_plain(t)], "kernel": lambda t: measuring.measure([t])}
+
+
+def measure_by_cuda(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The CUDA kernel's source, compiled for the host."""
+    with on_host():
+        return [measure_cuda([tensor])]
+
+
+PATHS = {"plain": lambda t: [measure_plain(t)], "kernel": lambda t: measuring.measure([t]), "cuda": measure_by_cuda}
+ALL_PATHS = [pytest.param(name, marks=[needs_compiler] if name == "cuda" else []) for name in PATHS]
 
 
 def reference(tensor: torch.Tensor) -> dict:
@@ -74,7 +85,7 @@ def from_bits(patterns: list[int], dtype: str) -> torch.Tensor:
     return held.view(DTYPES[dtype])
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -83,13 +94,13 @@ def test_any_bit_pattern_is_measured_exactly(path, dtype, data):
     assert_same(from_bits(patterns, dtype), path)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_every_value_of_the_small_formats(path, dtype):
     assert_same(from_bits(list(range(2 ** BITS[dtype])), dtype), path)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_exponent_of_the_large_formats(path, dtype):
     mantissa = FORMAT_OF_DTYPE[dtype].mantissa_bits
@@ -97,7 +108,7 @@ def test_every_exponent_of_the_large_formats(path, dtype):
     assert_same(from_bits(patterns, dtype), path)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shapes_strides_and_emptiness(path, dtype):
     base = torch.randn(12, 10).to(DTYPES[dtype])
@@ -105,7 +116,7 @@ def test_shapes_strides_and_emptiness(path, dtype):
         assert_same(tensor, path)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 def test_sums_are_not_rounded_to_float32(path):
     assert_same(torch.cat([torch.full((1,), 2.0**24), torch.ones(3000)]), path)
 

@@ -1,0 +1,165 @@
+"""Launches that share one table, and so one copy to the device: one for each kernel and dtype.
+
+>>> batch = Batch(torch.device("cuda:0"))
+>>> packed = batch.measure(gradients, caps)
+>>> batch.launch()
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record.stats.channels import ChannelMax
+from amp_core.record.stats.cuda import program
+from amp_core.record.stats.cuda.table import Rows, on_device, rows, stretches
+from amp_core.record.stats.layout import Cap, dtype_name, in_one_row, packed_size
+
+PART = 8192
+"""Values of one channel that a warp takes at a time, as the source has it."""
+VALUES = 1 << 16
+"""Values of a block of `beside` and `apart`, about."""
+
+
+class Batch:
+    """Work on tensors of one device. The memory of what it reads is kept until `launch`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: list[torch.Tensor] = []
+        self._work: list[tuple[str, str, Rows, torch.Tensor | None]] = []  # format, kernel, rows, results
+        self._doubles = 0  # results that come with the table, to which the work without others belongs
+        self._reserved = torch.empty(0)
+
+    def measure(self, tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
+        """The packed vectors, one after another, as `measure_together` has them; filled by `launch`."""
+        sizes = [packed_size(t.dtype) for t in tensors]
+        capped = [i for i, cap in enumerate(caps) if cap is not None]
+        starts = np.cumsum([0, *sizes, *(sizes[i] for i in capped)])
+        results = self._zeros(int(starts[-1]) + len(tensors))  # behind the vectors a ticket for each tensor
+        behind = dict(zip(capped, starts[len(tensors) :].tolist(), strict=False))
+        groups: dict[tuple[torch.dtype, bool], list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if tensor.numel():
+                groups.setdefault((tensor.dtype, i in behind), []).append(i)
+        for (dtype, is_capped), members in groups.items():
+            columns: dict[str, Sequence[int]] = {
+                "out": starts[members].tolist(),
+                "ticket": [int(starts[-1]) + i for i in members],
+            }
+            if is_capped:  # the order of the values is that of their channels
+                held = [t if (t := tensors[i]).is_contiguous() else t.detach().contiguous() for i in members]
+                limits = [self._limits(cap) for i in members if (cap := caps[i]) is not None]
+                columns |= {"caps": [c.largest.data_ptr() for c in limits], "inner": [c.inner for c in limits]}
+                columns |= {"channels": [len(c.largest) for c in limits], "capped_out": [behind[i] for i in members]}
+            else:
+                held = [in_one_row(tensors[i]) for i in members]
+            self._add(dtype, "capped" if is_capped else "measure", held, results, columns)
+        return results[: int(starts[-1])]
+
+    def norms(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The 2-norm of each: the first ones of what `launch` returns."""
+        self._doubles = 2 * len(tensors)  # so few that they come with the table, and no launch makes them zeros
+        groups: dict[torch.dtype, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if tensor.numel():
+                groups.setdefault(tensor.dtype, []).append(i)
+        for dtype, members in groups.items():
+            columns = {"out": members, "ticket": [len(tensors) + i for i in members]}
+            self._add(dtype, "norms", [in_one_row(tensors[i]) for i in members], None, columns)
+
+    def channels(self, wanted: Sequence[ChannelMax]) -> list[torch.Tensor]:
+        """The largest magnitude of each channel as float32, or larger ones that were there; filled by `launch`.
+
+        The gradients are contiguous.
+        """
+        lengths = [one.channels if one.into is None else 0 for one in wanted]
+        made = self._zeros(sum(lengths)).view(torch.float32)[: sum(lengths)].split(lengths)
+        results: list[torch.Tensor] = []
+        for one, new in zip(wanted, made, strict=True):
+            results.append(new if one.into is None else results[one.into] if isinstance(one.into, int) else one.into)
+        groups: dict[tuple[torch.dtype, str], list[Rows]] = {}
+        for one, result in zip(wanted, results, strict=True):
+            values = one.grad
+            if values.numel():
+                self._held += [values, result]
+                kind = "beside" if one.inner == 1 else "apart"
+                made_rows = (_beside if one.inner == 1 else _apart)(values, one.channels, one.inner, result.data_ptr())
+                groups.setdefault((values.dtype, kind), []).append(made_rows)
+        for (dtype, kind), parts in groups.items():
+            self._work.append((_form(dtype), kind, np.concatenate(parts), results[0]))
+        return results
+
+    def reserve(self, tensors: Sequence[torch.Tensor], wanted: Sequence[ChannelMax]) -> None:
+        """Make the memory for `measure` and `channels` of these at once."""
+        count = sum(packed_size(t.dtype) + 1 for t in tensors) + sum(one.channels for one in wanted if one.into is None)
+        self._reserved = torch.zeros(count, dtype=torch.float64, device=self._device)
+
+    def launch(self) -> torch.Tensor:
+        """Copy the table, and start each kernel once for each dtype. Returns the results that came with the table.
+
+        Raises `RuntimeError` if that fails.
+        """
+        tables, behind = on_device([made for _, _, made, _ in self._work], self._doubles, self._device)
+        for (form, kernel, _, results), table in zip(self._work, tables, strict=True):
+            program.launch(self._device, form, kernel, table, behind if results is None else results)
+        self._held, self._work = [], []
+        return behind
+
+    def _zeros(self, count: int) -> torch.Tensor:
+        """So many doubles."""
+        if len(self._reserved) < count:
+            return torch.zeros(count, dtype=torch.float64, device=self._device)
+        zeros, self._reserved = self._reserved[:count], self._reserved[count:]
+        return zeros
+
+    def _limits(self, cap: Cap) -> Cap:
+        wide = torch.float64 if cap.largest.dtype == torch.float64 else torch.float32  # as wide as they are compared
+        limits = cap if cap.largest.dtype == wide else Cap(cap.largest.to(wide), cap.inner)
+        self._held.append(limits.largest)
+        return limits
+
+    def _add(
+        self,
+        dtype: torch.dtype,
+        kernel: str,
+        held: list[torch.Tensor],
+        results: torch.Tensor | None,
+        columns: Mapping[str, Sequence[int]],
+    ) -> None:
+        self._held += held
+        made = stretches([t.numel() for t in held], [t.data_ptr() for t in held], dtype.itemsize, **columns)
+        self._work.append((_form(dtype), kernel, made, results))
+
+
+def _beside(values: torch.Tensor, channels: int, inner: int, out: int) -> Rows:
+    """Rows of a tensor of (…, channels), in which channels lie side by side."""
+    columns = 32 * 16 // values.dtype.itemsize  # a load for each thread of a warp
+    count = values.numel() // channels
+    height = VALUES // columns
+    row, column = np.meshgrid(np.arange(0, count, height), np.arange(0, channels, columns), indexing="ij")
+    return rows(
+        row.size,
+        address=values.data_ptr() + row.ravel() * channels * values.dtype.itemsize,
+        length=np.minimum(height, count - row.ravel()),
+        out=out,
+        channels=channels,
+        inner=inner,
+        first=column.ravel(),
+    )
+
+
+def _apart(values: torch.Tensor, channels: int, inner: int, out: int) -> Rows:
+    """Rows of a tensor of (…, channels, inner), in which the values of one channel lie side by side."""
+    parts = values.numel() // inner * -(-inner // PART)
+    taken = max(16, VALUES // min(inner, PART))
+    first = np.arange(0, parts, taken)
+    length = np.minimum(taken, parts - first)
+    return rows(
+        len(first), address=values.data_ptr(), length=length, out=out, channels=channels, inner=inner, first=first
+    )
+
+
+def _form(dtype: torch.dtype) -> str:
+    return FORMAT_OF_DTYPE[dtype_name(dtype)].name

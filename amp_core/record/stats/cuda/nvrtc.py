@@ -1,0 +1,67 @@
+"""NVRTC, NVIDIA's compiler as a library: CUDA C++ to the machine code of one generation of GPUs.
+
+    >>> code = compile_kernels(load_nvrtc("13.0"), "fp16", "sm_90")
+
+It needs no GPU, no C compiler and no header.
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+from amp_core.formats import FORMATS
+
+SOURCE = Path(__file__).with_name("kernels.cu")
+NAMES = {"fp64": "Fp64", "fp32": "Fp32", "fp16": "Fp16", "bf16": "Bf16", "fp8-e4m3": "E4m3", "fp8-e5m2": "E5m2"}
+"""Formats that the kernels know, and their names in the source."""
+
+
+def load_nvrtc(cuda_version: str) -> ctypes.CDLL:
+    """The library of torch's own CUDA, such as "12.8" (`torch.version.cuda`). Raises `OSError` where there is none."""
+    major = cuda_version.partition(".")[0]
+    if sys.platform == "win32":
+        return ctypes.CDLL(f"nvrtc64_{major}0_0.dll")
+    name = "libnvrtc.so.11.2" if major == "11" else f"libnvrtc.so.{major}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError:  # torch loads it from its own packages, and only when it first needs it
+        for folder in map(Path, sys.path):
+            for found in (folder / "nvidia").glob(f"*/lib/{name}"):
+                return ctypes.CDLL(str(found))
+        raise
+
+
+def compile_kernels(nvrtc: ctypes.CDLL, form: str, architecture: str) -> bytes:
+    """The kernels for a format (`fp16`) as machine code (a cubin) for `architecture` (`sm_90`).
+
+    Raises `RuntimeError` with what the compiler says.
+    """
+    options = [f"--gpu-architecture={architecture}", *definitions(form)]
+    program = ctypes.c_void_p()
+    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), SOURCE.read_bytes(), b"kernels.cu", 0, None, None))
+    try:
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if nvrtc.nvrtcCompileProgram(program, len(options), given):
+            raise RuntimeError(f"NVRTC: {_text(nvrtc, program, 'ProgramLog').decode().strip()}")
+        return _text(nvrtc, program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def definitions(form: str) -> list[str]:
+    """What the source is compiled with for a format."""
+    return [f"-DFORMAT={NAMES[form]}", f"-DBITS={FORMATS[form].bits}"]
+
+
+def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    held = ctypes.create_string_buffer(size.value)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, held))
+    return held.raw
+
+
+def _check(nvrtc: ctypes.CDLL, result: int) -> None:
+    if result:
+        nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"NVRTC: {nvrtc.nvrtcGetErrorString(result).decode()}")

@@ -1,0 +1,123 @@
+"""Output gradients of one device that are held until there are enough of them for one batch of launches.
+
+    >>> held = HeldOutputs(torch.device("cuda:0"))
+    >>> held.add(key, grad, LayerChannel(id(layer.weight), channel=2, row=0, dims=2))
+    >>> for keys, packed in held.take(largest):    # fills `largest`, by weight
+
+A launch for each gradient would cost the host more than the gradient costs the GPU. Holding a gradient has a price too:
+its memory is not free yet, so no more than `MAX_BYTES` are held; and its values must not change until they are read.
+Autograd itself never writes into a gradient that someone else holds, but a hook or a function of the program may. A
+gradient that was written to is left out, and nothing is held from then on.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from amp_core.record.backends import backend_of
+from amp_core.record.stats.channels import ChannelLargest, ChannelMax, channel_maxima, in_channels
+from amp_core.record.stats.dispatch import by_kernel, kernel_of
+from amp_core.record.stats.layout import Key
+from amp_core.record.stats.measure import measure_together
+
+MAX_BYTES = 1 << 26
+"""64 MiB: a GPU reads so much in some 20 µs, several times as long as a launch takes the host."""
+
+Measured = tuple[list[Key], torch.Tensor]
+
+
+class LayerChannel(NamedTuple):
+    """Dimension `channel` of an output gradient is dimension `row` of the weight, which has `dims`."""
+
+    weight: int
+    """Its id."""
+    channel: int
+    row: int
+    dims: int
+
+
+class _Held(NamedTuple):
+    key: Key
+    grad: torch.Tensor
+    version: int
+    layer: LayerChannel | None
+
+
+class HeldOutputs:
+    """Those of one device."""
+
+    def __init__(self, device: torch.device, largest: dict[int, ChannelLargest]) -> None:
+        self._backend = backend_of(device)
+        self._largest = largest
+        self._waiting: list[_Held] = []
+        self._bytes = 0
+        self._stream: Any = None
+        self._measured: list[Measured] = []
+        self._may_hold = True
+
+    def add(self, key: Key, grad: torch.Tensor, layer: LayerChannel | None) -> bool:
+        """Measure a gradient, now or later. False where no kernel takes it."""
+        if not self._may_hold or grad.dtype == torch.float64 or kernel_of("outputs", grad.device.type) is None:
+            return False
+        stream = self._backend.current_stream()
+        if self._waiting and stream != self._stream:
+            self._measure()
+        self._stream = stream
+        self._waiting.append(_Held(key, grad, grad._version, layer))
+        self._bytes += grad.numel() * grad.element_size()
+        if self._bytes >= MAX_BYTES:
+            self._measure()
+        return True
+
+    def finish(self) -> None:
+        """Measure what waits: `largest` is then complete."""
+        if self._waiting:
+            self._measure()
+
+    def forget(self) -> None:
+        """Leave out what waits and what was measured since the last `take`."""
+        self._waiting, self._bytes, self._measured = [], 0, []
+
+    def take(self) -> list[Measured]:
+        """All measurements since the last `take`."""
+        self.finish()
+        measured, self._measured = self._measured, []
+        return measured
+
+    def _measure(self) -> None:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        unchanged = [held for held in waiting if held.grad._version == held.version]
+        self._may_hold = len(unchanged) == len(waiting)
+        if not unchanged:
+            return
+        grads = [held.grad for held in unchanged]
+        self._backend.come_after(self._stream, grads)
+        wanted, places = self._wanted(unchanged)
+        result: Any = by_kernel("outputs", grads[0].device.type, grads, wanted)
+        packed, largest = result or (measure_together(grads), channel_maxima(wanted))
+        for place, layer in places.values():
+            dtype = wanted[place].grad.dtype
+            found = self._largest[layer.weight] = ChannelLargest(largest[place], layer.row, layer.dims, dtype)
+            found.present = True
+        self._measured.append(([held.key for held in unchanged], packed))
+
+    def _wanted(self, held: list[_Held]) -> tuple[list[ChannelMax], dict[int, tuple[int, LayerChannel]]]:
+        """What is wanted by channel, and by weight the last place in it."""
+        wanted: list[ChannelMax] = []
+        places: dict[int, tuple[int, LayerChannel]] = {}
+        for one in held:
+            layer = one.layer
+            if layer is None:
+                continue
+            values, channels, inner = in_channels(one.grad, layer.channel)
+            into: torch.Tensor | int | None = None
+            before = self._largest.get(layer.weight)
+            at = places.get(layer.weight)
+            if at is not None:
+                other = wanted[at[0]]
+                into = at[0] if other.channels == channels and other.grad.dtype == values.dtype else None
+            elif before is not None and before.present and before.fits(one.grad, layer.channel):
+                into = before.held.to(torch.float32) if isinstance(before.held, torch.Tensor) else None
+            places[layer.weight] = len(wanted), layer
+            wanted.append(ChannelMax(values, channels, inner, into))
+        return wanted, places

@@ -1,1 +1,0 @@
-"""The statistics on CUDA: Triton kernels, compiled at their first use."""

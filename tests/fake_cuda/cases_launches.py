@@ -1,0 +1,98 @@
+"""What recording adds to a step on a GPU: launches and dispatched operators, with the real kernels run on the host."""
+
+import ctypes
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_core import load_run
+from amp_core.record import watch
+from amp_core.record.backends.cuda import Cuda
+from amp_core.record.stats.cuda import program
+from amp_core.record.stats.cuda.table import Table
+from tests.fake_cuda import tensors
+from tests.record.stats.cuda.on_host import compiled, needs_compiler
+
+pytestmark = needs_compiler
+
+KERNELS = Cuda.kernels
+MODULES, TENSORS, EVERY, STEPS = 76, 304, 6, 9
+MAX_SAMPLED, MAX_OTHERS, MAX_OPERATORS = 14, 8, 150
+"""Launches with copies and fills, of a sampled step and of another one; operators that are dispatched."""
+
+
+class Scaled(nn.Linear):
+    """A module with four parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.factor, self.offset = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor + self.offset
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators of this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count[op._schema.name] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def steps(into: Path | None) -> list[tuple[Counter[str], Counter[str]]]:
+    """Launches and operators of each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Scaled() for _ in range(MODULES))).to("cuda")
+    assert len(list(model.parameters())) == TENSORS
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda", init_scale=128.0)
+    data = torch.randn(4, 8).to("cuda")
+    recorder = watch(model, optimizer, scaler=scaler, into=into, every=EVERY) if into else None
+    counted = []
+    for _ in range(STEPS):
+        tensors.launches.clear()
+        with Operators() as operators:
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(data).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        counted.append((Counter(tensors.launches), operators.count))
+    if recorder is not None:
+        recorder.close()
+    return counted
+
+
+def test_a_step_has_few_launches_and_operators_more_than_unwatched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(device: torch.device, form: str, name: str, table: Table, results: torch.Tensor) -> None:
+        tensors.launches[f"kernel {name}"] += 1
+        library = compiled(form)
+        function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+        rows, into = ctypes.c_void_p(table.address), ctypes.c_void_p(results.data_ptr())
+        library.launch(function, ctypes.c_uint(table.rows), rows, into)
+
+    monkeypatch.setattr(Cuda, "kernels", staticmethod(KERNELS))
+    monkeypatch.setattr(program, "launch", launch)
+    bare, watched = steps(None), steps(tmp_path / "run")
+    added = [(w[0] - b[0], w[1] - b[1]) for w, b in zip(watched, bare, strict=True)]
+    assert [name for name in added[EVERY][0] if name.startswith("kernel")]
+    for step, most in ((EVERY, MAX_SAMPLED), (EVERY + 1, MAX_OTHERS), (EVERY + 2, MAX_OTHERS)):
+        launches, operators = added[step]
+        assert launches.total() <= most, launches
+        # The fake's tensors are of a class of their own, of which each gradient is detached.
+        assert operators.total() - TENSORS <= MAX_OPERATORS, operators
+    run = load_run(tmp_path / "run")
+    assert run.tensors()["kind"].value_counts().to_dict() == {"weight_grad": 2 * TENSORS, "output_grad": 2 * MODULES}
