@@ -7,7 +7,7 @@
 2000
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,23 +31,19 @@ class Group:
     first: int
     last: int
     largest: dict[str, float]
+    constant: dict[str, int | str]
+    """Columns of integers or text with one value in all rows: they need not be decoded."""
 
 
 class SealedTensors:
     """A Parquet file of `tensors` whose footer was read. Raises `RunError` if it is damaged."""
 
     def __init__(self, path: Path, file: File) -> None:
-        import pyarrow.dataset  # imported here: runs without a sealed segment save 40 ms
-        from pyarrow.fs import LocalFileSystem
-
         self.file = file
         self._path = str(path)
-        names = pyarrow.dataset.ParquetReadOptions(dictionary_columns={"name", "kind"})  # compared as numbers
-        reading = pyarrow.dataset.ParquetFileFormat(read_options=names)
-        self._fragment = reading.make_fragment(self._path, LocalFileSystem())
-        with DamageAsRunError(file.name):
-            self._metadata: pq.FileMetaData = self._fragment.metadata
-            self._columns: list[str] = self._fragment.physical_schema.names
+        with DamageAsRunError(file.name), pq.ParquetFile(self._path) as opened:
+            self._metadata: pq.FileMetaData = opened.metadata
+            self._columns: list[str] = opened.schema_arrow.names
             if "step" not in self._columns:
                 raise RunError(f"{file.name} has no column 'step'; each row of 'tensors' needs it")
             self.rows: int = self._metadata.num_rows
@@ -61,7 +57,8 @@ class SealedTensors:
         """Some columns of a row group, as float64; null values and missing columns are NaN."""
         there = [c for c in columns if c in self._columns]
         with DamageAsRunError(self.file.name):
-            table = self._fragment.subset(row_group_ids=[group.index]).to_table(columns=there, use_threads=False)
+            file = pq.ParquetFile(self._path, metadata=self._metadata)
+            table = file.read_row_group(group.index, columns=there, use_threads=False)
         refuse_null_steps(table)
         empty = np.full(table.num_rows, np.nan)
         return [pc.cast(table.column(c), pa.float64(), safe=False).to_numpy() if c in there else empty for c in columns]
@@ -78,16 +75,31 @@ class SealedTensors:
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """The rows of one tensor, these columns only."""
-        where = pc.scalar(True)
-        for column, value in (("kind", kind), ("name", name)):
-            if column in self._columns:
-                where &= pc.field(column) == value
-            elif value != next(c.default for c in TENSORS.columns if c.name == column):
-                return TENSORS.schema.empty_table().select(columns)
-        needed = [c for c in self._columns if c in {"step", "kind", "name", *columns}]
-        with DamageAsRunError(self.file.name):
-            rows = self._fragment.to_table(columns=needed, filter=where, use_threads=False)
-            return self._conformed(rows).select(columns)
+        keys = {"kind": kind, "name": name}
+        defaults = {c.name: c.default for c in TENSORS.columns}
+        parts = [TENSORS.schema.empty_table()]
+        if all(c in self._columns or value == defaults[c] for c, value in keys.items()):
+            with DamageAsRunError(self.file.name):
+                parts += self._matching_rows({c: keys[c] for c in keys if c in self._columns}, {"step", *columns})
+        return pa.concat_tables(parts, promote_options="default").select(columns)
+
+    def _matching_rows(self, keys: dict[str, str], columns: set[str]) -> Iterator[pa.Table]:
+        """For each group with such rows the rows in which text columns have these values, with some other columns."""
+        file = pq.ParquetFile(self._path, metadata=self._metadata, read_dictionary=list(keys))
+        others = [c for c in self._columns if c in columns and c not in keys]
+        for group in self.groups:
+            matches = np.full(self._metadata.row_group(group.index).num_rows, True)
+            table = file.read_row_group(group.index, columns=list(keys), use_threads=False)
+            for key, value in keys.items():
+                matches &= np.concatenate([np.zeros(0, bool), *(_equal(c, value) for c in table.column(key).chunks)])
+            rows = pa.array(np.flatnonzero(matches))
+            if len(rows):
+                needed = [c for c in others if c not in group.constant]
+                table = file.read_row_group(group.index, columns=needed, use_threads=False).take(rows)
+                for column, constant in (group.constant | keys).items():
+                    if column in columns or column in keys:
+                        table = table.append_column(column, pa.repeat(constant, len(rows)))
+                yield self._conformed(table)
 
     def _rows(self, group: Group, wanted: list[int]) -> pa.Table:
         """Yield rows in small batches, so that a group of any size takes little memory."""
@@ -107,19 +119,35 @@ class SealedTensors:
     def _group(self, index: int) -> Group:
         meta = self._metadata.row_group(index)
         largest: dict[str, float] = {}
+        constant: dict[str, int | str] = {}
         ends = None
         for i in range(meta.num_columns):
             column = meta.column(i)
             statistics = column.statistics
-            if statistics is None or not statistics.has_min_max or not isinstance(statistics.max, int | float):
+            if statistics is None or not statistics.has_min_max:
                 continue
-            largest[column.path_in_schema] = float(statistics.max)
-            if column.path_in_schema == "step":
-                ends = int(statistics.min), int(statistics.max)
+            name, low, high = column.path_in_schema, statistics.min, statistics.max
+            if isinstance(high, int | float):
+                largest[name] = float(high)
+                if name == "step":
+                    ends = int(low), int(high)
+                    continue
+            # Not of floating-point numbers: their statistics leave NaN out.
+            if type(high) in (int, str) and low == high and statistics.has_null_count and not statistics.null_count:
+                constant[name] = high
         if ends is None:  # another writer left the statistics out
-            steps = self.values(Group(index, 0, 0, {}), "step")[0]
+            steps = self.values(Group(index, 0, 0, {}, {}), "step")[0]
             ends = (int(steps.min()), int(steps.max())) if len(steps) else (0, 0)
-        return Group(index, *ends, largest)
+        return Group(index, *ends, largest, constant)
+
+
+def _equal(chunk: pa.Array, value: str) -> np.ndarray:
+    """For each row whether it is `value`, not if it is null; dictionaries are compared once per entry."""
+    if isinstance(chunk, pa.DictionaryArray):
+        equal = pc.equal(chunk.dictionary, value).take(chunk.indices)
+    else:
+        equal = pc.equal(chunk, value)
+    return np.asarray(pc.fill_null(equal, False).to_numpy(zero_copy_only=False))
 
 
 def refuse_null_steps(table: pa.Table) -> None:

@@ -113,6 +113,19 @@ def test_rows_of_a_file_without_kinds_have_the_default_kind(tmp_path: Path) -> N
     assert run.of_tensor("output_grad", "a", ["step"]).num_rows == 0
 
 
+def test_rows_without_a_name_and_groups_without_rows_are_passed_over(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append("steps", {"step": [0]})
+    rows = pa.table({"step": range(40), "name": ["a", None] * 20, "inf": [3] * 40})
+    with pq.ParquetWriter(tmp_path / "run" / "tensors.parquet", rows.schema) as file:
+        for part in (rows, rows.slice(0, 0), rows.slice(20)):
+            file.write_table(part)
+    run = Extract(tmp_path / "run", most_rows=10)
+    columns = run.of_tensor("weight_grad", "a", ["step", "inf", "zero"]).to_pydict()
+    assert columns["step"] == sorted([*range(0, 40, 2), *range(20, 40, 2)])
+    assert columns["inf"] == [3] * 30 and columns["zero"] == [None] * 30
+
+
 @pytest.mark.parametrize("most", [60, 10_000])
 def test_an_extract_follows_a_growing_run(tmp_path: Path, most: int) -> None:
     with big_run(tmp_path / "run", 40, 400, TENSORS, seal_bytes=20_000) as writer:
