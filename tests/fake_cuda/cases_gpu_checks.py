@@ -7,10 +7,11 @@ import torch
 
 from tests.gpu.checks import Place, all_checks
 
-CHECKS = ("kernel-channels", "kernel-many", "devices", "watch-identical", "watch-memory", "memory-parts")
+CHECKS = ("kernel-channels", "kernel-many", "devices")
+SLOW_CHECKS = ("watch-identical", "watch-memory", "memory-parts")
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", [*CHECKS, *(pytest.param(name, marks=pytest.mark.whole) for name in SLOW_CHECKS)])
 def test_a_check_for_gpus_asks_what_can_be(name: str, tmp_path: Path) -> None:
     (check,) = (check for check in all_checks() if check.name == name)
     rows = list(check.run(Place(torch.device("cuda:0"), True, tmp_path, 600)))

@@ -16,9 +16,7 @@ from amp_core.record.backends.cuda import Cuda
 from amp_core.record.stats.cuda import program
 from amp_core.record.stats.cuda.table import Table
 from tests.fake_cuda import tensors
-from tests.record.stats.cuda.on_host import compiled, needs_compiler
-
-pytestmark = needs_compiler
+from tests.record.stats.cuda.on_host import compiled
 
 KERNELS = Cuda.kernels
 MODULES, TENSORS, EVERY, STEPS = 76, 304, 6, 9

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import shutil
 import subprocess
 import tempfile
 from functools import cache
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import torch
 
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-WHY_NOT = None if COMPILER else "the fake CUDA machine is compiled from C++, and there is no g++ or clang++ here"
-"""Why there can be no fake machine; None where there can."""
+from tests.compilers import CXX
 
 _PLACES = {"device": ctypes.c_int, "stream": ctypes.c_int64, "event": ctypes.c_void_p, "place": ctypes.c_int64}
 _FUNCTIONS: dict[str, tuple[object, tuple[str, ...]]] = {
@@ -40,10 +37,10 @@ _FUNCTIONS: dict[str, tuple[object, tuple[str, ...]]] = {
 
 def build(into: Path) -> None:
     """Compile the library."""
-    assert COMPILER is not None, WHY_NOT
+    assert CXX is not None, "the fake CUDA machine is compiled from C++, and there is neither g++ nor clang++"
     at = Path(torch.__file__).parent
     source = Path(__file__).with_name("machine.cpp")
-    command = [COMPILER, "-std=c++20", "-shared", "-fPIC", f"-I{at / 'include'}", str(source), "-o", str(into)]
+    command = [CXX, "-std=c++20", "-shared", "-fPIC", f"-I{at / 'include'}", str(source), "-o", str(into)]
     linked = [*command, f"-L{at / 'lib'}", "-ltorch_cpu", "-lc10"]
     done = subprocess.run(linked, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,7 +1,6 @@
 """NVML through the real `pynvml`: its structures and function names, against a library compiled from `nvml_stub.c`."""
 
 import ctypes
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,11 @@ import pytest
 
 from amp_core.hardware.gpu_state import find
 from amp_core.hardware.nvml import Nvml, NvmlError, visible
+from tests.compilers import CC, needs_cc
 from tests.record import fake_nvml as fakes
 from tests.record.fake_nvml import CARDS, HOPPER, MIG, PASCAL, Card, FakeNvml
 
-COMPILER = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
-pytestmark = pytest.mark.skipif(
-    COMPILER is None, reason="the stub of NVML is compiled from C, and there is no compiler"
-)
+pytestmark = needs_cc
 
 READINGS = ("gpu", "used", "total", "power", "limit", "temperature", "sm_clock", "mem_clock", "reasons", "gpm")
 
@@ -68,7 +65,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled stub."""
     into = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("nvml_stub.c")
-    subprocess.run([str(COMPILER), "-shared", "-fPIC", "-Wall", str(source), "-o", str(into)], check=True)
+    assert CC is not None, "the stub of NVML is compiled from C, and there is neither gcc nor clang"
+    subprocess.run([CC, "-shared", "-fPIC", "-Wall", str(source), "-o", str(into)], check=True)
     return into
 
 

@@ -13,13 +13,14 @@ from amp_core.record.stats.cuda.measure import outputs_cuda
 from amp_core.record.stats.held_outputs import HeldOutputs, LayerChannel
 from amp_core.record.stats.layout import Key
 from amp_core.record.stats.plain import measure_plain
-from tests.record.stats.cuda.on_host import needs_compiler, on_host
+from tests.compilers import needs_cxx
+from tests.record.stats.cuda.on_host import on_host
 
 CPU = torch.device("cpu")
 LINEAR = LayerChannel(weight=1, channel=1, row=0, dims=2)
 CONVOLUTION = LayerChannel(weight=2, channel=1, row=0, dims=4)
 
-pytestmark = needs_compiler
+pytestmark = needs_cxx
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.cuda.measure import measure_cuda
 from amp_core.record.stats.numba import measure, thread_team
 from amp_core.record.stats.plain import measure_plain
-from tests.record.stats.cuda.on_host import needs_compiler, on_host
+from tests.compilers import needs_cxx
+from tests.record.stats.cuda.on_host import on_host
 
 DTYPES = {
     "float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -36,7 +37,7 @@ def measure_by_cuda(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 PATHS = {"plain": lambda t: [measure_plain(t)], "kernel": lambda t: measuring.measure([t]), "cuda": measure_by_cuda}
-ALL_PATHS = [pytest.param(name, marks=[needs_compiler] if name == "cuda" else []) for name in PATHS]
+ALL_PATHS = [pytest.param(name, marks=[needs_cxx] if name == "cuda" else []) for name in PATHS]
 
 
 def reference(tensor: torch.Tensor) -> dict:

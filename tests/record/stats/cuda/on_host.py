@@ -6,8 +6,6 @@ assert launches == [("fp32", "measure")]
 """
 
 import ctypes
-import platform
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,17 +14,13 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-import pytest
 import torch
 
 from amp_core.record.stats.cuda import program
 from amp_core.record.stats.cuda.nvrtc import SOURCE, definitions
 from amp_core.record.stats.cuda.table import Table
+from tests.compilers import CXX
 
-COMPILER = shutil.which("g++")
-needs_compiler = pytest.mark.skipif(
-    COMPILER is None or platform.system() != "Linux", reason="on the host the CUDA kernels run under Linux, with g++"
-)
 THREADS = 64
 """Of a block: fewer than on a device, because each is a fiber."""
 
@@ -54,7 +48,8 @@ def compiled(form: str) -> ctypes.CDLL:
     source = str(Path(__file__).with_name("host.cpp"))
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernels.so"
-        command = [str(COMPILER), *options, *definitions(form), f"-I{SOURCE.parent}", source, "-o", str(library)]
+        assert CXX is not None, "the kernels are compiled from C++, and there is neither g++ nor clang++"
+        command = [CXX, *options, *definitions(form), f"-I{SOURCE.parent}", source, "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return ctypes.CDLL(str(library))

@@ -13,7 +13,8 @@ from amp_core.record.stats.cuda.batch import Batch
 from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
 from amp_core.record.stats.layout import LEADING, Cap, packed_size
 from amp_core.record.stats.plain import measure_plain
-from tests.record.stats.cuda.on_host import needs_compiler, on_host
+from tests.compilers import needs_cxx
+from tests.record.stats.cuda.on_host import on_host
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -22,7 +23,7 @@ CAPPED = DTYPES[:4]
 SPECIAL = [0.0, -0.0, 1e-45, 2.0**-24, -(2.0**-130), 1.0, -3.0, 65504.0, math.inf, -math.inf, math.nan]
 CPU = torch.device("cpu")
 
-pytestmark = needs_compiler
+pytestmark = needs_cxx
 
 
 def random_bits(count: int, dtype: torch.dtype) -> torch.Tensor:
