@@ -1,13 +1,19 @@
 """Shared setup: one thread per process, the selection of cases, and the runs that many tests read."""
 
+import gc
 import os
 import signal
+import sys
 
 # Set before the imports of torch, numpy and Arrow, which read it; processes that tests start inherit it. The models are
 # tiny: several threads would only wait for each other and for the other workers of pytest-xdist. Tests about threads
 # set the number themselves.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
+
+# Tests start hundreds of Python processes: without cached bytecode each would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts what runs in its background with SIGINT ignored, and `nohup` ignores SIGHUP; child processes inherit
 # that. Tests send both to them. A handler is not inherited: theirs is the default, and a hangup ends no tests here.
@@ -17,7 +23,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +45,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt collected items and imported modules from garbage collection, which would visit each of their 800,000
+    objects again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Feed hostile inputs to all code that reads untrusted files, and count failures.
 
-    python -m tests.robustness.fuzz --inputs 100000            # the long form; the suite has 400, with --whole 3,400
+    python -m tests.robustness.fuzz --inputs 100000            # the long form; the suite has 200, with --whole 3,400
     python -m tests.robustness.fuzz --only 4711                # repeat one, with its traceback
 
 Each input is a packed run, run folder or profiler trace, made from its number (see `inputs`). It is opened, validated

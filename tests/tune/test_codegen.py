@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,23 +188,28 @@ def tagger():
 """
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_lstm_programs_run_without_avx512(framework, precision, tmp_path):
+def test_lstm_programs_run_without_avx512(tmp_path):
     """With AVX2, oneDNN has no LSTM in BF16 or FP16. The built-in workload has its own fallback."""
-    if precision == "fp16" and framework in ("accelerate", "transformers"):
-        pytest.skip("refuses FP16 on a CPU")
-    for package in NEEDS[framework]:
-        pytest.importorskip(package)
     (tmp_path / "mine.py").write_text(LSTM)
-    workloads = [f"{tmp_path / 'mine.py'}:tagger", *(["text-lstm"] if framework == "plain" else [])]
-    for workload in workloads:
+    tagger = f"{tmp_path / 'mine.py'}:tagger"
+    programs = [(framework, "bf16", tagger) for framework in FRAMEWORKS if all(map(find_spec, NEEDS[framework]))]
+    refusing = ("accelerate", "transformers")  # FP16 on a CPU
+    programs += [(framework, "fp16", tagger) for framework, _, _ in programs if framework not in refusing]
+    programs += [("plain", precision, "text-lstm") for precision in ("bf16", "fp16")]
+    for framework, precision, workload in programs:
         config = TrainConfig(workload=workload, precision=precision, steps=2, device="cpu")
-        (tmp_path / "emitted.py").write_text(code_for(config, framework))
-        environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.fspath(ROOT)}
-        line = [sys.executable, "emitted.py"]
-        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-        assert done.returncode == 0 and "loss " in done.stdout, done.stderr
+        name = f"{framework}_{precision}_{Path(workload).stem}.py"
+        (tmp_path / name).write_text(code_for(config, framework))
+    files = sorted(path.name for path in tmp_path.glob("*_*.py"))
+    assert len(files) == len(programs) >= 4
+    # All in one process: most of the time is taken by imports of torch and of the frameworks.
+    every = "import runpy, sys\nfor file in sys.argv[1:]: runpy.run_path(file, run_name='__main__'); print('ran', file)"
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.fspath(ROOT)}
+    line = [sys.executable, "-c", every, *files]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr
+    for file, output in zip(files, done.stdout.split("ran ")[:-1], strict=True):
+        assert "loss " in output, file
 
 
 def test_the_lstm_fallback_leaves_random_numbers_and_fp32_alone(tmp_path):
