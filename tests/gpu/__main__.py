@@ -1,8 +1,8 @@
 """Every check that needs a GPU, in one command: `python -m tests.gpu [--minutes 9] [--out DIR]`.
 
-Needs torch, numpy, pandas, pyarrow, numba, psutil and nvidia-ml-py; image-resnet is left out without
-scikit-learn. Prints one table, and writes it with `results.json` and sample runs into the folder. Ends with 0 where
-nothing failed, else with 1. `--device cpu --quick` shows on any machine that the command itself works.
+Requires torch, numpy, pandas, pyarrow, numba, psutil and nvidia-ml-py; without scikit-learn, image-resnet is skipped.
+Prints a table, and writes it to the folder with `results.json` and sample runs. Exits with 1 if a check failed, else
+with 0. `--device cpu --quick` tests the command itself on any machine.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from tests.gpu.runner import run_checks, work
 
 def main() -> int:
     options = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__.partition("\n")[0])
-    options.add_argument("--minutes", type=float, default=9.0, help="how long all of it may take")
+    options.add_argument("--minutes", type=float, default=9.0, help="time limit for all checks")
     options.add_argument("--out", type=Path, help="folder for the table and the sample runs; by default a new one")
     options.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu")
     options.add_argument("--quick", action="store_true", help="a few steps of the smallest models: nothing is timed")
-    options.add_argument("--only", help="names of checks, with commas between them")
-    options.add_argument("--list", action="store_true", help="print the names of the checks and end")
-    for name in ("--worker", "--results", "--until"):  # how the command calls itself
+    options.add_argument("--only", help="comma-separated names of checks")
+    options.add_argument("--list", action="store_true", help="print the names of the checks and exit")
+    for name in ("--worker", "--results", "--until"):  # passed to worker processes
         options.add_argument(name, help=argparse.SUPPRESS)
     given = options.parse_args()
     checks = all_checks()
@@ -49,7 +49,7 @@ def main() -> int:
         return 0
     only = given.only.split(",") if given.only else [check.name for check in checks]
     if unknown := set(only) - {check.name for check in checks}:
-        print(f"tests.gpu: --only {', '.join(sorted(unknown))} is no check; --list names them")
+        print(f"tests.gpu: --only {', '.join(sorted(unknown))} is not a check; --list prints the names")
         return 2
     out: Path = given.out.resolve() if given.out else Path(tempfile.mkdtemp(prefix="ampscope-gpu-"))
     out.mkdir(parents=True, exist_ok=True)
@@ -71,12 +71,12 @@ def main() -> int:
     record = {"machine": environment(), "device": str(device), "seconds": took, "rows": [row.to_dict() for row in rows]}
     (out / "results.json").write_text(json.dumps(record, indent=1, default=str))
     archive = packed(out)
-    print(f"{text}\nwritten to {out}, and all of it to {archive}")
+    print(f"{text}\nwritten to {out}, and archived in {archive}")
     return 1 if any(row.verdict in ("FAIL", "error") for row in rows) else 0
 
 
 def packed(out: Path) -> Path:
-    """One zip of the folder, beside it: a run is many small files, which some machines hand back one by one."""
+    """Write the folder as one zip next to it: a run is many small files, and some machines return files one by one."""
     archive = out.with_name(f"{out.name}.zip")
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(path for path in out.rglob("*") if path.is_file()):
@@ -85,20 +85,20 @@ def packed(out: Path) -> Path:
 
 
 def machine(device: torch.device) -> str:
-    """Where this ran."""
+    """The machine that ran the checks."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} processor"
     return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}"
 
 
 def table(rows: list[Row]) -> str:
-    """One line for each row, as markdown."""
+    """A markdown table, one line per row."""
     lines = [("check", "asked", "measured", "verdict"), ("---",) * 4]
     lines += [(row.check, row.asked, row.measured, row.verdict) for row in rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def summary(rows: list[Row]) -> str:
-    """How many of each verdict."""
+    """The number of rows with each verdict."""
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in VERDICTS}
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
 

@@ -1,7 +1,7 @@
-"""What a check is, what it says, and the list of all of them in the order in which they run.
+"""Checks, their rows, and the list of all checks in the order in which they run.
 
-A check is a function of a `Place` that yields rows, one for each thing it was asked; what it yielded before it failed
-stands. It is told on what device, whether quickly, and how many seconds it may take.
+A check is a function of a `Place` that yields one row per question. Rows that it yielded before it failed are kept. The
+`Place` has the device, whether to be quick, and the time limit in seconds.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 VERDICTS = ("pass", "FAIL", "error", "shown", "skipped")
-"""`shown` is a number that nothing was asked of; `skipped` says why in `measured`."""
+"""`shown` is a number without a limit; for `skipped`, `measured` has the reason."""
 
 
 @dataclass
@@ -47,16 +47,16 @@ class Place:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the check is ended from outside."""
+        """Seconds until the runner ends the check."""
         return self.seconds - (time.monotonic() - self.began)
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has finished all work."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def free(self) -> None:
-        """Give memory back that nothing uses any more, so that the next measurement begins where this one did."""
+        """Free unused memory, so that the next measurement starts in the same state."""
         import gc
 
         gc.collect()
@@ -64,7 +64,7 @@ class Place:
             torch.cuda.empty_cache()
 
     def judged(self, good: bool) -> str:
-        """`pass` or `FAIL` on a GPU at full length. A processor's times, and those of a few steps, are only shown."""
+        """`pass` or `FAIL` on a GPU at full length. Times of a CPU or of a few steps are only shown."""
         if not self.cuda or self.quick:
             return "shown"
         return "pass" if good else "FAIL"
@@ -72,19 +72,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Check:
-    """A function that yields rows, and what the runner has to know of it."""
+    """A function that yields rows, and what the runner needs to know about it."""
 
     name: str
     run: Callable[[Place], Iterator[Row]]
     seconds: float
-    """What is set aside for it; what others leave over is added."""
+    """Seconds reserved for it; time that others leave is added."""
     cuda_only: bool = False
     alone: bool = False
-    """Whether it needs a process in which nothing ran before."""
+    """Whether it needs a fresh process."""
 
 
 def all_checks() -> list[Check]:
-    """Every check: what must be right, the sample runs, what 16 bits buy, and what watching costs."""
+    """All checks: correctness, sample runs, the speedup of 16-bit training, and the cost of watching."""
     from tests.gpu import devices, frameworks, graphs, kernel, nccl, parts, samples, speed, truth, watching
 
     return [

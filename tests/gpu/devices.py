@@ -1,4 +1,4 @@
-"""Recording on devices and streams that are not the current ones, without a compiler, and in channels-last format."""
+"""Recording on other devices and streams than the current ones, without a compiler, and in channels-last format."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +17,7 @@ NO_COMPILER = "Failed to find C compiler."
 
 
 def devices(place: Place) -> Iterator[Row]:
-    """The same loop on every device and stream: losses the same bit for bit, and every row there."""
+    """The same loop on every device and stream: losses are equal bit for bit, and no row is missing."""
     here = str(place.device)
     index = place.device.index or 0
     other = next((f"cuda:{i}" for i in range(torch.cuda.device_count()) if i != index), None)
@@ -41,19 +41,19 @@ def _row(what: str, record: Callable[..., Any], device: str) -> Row:
             wrong = " ".join(str(error).split())[:200] or "a row or a loss differs"
     return Row(
         f"recording {what}",
-        "losses the same bit for bit, every row recorded, no warning",
+        "losses equal bit for bit, every row recorded, no warning",
         wrong or f"{len(run.steps)} steps, {len(run.tensors())} tensors",
         "FAIL" if wrong else "pass",
     )
 
 
 def _without_compiler(folder: Path, device: str) -> Any:
-    """As where the compiler of the kernels fails: launches raise."""
+    """Launches raise, as if the kernels had failed to compile."""
 
     def fail(*args: Any) -> Any:
         raise RuntimeError(NO_COMPILER)
 
-    kernels, told = dispatch._kernels.copy(), dispatch.fallbacks.copy()
+    kernels, fallbacks = dispatch._kernels.copy(), dispatch.fallbacks.copy()
     dispatch._kernels["cuda"] = dict.fromkeys(("measure", "channels", "norms", "outputs"), fail)
     dispatch.fallbacks.clear()
     try:
@@ -62,27 +62,27 @@ def _without_compiler(folder: Path, device: str) -> Any:
         dispatch._kernels.clear()
         dispatch._kernels.update(kernels)
         dispatch.fallbacks.clear()
-        dispatch.fallbacks.update(told)
+        dispatch.fallbacks.update(fallbacks)
     detail = run.events[run.events["name"] == "statistics"].detail
-    assert len(detail) == 1 and detail.iloc[0].endswith(NO_COMPILER), "no event says that plain torch measures"
+    assert len(detail) == 1 and detail.iloc[0].endswith(NO_COMPILER), "no event reports that plain torch measures"
     return run
 
 
 def channels_last(place: Place) -> Row:
-    """A channels-last gradient is read where it lies: nothing near its size is allocated."""
+    """A channels-last gradient is read in place: no copy of it is allocated."""
     shape = (4, 16, 8, 8) if place.quick else (64, 256, 56, 56)
     grad = torch.randn(shape, device=place.device, dtype=torch.float16).to(memory_format=torch.channels_last)
     wanted = grad.contiguous().abs().amax((0, 2, 3))
     channel_largest(grad, 1)
     torch.cuda.reset_peak_memory_stats(place.device)
     before = torch.cuda.memory_allocated(place.device)
-    found = channel_largest(grad, 1)
+    largest = channel_largest(grad, 1)
     more = (torch.cuda.max_memory_allocated(place.device) - before) / grad.nbytes
-    good = torch.equal(found, wanted) and (more < 0.1 or place.quick)
+    good = torch.equal(largest, wanted) and (more < 0.1 or place.quick)
     return Row(
-        "the largest of each channel of a channels-last gradient",
-        "equal to torch's, with less than 10 % of its memory",
-        f"{'equal' if torch.equal(found, wanted) else 'differs'}, {more:.1%} of {grad.nbytes / 2**20:.1f} MiB",
+        "channel maxima of a channels-last gradient",
+        "equal to torch's, allocating less than 10 % of its size",
+        f"{'equal' if torch.equal(largest, wanted) else 'differs'}, {more:.1%} of {grad.nbytes / 2**20:.1f} MiB",
         "pass" if good else "FAIL",
         {"memory_ratio": more},
     )

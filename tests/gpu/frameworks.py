@@ -1,4 +1,4 @@
-"""FP16 in each framework as it is meant: on a GPU, with the scaler that the framework itself puts there."""
+"""FP16 training on a GPU in each framework, with the scaler that the framework itself creates."""
 
 import os
 import warnings
@@ -20,7 +20,7 @@ NAMES = ("accelerate", "transformers", "lightning", "keras")
 
 
 def frameworks(place: Place) -> Iterator[Row]:
-    """Each one's own example, bare and watched. What is not installed is left out."""
+    """The example of each framework, bare and watched. A framework that is not installed is skipped."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
     warnings.simplefilter("ignore")
     torch.backends.cudnn.deterministic = True
@@ -36,7 +36,7 @@ def frameworks(place: Place) -> Iterator[Row]:
 def _row(place: Place, name: str, into: Path) -> Row:
     example = EXAMPLES[name]
     steps = 12 if place.quick else STEPS
-    # Some kernels of a GPU add up in an order that varies: what differs without watching shows nothing of it.
+    # Some GPU kernels sum in a varying order: losses that differ between bare trainings prove nothing.
     bare, again = (example.train("fp16", steps, None, device=place.device.type).losses for _ in range(2))
     done = example.train("fp16", steps, into, device=place.device.type)
     run = load_run(into)
@@ -46,12 +46,12 @@ def _row(place: Place, name: str, into: Path) -> Row:
     scaler = run.head.config.get("scaler") or {}
     if run.head.config.get("precision") != "fp16" or not scaler.get("enabled"):
         wrong.append(f"precision {run.head.config.get('precision')}, scaler {scaler or None}")
-    wrong += [f"found: {f.code}, {f.title}" for f in diagnose(run) if f.severity == "error"]
+    wrong += [f"finding: {f.code}, {f.title}" for f in diagnose(run) if f.severity == "error"]
     same = "the same" if bare == done.losses else "differ without watching too"
     scale = run.steps.loss_scale.iloc[-1]
     return Row(
         f"fp16 in {name}",
-        "losses the same bit for bit, tables full, the framework's scaler found, nothing wrong",
+        "losses equal bit for bit, tables complete, the framework's scaler detected, no finding of severity error",
         "; ".join(wrong) or f"losses of {steps} steps {same}, loss scale {scale:g}, {run.head.config['framework']}",
         "FAIL" if wrong else "pass",
     )

@@ -1,4 +1,4 @@
-"""Loops whose kernels are launched by CUDA graphs: watching neither breaks a capture nor changes what is replayed."""
+"""Loops whose kernels are launched by CUDA graphs: watching neither breaks a capture nor changes a replay."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,14 +19,14 @@ WIDTH = 64
 
 
 def graphs(place: Place) -> Iterator[Row]:
-    """`make_graphed_callables`, and whole steps that are captured."""
+    """`make_graphed_callables`, and captures of whole steps."""
     with scratch() as folder:
         yield _row(place, "make_graphed_callables", _graphed, folder / "graphed", STEPS)
         yield _row(place, "whole steps in a CUDA graph", _captured, folder / "captured", WARM_UP, unseen=True)
 
 
 def reduced(place: Place) -> Iterator[Row]:
-    """`torch.compile(mode="reduce-overhead")`, which replays CUDA graphs where there is CUDA."""
+    """`torch.compile(mode="reduce-overhead")`, which replays CUDA graphs on a CUDA device."""
     with scratch() as folder:
         yield _row(place, 'torch.compile(mode="reduce-overhead")', _compiled, folder / "run", STEPS)
 
@@ -39,7 +39,7 @@ def _row(
     steps: int,
     unseen: bool = False,
 ) -> Row:
-    """Train bare and watched. The run must hold `steps` steps, and where the rest is `unseen`, say so."""
+    """Train bare and watched. The run must hold `steps` steps, and report the others if they are `unseen`."""
     bare, watched = train(place, None), train(place, into)
     run = load_run(into)
     wrong = []
@@ -53,11 +53,11 @@ def _row(
     if sampled.nunique() != 1 or sampled.iloc[0] != len(list(_model(place).parameters())):
         wrong.append("gradients are missing on sampled steps")
     if unseen != bool((run.events.detail == UNSEEN).any()):
-        wrong.append("nothing is said of what a graph hides" if unseen else "the run says that a graph hides something")
+        wrong.append("no event reports what a graph hides" if unseen else "an event reports a hidden part")
     return Row(
         f"watching {what}",
-        "losses the same bit for bit, every step that Python makes recorded",
-        "; ".join(wrong) or f"{len(watched)} losses the same, {len(run.steps)} steps recorded",
+        "losses equal bit for bit, every step that Python executes recorded",
+        "; ".join(wrong) or f"{len(watched)} losses equal, {len(run.steps)} steps recorded",
         "FAIL" if wrong else "pass",
     )
 
@@ -77,7 +77,7 @@ def _batches(place: Place, number: int) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def _loop(place: Place, model: Any, parameters: list[nn.Parameter], into: Path | None) -> list[float]:
-    """Steps outside of any graph of their own; what the model does may be replayed."""
+    """Steps that are not captured; parts of the model may be replayed."""
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     recorder = watch(model, optimizer, into=into, every=3) if into is not None else None
     losses = []
@@ -109,7 +109,7 @@ def _compiled(place: Place, into: Path | None) -> list[float]:
 
 
 def _captured(place: Place, into: Path | None) -> list[float]:
-    """As PyTorch's notes on CUDA graphs have it: some steps on a stream of their own, one captured, many replayed."""
+    """As in PyTorch's notes on CUDA graphs: warm-up steps on a side stream, one capture, many replays."""
     model = _model(place)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
     recorder = watch(model, optimizer, into=into, every=1) if into is not None else None

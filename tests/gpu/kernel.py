@@ -1,4 +1,4 @@
-"""`measure` on the device: the same numbers as the specification, and near the speed of memory."""
+"""`measure` on the device: equal to the specification, and bound by memory bandwidth."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from tests.gpu.checks import Place, Row
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
 BANDWIDTH = 0.7
-"""Of a device copy's."""
+"""Least bandwidth, as a fraction of that of a device copy."""
 
 
 def cases(dtype: torch.dtype, large: int) -> dict[str, torch.Tensor]:
-    """Tensors of every kind that a kernel could trip over, on the CPU."""
+    """Tensors on the CPU with all edge cases of a kernel."""
     draw = torch.Generator().manual_seed(0)
     bits = torch.randint(0, 256, (300_007 * dtype.itemsize,), dtype=torch.uint8, generator=draw).view(dtype)
     if dtype == torch.float64:  # whose squares are finite, so that sums can be compared
@@ -41,16 +41,16 @@ def cases(dtype: torch.dtype, large: int) -> dict[str, torch.Tensor]:
 
 
 def exact(place: Place) -> Iterator[Row]:
-    """Every count, extreme and sum against the plain specification on the CPU, for every dtype."""
+    """Compare each count, extreme and sum with the plain specification on the CPU, for each dtype."""
     large = 300_000 if place.quick else 1_000_000  # the specification measures them too, on the CPU
     for dtype in DTYPES:
         tensors = cases(dtype, large)
         parts = measuring.measure([t.to(place.device) for t in tensors.values()])
         wrong = []
         for (name, tensor), got in zip(tensors.items(), parts, strict=True):
-            expected, found = measure_plain(tensor), got.cpu()
-            counts = torch.equal(found[:5], expected[:5]) and torch.equal(found[7:], expected[7:])
-            if not counts or not torch.allclose(found[5:7], expected[5:7], rtol=1e-9):
+            expected, measured = measure_plain(tensor), got.cpu()
+            counts = torch.equal(measured[:5], expected[:5]) and torch.equal(measured[7:], expected[7:])
+            if not counts or not torch.allclose(measured[5:7], expected[5:7], rtol=1e-9):
                 wrong.append(name)
         yield Row(
             f"kernel exact, {str(dtype).removeprefix('torch.')}",
@@ -72,7 +72,7 @@ SHAPES = ((300, 700), (5000, 41), (40, 30, 3, 3), (7, 64, 28, 28))
 
 
 def channels(place: Place) -> Iterator[Row]:
-    """The largest of each channel, and measuring with it as a cap, against plain torch on the CPU."""
+    """Compare channel maxima, and measurements capped by them, with plain torch on the CPU."""
     draw = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         wrong = []
@@ -87,8 +87,8 @@ def channels(place: Place) -> Iterator[Row]:
             for turned in laid_out:
                 for channel in range(len(shape)):
                     others = [d for d in range(len(shape)) if d != channel]
-                    found = channel_largest(turned.to(place.device), channel).cpu()
-                    if not torch.equal(found, turned.abs().amax(others)):
+                    largest = channel_largest(turned.to(place.device), channel).cpu()
+                    if not torch.equal(largest, turned.abs().amax(others)):
                         wrong.append(f"channel {channel} of {list(turned.shape)}")
             cap = Cap(torch.rand(shape[0], generator=draw, device="cpu").to(dtype), grad.stride(0))
             there = Cap(cap.largest.to(place.device), cap.inner)
@@ -97,7 +97,7 @@ def channels(place: Place) -> Iterator[Row]:
             if not torch.equal(capped[LEADING:], measure_plain(grad, cap)[LEADING:]):
                 wrong.append(f"capped {list(shape)}")
             if not torch.equal(plain[LEADING:], measure_plain(grad)[LEADING:]):
-                wrong.append(f"beside capped {list(shape)}")
+                wrong.append(f"uncapped with capped {list(shape)}")
         yield Row(
             f"channels and caps, {str(dtype).removeprefix('torch.')}",
             "equal to plain torch's",
@@ -107,7 +107,7 @@ def channels(place: Place) -> Iterator[Row]:
 
 
 def many(place: Place) -> Iterator[Row]:
-    """A thousand and five thousand tensors of all sizes at once."""
+    """A thousand and five thousand tensors of all sizes in one call."""
     draw = torch.Generator().manual_seed(0)
     for count in (100, 500) if place.quick else (1000, 5000):
         sizes = torch.randint(1, 5000, (count,), generator=draw, device="cpu").tolist()
@@ -127,7 +127,7 @@ def many(place: Place) -> Iterator[Row]:
 
 
 def seconds_of(place: Place, work: Callable[[], object], repeats: int) -> float:
-    """Median seconds of `work` once it is warm."""
+    """Median seconds of `work` after a warm-up."""
     taken = []
     for k in range(repeats + 3):
         place.settle()
@@ -140,7 +140,7 @@ def seconds_of(place: Place, work: Callable[[], object], repeats: int) -> float:
 
 
 def bandwidth(place: Place) -> Iterator[Row]:
-    """Bytes a second that `measure` reads, beside those that a copy reads and writes."""
+    """Bytes per second that `measure` reads, compared with those that a copy reads and writes."""
     values = 2**28 if place.cuda and not place.quick else 2**22
     repeats = 5 if place.quick else 20
     source = torch.randn(values, device=place.device)
@@ -157,7 +157,7 @@ def bandwidth(place: Place) -> Iterator[Row]:
 
 
 def gpt2_shapes(layers: int) -> list[tuple[int, ...]]:
-    """Shapes of GPT-2 small's parameters."""
+    """Shapes of the parameters of GPT-2 small."""
     width = 768
     block = [(width,)] * 4
     for outputs, inputs in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width)):

@@ -1,4 +1,4 @@
-"""A bare training loop, written by hand as anybody would, and the same one watched; and how loops are set side by side.
+"""A bare training loop written by hand, the same loop watched, and functions that time loops in turns.
 
 loop = Loop(place, "text-gpt", "small", "fp16")
 loop.run(10)
@@ -27,10 +27,10 @@ from tests.gpu.checks import Place
 
 
 class Loop:
-    """A workload in a recipe on a device. With `into` it is watched, with whatever else `watch` is told.
+    """A workload in a recipe on a device. With `into` it is watched; other options are those of `watch`.
 
-    Its batches are a few that lie on the device already, or with `fresh` those that the workload makes. With `made` its
-    model is a copy of that workload's, which takes less time than making a large one.
+    It repeats a few batches that are on the device already, or with `fresh` those of the workload. With `made`, the
+    model is a copy of that workload's, which takes less time than initializing a large one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Loop:
             self.recorder = watch(self.model, self.optimizer, scaler=scaler, into=into, **watching)
 
     def run(self, steps: int) -> None:
-        """Make so many steps and wait for the last."""
+        """Run this many steps and wait for the last."""
         scaler = self.precision.scaler
         for _ in range(steps):
             batch = next(self.batches)
@@ -85,7 +85,7 @@ class Loop:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def close(self) -> None:
-        """End the record and let go of everything on the device."""
+        """Close the recorder and free everything on the device."""
         if self.recorder is not None:
             self.recorder.close()
         self._stack.close()
@@ -95,14 +95,14 @@ class Loop:
 
 
 def rebatched(made: Workload, config: TrainConfig) -> Workload:
-    """A copy of a workload in the batch size of `config`."""
+    """A copy of a workload with the batch size of `config`."""
     assert isinstance(made.batches, ShuffledBatches) and config.batch_size is not None
     batches = ShuffledBatches(made.batches.count, config.batch_size, config.seed, made.batches.collate)
     return replace(made, model=copy.deepcopy(made.model), batches=batches)
 
 
 def seconds_a_step(loop: Loop | Callable[[int], None], at_least_s: float, most: int = 200) -> tuple[float, int]:
-    """Seconds of a step once warm, and how many such steps take about `at_least_s`."""
+    """Seconds per step after a warm-up, and the number of steps that take about `at_least_s`."""
     run = loop.run if isinstance(loop, Loop) else loop
     run(3)
     begun = time.perf_counter()
@@ -112,13 +112,13 @@ def seconds_a_step(loop: Loop | Callable[[int], None], at_least_s: float, most: 
 
 
 Competitor = tuple[Callable[[], object], Callable[[], AbstractContextManager[object]]]
-"""What is timed, and what surrounds it without being timed."""
+"""A function that is timed, and a context around it that is not."""
 
 
 def alternate(place: Place, competitors: Mapping[str, Competitor], turns: int, spare_s: float) -> dict[str, np.ndarray]:
-    """Seconds that each competitor took in each turn, the order changing from turn to turn.
+    """Seconds of each competitor in each turn; the order changes from turn to turn.
 
-    Fewer turns than asked for, but three at least, where less than `spare_s` of the place's time is left.
+    If less than `spare_s` of the place's time is left, there are fewer turns than requested, but at least three.
     """
     seconds: dict[str, list[float]] = {name: [] for name in competitors}
     names = list(competitors)
@@ -138,12 +138,12 @@ def alternate(place: Place, competitors: Mapping[str, Competitor], turns: int, s
 
 
 def plain(timed: Callable[[], object]) -> Competitor:
-    """A competitor that nothing surrounds."""
+    """A competitor without a context."""
     return timed, nullcontext
 
 
 def quartiles(seconds: np.ndarray, base: np.ndarray) -> tuple[float, float, float]:
-    """Quartiles of the ratio turn by turn: low, median, high."""
+    """Quartiles of the ratios per turn: low, median, high."""
     low, middle, high = np.quantile(seconds / base, (0.25, 0.5, 0.75))
     return float(low), float(middle), float(high)
 
@@ -154,6 +154,6 @@ def in_words(ratio: tuple[float, float, float]) -> str:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for runs that nobody will look at."""
+    """A temporary folder for runs."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)

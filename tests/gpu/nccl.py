@@ -1,6 +1,6 @@
-"""Several processes over NCCL, one for each GPU and at most two: `python -m tests.gpu.nccl FOLDER cuda` is one of them.
+"""DDP over NCCL, one process per GPU and at most two: `python -m tests.gpu.nccl FOLDER cuda` is one of them.
 
-On a CPU they are two and speak gloo, which shows that the check itself works.
+On a CPU there are two processes with gloo, which tests the check itself.
 """
 
 import json
@@ -26,7 +26,7 @@ WIDTH = 64
 
 
 def ranks(place: Place) -> Iterator[Row]:
-    """DDP watched and not: the same losses, as many collectives, and merged tables in which nothing is missing."""
+    """DDP with and without watching: equal losses, equal numbers of collectives, and complete merged tables."""
     size = min(2, torch.cuda.device_count()) if place.cuda else 2
     with scratch() as folder:
         failed = _start(place, folder, size)
@@ -42,21 +42,21 @@ def ranks(place: Place) -> Iterator[Row]:
             if bare["losses"] != watched["losses"]:
                 wrong.append(f"losses of rank {rank} differ")
             if bare["collectives"] != watched["collectives"]:
-                wrong.append(f"{watched['collectives']} collectives of rank {rank} in place of {bare['collectives']}")
+                wrong.append(f"{watched['collectives']} collectives of rank {rank} instead of {bare['collectives']}")
             if watched["scales"] != run.steps[run.steps["rank"] == rank].loss_scale.tolist():
-                wrong.append(f"loss scales of rank {rank} are others")
+                wrong.append(f"loss scales of rank {rank} differ")
         if run.steps[["step", "rank"]].to_numpy().tolist() != [[s, r] for s in range(STEPS) for r in range(size)]:
-            wrong.append(f"{len(run.steps)} rows of steps in place of {STEPS * size}")
+            wrong.append(f"{len(run.steps)} rows of steps instead of {STEPS * size}")
         sampled = run.tensors(kind="weight_grad").groupby(["step", "rank"]).size()
         if len(sampled) != len(range(0, STEPS, EVERY)) * size or sampled.nunique() != 1:
             wrong.append(f"{len(sampled)} samples of gradients")
         norms = run.steps.groupby("step")["grad_norm"].nunique()
         if (norms > 1).any():
-            wrong.append("ranks tell different norms of the same gradients")
+            wrong.append("ranks have different norms of the same gradients")
     backend = "nccl" if place.cuda else "gloo"
     yield Row(
         f"{size} rank{'s' if size > 1 else ''} over {backend}, fp16",
-        "losses and collectives the same, merged tables complete",
+        "losses and collectives equal, merged tables complete",
         "; ".join(wrong)
         or f"{STEPS} steps of {size} ranks, {truth[0]['bare']['collectives']} collectives with and without",
         "FAIL" if wrong else "pass",
@@ -64,7 +64,7 @@ def ranks(place: Place) -> Iterator[Row]:
 
 
 def _start(place: Place, folder: Path, size: int) -> str:
-    """Train in so many processes; what went wrong, or nothing."""
+    """Train in this many processes; returns an error message, or an empty one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Whether the operators of a traced step are told as the device runs them."""
+"""Operators of a traced step are recorded with the dtypes that the device runs them in."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from tests.gpu.checks import Place, Row
 
 
 def traced(place: Place, run: Path, recipe: str) -> Row:
-    """The traced step of a run of GPT: its linear layers in the recipe's format, decided by the device's own list, each
-    product of backward with its module, and LayerNorm as the list has it.
+    """The traced step of a run of GPT: its linear layers in the recipe's format by the device's own list, each
+    product of backward with its module, and LayerNorm according to the list.
     """
     ops = load_run(run).ops
     view = precision_map(load_run(run))
@@ -28,13 +28,13 @@ def traced(place: Place, run: Path, recipe: str) -> Row:
         "on another device": int((elsewhere & (ops["phase"] != "optimizer")).sum()),
         "phases missing": 3 - ops["phase"].nunique(),
     }
-    found = {name: count for name, count in wrong.items() if count}
+    mistakes = {name: count for name, count in wrong.items() if count}
     shares = ", ".join(f"{share:.1%} {name}" for name, share in view.matrix_frac.items())
-    said = f"{view.calls:,} operators, GEMM/conv {shares}, {int(view.casts['count'].sum()):,} casts"
+    summary = f"{view.calls:,} operators, GEMM/conv {shares}, {int(view.casts['count'].sum()):,} casts"
     return Row(
         f"operators of a traced step, {recipe}",
-        "dtypes, modules and policies as the device has them",
-        f"{said}; wrong: {found}" if found else said,
-        "FAIL" if found else "pass",
-        {"wrong": found, "matrix": view.matrix_frac},
+        "dtypes, modules and policies are those of the device",
+        f"{summary}; wrong: {mistakes}" if mistakes else summary,
+        "FAIL" if mistakes else "pass",
+        {"wrong": mistakes, "matrix": view.matrix_frac},
     )

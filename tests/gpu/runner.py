@@ -1,6 +1,6 @@
-"""Runs the checks in a process of their own, and carries on with another where that one dies or takes too long.
+"""Run the checks in a worker process, and continue in another one if that dies or exceeds its time limit.
 
-What a check finds comes back line by line through a file, so that nothing it found is lost with it.
+The worker writes each row to a file at once, so that its rows survive it.
 """
 
 import json
@@ -18,13 +18,13 @@ from tests.paths import ROOT
 
 POLL_S = 0.1
 MARGIN_S = 3.0
-"""A check is told of so much less than it has, and so can end by itself."""
+"""Seconds by which a check's own time limit is shorter, so that it can end by itself."""
 
 
 def run_checks(
     checks: list[Check], device: torch.device, quick: bool, out: Path, seconds: float, say: Callable[[str], None]
 ) -> list[Row]:
-    """All rows of all checks, in order, within `seconds`. Those not reached are said to be skipped."""
+    """All rows of all checks, in order, within `seconds`. Checks that are not reached are reported as skipped."""
     deadline = time.monotonic() + seconds
     rows: list[Row] = []
     left = list(checks)
@@ -37,7 +37,7 @@ def run_checks(
 
 
 class _Worker:
-    """One process that runs checks one after another until it is done, dies, or has to be ended."""
+    """A process that runs checks one after another until it finishes, dies, or is ended."""
 
     def __init__(
         self, checks: list[Check], device: torch.device, quick: bool, out: Path, deadline: float, number: int
@@ -50,7 +50,7 @@ class _Worker:
         self._command += ["--quick"] if quick else []
 
     def work(self, rows: list[Row], say: Callable[[str], None]) -> list[Check]:
-        """Add what is found to `rows`; returns the checks that are still to be made."""
+        """Append the results to `rows`; returns the checks that remain."""
         self._file.touch()
         names = [check.name for check in self._checks]
         arguments = ["--worker", ",".join(names), "--results", str(self._file)]
@@ -63,7 +63,7 @@ class _Worker:
             process = subprocess.Popen(self._command + arguments, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
             try:
                 while True:
-                    over = process.poll() is not None  # asked before the file is read: what is in it then is all
+                    over = process.poll() is not None  # polled first: after the end the file is complete
                     for line in iter(results.readline, ""):
                         record = json.loads(line)
                         if "begin" in record:
@@ -87,9 +87,9 @@ class _Worker:
                     process.kill()
                     process.wait()
         remaining = names[len(ended) :]
-        handed_over = died == 0 and begun is None and bool(ended)  # to a fresh process, for a check that needs one
+        handed_over = died == 0 and begun is None and bool(ended)  # the next check needs a fresh process
         if remaining and not handed_over:
-            why = f"took longer than it has and was ended; see {self._log.name}" if died is None else ""
+            why = f"exceeded its time limit and was ended; see {self._log.name}" if died is None else ""
             why = why or f"the process ended with {died}: {_last_line(self._log)}"
             rows.append(Row(remaining[0], "", why, "error"))
             say(f"    error: {remaining[0]}: {why}")
@@ -101,7 +101,7 @@ class _Worker:
 
 
 def work(checks: list[Check], device: torch.device, quick: bool, out: Path, results: Path, until: float) -> None:
-    """What a worker does: run each check and write down what it yields. `until` is a time of `time.time`."""
+    """The worker: run each check and write its rows. `until` is a time of `time.time`."""
     with results.open("a") as file:
 
         def write(record: object) -> None:
@@ -132,4 +132,4 @@ def work(checks: list[Check], device: torch.device, quick: bool, out: Path, resu
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

@@ -1,4 +1,4 @@
-"""Runs to keep: each recipe on the shapes people know, with a profiler window, device counters, a trace and audits."""
+"""Sample runs: each recipe on well-known models, with a profiler window, device counters, an op trace and audits."""
 
 import dataclasses
 import time
@@ -30,17 +30,17 @@ RUNS: dict[str, dict[str, Any]] = {
     "resnet50-fp16": {"workload": "image-resnet", "size": "resnet50", "precision": "fp16", "channels_last": True},
     "resnet50-fp32": {"workload": "image-resnet", "size": "resnet50", "precision": "fp32"},
 }
-"""Name of each run, and what is trained, the more wanted ones first."""
+"""Name and settings of each run, the most important first."""
 
 
 def samples(place: Place) -> Iterator[Row]:
-    """Train and record each, and say how large it is and what it holds. Those for which no time is left are named."""
+    """Train and record each run, and report its size and contents. Runs for which no time is left are named."""
     longest = 0.0
     for name, what in RUNS.items():
         if place.quick:
             what = what | {"size": "tiny", "batch_size": 4}
         if not place.cuda and what["precision"] != "bf16":
-            continue  # one will do to show that it works
+            continue  # one shows that it works
         if place.left_s < 1.5 * longest:
             yield Row(f"sample run {name}", "≤ 2 MB", "no time left", "skipped")
             continue
@@ -59,7 +59,7 @@ def samples(place: Place) -> Iterator[Row]:
 
 def _row(name: str, folder: Path, place: Place) -> Row:
     run = load_run(folder)
-    # A sample is about the training, not about the process that happened to record it.
+    # A sample describes a training, not the process that recorded it.
     replace_file(folder / "run.json", dataclasses.replace(run.head, process={}).to_json().encode())
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     tables = ("steps", "tensors", "device", "kernels", "windows", "ops", "audits", "memory", "events")

@@ -1,4 +1,4 @@
-"""What 16 bits buy over FP32 with TF32 off: each recipe at the batch that suits it, in samples a second."""
+"""Speedup over FP32 with TF32 off: samples per second of each recipe, each at its best batch size."""
 
 import time
 from collections.abc import Iterator
@@ -12,21 +12,21 @@ from tests.gpu.loops import Loop
 
 RECIPES_SHOWN = ("fp32", "tf32", "bf16", "fp16")
 GAIN = 1.03
-"""A batch twice as large that is not faster by this much is not tried any further."""
+"""The search ends when doubling the batch size gains less than this."""
 
 
 def gpt2(place: Place) -> Iterator[Row]:
-    """GPT-2 small; in its tiny size where that would take too long."""
+    """GPT-2 small, or its tiny size where that would take too long."""
     yield from compared(place, "text-gpt", "small", asked=4.0)
 
 
 def bert(place: Place) -> Iterator[Row]:
-    """BERT large; likewise."""
+    """BERT large, or its tiny size."""
     yield from compared(place, "text-bert", "large", asked=6.0)
 
 
 def compared(place: Place, workload: str, size: str, asked: float) -> Iterator[Row]:
-    """One row for each recipe, and the ratio that was asked for."""
+    """One row per recipe, and the ratio that has a limit."""
     if place.quick or not place.cuda:
         size = "tiny"
     recipes = RECIPES_SHOWN if place.cuda else ("fp32", "bf16")
@@ -59,9 +59,9 @@ def compared(place: Place, workload: str, size: str, asked: float) -> Iterator[R
 def best_batch(
     place: Place, made: Workload, workload: str, size: str, recipe: str, seconds: float
 ) -> tuple[int, float]:
-    """The batch with the most samples a second among powers of two, and how many those are.
+    """The power of two with the most samples per second as batch size, and that rate.
 
-    Ends where memory does, where a batch twice as large gains nothing, or when the time is over.
+    The search ends when memory or time runs out, or when a larger batch gains nothing.
     """
     until = time.monotonic() + seconds
     best, batch = (0, 0.0), 4
@@ -71,7 +71,7 @@ def best_batch(
             rate = rate_of(Loop(place, workload, size, recipe, batch_size=batch, made=made))
         except torch.OutOfMemoryError:
             rate = 0.0
-        place.free()  # here, where the frames of a loop that ran out of memory are gone
+        place.free()  # here, after the frames of a loop that ran out of memory are gone
         gained = rate > best[1] * GAIN
         best = (batch, rate) if rate > best[1] else best
         took = time.monotonic() - begun
@@ -82,13 +82,13 @@ def best_batch(
 
 
 def fits(place: Place, workload: str, size: str, batch: int) -> bool:
-    """Whether a batch is worth a try: not every library that runs out of memory says so in a way that can be caught."""
+    """Whether a batch size may be tried: not every library raises an exception when memory runs out."""
     needed = WORKLOADS[workload].sizes[size].memory_bytes(batch)
     return not place.cuda or needed < 0.7 * torch.cuda.get_device_properties(place.device).total_memory
 
 
 def rate_of(loop: Loop) -> float:
-    """Samples a second, over a second of steps or a few of them, once it is warm. Closes the loop."""
+    """Samples per second after a warm-up, over a second of steps or a few steps. Closes the loop."""
     try:
         loop.run(3)
         begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The command of GPU checks, as far as a machine without a GPU can show that it works."""
+"""The command that runs the GPU checks, on a machine without a GPU."""
 
 import json
 import subprocess
@@ -27,11 +27,11 @@ def test_it_runs_on_a_cpu_and_writes_its_table_and_a_run(tmp_path):
     only = "kernel-exact,watch-waits,samples"
     done = run_command("--device", "cpu", "--quick", "--out", str(out), "--only", only, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((out / "results.json").read_text())
-    verdicts = {row["check"]: row["verdict"] for row in found["rows"]}
+    results = json.loads((out / "results.json").read_text())
+    verdicts = {row["check"]: row["verdict"] for row in results["rows"]}
     assert verdicts["kernel exact, float16"] == verdicts["sample run gpt2-small-bf16"] == "pass"
     assert verdicts["watch-waits"] == "skipped"
-    assert found["machine"]["torch"] == torch.__version__
+    assert results["machine"]["torch"] == torch.__version__
     assert (out / "results.md").read_text() in done.stdout
     assert (out / "runs" / "gpt2-small-bf16" / "run.json").is_file()
     assert not list(out.glob("worker-*"))
@@ -63,7 +63,7 @@ def good(place):
 
 
 def raises(place):
-    yield Row("before", "", "found", "pass")
+    yield Row("before", "", "kept", "pass")
     raise ValueError("a check's own mistake")
 
 
@@ -85,7 +85,7 @@ def test_a_check_gets_what_others_left_over_and_never_what_later_ones_need(tmp_p
     wanted = [Check("first", good, 10), Check("second", good, 20), Check("third", good, 5)]
     runner.work(wanted, CPU, True, tmp_path, tmp_path / "lines", time.time() + 100)
     given = [r["seconds"] for r in map(json.loads, (tmp_path / "lines").read_text().splitlines()) if "begin" in r]
-    at_most = [75, 95, 100 - runner.MARGIN_S]  # less what a busy machine took until then
+    at_most = [75, 95, 100 - runner.MARGIN_S]  # less the time that passed until then
     assert all(most - 20 < seconds <= most for seconds, most in zip(given, at_most, strict=True))
 
 
@@ -116,8 +116,8 @@ def test_a_process_that_dies_or_hangs_costs_one_check(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_Worker", Fake)
     monkeypatch.setattr(runner, "MARGIN_S", 0.2)
     names = ["one", "dies", "two", "last of its process", "hangs", "three"]
-    said = []
-    rows = runner.run_checks([Check(name, good, 5) for name in names], CPU, True, tmp_path, 60, said.append)
+    messages = []
+    rows = runner.run_checks([Check(name, good, 5) for name in names], CPU, True, tmp_path, 60, messages.append)
     assert [(r.check, r.verdict) for r in rows] == [
         ("one", "pass"),
         ("dies", "error"),
@@ -128,7 +128,7 @@ def test_a_process_that_dies_or_hangs_costs_one_check(tmp_path, monkeypatch):
     ]
     assert rows[1].measured == "the process ended with 9: a last word"
     assert "took longer" in rows[4].measured
-    assert any("hangs" in line for line in said)
+    assert any("hangs" in line for line in messages)
 
 
 def test_checks_for_which_no_time_is_left_are_named(tmp_path):

@@ -1,6 +1,6 @@
-"""What only a GPU can show: device clocks, pinned copies, CUDA memory, and that watching waits for nothing.
+"""Device clocks, pinned copies, CUDA memory, and that watching never synchronizes. Skipped without CUDA.
 
-Skipped without CUDA. `python -m pytest tests/gpu` on a machine with one.
+python -m pytest tests/gpu
 """
 
 import numpy as np

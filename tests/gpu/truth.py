@@ -1,4 +1,4 @@
-"""What the product says of a run, held against what the device says: predictions, the safe window, tensor cores."""
+"""Compare predictions, the safe window and tensor-core use with measurements of the device."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +19,13 @@ from tests.gpu.loops import Loop, scratch
 LOG2_SCALES = range(-4, 17, 2)
 STEPS = 12
 IDLE = 0.05
-"""Up to this share of the time tensor cores count as idle."""
+"""Tensor cores count as idle up to this share of the time."""
 OFF = 0.01
-"""By how much a predicted share of lost elements may be off."""
+"""Largest error of a predicted share of lost elements."""
 
 
 def prediction(place: Place) -> Iterator[Row]:
-    """Predicted against audited underflow, and the recommended window against audits inside and outside of it."""
+    """Compare predicted with audited underflow, and the recommended window with audits inside and outside of it."""
     for workload in ("text-gpt", "text-lstm", "text-bert")[: 1 if place.quick else 3]:
         with scratch() as folder:
             loop = Loop(place, workload, "tiny", "fp16", into=folder / "run", every=1)
@@ -49,19 +49,19 @@ def prediction(place: Place) -> Iterator[Row]:
 
 
 def matrices(run: Run, names: "pd.Series[str]") -> "pd.Series[bool]":
-    """Which names are of weights with two dimensions or more."""
+    """Whether each of the named weights has at least two dimensions."""
     return names.map(lambda name: len(run.head.model["shapes"][name]) > 1)
 
 
 def _predictions(place: Place, workload: str, run: Run) -> Row:
-    beside = predicted_and_audited(run)
-    step = int(beside["step"].iloc[0])
+    audits = predicted_and_audited(run)
+    step = int(audits["step"].iloc[0])
     source = what_if(run, ("fp16",), range(-4, 17), kinds=("weight_grad",), step=step)
     source = source.set_index(["name", "log2_scale"])["source_underflow_frac"]
-    keys = pd.MultiIndex.from_arrays([beside["name"], np.log2(beside["loss_scale"]).astype(int)])
+    keys = pd.MultiIndex.from_arrays([audits["name"], np.log2(audits["loss_scale"]).astype(int)])
     healthy = source.reindex(keys).to_numpy() <= MAX_SOURCE_UNDERFLOW_FRAC
-    judged = matrices(run, beside["name"]) & beside["audited_frac"].notna() & healthy
-    off = (beside["predicted_frac"] - beside["audited_frac"]).abs()[judged]
+    judged = matrices(run, audits["name"]) & audits["audited_frac"].notna() & healthy
+    off = (audits["predicted_frac"] - audits["audited_frac"]).abs()[judged]
     return Row(
         f"predicted against audited underflow, {workload} tiny",
         f"within {OFF} of elements",
@@ -76,7 +76,7 @@ def _window(place: Place, workload: str, run: Run, loop: Loop, loss: object, fol
     lowest, highest = np.log2([window.lowest, window.highest])
     inside = [2.0**k for k in np.arange(lowest, highest + 1, 3)] + [window.highest]
     below, above = window.lowest / 16, window.highest * 4
-    # no step is made here, so that all audits are of the same weights
+    # no optimizer step: all audits are of the same weights
     optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.0)
     with watch(loop.model, optimizer, into=folder / "audits") as recorder:
         loss().backward()  # type: ignore[operator]
@@ -101,7 +101,7 @@ def _window(place: Place, workload: str, run: Run, loop: Loop, loss: object, fol
 
 
 def tensor_cores(place: Place) -> Iterator[Row]:
-    """The kernel table against the counter, on runs that are mostly matrix products."""
+    """Compare the kernel table with the counter, on runs that are mostly matrix products."""
     size, steps = ("tiny", 30) if place.quick else ("large", 100)
     for recipe, batch in (("fp16", 32), ("fp32", 8)):
         count = steps if recipe == "fp16" else steps // 2
@@ -122,17 +122,19 @@ def tensor_cores(place: Place) -> Iterator[Row]:
             use = tensor_core_use(load_run(folder / "run"))
         place.free()
         counter, kernels = use.counter_frac, use.tensor_wall_frac
-        told = f"counter {_share(counter)} ({use.counter_samples} samples of the {use.counter_where or 'run'}), "
-        told += f"kernels {_share(kernels)} of the time, of unknown name {_share(use.unknown_frac)}"
+        shares = f"counter {_share(counter)} ({use.counter_samples} samples of the {use.counter_where or 'run'}), "
+        shares += f"kernels {_share(kernels)} of the time, of unknown name {_share(use.unknown_frac)}"
         numbers = {"counter": counter, "kernels": kernels, "samples": use.counter_samples}
         if counter is None or kernels is None:
             hopper = use.capability is not None and use.capability >= (9, 0)
-            yield Row(_title(recipe, size), "", told, place.judged(not hopper), numbers)
+            yield Row(_title(recipe, size), "", shares, place.judged(not hopper), numbers)
         elif recipe == "fp16":
             good = kernels / 2 < counter < kernels
-            yield Row(_title(recipe, size), "half the kernels' < counter < kernels'", told, place.judged(good), numbers)
-        else:  # attention in FP32 has a kernel that puts numbers together from three TF32 products each
-            yield Row(_title(recipe, size), f"counter < {IDLE:.0%}", told, place.judged(counter < IDLE), numbers)
+            yield Row(
+                _title(recipe, size), "half the kernels' < counter < kernels'", shares, place.judged(good), numbers
+            )
+        else:  # FP32 attention has a kernel that computes each product as three TF32 products
+            yield Row(_title(recipe, size), f"counter < {IDLE:.0%}", shares, place.judged(counter < IDLE), numbers)
 
 
 def _title(recipe: str, size: str) -> str:

@@ -1,4 +1,4 @@
-"""Watching: that it changes nothing and waits for nothing, and what it costs in time and memory."""
+"""Watching changes nothing and never synchronizes; its cost in time and memory."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -30,20 +30,20 @@ WAITS = (
     "cudaFree",
     "cudaHostAlloc",
 )
-"""What makes the host wait: synchronisations, and memory that torch's allocators do not hold yet."""
+"""Calls that make the host wait: synchronizations, and allocations that torch's caching allocators cannot serve."""
 
 
 def model_of(place: Place) -> tuple[str, str]:
-    """What loops are timed on: GPT-2 small, or the smallest one where it would take too long."""
+    """The model of timed loops: GPT-2 small, or the smallest one where that would take too long."""
     return ("text-gpt", "small") if place.cuda and not place.quick else ("text-gpt", "tiny")
 
 
 def identical(place: Place) -> Iterator[Row]:
-    """Losses with and without watching, under one seed; and what a traced step says of its operators."""
+    """Losses with and without watching from the same seed, and the operators of a traced step."""
     steps = 6 if place.quick else 30
     size = "mini" if place.cuda and not place.quick else "tiny"
     recipes = ("fp32", "bf16") if not place.cuda else ("fp32", "bf16", "fp16")
-    with sdpa_kernel(SDPBackend.MATH):  # the faster kinds add up gradients in an order that varies
+    with sdpa_kernel(SDPBackend.MATH):  # the faster backends sum gradients in a varying order
         for recipe in recipes:
             for fused in (False, True):
                 with scratch() as folder:
@@ -59,8 +59,8 @@ def identical(place: Place) -> Iterator[Row]:
                 differ = sum(a != b for a, b in zip(bare, watched, strict=True))
                 yield Row(
                     f"losses with and without watching, {recipe}{', fused' if fused else ''}",
-                    "the same bit for bit",
-                    f"{differ} of {steps} differ" if differ else f"{steps} losses the same",
+                    "equal bit for bit",
+                    f"{differ} of {steps} differ" if differ else f"{steps} losses equal",
                     "FAIL" if differ else "pass",
                 )
                 if not fused:
@@ -75,7 +75,7 @@ def _losses(loop: Loop, steps: int) -> list[float]:
 
 
 def cost(place: Place) -> Iterator[Row]:
-    """A step watched at every step, over a bare one."""
+    """Time of a watched step relative to a bare one."""
     with scratch() as folder:
         for recipe in ("fp16", "bf16") if place.cuda else ("bf16",):
             bare = Loop(place, *model_of(place), recipe)
@@ -90,7 +90,7 @@ def cost(place: Place) -> Iterator[Row]:
             took, steps = seconds_a_step(bare, 0.02 if place.quick else 0.4)
             for loop in watched.values():
                 loop.run(3)
-            steps = max(10, steps // 10 * 10)  # a sampled one among every ten, in each turn
+            steps = max(10, steps // 10 * 10)  # each turn has one sampled step in ten
             loops = {"bare": bare, **watched}
             turns = {name: plain(partial(loop.run, steps)) for name, loop in loops.items()}
             seconds = alternate(place, turns, 2 if place.quick else 9, spare_s=20 if recipe == "fp16" else 4)
@@ -108,7 +108,7 @@ def cost(place: Place) -> Iterator[Row]:
 
 
 def waits(place: Place) -> Iterator[Row]:
-    """Calls that wait for the device or allocate memory of it, in a profile of a bare loop and of a watched one."""
+    """Calls that wait for the device or allocate its memory, in profiles of a bare and of a watched loop."""
     steps = 5
     with scratch() as folder:
         for fused in (True, False):
@@ -138,7 +138,7 @@ def _calls(loop: Loop, steps: int) -> dict[str, int]:
 
 
 def memory(place: Place) -> Iterator[Row]:
-    """Peak of device memory with and without watching, over the gradients' own size."""
+    """Additional peak of device memory with watching, relative to the size of the gradients."""
     with scratch() as folder:
         size = "mini" if place.quick else "small"
         for kinds in (("weight_grad",), ("weight_grad", "output_grad"), None):
@@ -160,13 +160,13 @@ def _peak(loop: Loop) -> tuple[int, int]:
     loop.run(3)
     torch.cuda.reset_peak_memory_stats(loop.place.device)
     loop.run(4)
-    found = torch.cuda.max_memory_allocated(loop.place.device), loop.gradient_bytes()
+    sizes = torch.cuda.max_memory_allocated(loop.place.device), loop.gradient_bytes()
     loop.close()
-    return found
+    return sizes
 
 
 def engine(place: Place) -> Iterator[Row]:
-    """A step of the engine, watched as it always is, over the same loop written by hand and not watched."""
+    """Time of a step of the engine, watched as always, relative to the same loop written by hand and not watched."""
     workload, size = model_of(place)
     with scratch() as folder:
         other = Loop(place, workload, size, "bf16", fresh=True)
@@ -199,8 +199,8 @@ def engine(place: Place) -> Iterator[Row]:
 
 
 def by_hand(place: Place, workload: str, size: str) -> Callable[[int], None]:
-    """So many steps of a plain loop with torch's own fused optimizer, in which nothing is the engine's but the model
-    and its batches."""
+    """This many steps of a plain loop with torch's own fused optimizer; only the model and its batches are the
+    engine's."""
     made = build(TrainConfig(workload=workload, size=size, precision="bf16").resolved())
     model = made.model.to(place.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -224,7 +224,7 @@ def _moved(device: torch.device, leaf: Any) -> Any:
 
 
 def sampler(place: Place) -> Iterator[Row]:
-    """Steps while the device sampler runs, over steps while it does not."""
+    """Time of a step while the device sampler runs, relative to steps without it."""
     loop = Loop(place, *model_of(place), "bf16")
     took, steps = seconds_a_step(loop, 0.1 if place.quick else 1.0, most=1000)
     with scratch() as folder:
@@ -236,7 +236,7 @@ def sampler(place: Place) -> Iterator[Row]:
             number += 1
             writer = RunWriter(folder / str(number))
             observer = DeviceSampler(writer, place.device)
-            loop.run(5)  # so that finding the device is not part of what is timed
+            loop.run(5)  # looking up the device is not timed
             try:
                 yield
             finally:
@@ -260,10 +260,10 @@ def sampler(place: Place) -> Iterator[Row]:
 
 
 def closed_window(place: Place) -> Iterator[Row]:
-    """Steps before a profiler window opens and after it closed, over those of a loop without a window.
+    """Time of steps before a profiler window opens and after it closed, relative to a loop without a window.
 
-    The profiler is the whole process's, so what it leaves behind would hit both loops alike: the loop without a window
-    is also set beside itself, before and after.
+    The profiler acts on the whole process, so that its after-effects would slow both loops alike: the loop without a
+    window is also compared with itself, before and after.
     """
     number = 2 if place.quick else 9
     with scratch() as folder:
