@@ -1,4 +1,4 @@
-"""Devices and streams: marks, copies and measurements belong to the device of what they are about."""
+"""Devices and streams: marks, copies and measurements use the device of the model."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def test_watching_waits_for_no_device(tmp_path: Path) -> None:
     losses("cuda:0", tmp_path / "run", steps=6)
     watched = list(tensors.waits)
     assert [w for w in watched if not w.startswith("event")] == bare
-    # Only at the end does the host wait for what is pending: the steps' transfers, and a few of the observers.
+    # Only `close` makes the host wait: for pending transfers of steps, and for a few of observers.
     assert watched.count("event.synchronize") <= 12
 
 

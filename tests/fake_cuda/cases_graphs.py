@@ -1,4 +1,4 @@
-"""CUDA graphs: watching and `make_graphed_callables` go together in either order."""
+"""CUDA graphs: watching and `make_graphed_callables` work in either order."""
 
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,16 @@ def test_graphed_callables_are_made_before_or_after_watch(first: str, whole: boo
             torch.cuda.make_graphed_callables(model[1], (torch.randn(4, 5, requires_grad=True),))
         if first == "graph":
             start()
-        found = []
+        result = []
         for _ in range(4):
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.item())
+            result.append(loss.item())
         if recorder is not None:
             recorder.close()
-        return found
+        return result
 
     CUDAGraph.replays = 0
     bare = train(None)

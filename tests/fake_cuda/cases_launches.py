@@ -1,4 +1,4 @@
-"""What recording adds to a step on a GPU: launches and dispatched operators, with the real kernels run on the host."""
+"""Launches and dispatched operators that recording adds to a step on a GPU. The real kernels run on the host."""
 
 import ctypes
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.record.stats.cuda.on_host import compiled
 KERNELS = Cuda.kernels
 MODULES, TENSORS, EVERY, STEPS = 76, 304, 6, 9
 MAX_SAMPLED, MAX_OTHERS, MAX_OPERATORS = 14, 8, 150
-"""Launches with copies and fills, of a sampled step and of another one; operators that are dispatched."""
+"""Limits: launches of a sampled step and of another one, with copies and fills; dispatched operators."""
 
 
 class Scaled(nn.Linear):
@@ -90,7 +90,7 @@ def test_a_step_has_few_launches_and_operators_more_than_unwatched(
     for step, most in ((EVERY, MAX_SAMPLED), (EVERY + 1, MAX_OTHERS), (EVERY + 2, MAX_OTHERS)):
         launches, operators = added[step]
         assert launches.total() <= most, launches
-        # The fake's tensors are of a class of their own, of which each gradient is detached.
+        # The fake tensors are a subclass, whose gradients torch detaches.
         assert operators.total() - TENSORS <= MAX_OPERATORS, operators
     run = load_run(tmp_path / "run")
     assert run.tensors()["kind"].value_counts().to_dict() == {"weight_grad": 2 * TENSORS, "output_grad": 2 * MODULES}

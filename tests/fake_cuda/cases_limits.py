@@ -1,4 +1,4 @@
-"""What there is too little of: a compiler, memory, time until numbers have arrived."""
+"""Limits: no compiler, little memory, a device that falls behind."""
 
 from pathlib import Path
 
@@ -26,9 +26,9 @@ def test_without_a_compiler_everything_is_recorded_and_an_event_says_what_is_slo
     with_kernels = recorded(tmp_path / "with", "cuda:0").tensors()
     kernels.failing.update(dict.fromkeys(missing, NO_COMPILER))
     run = recorded(tmp_path / "without", "cuda:0")
-    told = run.events[run.events["name"] == "statistics"].detail.tolist()
-    assert told == ["those on cuda come from plain torch, which is slower: Failed to find C compiler. Please specify "
-                    "via CC environment variable."]  # fmt: skip
+    details = run.events[run.events["name"] == "statistics"].detail.tolist()
+    reason = "Failed to find C compiler. Please specify via CC environment variable."
+    assert details == [f"those on cuda come from plain torch, which is slower: {reason}"]
     exact = ["step", "name", "kind", "zero", "inf", "nan", "absmax", "exp_min"]
     assert run.tensors()[exact].equals(with_kernels[exact])
     assert run.tensors()["capped_counts"].notna().any()

@@ -1,4 +1,4 @@
-"""How many operators the engine dispatches on CUDA in a step, counted on fake tensors: shapes without memory."""
+"""The number of operators that the engine dispatches per step on CUDA, counted on fake tensors without memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +22,11 @@ MAX_EXTRA = 0.02
 
 
 class Counter(TorchDispatchMode):
-    """Counts what is dispatched, views and bookkeeping of the device left out."""
+    """Counts dispatched operators, except views and bookkeeping of the device."""
 
     operators = 0
     launches = 0
-    """Of those, operators that are given a CUDA tensor."""
+    """Of those, operators with a CUDA tensor as argument."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not op.is_view and op is not torch.ops.prim.device.default:
@@ -65,14 +65,14 @@ def _empty(leaf: Any) -> Any:
 
 @contextmanager
 def counting(workload: Workload) -> Iterator[Counter]:
-    """Operators of what happens inside."""
+    """Counts operators within this context."""
     mode = next(workload.model.parameters()).fake_mode  # type: ignore[attr-defined]
     with mode, Counter() as counter:
         yield counter
 
 
 def by_hand(config: TrainConfig, precision: Precision, workload: Workload, batch: Any) -> int:
-    """The second step of a plain loop, with a fused optimizer or with the one that torch chooses on CUDA."""
+    """Operators of the second step of a plain loop, with a fused optimizer or with torch's default on CUDA."""
     optimizer = torch.optim.AdamW(workload.model.parameters(), lr=config.lr, fused=config.fused or None)
     for _ in range(2):
         with counting(workload) as counter:
@@ -85,7 +85,7 @@ def by_hand(config: TrainConfig, precision: Precision, workload: Workload, batch
 
 
 def by_engine(config: TrainConfig, precision: Precision, workload: Workload, batch: Any) -> int:
-    """The engine's step, likewise."""
+    """Operators of the second step of the engine."""
     optimizer = make_optimizer(config, workload.model)
     unwatched: Any = SimpleNamespace(log=lambda **values: None)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The kernels of the fake machine: each computes on the host what a kernel for CUDA would."""
+"""The kernels of the fake machine, each with the results of the CUDA kernel, computed on the host."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from amp_core.record.stats.layout import Cap
 from tests.fake_cuda.tensors import CudaTensor, kernel
 
 failing: dict[str, Exception] = {}
-"""By name of a kernel: what its launch raises, as where there is no compiler."""
+"""The exception that launches of a kernel raise, by its name, as without a compiler."""
 
 
 def measure(tensors: Sequence[Any], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
@@ -42,10 +42,10 @@ def outputs(tensors: Sequence[Any], wanted: Sequence[ChannelMax]) -> tuple[torch
     raws = [getattr(into, "raw", into) for into in given]
     read = [*tensors, *(into for into in given if isinstance(into, CudaTensor))]
     with torch._C.DisableTorchFunction():  # it makes tensors of the host
-        found = channel_maxima(
+        maxima = channel_maxima(
             [one._replace(grad=one.grad.raw, into=raw) for one, raw in zip(wanted, raws, strict=True)]  # type: ignore[attr-defined]
         )
-    largest: list[torch.Tensor] = [kernel("outputs", read, values.clone) for values in found]
+    largest: list[torch.Tensor] = [kernel("outputs", read, values.clone) for values in maxima]
     return measure(tensors), largest
 
 
@@ -60,5 +60,5 @@ def _may_fail(name: str) -> None:
 
 
 def kernels() -> dict[str, Any]:
-    """In the place of `Cuda.kernels`."""
+    """Replaces `Cuda.kernels`."""
     return {"measure": measure, "channels": channels, "norms": norms, "outputs": outputs}

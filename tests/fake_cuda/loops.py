@@ -1,4 +1,4 @@
-"""Loops on one CUDA device, on two, and on a stream of their own; for the cases of the fake machine and for a GPU."""
+"""Loops on one CUDA device, on two, and on a side stream; for the fake machine and for a GPU."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -46,7 +46,7 @@ def losses(
     data = torch.randn(4, 6).to(first)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
-    found = []
+    result = []
     recorder = None
     if into is not None:
         recorder = watch(model, optimizer, scaler=scaler, into=into, every=2, kinds=KINDS, **options)
@@ -63,14 +63,14 @@ def losses(
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        found.append(loss.detach())
+        result.append(loss.detach())
     if recorder is not None:
         recorder.close()
-    return [float(loss) for loss in found]
+    return [float(loss) for loss in result]
 
 
 def recorded(tmp_path: Path, *args: Any, steps: int = STEPS, **options: Any) -> Run:
-    """The run of a watched loop: its losses are those of the same loop unwatched, and every row is there."""
+    """The run of a watched loop. Its losses equal those of the unwatched loop, and no row is missing."""
     bare = losses(*args, steps=steps, **{k: v for k, v in options.items() if k in ("second", "stream")})
     watched = losses(*args, tmp_path / "run", steps=steps, **options)
     assert watched == bare

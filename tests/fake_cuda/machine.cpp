@@ -1,11 +1,11 @@
 // CUDA's streams, events and current devices on a machine without CUDA, under a virtual clock.
 //
 // Registered as torch's own device guard and hooks for CUDA, so that autograd starts a thread for each device, makes that
-// device current in it, and runs the backward of each operator on the stream of its forward, as it does on GPUs.
+// device current in it, and runs the backward of each operator on the stream of its forward, as on GPUs.
 //
 // The clock counts ticks. An operator takes the host one tick to launch and its stream `device_ticks` to run, so streams
-// fall behind the host until something waits. Each stream, and the host, knows up to where every other stream has come;
-// what reads a tensor without knowing that it was written is a race.
+// fall behind the host until something waits. Each stream, and the host, knows up to which tick every other stream is
+// done; reading a tensor that is not known to be written is a race.
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
@@ -22,7 +22,7 @@
 namespace {
 
 constexpr int kMaxDevices = 8;
-constexpr int64_t kQueue = 1024;  // operators that a stream holds before a launch has to wait, as CUDA's do
+constexpr int64_t kQueue = 1024;  // operators that a stream queues before a launch blocks, as on CUDA
 int devices = 2;
 int64_t device_ticks = 3;
 int64_t now_ticks = 0;
@@ -197,7 +197,7 @@ extern "C" {
 void fake_set_up(int count, int64_t ticks) {
   devices = std::min(count, kMaxDevices);
   device_ticks = ticks;
-  // torch made its hooks when it was imported, those of a build without CUDA: an object without members.
+  // torch created its hooks when it was imported, those of a build without CUDA: an object without members.
   static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
   new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks();
 }
@@ -214,14 +214,14 @@ int64_t fake_now() {
   return now_ticks;
 }
 int64_t fake_waits() { return waits; }
-// The place of what was launched among all of its stream, and when it will be done.
+// The position of the launch in its stream, and the tick at which it is done.
 void fake_launch(int device, int64_t stream, int64_t* place, int64_t* done) {
   std::lock_guard held(lock);
   launch(device, stream, device_ticks);
   *place = streams[{device, stream}].launched;
   *done = streams[{device, stream}].busy_until;
 }
-// Whether what runs next on the first stream comes after something launched on the second.
+// Whether the next operator of the first stream runs after a launch on the second.
 int fake_ordered(int device, int64_t stream, int other_device, int64_t other_stream, int64_t place) {
   std::lock_guard held(lock);
   if (device == other_device && stream == other_stream) return 1;
@@ -247,7 +247,7 @@ void fake_record(void* event, int device, int64_t stream) {
   record(*static_cast<FakeEvent*>(event), device, stream);
 }
 void fake_block(void* event, int device, int64_t stream) { Guard().block(event, unpacked(device, stream)); }
-// A query moves the clock by a tick, so that who asks for ever is answered.
+// A query advances the clock by a tick, so that polling ends.
 int fake_query(void* event) {
   std::lock_guard held(lock);
   now_ticks += 1;

@@ -1,4 +1,4 @@
-"""The compiled half of the fake: `machine.cpp`, and its functions by `ctypes`."""
+"""The compiled part of the fake machine: `machine.cpp`, called through `ctypes`."""
 
 import ctypes
 import os
@@ -49,7 +49,7 @@ def build(into: Path) -> None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The library: the built one that `AMPSCOPE_FAKE_CUDA` names, else one of its own.
+    """The library at the path in `AMPSCOPE_FAKE_CUDA`, else a new build.
 
     Once it is loaded, torch has devices of type `cuda` until the process ends.
     """
@@ -68,7 +68,10 @@ def library() -> ctypes.CDLL:
 
 
 def launch(device: int) -> tuple[int, int, int]:
-    """An operator on this thread's current stream of a device: the stream, its place there, and when it is done."""
+    """Launch an operator on this thread's current stream of a device.
+
+    Returns the stream, the position there, and the tick at which the operator is done.
+    """
     lib = library()
     stream = lib.fake_current_stream(device)
     place, done = ctypes.c_int64(), ctypes.c_int64()

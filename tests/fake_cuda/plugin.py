@@ -1,7 +1,7 @@
-"""A plugin of pytest: `python -m pytest -p tests.fake_cuda.plugin FILE` runs a file's tests on a fake CUDA machine.
+"""A pytest plugin: `python -m pytest -p tests.fake_cuda.plugin FILE` runs a file's tests on a fake CUDA machine.
 
-Tests that were written for the CPU run as they are: tensors that they make without naming a device are on `cuda:0`, and
-their autocast regions and scalers are CUDA's. A race between streams fails a test.
+Tests that were written for the CPU run unchanged: tensors that they create without a device are on `cuda:0`, and their
+autocast regions and scalers are those of CUDA. A race between streams fails a test.
 """
 
 import inspect
@@ -19,7 +19,7 @@ runtime.install(devices=2)
 
 
 class OnCuda(TorchFunctionMode):
-    """What is made without naming a device is made on the current CUDA device, as under `torch.set_default_device`."""
+    """Tensors are created on the current CUDA device by default, as under `torch.set_default_device`."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,7 +47,7 @@ def _on_cuda(init: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _fake_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine that has done nothing yet."""
+    """Reset the machine."""
     from amp_core.record.backends.cuda import Cuda
     from amp_core.record.stats import dispatch
 

@@ -1,11 +1,11 @@
-"""`torch.cuda` of the fake machine: its names by those of torch, under CUDA's rules.
+"""`torch.cuda` of the fake machine: the functions of torch, with the rules of CUDA.
 
-    >>> install(devices=2)          # for this process; torch cannot be rid of a device type
+    >>> install(devices=2)          # torch keeps a device type until the process ends
     >>> torch.cuda.current_stream("cuda:1")
     Stream(device=1, stream=0)
 
 An event without a stream is recorded on the current stream of the thread's current device, and belongs to that device
-from then on; times between events of two devices, or of work that is not done, cannot be asked.
+from then on. The time between events of two devices, or before an event has passed, raises.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch._dynamo  # it looks through torch.cuda once, and must find what torch has
+import torch._dynamo  # it inspects torch.cuda once, before the patches
 from torch.optim.optimizer import _foreach_supported_types
 
 from tests.fake_cuda import tensors
@@ -83,7 +83,7 @@ class Stream:
 
 
 class Event:
-    """A point in the work of a stream."""
+    """A point in the queue of a stream."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._timed = enable_timing
@@ -134,11 +134,11 @@ class Event:
 
 
 recorded = {"events": 0}
-"""How many events were recorded."""
+"""The number of recorded events."""
 
 
 class CUDAGraph:
-    """What is captured runs once, while it is captured; to replay it computes nothing."""
+    """Captured work runs once, during the capture; a replay computes nothing."""
 
     replays = 0
 
@@ -153,7 +153,7 @@ class CUDAGraph:
 
 @contextmanager
 def graph(captured: CUDAGraph, *args: Any, **kwargs: Any) -> Iterator[None]:
-    """While this context lasts, work is captured, on a stream of its own."""
+    """Within this context work is captured, on a side stream."""
     with _stream(Stream()):
         tensors.capturing.append(captured)
         try:
@@ -242,16 +242,18 @@ _libraries: list[Any] = []
 
 
 def install(devices: int = 2, device_ticks: int = 3) -> None:
-    """Give torch so many CUDA devices. Before the first backward of the process: then autograd counts devices."""
+    """Give torch this many CUDA devices. Call it before the first backward, at which autograd counts devices."""
     lib = library()
     lib.fake_set_up(devices, device_ticks)
     if _libraries:
         return
     fallback = torch.library.Library("_", "IMPL")
-    fallback.fallback(tensors.run, "CUDA")  # for what makes tensors; all else comes to `__torch_dispatch__`
+    fallback.fallback(tensors.run, "CUDA")  # for factory functions; all others reach `__torch_dispatch__`
     _libraries.append(fallback)
     _foreach_supported_types.append(tensors.CudaTensor)
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a subclass cannot be put into a plain tensor
+    torch.__future__.set_overwrite_module_params_on_conversion(
+        True
+    )  # `data` of a plain tensor cannot become a subclass
     names: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,

@@ -1,11 +1,11 @@
-"""Tensors that torch takes for CUDA's. Their values are in memory of the host; every operator is launched on a stream.
+"""Tensors that are CUDA tensors to torch. Their values are in host memory; every operator is launched on a stream.
 
     >>> x = torch.ones(3, device="cuda:1")
     >>> x.device, x.sum().item()
     (device(type='cuda', index=1), 3.0)
 
-CUDA's rules hold: operands are on one device; what is read comes after what wrote it, else it is a race; a copy to
-pinned memory arrives when its stream has come there, and until then the memory holds 0xFF, which is NaN.
+CUDA's rules hold: operands are on one device; a read that is not ordered after the write is a race; a copy to pinned
+memory arrives when its stream reaches it, and until then the memory holds 0xFF, which is NaN.
 """
 
 import weakref
@@ -21,7 +21,7 @@ from tests.fake_cuda.machine import launch, library
 aten = torch.ops.aten
 ACROSS_DEVICES = ("copy_", "_to_copy", "set_", "is_same_size")
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "_unique2")
-"""Operators after which the host knows a value or a size: it waits for the stream."""
+"""Operators that return a value or a size to the host, which waits for the stream."""
 OF_THE_HOST = ("detach", "alias", "view", "as_strided", "expand", "permute", "transpose", "t", "select", "slice",
                "unsqueeze", "squeeze", "unbind", "split", "empty", "empty_strided", "empty_like", "is_pinned",
                "_unsafe_view", "_reshape_alias", "new_empty", "new_empty_strided", "unfold", "diagonal",
@@ -30,16 +30,16 @@ OF_THE_HOST = ("detach", "alias", "view", "as_strided", "expand", "permute", "tr
 
 
 class Block:
-    """Memory of one storage, until the last tensor on it is gone, and the last graph that writes it."""
+    """Memory of one storage, until the last tensor on it and the last graph that writes it are freed."""
 
     def __init__(self, device: int, storage: torch.UntypedStorage) -> None:
         self.device, self.size = device, storage.nbytes()
-        self._storage = storage  # a graph keeps its memory: another tensor at this address would pass for this one
+        self._storage = storage  # a graph keeps its memory: no other tensor takes its address
         self.written: tuple[int, int, int] | None = None  # device, stream and place of the last write
         memory[device].take(self.size)
 
     def wrote(self, launched: tuple[int, int, int]) -> None:
-        """An operator writes it; what is captured writes it again whenever the graph is replayed."""
+        """An operator writes it; if it is captured, each replay writes it again."""
         self.written = launched
         for graph in capturing:
             graph.writes.append(self)
@@ -49,14 +49,14 @@ class Block:
 
 
 class Memory:
-    """What torch's allocator would count of one device, in bytes."""
+    """The counts of torch's allocator for one device, in bytes."""
 
     def __init__(self) -> None:
         self.current = self.peak = 0
         self.total = 16 * 2**30
 
     def take(self, size: int) -> None:
-        """Allocate, or raise where there is no more."""
+        """Allocate, or raise if memory runs out."""
         if self.current + size > self.total:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes.")
         self.current += size
@@ -69,15 +69,15 @@ class Memory:
 
 memory: dict[int, Memory] = {index: Memory() for index in range(8)}
 races: list[str] = []
-"""Operators that read what another stream may not have written yet."""
+"""Operators that read a tensor before another stream is known to have written it."""
 launches: Counter[str] = Counter()
-"""By operator: how often it was launched."""
+"""The number of launches of each operator."""
 waits: list[str] = []
-"""What made the host wait for a device."""
+"""Calls that made the host wait for a device."""
 generators: dict[int, torch.Tensor] = {}
 """States of the devices' random number generators."""
 _blocks: "weakref.WeakValueDictionary[int, Block]" = weakref.WeakValueDictionary()
-_arriving: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # when, into which memory, and what
+_arriving: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # tick, target and source
 
 
 class CudaTensor(torch.Tensor):
@@ -107,11 +107,11 @@ class CudaTensor(torch.Tensor):
         return f"CudaTensor({self.raw}, device='{self.device}')"
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Its memory, which is the host's."""
+        """Its storage, in host memory."""
         return self.raw.untyped_storage()
 
     def tolist(self) -> Any:
-        """Its values, for which the host waits."""
+        """Its values; the host waits for them."""
         return self.cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -128,11 +128,11 @@ class CudaTensor(torch.Tensor):
         return copy
 
     def data_ptr(self) -> int:
-        """Its address, which is the host's."""
+        """Its address in host memory."""
         return self.raw.data_ptr()
 
     def record_stream(self, stream: Any) -> None:
-        """Nothing: memory is not used again while a tensor lives."""
+        """Does nothing: memory is not reused while a tensor lives."""
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -140,7 +140,7 @@ class CudaTensor(torch.Tensor):
 
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Carry out an operator as the thread that calls: on its current stream of the device of the operands."""
+    """Run an operator on the calling thread's current stream of the operands' device."""
     name = op._schema.name.partition("::")[2]
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     operands = [t for t in given if isinstance(t, CudaTensor)]
@@ -161,7 +161,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     def wrapped(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or where is None:
             return value
-        if id(value) in own:  # what is changed in place stays the same tensor
+        if id(value) in own:  # an in-place operator returns the same tensor
             made = own[id(value)]
         else:
             made = CudaTensor(value, where)
@@ -179,7 +179,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def kernel(name: str, read: Sequence[CudaTensor], compute: Callable[[], torch.Tensor]) -> CudaTensor:
-    """Launch a kernel that is no operator of torch; `compute` gives its result on the host."""
+    """Launch a kernel that is not an operator of torch; `compute` returns its result on the host."""
     devices = {tensor.device.index for tensor in read}
     if len(devices) > 1:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -209,8 +209,8 @@ def _check_devices(op: Any, name: str, given: list[torch.Tensor], operands: list
     if name.startswith(("index", "_index", "_unsafe_index")):  # an index may be on the host
         devices = {t.device for t in operands}
     if len(devices) > 1:
-        found = " and ".join(sorted(map(str, devices)))
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found {found}! (in {name})")
+        names = " and ".join(sorted(map(str, devices)))
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found {names}! (in {name})")
 
 
 def _launched(name: str, device: int, reads: list[CudaTensor]) -> tuple[int, int, int]:
@@ -283,17 +283,17 @@ def _fill_with_poison(into: torch.Tensor) -> None:
 
 
 capturing: list[Any] = []
-"""Graphs that are captured just now, each with a list `writes`."""
+"""Graphs that are being captured, each with a list `writes`."""
 
 
 def not_while_capturing() -> None:
-    """Raise what CUDA does where the host asks a stream whose work is captured."""
+    """Raise as CUDA does if the host queries a stream that is being captured."""
     if capturing:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
 
 def arrive() -> None:
-    """Copies to pinned memory whose time has come."""
+    """Perform the copies to pinned memory that are due."""
     now = library().fake_now()
     for copy in [copy for copy in _arriving if copy[0] <= now]:
         _arriving.remove(copy)

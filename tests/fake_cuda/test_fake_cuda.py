@@ -1,4 +1,4 @@
-"""Recording on CUDA devices, on a machine without any: `tests.fake_cuda.plugin` makes a process see two of them.
+"""Recording on CUDA devices, on a machine without any: `tests.fake_cuda.plugin` gives a process two of them.
 
 The tests run in a process of their own, because torch keeps a device type until the process ends. The `cases_…` files
 are about CUDA alone. The other files are written for the CPU, and a device must not change what they promise.
@@ -26,15 +26,15 @@ RECORDING = (
 """Files about what a device computes: losses, statistics, skipped steps, times."""
 BOOKKEEPING = ("tests/record/loop/test_losses.py", "tests/record/loop/test_loss_and_samples.py")
 """Files about which tensors belong to the loss. A device changes only when their values arrive."""
-LAYERS_OF_THE_CPU = "made before the fake machine is there"
+LAYERS_OF_THE_CPU = "created before the fake machine is installed"
 CPU_ONLY = {
     "tests/record/test_watch.py": {"test_memory_of_a_cpu_run_is_the_resident_set": "about the CPU"},
     "tests/record/stats/test_module_outputs.py": {
         "test_the_output_and_states_of_an_lstm_are_measured": "CUDA's LSTM has no kernel on a CPU",
         "test_a_compiled_model_reports_once_which_kinds_are_missing": "the fake tensors are not compiled",
         "test_a_weight_gradient_is_capped_by_its_channels_output_gradients": LAYERS_OF_THE_CPU,
-        "test_a_sampled_step_allocates_few_objects_per_output": "counts objects, of which the fake makes many",
-        "test_a_sampled_step_leaves_no_tensor_for_each_layer": "counts tensors, of which the fake makes two for each",
+        "test_a_sampled_step_allocates_few_objects_per_output": "counts objects, and the fake creates many",
+        "test_a_sampled_step_leaves_no_tensor_for_each_layer": "counts tensors, and the fake creates two for each",
     },
 }
 """Tests that cannot run on the fake machine, with the reason."""

@@ -49,7 +49,7 @@ def test_every_check_has_its_time_within_nine_minutes():
 
 def test_a_check_that_does_not_exist_is_refused():
     done = run_command("--device", "cpu", "--only", "kernel-exat")
-    assert done.returncode == 2 and "kernel-exat is no check" in done.stdout
+    assert done.returncode == 2 and "kernel-exat is not a check" in done.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -127,7 +127,7 @@ def test_a_process_that_dies_or_hangs_costs_one_check(tmp_path, monkeypatch):
         ("three", "pass"),
     ]
     assert rows[1].measured == "the process ended with 9: a last word"
-    assert "took longer" in rows[4].measured
+    assert "exceeded its time limit" in rows[4].measured
     assert any("hangs" in line for line in messages)
 
 
