@@ -47,9 +47,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
 
 
-def pytest_collection_finish() -> None:
-    """Exempt collected items and imported modules from garbage collection, which would visit each of their 800,000
-    objects again and again."""
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> None:
+    """Exclude modules, collected items and objects of other test files from garbage collection.
+
+    They are 800,000 objects and more, which took half a second of each collection. Many tests collect, and so does the
+    app after each pass.
+    """
     gc.collect()
     gc.freeze()
 

@@ -7,8 +7,7 @@ def test_it(home, open_app):
 """
 
 import ast
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from amp_core import jobs
 from pages.parts import warm_up
 from pages.parts.library import run_list, run_table
 from tests.app_test import app_test
@@ -34,19 +34,6 @@ def pages() -> dict[str, str]:
             options = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
             result[ast.literal_eval(call.args[0])] = options.get("url_path", Path(ast.literal_eval(call.args[0])).stem)
     return result
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_heap() -> Iterator[None]:
-    """Exclude objects of other tests from garbage collection.
-
-    The app collects after each pass (`release_memory`), and so does Streamlit if Keras is imported. A worker that has
-    run a thousand tests holds a million objects, which made each pass five times as slow.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @dataclass(frozen=True)
@@ -111,3 +98,31 @@ def titles(app: AppTest) -> list[str]:
 
     specs = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
     return [spec["layout"]["title"]["text"] for spec in specs]
+
+
+@pytest.fixture
+def started(monkeypatch, home):
+    """The jobs that the form starts: recorded, with a folder in the queue, but without a process."""
+    configs = []
+    states = {}
+
+    def start(config, runs_dir, name=None):
+        folder = runs_dir.absolute() / (name or f"{config.workload}-{config.size}-{config.precision}-1")
+        (folder).mkdir(parents=True)
+        (folder / "job.json").write_text("{}")
+        configs.append(config)
+        states[folder] = jobs.Job(
+            folder, "cpu", len(states), "queued", "waiting", len(states) + 1, False, None, config.to_dict()
+        )
+        return states[folder]
+
+    def find(folder):
+        if folder.absolute() not in states:
+            return real_find(folder)
+        return states[folder.absolute()]
+
+    real_find = jobs.find
+    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.setattr(jobs, "find", find)
+    monkeypatch.setattr(jobs, "listing", lambda _: list(states.values()))
+    return configs, states

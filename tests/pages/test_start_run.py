@@ -1,6 +1,5 @@
-"""Start a run: the form, its errors, the queue and the live view. No training runs in these tests."""
+"""Start a run: the form, its errors and the queue. No training runs in these tests."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -8,56 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from amp_core import jobs
 from amp_core.library.permissions import Rules
 from amp_core.settings.training import TrainConfig
 from pages.parts.library.run_list import Entry
-from pages.parts.start import ablation, again, devices, fields, form
-from tests.pages.conftest import metric, titles, words
-from tests.synthetic import live, write
-
-START = "pages/start_run.py"
-
-
-@pytest.fixture
-def started(monkeypatch, home):
-    """The jobs that the form starts: recorded, with a folder in the queue, but without a process."""
-    configs = []
-    states = {}
-
-    def start(config, runs_dir, name=None):
-        folder = runs_dir.absolute() / (name or f"{config.workload}-{config.size}-{config.precision}-1")
-        (folder).mkdir(parents=True)
-        (folder / "job.json").write_text("{}")
-        configs.append(config)
-        states[folder] = jobs.Job(
-            folder, "cpu", len(states), "queued", "waiting", len(states) + 1, False, None, config.to_dict()
-        )
-        return states[folder]
-
-    def find(folder):
-        if folder.absolute() not in states:
-            return real_find(folder)
-        return states[folder.absolute()]
-
-    real_find = jobs.find
-    monkeypatch.setattr(jobs, "start", start)
-    monkeypatch.setattr(jobs, "find", find)
-    monkeypatch.setattr(jobs, "listing", lambda _: list(states.values()))
-    return configs, states
-
-
-def field(app, name):
-    """The form's field of that key."""
-    for kind in ("number_input", "selectbox", "toggle", "text_input", "button_group"):
-        for element in app.get(kind):
-            if element.key == f"start.{name}":
-                return element
-    raise LookupError(name)
-
-
-def submit(app):
-    return next(b for b in app.button if b.key == "start.go").click().run()
+from pages.parts.start import again, devices, fields, form
+from tests.pages.conftest import words
+from tests.pages.start_form import START, field, submit
+from tests.synthetic import write
 
 
 def test_the_form_starts_with_defaults_for_a_newcomer(home, open_app):
@@ -257,122 +213,6 @@ def test_an_unwritable_runs_folder_is_a_sentence(home, open_app):
     app = submit(open_app(START))
     assert not app.exception
     assert app.error[0].value.replace("\\", "").startswith("runs_dir=")
-
-
-def press_ablation(app):
-    return next(b for b in app.button if b.key == "ablation.go").click().run()
-
-
-def test_the_loss_scale_ablation_queues_four_runs_that_differ_only_in_scaling(started, open_app):
-    configs, _ = started
-    app = press_ablation(open_app(START))
-    assert not app.exception
-    assert [(c.precision, c.loss_scale) for c in configs] == [
-        ("fp32", "dynamic"),
-        ("fp16-unscaled", "dynamic"),
-        ("fp16", 128.0),
-        ("fp16", "dynamic"),
-    ]
-    settings = [{k: v for k, v in c.to_dict().items() if k not in ("precision", "loss_scale")} for c in configs]
-    assert all(s == settings[0] for s in settings)
-    assert (settings[0]["workload"], settings[0]["size"]) == ("text-lstm", "logistic")
-    names = ["ablation-fp32", "ablation-fp16-unscaled", "ablation-fp16-static-128", "ablation-fp16-dynamic"]
-    assert app.session_state["run"] == f"run/{names[0]}"
-    assert all(name in words(app) for name in names)
-    link = next(p.proto for p in app.get("page_link") if p.proto.label == "Compare the latest four")
-    assert link.page == "compare"
-    links = [f"run=run%2F{names[0]}", *(f"with=run%2F{name}" for name in names)]
-    assert link.query_string == "&".join(links)
-
-
-def test_a_double_click_queues_the_four_once(started, open_app):
-    configs, _ = started
-    app = press_ablation(press_ablation(open_app(START)))
-    assert not app.exception and len(configs) == len(ablation.FOUR)
-
-
-def test_the_ablation_uses_the_seed_of_the_form(started, open_app):
-    configs, _ = started
-    app = open_app(START)
-    field(app, "seed").set_value(7)
-    field(app, "precisions").set_value([])
-    app = submit(app)  # refused, but the typed value counts
-    press_ablation(app)
-    assert {c.seed for c in configs} == {7} and len(configs) == 4
-
-
-def test_an_ablation_that_cannot_start_is_a_sentence(home, open_app):
-    home.runs.write_text("a file stands where the folder should be")
-    app = press_ablation(open_app(START))
-    assert not app.exception and app.error[0].value.replace("\\", "").startswith("runs_dir=")
-
-
-def test_compare_distinguishes_the_four_runs_of_an_ablation(home, open_app):
-    names = {"fp32": "fp32", "fp16-unscaled": "underflowing", "fp16-static-128": "static", "fp16-dynamic": "healthy"}
-    for name, scenario in names.items():
-        write(home.runs / f"ablation-{name}", scenario)
-    keys = [f"run/ablation-{name}" for name in names]
-    links = {link.proto.label for link in open_app(START, ablation=",".join(keys)).get("page_link")}
-    assert "Compare the latest four" in links  # in a new session, as after a reload
-    with_missing_run = open_app(START, ablation=",".join([*keys[:3], "run/gone"]))
-    assert "Compare the latest four" not in {link.proto.label for link in with_missing_run.get("page_link")}
-    app = open_app("pages/compare_runs.py", **{"with": keys})
-    curves = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
-    # The other traces are marks.
-    curves = [t for t in curves if t.get("showlegend") is not False and t["mode"] == "lines"]
-    lines = [(t["line"]["color"], t["line"]["dash"]) for t in curves]
-    assert [t["name"] for t in curves] == [f"ablation-{name}" for name in names]
-    assert len(set(lines)) == 4
-
-
-def test_stop_requests_the_end_of_the_job(started, open_app, monkeypatch):
-    stopped = []
-    monkeypatch.setattr(jobs.Job, "request_stop", lambda self, *_: stopped.append(self.name))
-    app = open_app(START)
-    field(app, "precisions").set_value(["fp16", "bf16"])
-    app = submit(app)
-    next(b for b in app.button if b.key == "live.stop.text-gpt-tiny-fp16-1").click().run()
-    next(b for b in app.button if b.key == "queue.stop.text-gpt-tiny-bf16-1").click().run()
-    assert stopped == ["text-gpt-tiny-fp16-1", "text-gpt-tiny-bf16-1"]
-
-
-def test_the_live_view_follows_the_run_and_stops_when_it_ends(started, home, open_app):
-    _, states = started
-    app = submit(open_app(START))
-    folder = home.runs / "text-gpt-tiny-fp16-1"
-    with live(folder, "overflowing") as run:
-        states[folder] = dataclasses.replace(states[folder], state="running", queue_position=None)
-        run.advance(40)
-        app.run()
-        assert not app.exception
-        assert "step 40 of 120" in app.get("progress")[0].proto.text
-        assert int(metric(app, "Skipped steps").value) > 0
-        assert titles(app)[:2] == ["Loss", "Loss scale"]
-        assert "Output gradients at step 30" in titles(app)
-        states[folder] = dataclasses.replace(states[folder], state="finished")
-    app.run()
-    assert not app.exception
-    assert not any(b.label == "Stop" for b in app.button)
-    assert any("finished" in m.value for m in app.markdown)
-
-
-def test_a_reload_shows_the_running_job(started, home, open_app):
-    _, states = started
-    submit(open_app(START))
-    folder = home.runs / "text-gpt-tiny-fp16-1"
-    with live(folder) as run:
-        states[folder] = dataclasses.replace(states[folder], state="running", queue_position=None)
-        run.advance(5)
-        app = open_app(START, run="run/text-gpt-tiny-fp16-1")  # a second tab: nothing in its session state
-        assert "step 5 of 120" in app.get("progress")[0].proto.text
-        assert any(b.label == "Stop" for b in app.button)
-
-
-def test_a_finished_run_leaves_the_form_open(home, open_app):
-    write(home.runs / "a", "healthy")
-    app = open_app(START, run="run/a")
-    assert "Each precision becomes one run" in words(app)
-    assert not app.get("plotly_chart")
 
 
 def test_pages_never_import_torch():
