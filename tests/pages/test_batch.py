@@ -8,7 +8,7 @@ import pytest
 from amp_core import jobs
 from amp_core.tune.max_batch import FILE
 from tests.pages.conftest import words
-from tests.pages.test_start_run import START, field
+from tests.pages.start_form import START, field
 
 ANSWER = {"workload": "digits-cnn", "size": "tiny", "precision": "bf16", "device": "cpu"}
 

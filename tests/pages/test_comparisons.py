@@ -10,7 +10,7 @@ from amp_core.settings.training import TrainConfig
 from pages.parts.start import asked as form
 from pages.parts.start import comparisons
 from tests.pages.conftest import words
-from tests.pages.test_start_run import field
+from tests.pages.start_form import field
 from tests.waiting import wait_for
 
 START = "pages/start_run.py"

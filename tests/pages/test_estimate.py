@@ -6,7 +6,7 @@ import pytest
 
 from amp_core.library.labels import label_of
 from tests.pages.conftest import words
-from tests.pages.test_start_run import START, field, started, submit  # noqa: F401 - a fixture
+from tests.pages.start_form import START, field, submit
 from tests.synthetic import write
 
 
@@ -35,7 +35,7 @@ def test_a_preset_fills_the_form(home, open_app):
     assert field(app, "precisions").value == ["fp32", "bf16", "fp16"]
 
 
-def test_tags_and_note_are_attached_to_the_run(started, home, open_app):  # noqa: F811 - the fixture
+def test_tags_and_note_are_attached_to_the_run(started, home, open_app):
     app = open_app(START)
     field(app, "tags").set_value("paper, lstm")
     field(app, "note").set_value("as in table 2")
