@@ -124,7 +124,7 @@ MYTHS = (
         "quality",
         "The result is as good as with FP32",
         "imprecise",
-        "Usually. One pair of runs does not tell: the difference has to be held against the noise from seed to seed.",
+        "Usually. One pair of runs does not show it: compare the difference with the noise between seeds.",
         "compare",
     ),
     Myth(

@@ -109,7 +109,7 @@ def memory_moments(run: Run, step: int | None = None) -> pd.DataFrame:
     frame = run.memory
     known = memory_steps(run)
     if step is not None and step not in known:
-        raise RunError(f"step={step!r} was not looked at; memory was at {', '.join(map(str, known)) or 'no step'}")
+        raise RunError(f"step={step!r} was not sampled; memory was at {', '.join(map(str, known)) or 'no step'}")
     frame = frame[frame["step"] == (step if step is not None else known[-1])] if known else frame
     numbers = ["allocated_bytes", "peak_bytes", "reserved_bytes", *(f"{c}_bytes" for c in _TENSORS)]
     frame = frame.astype(dict.fromkeys(numbers, float))

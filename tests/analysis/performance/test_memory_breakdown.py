@@ -65,7 +65,7 @@ def test_the_highest_rank_and_the_last_step_are_used(tmp_path):
     assert memory_steps(run) == [1, 4]
     assert memory_moments(run)["parameters"].unique().tolist() == [16 * MIB]
     assert memory_breakdown(run, 1).parts.set_index("category")["bytes"]["parameters"] == 8 * MIB
-    with pytest.raises(RunError, match="step=7 was not looked at; memory was at 1, 4"):
+    with pytest.raises(RunError, match="step=7 was not sampled; memory was at 1, 4"):
         memory_breakdown(run, 7)
 
 
