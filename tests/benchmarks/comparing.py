@@ -141,13 +141,13 @@ def main(repeats: int, now: Callable[[], float]) -> int:
     rows, wrong = [], False
     for name, right, ask in questions:
         began = time.process_time()
-        said: Counter[str] = Counter()
+        answers: Counter[str] = Counter()
         for repeat in range(repeats):
-            said[ask(repeat)] += 1
-            say(f"{name}: {repeat + 1} of {repeats}, {said[right]} right")
-        wrong = wrong or said[right] < 0.95 * repeats
-        counted = ", ".join(f"{count} × {answer}" for answer, count in said.most_common())
-        rows.append([name, right, f"{said[right]} of {repeats}", counted, f"{time.process_time() - began:.0f} s"])
+            answers[ask(repeat)] += 1
+            say(f"{name}: {repeat + 1} of {repeats}, {answers[right]} right")
+        wrong = wrong or answers[right] < 0.95 * repeats
+        counted = ", ".join(f"{count} × {answer}" for answer, count in answers.most_common())
+        rows.append([name, right, f"{answers[right]} of {repeats}", counted, f"{time.process_time() - began:.0f} s"])
     print(table(["Beside", "Right answer", "Right", "All answers", "Processor"], rows))
     print(f"\n{machine()}")
     return int(wrong)

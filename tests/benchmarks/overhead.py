@@ -151,7 +151,7 @@ def compared(given: argparse.Namespace, tensors: int, way: str, folder: Path) ->
     rows = load_run(folder).steps.set_index("step").loc[warm:]
     claimed = rows["step_ms"].sum() / (rows["step_ms"].sum() - rows["watch_ms"].sum())
     real = np.median(took[1, 0] - took[0, 0]) / steps * 1e3
-    said = rows["watch_ms"].mean()
+    recorded_ms = rows["watch_ms"].mean()
     return [
         f"{tensors}",
         way,
@@ -160,8 +160,8 @@ def compared(given: argparse.Namespace, tensors: int, way: str, folder: Path) ->
         f"{np.median(took[1, 1] / took[0, 1]):.3f}",
         f"{claimed:.3f}",
         f"{real:+.3f} ms",
-        f"{said:.3f} ms",
-        f"{said / real:.2f}",
+        f"{recorded_ms:.3f} ms",
+        f"{recorded_ms / real:.2f}",
     ]
 
 

@@ -105,8 +105,8 @@ def read_twice(nvml: Nvml, uuid: str) -> Any:
 def test_every_generation_is_read_in_nvmls_own_structures(card: Card, driver: Callable[..., Any]) -> None:
     stub = driver(card)
     uuid = card.mig[0] if card is MIG else card.uuid
-    said, expected = repr(read_twice(Nvml(), uuid)), repr(read_twice(Nvml(FakeNvml(card)), uuid))
-    assert said == expected
+    reading, expected = repr(read_twice(Nvml(), uuid)), repr(read_twice(Nvml(FakeNvml(card)), uuid))
+    assert reading == expected
     assert stub.stub_buffers() == 0
 
 
@@ -153,14 +153,14 @@ def find_by_address(bus: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         ("NVML_ERROR_DRIVER_NOT_LOADED", "the NVIDIA driver is not loaded"),
         ("NVML_ERROR_LIB_RM_VERSION_MISMATCH", "restart the machine"),
         ("NVML_ERROR_NO_PERMISSION", "this user may not read it"),
     ],
 )
-def test_a_driver_that_does_not_start_says_why(error: str, said: str, driver: Callable[..., Any]) -> None:
+def test_a_driver_that_does_not_start_says_why(error: str, message: str, driver: Callable[..., Any]) -> None:
     driver(HOPPER, init=error)
-    with pytest.raises(NvmlError, match=said), Nvml():
+    with pytest.raises(NvmlError, match=message), Nvml():
         pass

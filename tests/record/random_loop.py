@@ -64,7 +64,7 @@ class Training:
         RemovableHandle.next_id = self.numbered
         READS.clear()
         self.seen: dict[str, Any] = {}
-        self.said: Counter[str] = Counter()
+        self.label_counts: Counter[str] = Counter()
         self.calls: list[str] = []
         self.handles: list[Any] = []
         self.hooks: list[int] = []
@@ -119,8 +119,8 @@ class Training:
     # for acts
 
     def note(self, label: str, value: Any) -> None:
-        self.said[label] += 1
-        self.seen |= flat(value, f"{label} #{self.said[label]}")
+        self.label_counts[label] += 1
+        self.seen |= flat(value, f"{label} #{self.label_counts[label]}")
 
     def tried(self, label: str, act: Callable[[], Any]) -> Any:
         """The result of `act`, or None; notes its exception, or the plain values in the result."""

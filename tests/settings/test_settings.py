@@ -26,10 +26,10 @@ from amp_core.__main__ import main
 from amp_core.cli.settings import add_settings, flags, settings
 from amp_core.settings.training import TrainConfig
 for command in ("train", "compare", "tune"):
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         main([command, "--help"])
-    assert "--ema-decay X" in said.getvalue() and "decay of the moving average of" in said.getvalue()
+    assert "--ema-decay X" in output.getvalue() and "decay of the moving average of" in output.getvalue()
 import argparse
 parser = argparse.ArgumentParser()
 add_settings(parser)
@@ -52,8 +52,8 @@ assert "--ema-decay 0.95" in app.code[-1].value, [c.value for c in app.code]
 field = next(n for n in app.number_input if n.key == "start.ema_decay")
 field.set_value(-1.0).run()
 next(b for b in app.button if b.key == "start.go").click().run()
-said = app.error[0].value.replace(chr(92), "")
-assert said.startswith("ema_decay=-1.0 is not possible; give a number above 0"), said
+output = app.error[0].value.replace(chr(92), "")
+assert output.startswith("ema_decay=-1.0 is not possible; give a number above 0"), output
 
 from pages.parts.start import again
 recorded = config.to_dict() | {"size": "tiny"}
