@@ -46,6 +46,7 @@ def test_live_refreshes_and_a_library_of_many_runs_work(tmp_path: Path) -> None:
         assert min(run_async(library(server.base))) > 0
 
 
+@pytest.mark.whole
 def test_a_short_soak_shows_no_growth(tmp_path: Path) -> None:
     result = run_async(soak(300, 6, tmp_path))
     assert result["code"] == 0 and int(str(result["opened"])) > 0

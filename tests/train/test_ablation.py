@@ -1,7 +1,8 @@
 """The loss-scale ablation: a training that fails in FP16 without a loss scale, and works in FP32 and with both kinds of
 scale.
 
-A fifth of the steps of the app's preset on a smaller model: the full preset takes a minute.
+A fifth of the steps of the app's preset on a smaller model: the full preset takes a minute. `tests/test_samples.py`
+checks the same on recorded runs each time.
 """
 
 import pytest
@@ -34,6 +35,7 @@ def runs(tmp_path_factory):
     return result
 
 
+@pytest.mark.whole
 def test_without_a_loss_scale_fp16_fails_to_train_and_with_one_it_follows_fp32(runs):
     last = {name: run.steps["loss"].iloc[-3:].mean() for name, run in runs.items()}
     learned = runs["fp32"].steps["loss"].iloc[0] - last["fp32"]
@@ -44,6 +46,7 @@ def test_without_a_loss_scale_fp16_fails_to_train_and_with_one_it_follows_fp32(r
         assert not runs[name].steps["skipped"].any()
 
 
+@pytest.mark.whole
 def test_gradients_of_the_head_underflow_without_a_loss_scale_and_not_at_128(runs):
     def zeros(name):
         first = runs[name].tensors(kind="output_grad", name="head", steps=(0, 0)).iloc[0]
