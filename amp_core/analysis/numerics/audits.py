@@ -11,6 +11,7 @@ from amp_core.analysis.numerics.ranges import sampled_steps
 from amp_core.analysis.numerics.what_if import what_if
 from amp_core.analysis.steps import attempts, recipe
 from amp_core.formats import FORMATS
+from amp_core.quantization import is_recipe
 from amp_core.store.run import Run
 
 _COLUMNS = ["step", "name", "loss_scale", "audited_frac", "predicted_frac", "audited_mass_frac", "predicted_mass_frac"]
@@ -27,6 +28,8 @@ def own_audits(run: Run) -> pd.DataFrame:
     own = recipe(run)
     if own is not None:
         audits = audits[audits["precision"].isna() | (audits["precision"] == own)]
+    else:
+        audits = audits[~audits["precision"].map(is_recipe)]
     scales = attempts(run).set_index("step")["loss_scale"].fillna(1.0)
     present = audits["loss_scale"] == audits["step"].map(scales).fillna(1.0)
     no_own_scale = ~present.groupby(audits["step"]).transform("any").astype(bool)

@@ -14,7 +14,7 @@ import torch
 
 from amp_core.quantization import BINS, OCTAVES
 from amp_core.record.model import own
-from amp_core.record.model.modules import is_compiled
+from amp_core.record.model.modules import is_compiled, is_linear
 from amp_core.record.model.parameters import (
     has_values,
     in_backward,
@@ -44,6 +44,7 @@ class _Operand(NamedTuple):
     name: str
     kind: str
     dtype: str
+    numel: int
     rows: list[BlockRow]
 
 
@@ -68,7 +69,7 @@ class BlockWatch(Observer):
         self._sent: list[tuple[int, list[_Operand], HostTransfer]] = []
         self._on_tensors = TensorHooks()
         self._on = False
-        layers = [(n, m) for n, m in named_modules(unwrapped(model)) if _is_linear(m)]
+        layers = [(n, m) for n, m in named_modules(unwrapped(model)) if is_linear(m)]
         self._switches = Switches((m, self._listener(n, self._on_grad(n))) for n, m in layers)
         reason = "" if layers else "the model has no linear layer"
         if is_compiled(model):
@@ -153,7 +154,8 @@ class BlockWatch(Observer):
         rows = measure_blocks(matrix, kind)
         numbers = [part for row in rows for part in (row.packed.flatten(), row.totals)]
         self._transfer.put(str(len(self._measured)), torch.cat(numbers))
-        self._measured.append(_Operand(name, kind, dtype_name(tensor.dtype), [_without_numbers(r) for r in rows]))
+        without = [_without_numbers(r) for r in rows]
+        self._measured.append(_Operand(name, kind, dtype_name(tensor.dtype), tensor.numel(), without))
 
     # when the numbers have arrived
 
@@ -182,6 +184,7 @@ def _row(step: int, operand: _Operand, row: BlockRow, values: "np.ndarray[Any, A
         "dtype": operand.dtype,
         "block": row.block,
         "scaling": row.scaling,
+        "numel": operand.numel,
         "nonzero": int(counts.sum()),
         "absmax": absmax,
         "abs_sum": abs_sum,
@@ -197,8 +200,3 @@ def _without_numbers(row: BlockRow) -> BlockRow:
     """The row without its tensors, which the host transfer has."""
     nothing = torch.empty(0)
     return row._replace(packed=nothing, totals=nothing)
-
-
-def _is_linear(module: torch.nn.Module) -> bool:
-    """Whether it multiplies with a matrix of weights: `Linear`, its subclasses, and GPT-2's `Conv1D`."""
-    return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
