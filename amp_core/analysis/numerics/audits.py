@@ -31,7 +31,7 @@ def own_audits(run: Run) -> pd.DataFrame:
     if own is not None:
         audits = audits[audits["precision"].isna() | (audits["precision"] == own)]
     else:
-        audits = audits[~audits["precision"].map(is_recipe)]
+        audits = audits[~audits["precision"].map(is_recipe).astype(bool)]
     scales = attempts(run).set_index("step")["loss_scale"].fillna(1.0)
     present = audits["loss_scale"] == audits["step"].map(scales).fillna(1.0)
     no_own_scale = ~present.groupby(audits["step"]).transform("any").astype(bool)
@@ -92,7 +92,7 @@ def quantized_audits(run: Run) -> pd.DataFrame:
     the weight gradient's own product, over all sampled steps; NaN if it was not recorded).
     """
     audits = run.audits
-    audits = audits[audits["precision"].map(is_recipe) & audits["name"].str.endswith("weight")]
+    audits = audits[audits["precision"].map(is_recipe).astype(bool) & audits["name"].str.endswith("weight")]
     columns = ["step", "name", "precision", "rel_error", "cosine", "loss_change"]
     if audits.empty or run.blocks.empty:
         return audits[columns].assign(predicted=np.nan)

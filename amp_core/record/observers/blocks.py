@@ -3,9 +3,11 @@
     BlockWatch(writer, model, due=sampling.due, wanted=lambda name: True)        # an observer: see `observers`
 
 On a sampled step the first call of each linear layer is measured: its input and its weight in forward, the gradient of
-its output in backward. See `stats.blocks` for what is measured.
+its output in backward. See `stats.blocks` for what is measured. That takes as long as several steps of a small model,
+so sampled steps are left out where it would take more than `MAX_TIME_FRAC` of the time; events say so.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,6 +37,11 @@ from amp_core.store.writer import RunWriter
 MAX_WAITING = 8
 """Sampled steps whose numbers may still be on the device."""
 
+MAX_TIME_FRAC = 0.02
+"""Share of the time of training that this takes unless all sampled steps are asked for."""
+MIN_STEPS = 3
+"""Sampled steps that are measured whatever they take."""
+
 _ROW = 4 * BINS + 3
 
 
@@ -51,15 +58,25 @@ class _Operand(NamedTuple):
 class BlockWatch(Observer):
     """Writes rows of `blocks` for the sampled steps of one training loop.
 
-    `due(step)` says whether a step is sampled, `wanted(name)` whether a module or parameter of that name is.
+    `due(step)` says whether a step is sampled, `wanted(name)` whether a module or parameter of that name is. With
+    `all_sampled`, no sampled step is left out.
     """
 
     def __init__(
-        self, writer: RunWriter, model: torch.nn.Module, due: Callable[[int], bool], wanted: Callable[[str], bool]
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        due: Callable[[int], bool],
+        wanted: Callable[[str], bool],
+        all_sampled: bool = False,
     ) -> None:
         self._writer = writer
         self._due = due
         self._wanted = wanted
+        self._all_sampled = all_sampled
+        self._began = time.perf_counter()
+        self._spent_s = 0.0
+        self._sampled = self._steps = 0  # sampled steps so far, and those of them that were measured
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._step = 0
         self._called: set[str] = set()
@@ -85,25 +102,46 @@ class BlockWatch(Observer):
 
     def step_began(self, step: int) -> None:
         self._detach()
-        self.awake = self._possible and self._due(step)
+        sampled = self._possible and self._due(step)
+        self.awake = sampled and self._is_affordable(step)
+        self._sampled += sampled
+        self._steps += self.awake
         if self.awake:
             self._step, self._called, self._weights = step, set(), set()
             self._measured, self._transfer = [], HostTransfer()
             self._switches.on()
             self._on = True
 
+    def _is_affordable(self, step: int) -> bool:
+        """Whether measuring took few enough of the time so far; says so at the first step that is left out."""
+        share = self._spent_s / max(time.perf_counter() - self._began, 1e-9)
+        if self._all_sampled or self._steps < MIN_STEPS or share <= MAX_TIME_FRAC:
+            return True
+        if self._sampled == self._steps:
+            detail = (
+                f"a step takes {1e3 * self._spent_s / self._steps:.3g} ms to record; sampled steps are left out so "
+                f"that this stays within {MAX_TIME_FRAC:.0%} of the time; every=1 records all"
+            )
+            self._writer.event("phase change", name="blocks", detail=detail, step=step)
+        return False
+
     def step_ended(self, step: int) -> None:
+        begun = time.perf_counter()
         self._detach()
         if self._measured:
             self._transfer.send()
             self._sent.append((self._step, self._measured, self._transfer))
             self._measured = []
         self._write(wait=len(self._sent) > MAX_WAITING)
+        self._spent_s += time.perf_counter() - begun
 
     def close(self) -> None:
         self._detach()
         self._on_tensors.remove()
         self._write(wait=True)
+        if self._steps < self._sampled:
+            detail = f"recorded on {self._steps:,} of {self._sampled:,} sampled steps"
+            self._writer.event("phase change", name="blocks", detail=detail, step=self._step)
 
     def _detach(self) -> None:
         if self._on:
@@ -145,6 +183,11 @@ class BlockWatch(Observer):
 
     def _measure(self, name: str, kind: str, tensor: Any) -> None:
         """Measure a tensor as a matrix; one that is none, or has no real values, is left out."""
+        begun = time.perf_counter()
+        self._measure_now(name, kind, tensor)
+        self._spent_s += time.perf_counter() - begun
+
+    def _measure_now(self, name: str, kind: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not self._wanted(name):
             return
         if not measurable(tensor) or tensor.layout is not torch.strided or not tensor.numel():

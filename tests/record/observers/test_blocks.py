@@ -170,3 +170,45 @@ def test_the_scale_of_the_loss_changes_no_distance(tmp_path):
     for one, other in zip(rows[0]["counts"], rows[1]["counts"], strict=True):
         assert np.array_equal(one, other)
     assert np.allclose(rows[1]["absmax"], 1024 * rows[0]["absmax"])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_sampled_steps_are_left_out_where_recording_takes_too_much_of_the_time(tmp_path, monkeypatch, every):
+    from amp_core.record.observers import blocks
+
+    clock = iter(range(10**9))  # each look at the clock takes a second, so that recording is almost all there is
+    monkeypatch.setattr(blocks.time, "perf_counter", lambda: float(next(clock)))
+    train(model(), 20, into=tmp_path / "run", every=every, blocks=True)
+    monkeypatch.undo()
+    run = load_run(tmp_path / "run")
+    events = run.events[run.events["name"] == "blocks"]["detail"].tolist()
+    if every == 1:
+        assert sorted(run.blocks["step"].unique()) == list(range(20)) and not events
+        return
+    assert sorted(run.blocks["step"].unique()) == [0, 2, 4]
+    assert events[0].endswith("this stays within 2% of the time; every=1 records all")
+    assert events[1:] == ["recorded on 3 of 10 sampled steps"]
+
+
+def test_left_out_steps_are_measured_again_once_there_was_time(tmp_path, monkeypatch):
+    from amp_core.record.observers import blocks
+
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            self.now += 0.001
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(blocks.time, "perf_counter", clock)
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    with watch(net, optimizer, into=tmp_path / "run", every=2, blocks=True):
+        for _ in range(60):
+            net(torch.randn(4, 9, 24)).square().mean().backward()
+            optimizer.step()
+            clock.now += 0.06
+    monkeypatch.undo()
+    recorded = load_run(tmp_path / "run").blocks["step"].nunique()
+    assert 3 < recorded < 30
