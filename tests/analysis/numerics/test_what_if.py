@@ -237,7 +237,7 @@ def test_fp8_gives_a_wide_tensor_the_format_with_more_range(tmp_path):
 
 
 def test_fp8_advice_has_the_scale_of_what_if(tmp_path):
-    gradient = row("fc", [1] + [0] * 36 + [10], -40, kind="output_grad")
+    gradient = row("fc", [10] * 40, -40, kind="output_grad")
     run = run_of(tmp_path / "run", [gradient, row("fc.weight", [5], -8)])
     advice = layer_advice(run).set_index("layer").loc["fc"]
     told = what_if(run, (advice["fp8_format"],), (0,), ("output_grad",), pure=True).iloc[0]
