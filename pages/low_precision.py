@@ -15,9 +15,8 @@ if run.blocks.empty:
     low_precision.not_recorded(run)
 
 answer = st.container()
-with st.container(horizontal=True, vertical_alignment="bottom"):
-    names = low_precision.pick_formats()
-    limit = low_precision.pick_limit()
+names = low_precision.pick_formats()
+limit = low_precision.pick_limit()
 if not names:
     empty.nothing("Choose a format.")
 recipes = tuple(RECIPES[name] for name in names)

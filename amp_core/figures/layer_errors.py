@@ -80,8 +80,8 @@ def layer_error_figure(
         f"{title}: {len(layers):,} layers by {', '.join(labels)}; {int(beyond.sum()):,} of {len(errors):,} cells are "
         f"beyond the limit of {limit:.3g}."
     )
-    height = min(1400, max(300, 190 + 24 * len(layers))) + COLORBAR_PX
-    margin = {"l": 96, "r": 24, "t": 96, "b": 40 + COLORBAR_PX}
+    height = min(1400, max(300, 174 + 24 * len(layers))) + COLORBAR_PX
+    margin = {"l": 96, "r": 24, "t": 96, "b": 24 + COLORBAR_PX}
     return finish(figure, title, alt, height, margin=margin, legend={"y": COLORBAR_PX / height})
 
 
@@ -98,7 +98,7 @@ def _hover_text(layer: str, form: str, error: float, decibels: float, product: s
 
 def _scale(limit: float, dark: bool) -> list[list[float | str]]:
     """Shades of one hue up to the limit (0–1 of the scale), of another beyond it."""
-    mild: list[list[float | str]] = [[limit * stop / 0.8, hue] for stop, hue in SHARES[dark] if stop <= 0.8]
+    mild: list[list[float | str]] = [[limit * stop / 0.6, hue] for stop, hue in SHARES[dark] if stop <= 0.6]
     over = colour("overflow", dark)
     return [*mild, [limit, with_opacity(over, 0.65)], [1.0, over]]
 

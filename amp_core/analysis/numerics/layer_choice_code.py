@@ -76,7 +76,7 @@ def _torchao(choice: Choice) -> str:
     )
     return (
         f"import torch\n{imports}\n\n{_stays(choice)}\n\n"
-        "def goes(module: torch.nn.Module, fqn: str) -> bool:\n"
+        "def goes(module: torch.nn.Module, fqn: str) -> bool:  # torchao converts Linear, not GPT-2's Conv1D\n"
         "    return isinstance(module, torch.nn.Linear) and fqn not in BF16_LAYERS\n\n\n"
         f"{convert}\n"
     )

@@ -39,7 +39,7 @@ COLUMNS = {
     "flops_frac": tables.share("GEMM FLOPs", help_="Share of all GEMM FLOPs"),
 }
 MEASURED = {
-    "name": st.column_config.TextColumn("Weight", pinned=True, width=190),
+    "name": st.column_config.TextColumn("Weight", pinned=True, width=240),
     "format": st.column_config.TextColumn("Format", width=110),
     "predicted": tables.measured("Predicted error", width=110, help_="Of the weight gradient's product alone"),
     "rel_error": tables.measured("Measured error", width=110, help_="Of the gradient, all layers quantized at once"),
