@@ -35,7 +35,9 @@ figure = layer_error_figure(errors, threshold, charts.dark())
 clicked = clicks.points(charts.show(figure, "low.errors", clicks=True), "low.errors")
 st.caption(low_precision.ABOUT)
 opened = low_precision.table(errors, threshold)
-for layer, name in [tuple(point["customdata"][:2]) for point in clicked[:1]] + opened:
+by_label = {recipe.label: recipe.name for recipe in recipes}
+opened += [(str(point["y"]), by_label[point["x"]]) for point in clicked[:1] if point["x"] in by_label]
+for layer, name in opened:
     low_precision.go(run, errors, layer, name)
 low_precision.code(chosen)
 low_precision.measured(run)

@@ -23,8 +23,8 @@ def layer_error_figure(
 ) -> go.Figure:
     """Layers (down, the most harmful first) × recipes (across), from `layer_errors`: the error of the worst product.
 
-    Colours change at `limit`, a relative error, and cells beyond it have a cross. A click on a cell reports in
-    `customdata` the layer and the recipe.
+    Colours change at `limit`, a relative error, and cells beyond it have a cross. A click on a cell reports the layer
+    as `y` and the recipe's label as `x`.
     """
     if not len(errors):
         return empty_figure(title, "No product of a linear layer was recorded.")
@@ -62,7 +62,6 @@ def layer_error_figure(
         y=[layers[r] for r in row],
         mode="markers",
         marker=INVISIBLE_MARKER,
-        customdata=errors[["layer", "format"]].to_numpy(dtype=object),
         text=[_hover_text(*values) for values in errors[_HOVER].itertuples(index=False, name=None)],
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,

@@ -82,6 +82,22 @@ def test_a_limit_that_is_none_is_one_sentence(app_of):
     assert len(app.error) == 1 and "'much' is no error; give a relative error above 0" in app.error[0].value
 
 
+def test_a_click_opens_a_tensor_of_that_layer(app_of):
+    app = app_of()
+    app.session_state["low.errors"] = {"selection": {"points": [{"x": "NVFP4", "y": "2"}]}}
+    app.run()
+    assert not app.exception
+    assert app.title[0].value == "Layer detail" and app.query_params["layer"][0] in ("2.weight", "2")
+
+
+def test_a_row_of_the_table_opens_a_tensor_of_that_layer(app_of):
+    app = app_of()
+    layer = app.dataframe[0].value["layer"].iloc[1]
+    app.session_state["low.table"] = {"selection": {"rows": [1]}}
+    app.run()
+    assert app.title[0].value == "Layer detail" and app.query_params["layer"][0].partition(".")[0] == layer
+
+
 def test_a_run_without_blocks_says_how_to_record_them(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(PAGE, run="run/a")

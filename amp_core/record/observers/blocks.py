@@ -18,6 +18,7 @@ from amp_core.quantization import BINS, OCTAVES
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled, is_linear
 from amp_core.record.model.parameters import (
+    device_of,
     has_values,
     in_backward,
     local_values,
@@ -28,6 +29,7 @@ from amp_core.record.model.parameters import (
 from amp_core.record.observer import Observer
 from amp_core.record.stats.blocks import BlockRow, measure_blocks
 from amp_core.record.stats.channels import channel_of
+from amp_core.record.stats.dispatch import kernel_of
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.torch_internals.module_calls import Switches
@@ -37,7 +39,7 @@ from amp_core.store.writer import RunWriter
 MAX_WAITING = 8
 """Sampled steps whose numbers may still be on the device."""
 
-MAX_TIME_FRAC = 0.02
+MAX_TIME_FRAC = 0.01
 """Share of the time of training that this takes unless all sampled steps are asked for."""
 MIN_STEPS = 3
 """Sampled steps that are measured whatever they take."""
@@ -96,6 +98,10 @@ class BlockWatch(Observer):
             writer.event("warning", name="not recorded", detail=f"blocks: {reason}")
         else:
             measure_blocks(torch.ones(1, 1), "activation")  # compiles the kernel, which no step should pay for
+            device = device_of(model).type
+            if kernel_of("blocks", device) is None:
+                detail = f"no kernel measures blocks on {device}; plain torch does, which is slower"
+                writer.event("phase change", name="blocks", detail=detail)
         self._possible = not reason
 
     # moments of the loop

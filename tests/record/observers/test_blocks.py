@@ -130,6 +130,16 @@ def test_a_model_without_linear_layers_says_so(tmp_path):
     assert "blocks: the model has no linear layer" in set(events["detail"])
 
 
+def test_a_device_without_a_kernel_says_that_plain_torch_measures(tmp_path, monkeypatch):
+    from amp_core.record.stats import dispatch
+
+    monkeypatch.setitem(dispatch._kernels, "cpu", {})
+    train(model(), 1, into=tmp_path / "run", blocks=True)
+    run = load_run(tmp_path / "run")
+    assert "no kernel measures blocks on cpu; plain torch does, which is slower" in set(run.events["detail"])
+    assert len(run.blocks)
+
+
 @pytest.mark.parametrize("wrong", [1, "yes", None])
 def test_another_value_is_one_sentence(tmp_path, wrong):
     with pytest.raises(RunError, match=rf"^blocks={wrong!r} is neither True nor False; blocks=True records"):
@@ -186,7 +196,7 @@ def test_sampled_steps_are_left_out_where_recording_takes_too_much_of_the_time(t
         assert sorted(run.blocks["step"].unique()) == list(range(20)) and not events
         return
     assert sorted(run.blocks["step"].unique()) == [0, 2, 4]
-    assert events[0].endswith("this stays within 2% of the time; every=1 records all")
+    assert events[0].endswith("this stays within 1% of the time; every=1 records all")
     assert events[1:] == ["recorded on 3 of 10 sampled steps"]
 
 
