@@ -98,7 +98,7 @@ def watch(
             under torch's and torchao's optimizers are compared, as often as 1 % of the time allows.
         blocks: records on sampled steps how the operands of linear layers lie in the blocks of 8- and 4-bit recipes,
             into the table `blocks`: what `what_if` needs to predict them. With `every` above 1, it takes 1 % of the
-            time at most: after the first three, sampled steps are left out where it is too slow, and an event says so.
+            time at most: after the first, sampled steps are left out where it is too slow, and an event says so.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. If they
             leave none, an event and the log report it.
         name: the name of the run; the folder's name by default.

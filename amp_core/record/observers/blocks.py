@@ -41,8 +41,9 @@ MAX_WAITING = 8
 
 MAX_TIME_FRAC = 0.01
 """Share of the time of training that this takes unless all sampled steps are asked for."""
-MIN_STEPS = 3
-"""Sampled steps that are measured whatever they take."""
+FREE_S = 0.05
+"""Processor time that this takes at first whatever share that is: a few steps of a small model. The first sampled step
+is measured in any case."""
 
 _ROW = 4 * BINS + 3
 
@@ -77,7 +78,7 @@ class BlockWatch(Observer):
         self._wanted = wanted
         self._all_sampled = all_sampled
         self._began = time.perf_counter()
-        self._spent_s = 0.0
+        self._spent_s = self._processor_s = 0.0
         self._sampled = self._steps = 0  # sampled steps so far, and those of them that were measured
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._step = 0
@@ -121,7 +122,7 @@ class BlockWatch(Observer):
     def _is_affordable(self, step: int) -> bool:
         """Whether measuring took few enough of the time so far; says so at the first step that is left out."""
         share = self._spent_s / max(time.perf_counter() - self._began, 1e-9)
-        if self._all_sampled or self._steps < MIN_STEPS or share <= MAX_TIME_FRAC:
+        if self._all_sampled or self._processor_s < FREE_S or share <= MAX_TIME_FRAC:
             return True
         if self._sampled == self._steps:
             detail = (
@@ -189,9 +190,10 @@ class BlockWatch(Observer):
 
     def _measure(self, name: str, kind: str, tensor: Any) -> None:
         """Measure a tensor as a matrix; one that is none, or has no real values, is left out."""
-        begun = time.perf_counter()
+        begun, processor = time.perf_counter(), time.thread_time()
         self._measure_now(name, kind, tensor)
         self._spent_s += time.perf_counter() - begun
+        self._processor_s += time.thread_time() - processor
 
     def _measure_now(self, name: str, kind: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not self._wanted(name):

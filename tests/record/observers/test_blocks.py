@@ -188,6 +188,7 @@ def test_sampled_steps_are_left_out_where_recording_takes_too_much_of_the_time(t
 
     clock = iter(range(10**9))  # each look at the clock takes a second, so that recording is almost all there is
     monkeypatch.setattr(blocks.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(blocks.time, "thread_time", lambda: float(next(clock)))
     train(model(), 20, into=tmp_path / "run", every=every, blocks=True)
     monkeypatch.undo()
     run = load_run(tmp_path / "run")
@@ -195,9 +196,9 @@ def test_sampled_steps_are_left_out_where_recording_takes_too_much_of_the_time(t
     if every == 1:
         assert sorted(run.blocks["step"].unique()) == list(range(20)) and not events
         return
-    assert sorted(run.blocks["step"].unique()) == [0, 2, 4]
+    assert sorted(run.blocks["step"].unique()) == [0]
     assert events[0].endswith("this stays within 1% of the time; every=1 records all")
-    assert events[1:] == ["recorded on 3 of 10 sampled steps"]
+    assert events[1:] == ["recorded on 1 of 10 sampled steps"]
 
 
 def test_left_out_steps_are_measured_again_once_there_was_time(tmp_path, monkeypatch):
@@ -212,13 +213,14 @@ def test_left_out_steps_are_measured_again_once_there_was_time(tmp_path, monkeyp
 
     clock = Clock()
     monkeypatch.setattr(blocks.time, "perf_counter", clock)
+    monkeypatch.setattr(blocks.time, "thread_time", clock)
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     with watch(net, optimizer, into=tmp_path / "run", every=2, blocks=True):
         for _ in range(60):
             net(torch.randn(4, 9, 24)).square().mean().backward()
             optimizer.step()
-            clock.now += 0.06
+            clock.now += 0.2
     monkeypatch.undo()
     recorded = load_run(tmp_path / "run").blocks["step"].nunique()
-    assert 3 < recorded < 30
+    assert 2 < recorded < 30
