@@ -28,6 +28,7 @@ from amp_core.cli import (
     serve,
     train,
     tune,
+    what_if,
 )
 from amp_core.cli.untrusted import printable
 from amp_core.schema import RunError
@@ -39,6 +40,7 @@ COMMANDS = (
     diagnose,
     report,
     forecast,
+    what_if,
     env,
     serve,
     packing,

@@ -15,6 +15,7 @@ from amp_core.figures.devices import device_figure
 from amp_core.figures.forecast import forecast_figure
 from amp_core.figures.formats import accumulation_figure, format_range_figure
 from amp_core.figures.kernels import kernel_figure, tensor_core_figure
+from amp_core.figures.layer_errors import layer_error_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure
 from amp_core.figures.loss_scale import scale_figure
@@ -43,6 +44,7 @@ __all__ = [
     "format_range_figure",
     "grad_norm_figure",
     "kernel_figure",
+    "layer_error_figure",
     "loss_figure",
     "magnitude_figure",
     "memory_figure",

@@ -3,12 +3,15 @@ recipe.
 
     rec.audit(lambda: loss_fn(model(x), y))                       # at the current loss scale
     rec.audit(lambda: loss_fn(model(x), y), loss_scales=(1, 128, 65536))
+    rec.audit(lambda: loss_fn(model(x), y), precision="nvfp4")    # linear layers on quantized operands
 
 The closure computes the loss of one batch. It runs once in FP32, with TF32 and autocast off (even if the closure turns
-autocast on), and once per loss scale in the recipe of the run. Afterwards gradients, random number generators, buffers
-such as BatchNorm's statistics, and backend flags are restored. The scaler is never touched.
+autocast on), and once per loss scale in the recipe of the run. A quantization recipe runs as FP32 does, except for the
+products of linear layers (see `quantized_products`): only they make a difference. Afterwards gradients, random number
+generators, buffers such as BatchNorm's statistics, and backend flags are restored. The scaler is never touched.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -21,6 +24,7 @@ from amp_core.record.backends import BACKENDS, backend_of, fp32_precision_restor
 from amp_core.record.model import own
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import local_values
+from amp_core.record.quantized_products import QuantizedProducts
 from amp_core.schema import RunError
 
 COLUMNS = ("numel", "nonzero", "lost", "nonfinite", "lost_mass_frac", "rel_error", "cosine")
@@ -43,16 +47,26 @@ class Replay:
         self._closure = closure
         self._device = device
         self._autocast_dtype = autocast_dtype
+        self.loss = math.nan
+        """The loss of the last replay."""
 
-    def in_fp32(self) -> list[torch.Tensor | None]:
-        """Gradients with autocast and TF32 off and 32-bit weights: the reference."""
+    def in_fp32(self, products: QuantizedProducts | None = None) -> list[torch.Tensor | None]:
+        """Gradients with autocast and TF32 off and 32-bit weights: the reference. With `products`, those of linear
+        layers are quantized; raises `RunError` if no linear layer ran."""
         with (
             _unchanged(self._model, self._device),
             _no_autocast(self._device),
             _no_tf32(),
             _wide(self._parameters, self._model),
+            products or nullcontext(),  # also around backward, in which checkpointing runs forward again
         ):
-            return self._gradients(1.0)
+            gradients = self._gradients(1.0)
+        if products is not None and not products.reached:
+            raise RunError(
+                f"precision={products.recipe.name!r} quantizes linear layers, and the closure ran none with a weight "
+                "of its own"
+            )
+        return gradients
 
     def in_recipe(self, loss_scale: float) -> list[torch.Tensor | None]:
         """Gradients as the run computes them, multiplied by `loss_scale`."""
@@ -70,6 +84,7 @@ class Replay:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise RunError(f"closure returned {got}; it must return the loss of one batch, one number")
+        self.loss = float(loss.detach())
         # autograd.grad neither writes .grad nor runs accumulation hooks: DDP's reducers, optimizers in backward.
         grads = torch.autograd.grad(loss * loss_scale, self._parameters, allow_unused=True)
         return [local_values(g) if g is not None else None for g in grads]
@@ -106,16 +121,23 @@ def compare_gradients(reference: torch.Tensor, recipe: torch.Tensor, loss_scale:
 
 
 def audit(
-    replay: Replay, names: Sequence[str], loss_scales: Sequence[float], step: int, precision: str
+    replay: Replay,
+    names: Sequence[str],
+    loss_scales: Sequence[float],
+    step: int,
+    precision: str,
+    products: QuantizedProducts | None = None,
 ) -> dict[str, list[Any]]:
-    """Rows of `audits`: each gradient in the recipe, at each loss scale, against FP32."""
-    reference = replay.in_fp32()
-    labels: list[tuple[str, float]] = []
+    """Rows of `audits`: each gradient in the recipe, at each loss scale, against FP32. With `products`, the recipe is
+    FP32 with those quantized, at the loss scale 1."""
+    reference, loss = replay.in_fp32(), replay.loss
+    labels: list[tuple[str, float, float]] = []
     packed: list[torch.Tensor] = []
-    for loss_scale in loss_scales:
-        for name, g, r in zip(names, reference, replay.in_recipe(loss_scale), strict=True):
+    for loss_scale in loss_scales if products is None else (1.0,):
+        gradients = replay.in_recipe(loss_scale) if products is None else replay.in_fp32(products)
+        for name, g, r in zip(names, reference, gradients, strict=True):
             if g is not None and r is not None:
-                labels.append((name, float(loss_scale)))
+                labels.append((name, float(loss_scale), replay.loss - loss))
                 packed.append(compare_gradients(g, r, loss_scale))
     rows = torch.stack([p.to(packed[0].device) for p in packed]).tolist() if packed else []
     columns: dict[str, list[Any]] = {c: [row[i] for row in rows] for i, c in enumerate(COLUMNS)}
@@ -123,8 +145,9 @@ def audit(
         columns[counted] = [int(v) for v in columns[counted]]
     return columns | {
         "step": [step] * len(rows),
-        "name": [name for name, _ in labels],
-        "loss_scale": [scale for _, scale in labels],
+        "name": [name for name, *_ in labels],
+        "loss_scale": [scale for _, scale, _ in labels],
+        "loss_change": [change for *_, change in labels],
         "precision": [precision] * len(rows),
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from amp_core.quantization import RECIPES, find_recipe, is_recipe
 from amp_core.record.audit import Replay, audit
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.sampling import Sampling
@@ -20,6 +21,7 @@ from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import unwrapped, written_class
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
+from amp_core.record.quantized_products import QuantizedProducts
 from amp_core.record.stats.measure import compile_ahead
 from amp_core.record.step_phases import count_calls
 from amp_core.schema import RunError
@@ -121,14 +123,27 @@ class Recorder:
 
         `closure` computes and returns the loss of that batch; it is called once for FP32 and once for each of
         `loss_scales`, by default the current one. With `precision` `fp16` or `bf16`, measures what autocast to that
-        dtype would lose, whichever recipe the run uses. Nothing else changes: see `amp_core.record.audit`. Takes the
-        time of as many forward and backward passes. Raises `RunError` before the first forward and for an unknown
-        precision.
+        dtype would lose, whichever recipe the run uses; with a recipe of `amp_core.quantization` (`mxfp8`, `nvfp4`,
+        `fp8-rowwise`, …), what quantizing the operands of all linear layers would, at the loss scale 1. Nothing else
+        changes: see `amp_core.record.audit`. Takes the time of as many forward and backward passes. Raises `RunError`
+        before the first forward, for an unknown precision, and where no linear layer can be quantized.
         """
         if not self._steps.precision.known:
             raise RunError("audit was called before the model's first forward; call it once training has begun")
-        if precision is not None and precision not in AUTOCAST:
-            raise RunError(f"precision={precision!r} cannot be audited; choose one of {', '.join(AUTOCAST)}")
+        quantized = find_recipe(precision) if is_recipe(precision) else None
+        if precision is not None and precision not in AUTOCAST and quantized is None:
+            choices = ", ".join([*AUTOCAST, *RECIPES])
+            raise RunError(f"precision={precision!r} cannot be audited; choose one of {choices}")
+        if quantized is not None and is_compiled(self._model):
+            raise RunError(
+                f"precision={precision!r} quantizes linear layers, which a compiled graph hides; audit the model "
+                "without torch.compile"
+            )
+        if quantized is not None and loss_scales is not None:
+            raise RunError(
+                f"loss_scales={loss_scales!r} has no effect on precision={precision!r}, which scales by itself; "
+                "leave it out"
+            )
         with self._phases.watching(raises=True):
             given = {
                 id(p): p for o in self._steps.optimizers for g in o.param_groups for p in g["params"] if p.requires_grad
@@ -137,12 +152,13 @@ class Recorder:
             scaler = self._hooks.scaler
             present = scaler.get_scale() if scaling.is_active(scaler) else 1.0
             scales = loss_scales if loss_scales is not None else [present]
-            dtype = AUTOCAST[precision] if precision is not None else self._steps.precision.autocast_dtype
+            dtype = AUTOCAST.get(precision or "", self._steps.precision.autocast_dtype)
+            products = QuantizedProducts(quantized, self._model) if quantized else None
             replay = Replay(self._model, [p for _, p in named], closure, self._steps.device, dtype)
             self._steps.auditing = True
             try:
-                recipe = precision or str(self.writer.head.config.get("precision"))
-                rows = audit(replay, [n for n, _ in named], scales, self._steps.last, recipe)
+                recipe = quantized.name if quantized else precision or str(self.writer.head.config.get("precision"))
+                rows = audit(replay, [n for n, _ in named], scales, self._steps.last, recipe, products)
             finally:
                 self._steps.auditing = False
             self.writer.append("audits", rows)

@@ -96,8 +96,9 @@ def watch(
         updates: compare the updates of all weights with the same step in float64, on each step that `every` names.
             An optimizer of your own is repeated on copies for that: its `step` runs twice. Without it, 16-bit weights
             under torch's and torchao's optimizers are compared, as often as 1 % of the time allows.
-        blocks: records on every sampled step how the operands of linear layers lie in the blocks of 8- and 4-bit
-            recipes, into the table `blocks`: what `what_if` needs to predict them.
+        blocks: records on sampled steps how the operands of linear layers lie in the blocks of 8- and 4-bit recipes,
+            into the table `blocks`: what `what_if` needs to predict them. With `every` above 1, it takes 1 % of the
+            time at most: after the first, sampled steps are left out where it is too slow, and an event says so.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. If they
             leave none, an event and the log report it.
         name: the name of the run; the folder's name by default.
@@ -185,7 +186,7 @@ def watch(
         for observer in _observers(writer, model, optimizers, scaler, level, window, trace_ops, every, updates):
             observers.append(observer)  # noqa: PERF402  # one by one, so that those before a failure are known
         if blocks:
-            observers.append(BlockWatch(writer, model, sampling.due, wanted))
+            observers.append(BlockWatch(writer, model, sampling.due, wanted, all_sampled=every == 1))
         return Recorder(
             model,
             optimizers,

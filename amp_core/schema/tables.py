@@ -119,6 +119,7 @@ TABLES: dict[str, Table] = {
                 _column("dtype", "s", "the tensor's own dtype, e.g. bfloat16"),
                 _column("block", "s", "values that share a scale: 16, 32, 128, row, tensor or, in tiles, 128x128"),
                 _column("scaling", "s", "format and rule of the scale, e.g. e8m0 floor; `amp_core.quantization`"),
+                _column("numel", "i", "number of elements"),
                 _column("nonzero", "i", "finite nonzero values"),
                 _column("absmax", "f", "largest finite magnitude; 0 where none is"),
                 _column("abs_sum", "f", "sum of finite magnitudes"),
@@ -292,6 +293,7 @@ TABLES: dict[str, Table] = {
                 _column("nonzero", "i", "elements that are nonzero in FP32"),
                 _column("nonfinite", "i", "elements that are infinite or NaN in the recipe"),
                 _RANK,
+                _column("loss_change", "f", "loss of the batch in the recipe less that in FP32"),
             ),
         ),
         Table(

@@ -2,14 +2,13 @@
 
 Each model is trained in FP32 and under BF16 autocast with `watch(…, blocks=True)`; the operands of its linear layers on
 the last step are kept and quantized by each recipe, along both contractions. For each recipe: the worst difference of
-the shares that underflow, and of how many operands the relative error is predicted to within 0.5 dB. The last line is
-what recording takes: milliseconds of a step with blocks over one that is sampled without.
+the shares that underflow, and of how many operands the relative error is predicted to within 0.5 dB. What recording
+costs: `tests.benchmarks.block_cost`.
 """
 
 import argparse
 import collections
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,17 +47,40 @@ def gpt2() -> tuple[nn.Module, Callable[[nn.Module, Any], torch.Tensor], Any]:
     return GPT2LMHeadModel(config), lambda model, batch: model(input_ids=batch, labels=batch).loss, batches()
 
 
-MODELS = {"text-gpt": lambda: workload("text-gpt"), "text-bert": lambda: workload("text-bert"), "gpt2": gpt2}
+def vit() -> tuple[nn.Module, Callable[[nn.Module, Any], torch.Tensor], Any]:
+    """The stock ViT of transformers, small, on scikit-learn's handwritten digits."""
+    from sklearn.datasets import load_digits
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = ViTConfig(**sizes, image_size=8, patch_size=2, num_channels=1, num_labels=10)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
+
+    def batches() -> Any:
+        while True:
+            chosen = torch.randint(len(images), (32,))
+            yield images[chosen], labels[chosen]
+
+    return ViTForImageClassification(config), lambda m, b: m(pixel_values=b[0], labels=b[1]).loss, batches()
 
 
-def recorded(folder: Path, model: str, bf16: bool, blocks: bool) -> tuple[dict[tuple[str, str], torch.Tensor], float]:
-    """Train, and return the operands of the last step by name and kind, and the median milliseconds of a step."""
+MODELS = {
+    "text-gpt": lambda: workload("text-gpt"),
+    "text-bert": lambda: workload("text-bert"),
+    "gpt2": gpt2,
+    "vit": vit,
+}
+
+
+def recorded(folder: Path, model: str, bf16: bool) -> dict[tuple[str, str], torch.Tensor]:
+    """Train, and return the operands of the last step by name and kind."""
     net, loss_fn, batches = MODELS[model]()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     operands: dict[tuple[str, str], torch.Tensor] = {}
     parameters = {id(p): name for name, p in net.named_parameters()}
-    times = []
-    with watch(net, optimizer, into=folder, every=1, blocks=blocks):
+    with watch(net, optimizer, into=folder, every=1, blocks=True):
         for step in range(STEPS):
             handles = []
             if step == STEPS - 1:
@@ -68,16 +90,14 @@ def recorded(folder: Path, model: str, bf16: bool, blocks: bool) -> tuple[dict[t
                         matrix = weight if isinstance(layer, nn.Linear) else weight.T
                         operands[parameters[id(layer.weight)], "weight"] = matrix.clone()
                         handles.append(layer.register_forward_hook(keeping(operands, name)))
-            begun = time.perf_counter()
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 loss = loss_fn(net, next(batches))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            times.append(1e3 * (time.perf_counter() - begun))
             for handle in handles:
                 handle.remove()
-    return operands, float(np.median(times))
+    return operands
 
 
 def keeping(operands: dict[tuple[str, str], torch.Tensor], name: str) -> Callable[..., None]:
@@ -117,7 +137,7 @@ if __name__ == "__main__":
     for model in parser.parse_args().models:
         for precision in ("fp32", "bf16"):
             with tempfile.TemporaryDirectory() as made:
-                tensors, step_ms = recorded(Path(made, "blocks"), model, precision == "bf16", blocks=True)
+                tensors = recorded(Path(made, "blocks"), model, precision == "bf16")
                 for recipe, pairs in differences(Path(made, "blocks"), tensors).items():
                     underflow, error = np.array(pairs).T
                     print(
@@ -125,5 +145,3 @@ if __name__ == "__main__":
                         f"| {np.mean(error < 0.5):.1%} |",
                         flush=True,
                     )
-                without = recorded(Path(made, "bare"), model, precision == "bf16", blocks=False)[1]
-            print(f"\n{model}, {precision}: {step_ms:.1f} ms with blocks, {without:.1f} ms without\n", flush=True)

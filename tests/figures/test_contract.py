@@ -76,6 +76,20 @@ AGREEMENT = pd.DataFrame(
 """What `gradient_agreement` makes of two audited runs; made-up runs have no audits."""
 
 
+LAYERS = pd.DataFrame(
+    {
+        "layer": ["head", "blocks.0.fc"] * 2,
+        "format": ["nvfp4"] * 2 + ["mxfp8-e4m3"] * 2,
+        "rel_error": [0.2, 0.13, 0.05, 0.0],
+        "rel_error_db": [13.98, 17.72, 26.02, np.inf],
+        "product": ["forward", "input_grad", "weight_grad", "forward"],
+        "operand": ["weight", "output_grad", "activation", "weight"],
+        "rank": [1, 2, 1, 2],
+    }
+)
+"""What `layer_errors` makes of a run with blocks."""
+
+
 APART = pd.DataFrame(
     {
         "step": [3, 3, 4, 4],
@@ -108,6 +122,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "tensor_core_figure": lambda run: (of_steps(run, analysis.tensor_core_shares(profiled())),),
     "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
     "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
+    "layer_error_figure": lambda run: (of_steps(run, LAYERS), 0.15),
     "rank_figure": lambda run: (analysis.rank_table(run),),
     "rank_scale_figure": lambda run: (of_steps(run, APART),),
     "precision_figure": lambda run: (of_steps(run, analysis.precision_cells(traced())),),

@@ -2,15 +2,18 @@
 
 own_audits(run)                 # rows of `audits` that replayed the run's own recipe
 predicted_and_audited(run)      # one row per audited step, loss scale and gradient
+quantized_audits(run)           # audits in 8- and 4-bit recipes, with the predictions
 """
 
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.numerics.quantized import product_errors, quantized
 from amp_core.analysis.numerics.ranges import sampled_steps
 from amp_core.analysis.numerics.what_if import what_if
 from amp_core.analysis.steps import attempts, recipe
 from amp_core.formats import FORMATS
+from amp_core.quantization import find_recipe, is_recipe
 from amp_core.store.run import Run
 
 _COLUMNS = ["step", "name", "loss_scale", "audited_frac", "predicted_frac", "audited_mass_frac", "predicted_mass_frac"]
@@ -27,6 +30,8 @@ def own_audits(run: Run) -> pd.DataFrame:
     own = recipe(run)
     if own is not None:
         audits = audits[audits["precision"].isna() | (audits["precision"] == own)]
+    else:
+        audits = audits[~audits["precision"].map(is_recipe).astype(bool)]
     scales = attempts(run).set_index("step")["loss_scale"].fillna(1.0)
     present = audits["loss_scale"] == audits["step"].map(scales).fillna(1.0)
     no_own_scale = ~present.groupby(audits["step"]).transform("any").astype(bool)
@@ -78,3 +83,24 @@ def _predicted(run: Run, form: str, rows: pd.DataFrame, pure: bool) -> np.ndarra
     share = (k - low)[:, None]
     values: np.ndarray = at_low * (1 - share) + at_high * share
     return values
+
+
+def quantized_audits(run: Run) -> pd.DataFrame:
+    """Audits in recipes of `amp_core.quantization`, of the weights of linear layers whose blocks were recorded.
+
+    Columns: step, name, precision (the recipe), rel_error, cosine and loss_change as audited; predicted (the error of
+    the weight gradient's own product, over all sampled steps; NaN if it was not recorded).
+    """
+    audits = run.audits
+    audits = audits[audits["precision"].map(is_recipe).astype(bool) & audits["name"].str.endswith("weight")]
+    columns = ["step", "name", "precision", "rel_error", "cosine", "loss_change"]
+    if audits.empty or run.blocks.empty:
+        return audits[columns].assign(predicted=np.nan)
+    recipes = [find_recipe(name) for name in audits["precision"].unique()]
+    operands = quantized(run, recipes, ("activation", "output_grad"))
+    products = product_errors(operands).set_index(["name", "format", "product"])["rel_error"]
+    layers = audits["name"].str.rpartition(".")[0]
+    keys = pd.MultiIndex.from_arrays([layers, audits["precision"], ["weight_grad"] * len(audits)])
+    frame = audits[columns].assign(predicted=products.reindex(keys).to_numpy())
+    recorded = set(operands["name"])
+    return frame[layers.isin(recorded)].reset_index(drop=True)

@@ -6,9 +6,9 @@ One loss scale must suit all layers of an FP16 model. It is chosen so that the f
 own safe window; those are the islands. In FP16 a value keeps 11 significant bits, in BF16 8, so a layer whose gradients
 fit FP16 at that scale loses less there than in BF16.
 
-FP8 is evaluated with a power-of-two scale per tensor that puts the largest value at the top of the format, on the
-layer's output gradients, which FP8 training quantizes. With m mantissa bits, values uniform over an octave are rounded
-with a relative error of 2^-m / √28 = 0.19 · 2^-m; underflow adds to that (`scale_limits`).
+FP8 is evaluated on the layer's output gradients, which FP8 training quantizes, as `what_if` does: a scale per tensor
+brings the largest value to the format's largest (448 / amax). With m mantissa bits, values uniform over an octave are
+rounded with a relative error of 2^-m / √28 = 0.19 · 2^-m; underflow adds to that (`scale_limits`).
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from amp_core.analysis.numerics.histograms import true_counts
 from amp_core.analysis.numerics.rounded_gradients import Rounding
 from amp_core.analysis.numerics.safe_window import MARGIN_BITS, MAX_ERROR, first_step
 from amp_core.analysis.numerics.scale_limits import LOG2_SCALES, error_squares, limits
-from amp_core.analysis.numerics.what_if import class_shares_by_exponent, own_log2_scale, what_if
+from amp_core.analysis.numerics.what_if import own_scales, what_if
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
@@ -87,12 +87,14 @@ def _fp8(run: Run) -> pd.DataFrame:
     nonzero = np.flatnonzero(histograms.counts.sum(axis=1) > 0)
     errors, flushed = [], []
     formats = [f for f in FORMATS.values() if f.kernel_precision == "fp8" and not f.by_block]
+    kind = ("output_grad",)
     for form in formats:
-        own = own_log2_scale(form, histograms.absmax)
-        zero = class_shares_by_exponent(form, histograms.exponents[None, :] + own[:, None])[0]
-        flushed.append((histograms.counts * zero).sum(axis=1)[nonzero] / histograms.counts.sum(axis=1)[nonzero])
-        place = np.clip(own - LOG2_SCALES[0], 0, len(LOG2_SCALES) - 1)
-        range_error = error_squares(form, histograms)[np.arange(len(place)), place]
+        predicted = what_if(run, (form.name,), (0,), kind, pure=True).set_index("name")["underflow_frac"]
+        flushed.append(predicted.reindex([histograms.names[i] for i in nonzero]).to_numpy())
+        power = np.log2(own_scales(form, histograms.absmax, "tensor"))
+        place = np.clip(np.floor(power).astype(int) - LOG2_SCALES[0], 0, len(LOG2_SCALES) - 2)
+        part, squares, rows = power - np.floor(power), error_squares(form, histograms), np.arange(len(place))
+        range_error = (1 - part) * squares[rows, place] + part * squares[rows, place + 1]  # the scale lies between two
         errors.append(np.sqrt(range_error + (OCTAVE_ROUNDING_ERROR * form.epsilon) ** 2)[nonzero])
     better = np.argmin(errors, axis=0)
     frame = pd.DataFrame({"layer": [histograms.names[i] for i in nonzero], "fp8_error": np.min(errors, axis=0)})

@@ -20,6 +20,11 @@ def layer_class(module: torch.nn.Module) -> str:
     return next(known, written_class(module)).__name__
 
 
+def is_linear(module: torch.nn.Module) -> bool:
+    """Whether it multiplies with a matrix of weights: `Linear`, its subclasses, and GPT-2's `Conv1D`."""
+    return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+
+
 def computes(module: torch.nn.Module) -> bool:
     """Whether a module computes itself: it has own parameters, or no children."""
     return not any(True for _ in own.children(module)) or any(True for _ in own.parameters(module, recurse=False))

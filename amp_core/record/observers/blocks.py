@@ -3,9 +3,11 @@
     BlockWatch(writer, model, due=sampling.due, wanted=lambda name: True)        # an observer: see `observers`
 
 On a sampled step the first call of each linear layer is measured: its input and its weight in forward, the gradient of
-its output in backward. See `stats.blocks` for what is measured.
+its output in backward. See `stats.blocks` for what is measured. That takes as long as several steps of a small model,
+so sampled steps are left out where it would take more than `MAX_TIME_FRAC` of the time; events say so.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,8 +16,9 @@ import torch
 
 from amp_core.quantization import BINS, OCTAVES
 from amp_core.record.model import own
-from amp_core.record.model.modules import is_compiled
+from amp_core.record.model.modules import is_compiled, is_linear
 from amp_core.record.model.parameters import (
+    device_of,
     has_values,
     in_backward,
     local_values,
@@ -26,6 +29,7 @@ from amp_core.record.model.parameters import (
 from amp_core.record.observer import Observer
 from amp_core.record.stats.blocks import BlockRow, measure_blocks
 from amp_core.record.stats.channels import channel_of
+from amp_core.record.stats.dispatch import kernel_of
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.torch_internals.module_calls import Switches
@@ -34,6 +38,12 @@ from amp_core.store.writer import RunWriter
 
 MAX_WAITING = 8
 """Sampled steps whose numbers may still be on the device."""
+
+MAX_TIME_FRAC = 0.01
+"""Share of the time of training that this takes unless all sampled steps are asked for."""
+FREE_S = 0.05
+"""Processor time that this takes at first whatever share that is: a few steps of a small model. The first sampled step
+is measured in any case."""
 
 _ROW = 4 * BINS + 3
 
@@ -44,21 +54,32 @@ class _Operand(NamedTuple):
     name: str
     kind: str
     dtype: str
+    numel: int
     rows: list[BlockRow]
 
 
 class BlockWatch(Observer):
     """Writes rows of `blocks` for the sampled steps of one training loop.
 
-    `due(step)` says whether a step is sampled, `wanted(name)` whether a module or parameter of that name is.
+    `due(step)` says whether a step is sampled, `wanted(name)` whether a module or parameter of that name is. With
+    `all_sampled`, no sampled step is left out.
     """
 
     def __init__(
-        self, writer: RunWriter, model: torch.nn.Module, due: Callable[[int], bool], wanted: Callable[[str], bool]
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        due: Callable[[int], bool],
+        wanted: Callable[[str], bool],
+        all_sampled: bool = False,
     ) -> None:
         self._writer = writer
         self._due = due
         self._wanted = wanted
+        self._all_sampled = all_sampled
+        self._began = time.perf_counter()
+        self._spent_s = self._processor_s = 0.0
+        self._sampled = self._steps = 0  # sampled steps so far, and those of them that were measured
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._step = 0
         self._called: set[str] = set()
@@ -68,7 +89,7 @@ class BlockWatch(Observer):
         self._sent: list[tuple[int, list[_Operand], HostTransfer]] = []
         self._on_tensors = TensorHooks()
         self._on = False
-        layers = [(n, m) for n, m in named_modules(unwrapped(model)) if _is_linear(m)]
+        layers = [(n, m) for n, m in named_modules(unwrapped(model)) if is_linear(m)]
         self._switches = Switches((m, self._listener(n, self._on_grad(n))) for n, m in layers)
         reason = "" if layers else "the model has no linear layer"
         if is_compiled(model):
@@ -78,31 +99,56 @@ class BlockWatch(Observer):
             writer.event("warning", name="not recorded", detail=f"blocks: {reason}")
         else:
             measure_blocks(torch.ones(1, 1), "activation")  # compiles the kernel, which no step should pay for
+            device = device_of(model).type
+            if kernel_of("blocks", device) is None:
+                detail = f"no kernel measures blocks on {device}; plain torch does, which is slower"
+                writer.event("phase change", name="blocks", detail=detail)
         self._possible = not reason
 
     # moments of the loop
 
     def step_began(self, step: int) -> None:
         self._detach()
-        self.awake = self._possible and self._due(step)
+        sampled = self._possible and self._due(step)
+        self.awake = sampled and self._is_affordable(step)
+        self._sampled += sampled
+        self._steps += self.awake
         if self.awake:
             self._step, self._called, self._weights = step, set(), set()
             self._measured, self._transfer = [], HostTransfer()
             self._switches.on()
             self._on = True
 
+    def _is_affordable(self, step: int) -> bool:
+        """Whether measuring took few enough of the time so far; says so at the first step that is left out."""
+        share = self._spent_s / max(time.perf_counter() - self._began, 1e-9)
+        if self._all_sampled or self._processor_s < FREE_S or share <= MAX_TIME_FRAC:
+            return True
+        if self._sampled == self._steps:
+            detail = (
+                f"a step takes {1e3 * self._spent_s / self._steps:.3g} ms to record; sampled steps are left out so "
+                f"that this stays within {MAX_TIME_FRAC:.0%} of the time; every=1 records all"
+            )
+            self._writer.event("phase change", name="blocks", detail=detail, step=step)
+        return False
+
     def step_ended(self, step: int) -> None:
+        begun = time.perf_counter()
         self._detach()
         if self._measured:
             self._transfer.send()
             self._sent.append((self._step, self._measured, self._transfer))
             self._measured = []
         self._write(wait=len(self._sent) > MAX_WAITING)
+        self._spent_s += time.perf_counter() - begun
 
     def close(self) -> None:
         self._detach()
         self._on_tensors.remove()
         self._write(wait=True)
+        if self._steps < self._sampled:
+            detail = f"recorded on {self._steps:,} of {self._sampled:,} sampled steps"
+            self._writer.event("phase change", name="blocks", detail=detail, step=self._step)
 
     def _detach(self) -> None:
         if self._on:
@@ -144,6 +190,12 @@ class BlockWatch(Observer):
 
     def _measure(self, name: str, kind: str, tensor: Any) -> None:
         """Measure a tensor as a matrix; one that is none, or has no real values, is left out."""
+        begun, processor = time.perf_counter(), time.thread_time()
+        self._measure_now(name, kind, tensor)
+        self._spent_s += time.perf_counter() - begun
+        self._processor_s += time.thread_time() - processor
+
+    def _measure_now(self, name: str, kind: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not self._wanted(name):
             return
         if not measurable(tensor) or tensor.layout is not torch.strided or not tensor.numel():
@@ -153,7 +205,8 @@ class BlockWatch(Observer):
         rows = measure_blocks(matrix, kind)
         numbers = [part for row in rows for part in (row.packed.flatten(), row.totals)]
         self._transfer.put(str(len(self._measured)), torch.cat(numbers))
-        self._measured.append(_Operand(name, kind, dtype_name(tensor.dtype), [_without_numbers(r) for r in rows]))
+        without = [_without_numbers(r) for r in rows]
+        self._measured.append(_Operand(name, kind, dtype_name(tensor.dtype), tensor.numel(), without))
 
     # when the numbers have arrived
 
@@ -182,6 +235,7 @@ def _row(step: int, operand: _Operand, row: BlockRow, values: "np.ndarray[Any, A
         "dtype": operand.dtype,
         "block": row.block,
         "scaling": row.scaling,
+        "numel": operand.numel,
         "nonzero": int(counts.sum()),
         "absmax": absmax,
         "abs_sum": abs_sum,
@@ -197,8 +251,3 @@ def _without_numbers(row: BlockRow) -> BlockRow:
     """The row without its tensors, which the host transfer has."""
     nothing = torch.empty(0)
     return row._replace(packed=nothing, totals=nothing)
-
-
-def _is_linear(module: torch.nn.Module) -> bool:
-    """Whether it multiplies with a matrix of weights: `Linear`, its subclasses, and GPT-2's `Conv1D`."""
-    return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"

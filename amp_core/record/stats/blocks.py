@@ -13,6 +13,7 @@ octaves below; those exactly a power of two below the top apart, since there tie
 sums of the tops of the values' blocks, and of their squares: rounding errors are proportional to them.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -38,16 +39,22 @@ class BlockRow(NamedTuple):
 def measure_blocks(matrix: torch.Tensor, kind: str) -> list[BlockRow]:
     """One row for each way in which the recipes scale a matrix [rows, columns] of that kind, and each product that it
     enters. Weights are [outputs, inputs], other operands [tokens, features]. Never waits for the device."""
-    magnitude = matrix.detach().abs().to(torch.float32)
-    magnitude = torch.where(magnitude.isfinite(), magnitude, 0.0).contiguous()
-    wide = magnitude.to(torch.float64)
-    totals = torch.stack([wide.amax() if wide.numel() else wide.sum(), wide.sum(), wide.square().sum()])
+    magnitude = matrix.detach().abs().to(torch.float32).nan_to_num(0.0, 0.0).contiguous()
+    wide = magnitude.to(torch.float64).flatten()
+    totals = torch.stack([wide.amax() if wide.numel() else wide.sum(), wide.sum(), wide.dot(wide)])
+    asked = [
+        (name, key, recipe, recipe.block_of(kind), product, shape)
+        for (name, key), recipe in scalings(kind).items()
+        for product, shape in _shapes(recipe.block_of(kind), magnitude.shape, kind)
+    ]
+    largest = _Largest(magnitude)
+    if magnitude.numel():
+        for *_, shape in sorted(asked, key=lambda one: math.prod(one[-1])):  # smaller ones first: larger ones use them
+            largest.of_blocks(*shape)
     rows = []
-    for (name, key), recipe in scalings(kind).items():
-        block = recipe.block_of(kind)
-        for product, shape in _shapes(block, magnitude.shape, kind):
-            packed = _distances(magnitude, recipe, kind, block, shape)
-            rows.append(BlockRow(product, name, key, packed, totals))
+    for name, key, recipe, block, product, shape in asked:
+        packed = _distances(magnitude, largest, recipe, kind, block, shape)
+        rows.append(BlockRow(product, name, key, packed, totals))
     return rows
 
 
@@ -64,12 +71,12 @@ def _shapes(block: Block, size: torch.Size, kind: str) -> Iterator[tuple[str | N
 
 
 def _distances(
-    magnitude: torch.Tensor, recipe: Recipe, kind: str, block: Block, shape: tuple[int, int]
+    magnitude: torch.Tensor, largest: "_Largest", recipe: Recipe, kind: str, block: Block, shape: tuple[int, int]
 ) -> torch.Tensor:
     if not magnitude.numel():
         return torch.zeros(4, BINS, dtype=torch.float64, device=magnitude.device)
     element = recipe.element_of(kind)
-    amax = _largest(magnitude, *shape)
+    amax = largest.of_blocks(*shape)
     scales = block_scales(recipe, element, block, amax.reshape(-1, 1), amax.amax().reshape(1, 1))
     factor = (scales.encode if scales.multiply else 1.0 / scales.encode).reshape(amax.shape)
     decode = (scales.decode.to(torch.float64) ** (-1 if scales.divide else 1)).reshape(amax.shape)
@@ -79,8 +86,28 @@ def _distances(
     return distances_plain(*args) if packed is None else packed
 
 
+class _Largest:
+    """The largest magnitudes of blocks: of large ones from those of smaller ones that fill them."""
+
+    def __init__(self, magnitude: torch.Tensor) -> None:
+        self._size = magnitude.shape
+        self._known = {(1, 1): magnitude}
+
+    def of_blocks(self, rows: int, columns: int) -> torch.Tensor:
+        """The largest magnitude of each block of so many rows and columns, as a matrix of blocks."""
+        if (rows, columns) not in self._known:
+            height, width = self._size
+            fits = [
+                (r, c)
+                for r, c in self._known
+                if (rows % r == 0 or rows >= height) and (columns % c == 0 or columns >= width)
+            ]
+            r, c = max(fits, key=lambda sides: sides[0] * sides[1])
+            self._known[rows, columns] = _largest(self._known[r, c], -(-rows // r), -(-columns // c))
+        return self._known[rows, columns]
+
+
 def _largest(magnitude: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The largest magnitude of each block, as a matrix of blocks."""
     height, width = magnitude.shape
     high, wide = -(-height // rows), -(-width // columns)
     missing = (0, wide * columns - width, 0, high * rows - height)

@@ -236,6 +236,15 @@ def test_fp8_gives_a_wide_tensor_the_format_with_more_range(tmp_path):
     assert layer_advice(run_of(tmp_path / "wide", rows))["fp8_format"].tolist() == ["fp8-e5m2"]
 
 
+def test_fp8_advice_has_the_scale_of_what_if(tmp_path):
+    gradient = row("fc", [10] * 40, -40, kind="output_grad")
+    run = run_of(tmp_path / "run", [gradient, row("fc.weight", [5], -8)])
+    advice = layer_advice(run).set_index("layer").loc["fc"]
+    told = what_if(run, (advice["fp8_format"],), (0,), ("output_grad",), pure=True).iloc[0]
+    assert told["own_scale"] not in (1, 2.0 ** round(np.log2(told["own_scale"])))
+    assert advice["fp8_underflow_frac"] == told["underflow_frac"] > 0
+
+
 def test_audits_are_paired_with_predictions_for_their_step(tmp_path):
     rows = [row("w", [25, 75], -26), row("w", [100], -5, step=10)]
     audit = {"name": "w", "precision": "fp16", "numel": 100, "nonzero": 100, "lost": 24, "nonfinite": 0}

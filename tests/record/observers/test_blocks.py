@@ -130,6 +130,16 @@ def test_a_model_without_linear_layers_says_so(tmp_path):
     assert "blocks: the model has no linear layer" in set(events["detail"])
 
 
+def test_a_device_without_a_kernel_says_that_plain_torch_measures(tmp_path, monkeypatch):
+    from amp_core.record.stats import dispatch
+
+    monkeypatch.setitem(dispatch._kernels, "cpu", {})
+    train(model(), 1, into=tmp_path / "run", blocks=True)
+    run = load_run(tmp_path / "run")
+    assert "no kernel measures blocks on cpu; plain torch does, which is slower" in set(run.events["detail"])
+    assert len(run.blocks)
+
+
 @pytest.mark.parametrize("wrong", [1, "yes", None])
 def test_another_value_is_one_sentence(tmp_path, wrong):
     with pytest.raises(RunError, match=rf"^blocks={wrong!r} is neither True nor False; blocks=True records"):
@@ -170,3 +180,47 @@ def test_the_scale_of_the_loss_changes_no_distance(tmp_path):
     for one, other in zip(rows[0]["counts"], rows[1]["counts"], strict=True):
         assert np.array_equal(one, other)
     assert np.allclose(rows[1]["absmax"], 1024 * rows[0]["absmax"])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_sampled_steps_are_left_out_where_recording_takes_too_much_of_the_time(tmp_path, monkeypatch, every):
+    from amp_core.record.observers import blocks
+
+    clock = iter(range(10**9))  # each look at the clock takes a second, so that recording is almost all there is
+    monkeypatch.setattr(blocks.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(blocks.time, "thread_time", lambda: float(next(clock)))
+    train(model(), 20, into=tmp_path / "run", every=every, blocks=True)
+    monkeypatch.undo()
+    run = load_run(tmp_path / "run")
+    events = run.events[run.events["name"] == "blocks"]["detail"].tolist()
+    if every == 1:
+        assert sorted(run.blocks["step"].unique()) == list(range(20)) and not events
+        return
+    assert sorted(run.blocks["step"].unique()) == [0]
+    assert events[0].endswith("this stays within 1% of the time; every=1 records all")
+    assert events[1:] == ["recorded on 1 of 10 sampled steps"]
+
+
+def test_left_out_steps_are_measured_again_once_there_was_time(tmp_path, monkeypatch):
+    from amp_core.record.observers import blocks
+
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            self.now += 0.001
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(blocks.time, "perf_counter", clock)
+    monkeypatch.setattr(blocks.time, "thread_time", clock)
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    with watch(net, optimizer, into=tmp_path / "run", every=2, blocks=True):
+        for _ in range(60):
+            net(torch.randn(4, 9, 24)).square().mean().backward()
+            optimizer.step()
+            clock.now += 0.2
+    monkeypatch.undo()
+    recorded = load_run(tmp_path / "run").blocks["step"].nunique()
+    assert 2 < recorded < 30

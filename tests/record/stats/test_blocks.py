@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_core.quantization import BINS, EIGHTHS, FINE_OCTAVES, OCTAVES, RECIPES, scalings
-from amp_core.record.stats import dispatch
+from amp_core.record.stats import blocks, dispatch
 from amp_core.record.stats.blocks import distances_plain, measure_blocks
 from amp_core.record.stats.numba.blocks import distances_cpu
 
@@ -52,9 +52,9 @@ def test_every_value_is_counted_where_it_lies(path: str, data: st.DataObject) ->
     values = data.draw(st.lists(numbers, min_size=height * width, max_size=height * width))
     magnitude = torch.tensor(values, dtype=torch.float32).view(height, width)
     rows, columns = data.draw(st.sampled_from([(1, 16), (16, 1), (1, width), (height, 1), (4, 4), (height, width)]))
-    blocks = -(-height // rows), -(-width // columns)
-    factor = 2.0 ** torch.randint(-6, 6, blocks).float()
-    top = torch.rand(blocks, dtype=torch.float64)
+    high, wide = -(-height // rows), -(-width // columns)
+    factor = 2.0 ** torch.randint(-6, 6, (high, wide)).float()
+    top = torch.rand(high, wide, dtype=torch.float64)
     exponent = data.draw(st.sampled_from([0, 2, 8, 15]))
     got = PATHS[path](magnitude, factor, top, rows, columns, exponent).numpy()
     expected = counted_slowly(magnitude, factor, top, rows, columns, exponent)
@@ -71,6 +71,41 @@ def test_rows_are_the_same_with_and_without_the_kernel(path: str, monkeypatch: p
     for got, other in zip(measure_blocks(matrix, "weight"), expected, strict=True):
         assert got[:3] == other[:3]
         assert torch.allclose(got.packed, other.packed, rtol=1e-9)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_several_threads_count_what_one_counts(threads: int) -> None:
+    torch.manual_seed(0)
+    magnitude = torch.exp(2 * torch.randn(401, 700)).bfloat16().float()
+    before = torch.get_num_threads()
+    try:
+        for rows, columns in [(1, 16), (32, 1), (1, 700), (401, 1), (401, 700), (128, 128)]:
+            high, wide = -(-401 // rows), -(-700 // columns)
+            given = (
+                magnitude,
+                torch.rand(high, wide) + 0.5,
+                torch.rand(high, wide, dtype=torch.float64),
+                rows,
+                columns,
+                2,
+            )
+            torch.set_num_threads(threads)
+            got = distances_cpu(*given)
+            torch.set_num_threads(before)
+            assert torch.allclose(got, distances_plain(*given), rtol=1e-9)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("size", [(40, 50), (33, 257), (1, 7), (130, 16)])
+def test_the_largest_of_large_blocks_is_that_of_the_small_ones_in_them(size: tuple[int, int]) -> None:
+    magnitude = torch.rand(size)
+    largest = blocks._Largest(magnitude)
+    for rows, columns in [(1, 16), (16, 1), (16, 16), (1, 24), (1, 48), (32, 1), (128, 128), (1, size[1]), size]:
+        got = largest.of_blocks(rows, columns)
+        for i, j in [(0, 0), (got.shape[0] - 1, got.shape[1] - 1)]:
+            block = magnitude[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            assert got[i, j] == block.max()
 
 
 @pytest.mark.parametrize("kind", ["weight", "activation", "output_grad"])
