@@ -35,4 +35,5 @@ if compared.recipes["loss_change_frac"].notna().any():
     charts.show(deviation_figure(compared.recipes, charts.dark()), "compare.deviation")
 costs.show(runs, compared)
 costs.gradients(runs)
+costs.lost_updates(runs)
 report.include(runs)

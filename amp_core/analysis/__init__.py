@@ -18,6 +18,12 @@ from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary, s
 from amp_core.analysis.numerics.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.analysis.numerics.safe_window import SafeWindow, safe_window, safe_window_over_time
 from amp_core.analysis.numerics.tensors_over_steps import shares_over_steps
+from amp_core.analysis.numerics.update_losses import (
+    average_losses,
+    update_losses,
+    update_losses_over_steps,
+    update_summary,
+)
 from amp_core.analysis.numerics.what_if import what_if, whole_model
 from amp_core.analysis.overview import Overview, overview
 from amp_core.analysis.performance.amdahl import Amdahl, amdahl
@@ -66,6 +72,7 @@ __all__ = [
     "StepCost",
     "TensorCoreUse",
     "amdahl",
+    "average_losses",
     "baseline_index",
     "class_shares",
     "classify_kernel",
@@ -121,6 +128,9 @@ __all__ = [
     "tensor_core_use",
     "traced_steps",
     "unique_labels",
+    "update_losses",
+    "update_losses_over_steps",
+    "update_summary",
     "what_if",
     "whole_model",
 ]

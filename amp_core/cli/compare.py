@@ -88,9 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
         failed = failed or any(codes)
     runs = [load_run(folder) for folder in folders if (folder / "run.json").exists()]
     if runs:
-        from amp_core.analysis import compare, gradient_agreement
+        from amp_core.analysis import compare, gradient_agreement, update_summary
 
-        print(in_full(compare(runs), gradient_agreement(runs)))
+        print(in_full(compare(runs), gradient_agreement(runs), update_summary(runs)))
     return 1 if failed else 0
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from amp_core import Finding, Run, diagnose
-from amp_core.analysis import Comparison, first_runs, memory_difference
+from amp_core.analysis import Comparison, first_runs, memory_difference, update_summary
 from amp_core.figures import compare_bars
 from amp_core.views import AGREEMENT, MEMORY_COMPARISON, STEP_COSTS
 from pages.parts import charts, loaders, tables, words
@@ -49,6 +49,27 @@ def gradients(runs: list[Run]) -> None:
     agreement = AGREEMENT.frame(first_runs(runs), loaders.analysed)
     if not AGREEMENT.absent(agreement):
         charts.show(AGREEMENT.figure(agreement, charts.dark()), "compare.agreement")
+
+
+UPDATES = {
+    "run": st.column_config.TextColumn("Run", pinned=True),
+    "dtype": st.column_config.TextColumn("Weights"),
+    "lost_mass_frac": tables.share("Lost updates", help_="Of the mass of the updates; mean over all weights"),
+    "unchanged_frac": tables.share("Unchanged", help_="Of the elements that have an update"),
+    "lost_decay_frac": tables.share("Lost decay", help_="Of weight decay, lr · λ"),
+    "still": tables.count("Stand still", help_="Tensors that lose at least half of their updates"),
+    "tensors": tables.count("Compared tensors", help_="FP32 weights are compared where `updates=True` asks for it"),
+    "cure": st.column_config.TextColumn("Cure", help="What keeps rounding from losing updates"),
+}
+
+
+def lost_updates(runs: list[Run]) -> None:
+    """What rounding takes from the updates of each run, if the update ledger of any was recorded."""
+    updates = loaders.analysed(update_summary, runs)
+    if updates["tensors"].any():
+        st.header("Updates lost to rounding", anchor=False)
+        columns = tables.known(updates, UPDATES)
+        tables.show(updates, column_config=columns, column_order=list(columns), alt="Lost updates of each run.")
 
 
 def relative_findings(runs: list[Run]) -> None:
