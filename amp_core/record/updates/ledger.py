@@ -1,7 +1,8 @@
 """Observer that fills the table `updates`: which updates of weights, and which weight decay, rounding takes away.
 
 Before a step of the optimizer it copies weights, gradients and state; after it, it repeats the step on the copies in
-float64 and compares. The host never waits for the device: sums are copied asynchronously.
+float64 and compares. Where a closure computes the gradients within the step, it copies after the closure's first call.
+The host never waits for the device: sums are copied asynchronously.
 """
 
 import functools
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record.model.own import without_torch_function
 from amp_core.record.model.parameters import named_parameters, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.torch_internals.optimizer_steps import Handle, after_step, before_step
@@ -80,6 +82,14 @@ class UpdateLedger(Observer):
             self._attach()
         self.awake = bool(self._handles or self._sent)
 
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what == "optimizer.step" and optimizer is not None and self._handles:
+            self._call(self._hold, optimizer, self._optimizers[optimizer])
+
+    def closure_repeated(self, optimizer: int) -> None:
+        if self._before.pop(optimizer, None) is not None:
+            self._refuse(self._optimizers[optimizer], "calls its closure more than once")
+
     def step_ended(self, step: int) -> None:
         self._write(wait=False)
 
@@ -103,11 +113,13 @@ class UpdateLedger(Observer):
             handle.remove()
         self._handles, self._before = [], {}
 
-    def _call(self, work: Callable[..., None], index: int, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _call(self, work: Callable[..., None], index: int, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        if type(optimizer).__name__ in self._refused:
+            return
         begun = time.perf_counter()
         try:
-            with torch.no_grad():
-                work(index, *args, **kwargs)
+            with torch.no_grad(), without_torch_function():
+                work(index, *args, **(kwargs or {}))
         except ReplayError as error:
             self._refuse(optimizer, str(error))
         except Exception as error:
@@ -131,15 +143,19 @@ class UpdateLedger(Observer):
             detail = f"those of {kind} are compared with `watch(…, updates=True)`, which runs its `step` on copies"
             self._writer.event("phase change", name="updates", detail=detail, step=self._step)
 
-    def _before_step(self, index: int, *given: Any, closure: Any = None, **others: Any) -> None:
+    def _before_step(self, index: int, *given: Any, **named: Any) -> None:
+        """For a step that `called` did not report, because a proxy of its optimizer was given to the scaler."""
+        if index not in self._before and not _has_closure(given, named):
+            self._hold(index)
+
+    def _hold(self, index: int) -> None:
+        """Copy what the coming step of an optimizer starts from: it is about to begin, or its closure has returned."""
         self._before.pop(index, None)
         optimizer = self._optimizers[index]
         parts = list(parts_of(optimizer, self._names, self._max_elements, narrow_only=not self._all_weights))
         if parts and not self._all_weights and is_own_code(optimizer):
             self._report_unasked(optimizer)
             return
-        if parts and (closure is not None or any(callable(value) for value in given[1:])):
-            raise ReplayError("is given a closure, which computes gradients within the step")
         replay = self._replays.setdefault(index, Replay(optimizer))
         apart = [part for part in parts if part.whole or replay.treats_elements_alone(part)]
         together = [part for part in parts if not any(part is other for other in apart)]
@@ -162,10 +178,14 @@ class UpdateLedger(Observer):
                 yield part_of(optimizer, part.name, part.parameter, part.group, numel)
             self._position += 1
 
-    def _after_step(self, index: int, *_: Any, **__: Any) -> None:
+    def _after_step(self, index: int, *given: Any, **named: Any) -> None:
         optimizer = self._optimizers[index]
+        held = self._before.pop(index, [])
+        written = any(part.version != part.parameter._version for part in held)  # of torch's own, fused ones hide it
+        if held and not written and _has_closure(given, named) and is_own_code(optimizer):
+            raise ReplayError("writes no weight after its closure, or writes to `.data`")
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer's: it leaves the step out itself
-        for parts in _batches(self._before.pop(index, [])):
+        for parts in _batches(held):
             compared = Comparison(self._step, index, optimizer, parts)
             compared.send(self._replays[index], found_inf)
             self._sent.append(compared)
@@ -181,6 +201,11 @@ class UpdateLedger(Observer):
                 self._refuse(self._optimizers[compared.optimizer], str(error))
         if rows:
             self._writer.append("updates", {key: [row[key] for row in rows] for key in rows[0]})
+
+
+def _has_closure(given: Sequence[Any], named: dict[str, Any]) -> bool:
+    """Whether the arguments of a step, the optimizer first, hold a closure."""
+    return any(callable(value) for value in (*given[1:], *named.values()))
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
