@@ -25,13 +25,15 @@ MAX_ELEMENTS = 2**22
 """Elements that are compared per step. Models of up to that many are compared whole; of larger ones every tensor has
 the same number of elements taken, of which a share is known within 0.5 / sqrt(number), one standard deviation."""
 MAX_ELEMENTS_UNASKED = 2**20
-"""The same where `watch` was not asked for updates: a quarter of a second of one processor."""
+"""The same where `watch` was not asked for updates: a tenth of a second of one processor."""
+MAX_ELEMENTS_AT_FIRST = 2**18
+"""The same in the first `MIN_STEPS`, which are compared before it is known what share of the time that takes."""
 MAX_ELEMENTS_AT_ONCE = 2**18
 """Elements whose float64 copies exist at the same time. Larger tensors are compared by themselves."""
 MAX_TIME_FRAC = 0.01
 """Share of the time of training that the ledger takes unless all weights are asked for."""
 MIN_STEPS = 3
-"""Steps that are compared even if that takes more."""
+"""Steps that are compared even if that takes more, with fewer elements."""
 
 
 class UpdateLedger(Observer):
@@ -55,7 +57,6 @@ class UpdateLedger(Observer):
         self._optimizers = optimizers
         self._every = every
         self._all_weights = all_weights
-        self._max_elements = MAX_ELEMENTS if all_weights else MAX_ELEMENTS_UNASKED
         self._names: dict[int, str] = {}
         self._handles: list[Handle] = []
         self._replays: dict[int, Replay] = {}
@@ -77,10 +78,18 @@ class UpdateLedger(Observer):
     def step_began(self, step: int) -> None:
         self._detach()  # not at the end of the step, which may be notified before the hooks after the optimizer's step
         self._step = step
-        affordable = self._spent_s <= MAX_TIME_FRAC * (time.perf_counter() - self._began)
+        begun = time.perf_counter()
+        affordable = self._spent_s <= MAX_TIME_FRAC * (begun - self._began)
         if step % self._every == 0 and (self._all_weights or affordable or self._compared < MIN_STEPS):
             self._attach()
+            self._spent_s += time.perf_counter() - begun
         self.awake = bool(self._handles or self._sent)
+
+    @property
+    def _max_elements(self) -> int:
+        if self._all_weights:
+            return MAX_ELEMENTS
+        return MAX_ELEMENTS_UNASKED if self._compared >= MIN_STEPS else MAX_ELEMENTS_AT_FIRST
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what == "optimizer.step" and optimizer is not None and self._handles:
@@ -192,6 +201,7 @@ class UpdateLedger(Observer):
         self._compared += index == 0
 
     def _write(self, *, wait: bool) -> None:
+        begun = time.perf_counter()
         rows: list[dict[str, Any]] = []
         while self._sent and self._sent[0].transfer.ready(wait):
             compared = self._sent.pop(0)
@@ -201,6 +211,7 @@ class UpdateLedger(Observer):
                 self._refuse(self._optimizers[compared.optimizer], str(error))
         if rows:
             self._writer.append("updates", {key: [row[key] for row in rows] for key in rows[0]})
+        self._spent_s += time.perf_counter() - begun
 
 
 def _has_closure(given: Sequence[Any], named: dict[str, Any]) -> bool:
