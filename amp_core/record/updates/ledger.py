@@ -26,8 +26,10 @@ MAX_ELEMENTS = 2**22
 the same number of elements taken, of which a share is known within 0.5 / sqrt(number), one standard deviation."""
 MAX_ELEMENTS_UNASKED = 2**20
 """The same where `watch` was not asked for updates: a tenth of a second of one processor."""
-MAX_ELEMENTS_AT_FIRST = 2**18
+MAX_ELEMENTS_AT_FIRST = 2**16
 """The same in the first `MIN_STEPS`, which are compared before it is known what share of the time that takes."""
+MAX_WHOLE = 2**18
+"""Optimizers of up to so many elements are compared whole also then."""
 MAX_ELEMENTS_AT_ONCE = 2**18
 """Elements whose float64 copies exist at the same time. Larger tensors are compared by themselves."""
 MAX_TIME_FRAC = 0.01
@@ -85,11 +87,13 @@ class UpdateLedger(Observer):
             self._spent_s += time.perf_counter() - begun
         self.awake = bool(self._handles or self._sent)
 
-    @property
-    def _max_elements(self) -> int:
+    def _most_elements(self, optimizer: torch.optim.Optimizer) -> int:
+        """How many elements to compare in the present step."""
         if self._all_weights:
             return MAX_ELEMENTS
-        return MAX_ELEMENTS_UNASKED if self._compared >= MIN_STEPS else MAX_ELEMENTS_AT_FIRST
+        if self._compared >= MIN_STEPS or sum(local(p).numel() for p in _parameters(optimizer)) <= MAX_WHOLE:
+            return MAX_ELEMENTS_UNASKED
+        return MAX_ELEMENTS_AT_FIRST
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what == "optimizer.step" and optimizer is not None and self._handles:
@@ -161,26 +165,29 @@ class UpdateLedger(Observer):
         """Copy what the coming step of an optimizer starts from: it is about to begin, or its closure has returned."""
         self._before.pop(index, None)
         optimizer = self._optimizers[index]
-        parts = list(parts_of(optimizer, self._names, self._max_elements, narrow_only=not self._all_weights))
+        most = self._most_elements(optimizer)
+        parts = list(parts_of(optimizer, self._names, most, narrow_only=not self._all_weights))
         if parts and not self._all_weights and is_own_code(optimizer):
             self._report_unasked(optimizer)
             return
         replay = self._replays.setdefault(index, Replay(optimizer))
         apart = [part for part in parts if part.whole or replay.treats_elements_alone(part)]
         together = [part for part in parts if not any(part is other for other in apart)]
-        self._before[index] = apart + list(self._by_turns(optimizer, together))
+        self._before[index] = apart + list(self._by_turns(optimizer, together, most))
 
-    def _by_turns(self, optimizer: torch.optim.Optimizer, parts: list[Part]) -> Iterator[Part]:
-        """Of tensors whose elements move together, whole ones, as many as a step may compare; others the next time."""
-        left = self._max_elements
+    def _by_turns(self, optimizer: torch.optim.Optimizer, parts: list[Part], most: int) -> Iterator[Part]:
+        """Of tensors whose elements move together, whole ones, at least one and as many as a step may compare; others
+        the next time."""
+        left = most
+        largest = MAX_ELEMENTS if self._all_weights else MAX_ELEMENTS_UNASKED
         for _ in range(len(parts)):
             part = parts[self._position % len(parts)]
             numel = part.parameter.numel()
-            if local(part.parameter).numel() < numel or numel > self._max_elements:
+            if local(part.parameter).numel() < numel or numel > largest:
                 why = f"cannot be repeated for {part.name}: its {numel:,} elements move together and are "
-                why += "too many to copy" if numel > self._max_elements else "sharded over processes"
+                why += "too many to copy" if numel > largest else "sharded over processes"
                 self._refuse(optimizer, why, part.name)
-            elif numel > left:
+            elif numel > left and left < most:
                 return
             else:
                 left -= numel

@@ -211,7 +211,7 @@ def test_fp32_weights_are_compared_only_where_asked_for(tmp_path: Path) -> None:
 
 def test_evenly_spaced_elements_stand_for_large_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = updates_of(OPTIMIZERS["adamw"], tmp_path / "whole")
-    for bound in ("MAX_ELEMENTS_AT_FIRST", "MAX_ELEMENTS_UNASKED"):
+    for bound in ("MAX_WHOLE", "MAX_ELEMENTS_AT_FIRST", "MAX_ELEMENTS_UNASKED"):
         monkeypatch.setattr(ledger, bound, 1200)
     some = updates_of(OPTIMIZERS["adamw"], tmp_path / "some")
     both = whole.merge(some, on=["step", "name"], suffixes=("", "_of_some"))
@@ -221,6 +221,7 @@ def test_evenly_spaced_elements_stand_for_large_tensors(tmp_path: Path, monkeypa
 
 
 def test_fewer_elements_are_compared_until_the_cost_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_WHOLE", 1200)
     monkeypatch.setattr(ledger, "MAX_ELEMENTS_AT_FIRST", 1200)
     monkeypatch.setattr(ledger, "MAX_TIME_FRAC", 1.0)  # so that the step after the first ones is compared too
     elements = updates_of(OPTIMIZERS["adamw"], tmp_path / "run").groupby("step")["elements"].sum().tolist()
