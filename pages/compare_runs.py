@@ -36,4 +36,7 @@ if compared.recipes["loss_change_frac"].notna().any():
 costs.show(runs, compared)
 costs.gradients(runs)
 costs.lost_updates(runs)
+if not under_way:
+    costs.first_differences(runs)
+costs.forward_audits(runs)
 report.include(runs)

@@ -8,6 +8,7 @@ exponent_shares(run, "output_grad")         # one row per tensor and exponent
 
 from amp_core.analysis.baseline import baseline_index, lost_gradient, step_marks
 from amp_core.analysis.comparison.compare import Comparison, compare
+from amp_core.analysis.comparison.divergence import FirstDifference, first_difference, forward_differences
 from amp_core.analysis.comparison.loss_curves import loss_curves
 from amp_core.analysis.comparison.noise_band import first_runs, gradient_agreement, noise_band
 from amp_core.analysis.comparison.step_cost_change import compare_step_cost
@@ -61,6 +62,7 @@ __all__ = [
     "Comparison",
     "DeviceNow",
     "Energy",
+    "FirstDifference",
     "KernelClass",
     "MemoryBreakdown",
     "MemorySummary",
@@ -83,7 +85,9 @@ __all__ = [
     "downsample",
     "energy_per_sample",
     "exponent_shares",
+    "first_difference",
     "first_runs",
+    "forward_differences",
     "gradient_agreement",
     "kernel_table",
     "kinds_present",

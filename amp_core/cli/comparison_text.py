@@ -12,10 +12,12 @@ from amp_core.text import formatting
 if TYPE_CHECKING:
     import pandas as pd
 
-    from amp_core.analysis import Comparison
+    from amp_core.analysis import Comparison, FirstDifference
 
 MAX_VALUE_CHARS = 40
 """Longer values of settings are shortened: they would break the lines of the table."""
+MAX_DIFFERENCES = 12
+"""Tensors that `first_differences` lists."""
 MEASURED = ("J/sample", "tensor cores")
 """Columns that are omitted if no run has them."""
 
@@ -85,6 +87,19 @@ def lost_updates(updates: "pd.DataFrame") -> list[str]:
         for row in updates.to_dict("records")
     ]
     return aligned(rows)
+
+
+def first_differences(where: "FirstDifference") -> list[str]:
+    """The first tensors in which two runs differ: an empty line and the lines of a table; none if they do not."""
+    shown = where.table.dropna(subset="step").head(MAX_DIFFERENCES)
+    if shown.empty:
+        return []
+    rows = [["first at step", "phase", "tensor", "apart", "noise floor", "at most apart"]]
+    for row in shown.to_dict("records"):
+        what = f"{row['name']} ({row['kind']})" if row["name"] else str(row["kind"])
+        apart, floor, most = (f"{row[name]:.2g}" for name in ("difference", "floor", "largest_difference"))
+        rows.append([f"{row['step']}", str(row["phase"]), what, apart, floor, most])
+    return ["", *aligned(rows)]
 
 
 def gradients(agreement: "pd.DataFrame") -> list[str]:

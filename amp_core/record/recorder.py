@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from amp_core.record.audit import Replay, audit
+from amp_core.record.forward_audit import forward_audit
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.sampling import Sampling
 from amp_core.record.loop.steps import Steps
@@ -116,6 +117,8 @@ class Recorder:
         closure: Callable[[], torch.Tensor],
         loss_scales: Sequence[float] | None = None,
         precision: str | None = None,
+        *,
+        forward: bool = False,
     ) -> None:
         """Measure what the recipe loses of each gradient, by replaying one batch in FP32 and in the recipe.
 
@@ -124,6 +127,9 @@ class Recorder:
         dtype would lose, whichever recipe the run uses. Nothing else changes: see `amp_core.record.audit`. Takes the
         time of as many forward and backward passes. Raises `RunError` before the first forward and for an unknown
         precision.
+
+        `forward`: also measure how far the output of each module is from that in FP32, `run.forward_audits`; takes the
+        time of two more passes.
         """
         if not self._steps.precision.known:
             raise RunError("audit was called before the model's first forward; call it once training has begun")
@@ -143,6 +149,9 @@ class Recorder:
             try:
                 recipe = precision or str(self.writer.head.config.get("precision"))
                 rows = audit(replay, [n for n, _ in named], scales, self._steps.last, recipe)
+                if forward:
+                    model = unwrapped(self._model)
+                    self.writer.append("audits", forward_audit(replay, model, scales[0], self._steps.last, recipe))
             finally:
                 self._steps.auditing = False
             self.writer.append("audits", rows)

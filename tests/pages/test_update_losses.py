@@ -99,3 +99,12 @@ def test_page_and_notebook_draw_the_same(home, open_app):
     path = write_updates(home.runs / "a", {"head": [0.9, 0.8, 0.7]})
     drawn = load_run(path).plot("updates")
     assert titles(open_app(PAGE, run="run/a")) == [drawn.layout.title.text]
+
+
+def test_compare_says_where_two_runs_part_and_takes_the_noise_floor_from_a_third(home, open_app):
+    for name, losses in (("a", [3.0, 2.0, 1.0]), ("b", [3.0, 2.02, 1.5]), ("c", [3.0, 2.01, 1.02])):
+        write_rows(home.runs / name, steps=STEPS | {"loss": losses})
+    app = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b", "run/c"]})
+    assert "They part at step 10, in the forward, first in the loss" in words(app)
+    app.selectbox(key="compare.floor").select("c").run()
+    assert not app.exception and "They part at step 20, in the forward, first in the loss" in words(app)
