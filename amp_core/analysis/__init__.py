@@ -42,6 +42,7 @@ from amp_core.analysis.performance.memory_breakdown import (
     memory_steps,
 )
 from amp_core.analysis.performance.precision_map import PrecisionMap, precision_cells, precision_map
+from amp_core.analysis.performance.precision_settings import precision_settings
 from amp_core.analysis.performance.step_cost import StepCost, phase_cost, step_cost
 from amp_core.analysis.performance.step_time import PHASES, SpeedSummary, phase_times, speed_summary
 from amp_core.analysis.performance.tensor_cores import (
@@ -112,6 +113,7 @@ __all__ = [
     "phase_times",
     "precision_cells",
     "precision_map",
+    "precision_settings",
     "predicted_and_audited",
     "profiled_windows",
     "rank_ends",
