@@ -32,8 +32,8 @@ TABLE = {
         "Update / weight", format="%.2g", width=110, help="Root mean squares. BF16 rounds off below about 2⁻⁹ = 0.002."
     ),
     "cure": st.column_config.TextColumn("Cure", help="What keeps rounding from losing updates"),
-    "dtype": st.column_config.TextColumn("dtype", width=80),
-    "steps": tables.count("Compared steps", width=110),
+    "dtype": st.column_config.TextColumn("dtype", width=75),
+    "steps": tables.count("Steps", help_="Steps that were compared", width=70),
     "numel": tables.count("Elements", width=90),
 }
 AVERAGES = {
@@ -41,8 +41,8 @@ AVERAGES = {
     "unchanged_frac": tables.share("Stands still", help_="Of the elements that differ from their weight"),
     "lost_mass_frac": tables.share("Lost", help_="Of what the average should have moved"),
     "decay": st.column_config.NumberColumn("Decay", format="%.5g", width=80, help="Estimated from what moved"),
-    "dtype": st.column_config.TextColumn("dtype", width=80),
-    "steps": tables.count("Compared steps", width=110),
+    "dtype": st.column_config.TextColumn("dtype", width=75),
+    "steps": tables.count("Steps", help_="Steps that were compared", width=70),
 }
 CURES = {
     "FP32 masters": (
