@@ -47,7 +47,7 @@ AVERAGES = {
 CURES = {
     "FP32 masters": (
         "Weights stay in FP32; autocast casts them for each GEMM. Costs 2 bytes per parameter more than 16-bit "
-        "weights, and loses nothing.",
+        "weights, and loses next to nothing.",
         "model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
     ),
     "Kahan summation": (
