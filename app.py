@@ -21,6 +21,7 @@ if __name__ == "__main__":
             st.Page("pages/number_ranges.py", title="Number ranges", url_path="number-ranges"),
             st.Page("pages/layer_detail.py", title="Layer detail", url_path="layer-detail"),
             st.Page("pages/low_precision.py", title="8 and 4 bits", url_path="low-bits"),
+            st.Page("pages/update_losses.py", title="Updates", url_path="updates"),
             st.Page("pages/memory_use.py", title="Memory", url_path="memory"),
             st.Page("pages/tensor_cores.py", title="Tensor cores", url_path="tensor-cores"),
             st.Page("pages/step_cost.py", title="Step cost", url_path="step-cost"),

@@ -35,4 +35,8 @@ if compared.recipes["loss_change_frac"].notna().any():
     charts.show(deviation_figure(compared.recipes, charts.dark()), "compare.deviation")
 costs.show(runs, compared)
 costs.gradients(runs)
+costs.lost_updates(runs)
+if not under_way:
+    costs.first_differences(runs)
+costs.forward_audits(runs)
 report.include(runs)

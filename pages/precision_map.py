@@ -2,14 +2,16 @@
 
 import streamlit as st
 
-from amp_core.analysis import precision_cells, precision_map, traced_steps
+from amp_core.analysis import precision_cells, precision_map, precision_settings, traced_steps
 from amp_core.views import PRECISION_MAP
 from pages.parts import charts, head, loaders
 from pages.parts.hardware import precision
 
 head.title("Precision map")
 run = head.run(table="ops")
+asked = loaders.analysed(precision_settings, run)
 if run.ops.empty:
+    precision.settings(asked)
     precision.not_recorded(run)
 
 steps = loaders.analysed(traced_steps, run)
@@ -30,4 +32,5 @@ precision.stayed(view)
 precision.elsewhere(view)
 precision.casts(view)
 precision.islands(view)
+precision.settings(asked)
 precision.details(view)

@@ -8,6 +8,7 @@ exponent_shares(run, "output_grad")         # one row per tensor and exponent
 
 from amp_core.analysis.baseline import baseline_index, lost_gradient, step_marks
 from amp_core.analysis.comparison.compare import Comparison, compare
+from amp_core.analysis.comparison.divergence import FirstDifference, first_difference, forward_differences
 from amp_core.analysis.comparison.loss_curves import loss_curves
 from amp_core.analysis.comparison.noise_band import first_runs, gradient_agreement, noise_band
 from amp_core.analysis.comparison.step_cost_change import compare_step_cost
@@ -18,6 +19,12 @@ from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary, s
 from amp_core.analysis.numerics.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.analysis.numerics.safe_window import SafeWindow, safe_window, safe_window_over_time
 from amp_core.analysis.numerics.tensors_over_steps import shares_over_steps
+from amp_core.analysis.numerics.update_losses import (
+    average_losses,
+    update_losses,
+    update_losses_over_steps,
+    update_summary,
+)
 from amp_core.analysis.numerics.what_if import what_if, whole_model
 from amp_core.analysis.overview import Overview, overview
 from amp_core.analysis.performance.amdahl import Amdahl, amdahl
@@ -35,6 +42,7 @@ from amp_core.analysis.performance.memory_breakdown import (
     memory_steps,
 )
 from amp_core.analysis.performance.precision_map import PrecisionMap, precision_cells, precision_map
+from amp_core.analysis.performance.precision_settings import precision_settings
 from amp_core.analysis.performance.step_cost import StepCost, phase_cost, step_cost
 from amp_core.analysis.performance.step_time import PHASES, SpeedSummary, phase_times, speed_summary
 from amp_core.analysis.performance.tensor_cores import (
@@ -55,6 +63,7 @@ __all__ = [
     "Comparison",
     "DeviceNow",
     "Energy",
+    "FirstDifference",
     "KernelClass",
     "MemoryBreakdown",
     "MemorySummary",
@@ -66,6 +75,7 @@ __all__ = [
     "StepCost",
     "TensorCoreUse",
     "amdahl",
+    "average_losses",
     "baseline_index",
     "class_shares",
     "classify_kernel",
@@ -76,7 +86,9 @@ __all__ = [
     "downsample",
     "energy_per_sample",
     "exponent_shares",
+    "first_difference",
     "first_runs",
+    "forward_differences",
     "gradient_agreement",
     "kernel_table",
     "kinds_present",
@@ -101,6 +113,7 @@ __all__ = [
     "phase_times",
     "precision_cells",
     "precision_map",
+    "precision_settings",
     "predicted_and_audited",
     "profiled_windows",
     "rank_ends",
@@ -121,6 +134,9 @@ __all__ = [
     "tensor_core_use",
     "traced_steps",
     "unique_labels",
+    "update_losses",
+    "update_losses_over_steps",
+    "update_summary",
     "what_if",
     "whole_model",
 ]

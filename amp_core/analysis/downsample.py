@@ -5,6 +5,8 @@ downsample(trace, "step", "loss_scale", keep="skipped")  # and each skipped step
 sparkline(trace["loss_scale"])                   # a few dozen values for a metric card
 """
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -59,6 +61,15 @@ def sparkline(values: "pd.Series[float]", max_points: int = 50) -> list[float]:
     known = known[np.isfinite(known)]
     parts = np.array_split(known, min(max_points, len(known))) if len(known) else []
     return [float(p.mean()) for p in parts]
+
+
+def merged_steps(steps: "pd.Series[Any]", max_steps: int) -> dict[str, np.ndarray]:
+    """Columns `step` and `until`: the first and the last step of the cell to which each of `steps` belongs. With more
+    than `max_steps` different ones, neighbouring ones share a cell."""
+    known, place = np.unique(steps.to_numpy(dtype=np.int64), return_inverse=True)
+    per_cell = max(1, -(-len(known) // max_steps))
+    first = place // per_cell * per_cell
+    return {"step": known[first], "until": known[np.minimum(first + per_cell, len(known)) - 1]}
 
 
 def _firsts(rows: np.ndarray, bucket: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""`ampscope compare`: train the same model on the same data in several precisions, and compare the runs.
+"""`ampscope compare`: train the same model on the same data in several precisions, and compare the runs; or with
+`--localise`, say where two recorded runs part.
 
 Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns, a
 block of steps each, so that a slowdown of the machine affects all of them; see `amp_core.train.turns.interleave`.
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from amp_core.cli.comparison_text import in_full
+from amp_core.cli.comparison_text import first_differences, in_full
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.schema import RunError
 from amp_core.settings.training import RECIPES, TrainConfig, unknown
@@ -33,7 +34,21 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "instance: ampscope compare --workload text-gpt --precisions fp32,bf16,fp16 --seeds 3 --out runs/cmp",
         allow_abbrev=False,
     )
-    command.add_argument("--out", metavar="DIR", required=True, help="folder for the runs, one subfolder each")
+    command.add_argument("--out", metavar="DIR", default=None, help="folder for the runs, one subfolder each")
+    command.add_argument(
+        "--localise",
+        metavar="RUN",
+        nargs=2,
+        default=None,
+        help="train nothing: say at which step, phase and layer two recorded runs of one seed first differ",
+    )
+    command.add_argument(
+        "--floor",
+        metavar="RUN",
+        default=None,
+        help="with --localise: a perturbed repeat of the first run, which gives the noise floor (default: none, any "
+        "difference counts)",
+    )
     choices = ", ".join(RECIPES)
     command.add_argument(
         "--precisions",
@@ -61,6 +76,12 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Train each precision and print the table. Returns 1 if a run failed."""
+    if arguments.localise is not None:
+        return _localise(arguments.localise, arguments.floor)
+    if arguments.floor is not None:
+        raise RunError(f"floor={arguments.floor!r} is a repeat for --localise; give that, with two runs")
+    if arguments.out is None:
+        raise RunError("out is missing; give the folder for the runs, as in --out runs/cmp")
     configs = _configs(arguments)
     seeds = _whole("seeds", arguments.seeds)
     block = _whole("block", arguments.block) if arguments.block is not None else default_block(configs[0].steps)
@@ -88,10 +109,20 @@ def run(arguments: argparse.Namespace) -> int:
         failed = failed or any(codes)
     runs = [load_run(folder) for folder in folders if (folder / "run.json").exists()]
     if runs:
-        from amp_core.analysis import compare, gradient_agreement
+        from amp_core.analysis import compare, gradient_agreement, update_summary
 
-        print(in_full(compare(runs), gradient_agreement(runs)))
+        print(in_full(compare(runs), gradient_agreement(runs), update_summary(runs)))
     return 1 if failed else 0
+
+
+def _localise(folders: list[str], floor: str | None) -> int:
+    """Print where two recorded runs part."""
+    from amp_core.analysis import first_difference
+
+    first, second = map(load_run, folders)
+    where = first_difference(first, second, None if floor is None else load_run(floor))
+    print("\n".join([where.sentence, *first_differences(where)]))
+    return 0
 
 
 def _progress(steps: int) -> Callable[[int], None]:

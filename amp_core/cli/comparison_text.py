@@ -1,6 +1,6 @@
-"""A comparison as text, for a terminal: what differs first, then the table, verdicts, gradients and answers.
+"""A comparison as text, for a terminal: what differs, the table, lost updates, verdicts, gradients, answers.
 
->>> print(in_full(compare(runs), gradient_agreement(runs)))
+>>> print(in_full(compare(runs), gradient_agreement(runs), update_summary(runs)))
 """
 
 import math
@@ -12,20 +12,24 @@ from amp_core.text import formatting
 if TYPE_CHECKING:
     import pandas as pd
 
-    from amp_core.analysis import Comparison
+    from amp_core.analysis import Comparison, FirstDifference
 
 MAX_VALUE_CHARS = 40
 """Longer values of settings are shortened: they would break the lines of the table."""
+MAX_DIFFERENCES = 12
+"""Tensors that `first_differences` lists."""
 MEASURED = ("J/sample", "tensor cores")
 """Columns that are omitted if no run has them."""
 
 
-def in_full(comparison: "Comparison", agreement: "pd.DataFrame") -> str:
-    """The whole comparison. `agreement` is the result of `gradient_agreement` for the same runs."""
+def in_full(comparison: "Comparison", agreement: "pd.DataFrame", updates: "pd.DataFrame") -> str:
+    """The whole comparison. `agreement` and `updates` are the results of `gradient_agreement` and `update_summary` for
+    the same runs."""
     parity_lines = [f"{row['recipe']}: {row['parity']}" for row in comparison.recipes.to_dict("records")[1:]]
     parts = [
         settings(comparison),
         table(comparison),
+        lost_updates(updates),
         [*parity_lines, *gradients(agreement), *comparison.notes],
         list(comparison.answers.values()),
     ]
@@ -65,6 +69,37 @@ def table(comparison: "Comparison") -> list[str]:
     ]
     unknown = {rows[0].index(name) for name in MEASURED if all(row[rows[0].index(name)] == "–" for row in rows[1:])}
     return aligned([[cell for i, cell in enumerate(row) if i not in unknown] for row in rows])
+
+
+def lost_updates(updates: "pd.DataFrame") -> list[str]:
+    """What rounding takes from the updates of each run: lines of a table, none if no run has a tensor compared."""
+    if not updates["tensors"].any():
+        return []
+    rows = [["updates of weights", "dtype", "lost", "unchanged", "decay lost", "stand still", "cure"]]
+    rows += [
+        [
+            str(row["run"]),
+            str(row["dtype"]),
+            *(formatting.percent(row[name]) for name in ("lost_mass_frac", "unchanged_frac", "lost_decay_frac")),
+            f"{row['still']} of {row['tensors']}" if row["tensors"] else "not compared",
+            str(row["cure"]),
+        ]
+        for row in updates.to_dict("records")
+    ]
+    return aligned(rows)
+
+
+def first_differences(where: "FirstDifference") -> list[str]:
+    """The first tensors in which two runs differ: an empty line and the lines of a table; none if they do not."""
+    shown = where.table.dropna(subset="step").head(MAX_DIFFERENCES)
+    if shown.empty:
+        return []
+    rows = [["first at step", "phase", "tensor", "apart", "noise floor", "at most apart"]]
+    for row in shown.to_dict("records"):
+        what = f"{row['name']} ({row['kind']})" if row["name"] else str(row["kind"])
+        apart, floor, most = (f"{row[name]:.2g}" for name in ("difference", "floor", "largest_difference"))
+        rows.append([f"{row['step']}", str(row["phase"]), what, apart, floor, most])
+    return ["", *aligned(rows)]
 
 
 def gradients(agreement: "pd.DataFrame") -> list[str]:

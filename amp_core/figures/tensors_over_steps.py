@@ -3,6 +3,7 @@
 >>> step_heatmap(shares_over_steps(run, "output_grad"), "subnormal_frac")
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,9 @@ class _Column:
     about: str
     share_text: str
     """Text after a share."""
+    linear: bool = False
+    """Whether the colours are those of the shares themselves and not of their logarithms: small shares do not matter.
+    """
 
 
 _COLUMNS = {
@@ -38,13 +42,24 @@ _COLUMNS = {
     ),
     "zero_frac": _Column("of all<br>elements", "exactly zero, of all elements", "of its elements exactly zero"),
     "absmax": _Column("magnitude,<br>as stored", "largest magnitude, as stored", ""),
+    "lost_mass_frac": _Column(
+        "of the<br>updates", "lost, of the updates' mass", "of its updates' mass lost", linear=True
+    ),
+    "unchanged_frac": _Column(
+        "of the<br>elements",
+        "unchanged, of the elements with an update",
+        "of the elements with an update unchanged",
+        linear=True,
+    ),
+    "lost_decay_frac": _Column("of weight<br>decay", "lost, of weight decay", "of its weight decay lost", linear=True),
 }
 
 
 def step_heatmap(
     shares: pd.DataFrame, column: str = "subnormal_frac", dark: bool = False, title: str = "Tensors over steps"
 ) -> go.Figure:
-    """One `column` of `shares_over_steps` for each tensor and step; a cell with infinite or NaN values has a star.
+    """One `column` of `shares_over_steps` or `update_losses_over_steps` for each tensor and step; a cell with infinite
+    or NaN values has a star.
 
     A click on a cell (of at most `MAX_CLICKABLE_CELLS`) reports the tensor as `y` and in `customdata` its name, its
     first and its last step. Raises `RunError` for a column that cannot be drawn.
@@ -54,6 +69,8 @@ def step_heatmap(
     if not len(shares):
         return empty_figure(title, "No tensor was sampled yet.")
     names, steps = list(dict.fromkeys(shares["name"])), np.unique(shares["step"].to_numpy())
+    if "nonfinite_frac" not in shares:
+        shares = shares.assign(nonfinite_frac=0.0)
     row = pd.Index(names).get_indexer(shares["name"])
     place = np.searchsorted(steps, shares["step"].to_numpy())
     grid = np.full((len(names), len(steps)), np.nan, dtype=np.float32)
@@ -66,7 +83,7 @@ def step_heatmap(
         z=grid,
         colorscale=[list(stop) for stop in SHARES[dark]],
         colorbar=colorbar_below(_COLUMNS[column].bar, *_bar_ticks(grid, column)),
-        **({} if column == "absmax" else {"zmin": MIN_DECADES, "zmax": 0}),
+        **_colour_limits(column),
         ygap=2 if len(names) < 60 else 0,
         hoverinfo="skip",
     )
@@ -97,10 +114,8 @@ def step_heatmap(
     set_layout(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False, "range": cell_edges(steps)})
     figure.categories(names[::every], tick_names(names)[::every])
     what = _COLUMNS[column].about
-    alt = (
-        f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {what}; "
-        f"{len(bad):,} cells hold infinities or not-a-number."
-    )
+    holding = f"; {len(bad):,} cells hold infinities or not-a-number" if not _COLUMNS[column].linear else ""
+    alt = f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {what}{holding}."
     # On a narrow page the legend takes three lines, which must not squeeze the rows of a few tensors.
     height = min(800, max(260, 210 + 20 * len(names))) + COLORBAR_PX
     return finish(
@@ -108,16 +123,27 @@ def step_heatmap(
     )
 
 
+def _colour_limits(column: str) -> dict[str, int]:
+    if column == "absmax":
+        return {}
+    return {"zmin": 0, "zmax": 1} if _COLUMNS[column].linear else {"zmin": MIN_DECADES, "zmax": 0}
+
+
 def _colour_values(values: np.ndarray, column: str) -> np.ndarray:
-    """The values of the colours: log10 of a share, log2 of a magnitude; NaN for zero and missing values."""
+    """The values of the colours: a linear share, log10 of another, log2 of a magnitude; NaN for missing values, and
+    for zeros on a logarithmic scale."""
+    if _COLUMNS[column].linear:
+        return values
     with np.errstate(divide="ignore", invalid="ignore"):
         if column == "absmax":
             return np.where(values > 0, np.log2(values), np.nan)
         return np.where(values > 0, np.maximum(np.log10(values), MIN_DECADES), np.nan)
 
 
-def _bar_ticks(grid: np.ndarray, column: str) -> tuple[list[int], list[str]]:
+def _bar_ticks(grid: np.ndarray, column: str) -> tuple[Sequence[float], list[str]]:
     """The ticks of the colour bar and their labels, in the column's unit."""
+    if _COLUMNS[column].linear:
+        return [0, 0.25, 0.5, 0.75, 1], [f"{share} %" for share in (0, 25, 50, 75, 100)]
     if column != "absmax":
         ticks = list(range(MIN_DECADES, 1))
         return ticks, [f"{100 * 10.0**k:g} %" for k in ticks]

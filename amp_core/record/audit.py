@@ -29,6 +29,8 @@ from amp_core.schema import RunError
 
 COLUMNS = ("numel", "nonzero", "lost", "nonfinite", "lost_mass_frac", "rel_error", "cosine")
 """What `compare_gradients` packs, in this order."""
+COUNTS = ("numel", "nonzero", "lost", "nonfinite")
+"""Those that are whole numbers."""
 
 
 class Replay:
@@ -141,7 +143,7 @@ def audit(
                 packed.append(compare_gradients(g, r, loss_scale))
     rows = torch.stack([p.to(packed[0].device) for p in packed]).tolist() if packed else []
     columns: dict[str, list[Any]] = {c: [row[i] for row in rows] for i, c in enumerate(COLUMNS)}
-    for counted in ("numel", "nonzero", "lost", "nonfinite"):
+    for counted in COUNTS:
         columns[counted] = [int(v) for v in columns[counted]]
     return columns | {
         "step": [step] * len(rows),

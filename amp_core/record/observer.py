@@ -23,6 +23,7 @@ MOMENTS = (
     "backward_began",
     "backward_ended",
     "called",
+    "closure_repeated",
     "scaler_found",
     "optimizer_found",
     "step_ended",
@@ -74,6 +75,10 @@ class Observer:
         One of `scale`, `unscale_`, `scaler.step`, `update`, `clip` and `optimizer.step`; the last is reported also
         where `scaler.step` makes the call. `optimizer` is None for `scale`, `update` and `clip`.
         """
+
+    def closure_repeated(self, optimizer: int) -> None:
+        """Within one step, the optimizer of this index calls its closure again. The first call was followed by
+        `called("optimizer.step", …)`."""
 
     def scaler_found(self, scaler: Any) -> None:
         """A scaler that was not passed to `watch` is about to scale the loss for the first time."""

@@ -12,6 +12,7 @@ import torch
 
 from amp_core.quantization import RECIPES, find_recipe, is_recipe
 from amp_core.record.audit import Replay, audit
+from amp_core.record.forward_audit import forward_audit
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.sampling import Sampling
 from amp_core.record.loop.steps import Steps
@@ -118,6 +119,8 @@ class Recorder:
         closure: Callable[[], torch.Tensor],
         loss_scales: Sequence[float] | None = None,
         precision: str | None = None,
+        *,
+        forward: bool = False,
     ) -> None:
         """Measure what the recipe loses of each gradient, by replaying one batch in FP32 and in the recipe.
 
@@ -127,6 +130,9 @@ class Recorder:
         `fp8-rowwise`, …), what quantizing the operands of all linear layers would, at the loss scale 1. Nothing else
         changes: see `amp_core.record.audit`. Takes the time of as many forward and backward passes. Raises `RunError`
         before the first forward, for an unknown precision, and where no linear layer can be quantized.
+
+        `forward`: also measure how far the output of each module is from that in FP32, `run.forward_audits`; takes the
+        time of two more passes.
         """
         if not self._steps.precision.known:
             raise RunError("audit was called before the model's first forward; call it once training has begun")
@@ -159,6 +165,10 @@ class Recorder:
             try:
                 recipe = quantized.name if quantized else precision or str(self.writer.head.config.get("precision"))
                 rows = audit(replay, [n for n, _ in named], scales, self._steps.last, recipe, products)
+                if forward:
+                    model = unwrapped(self._model)
+                    outputs = forward_audit(replay, model, scales[0], self._steps.last, recipe, products)
+                    self.writer.append("audits", outputs)
             finally:
                 self._steps.auditing = False
             self.writer.append("audits", rows)

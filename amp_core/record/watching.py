@@ -25,6 +25,7 @@ from amp_core.record.model.unwrap import (
     unwrap_scaler,
 )
 from amp_core.record.observer import Observer
+from amp_core.record.observers import precision_settings
 from amp_core.record.observers.blocks import BlockWatch
 from amp_core.record.observers.defaults import default_signals
 from amp_core.record.observers.device import DeviceSampler
@@ -171,7 +172,7 @@ def watch(
         name=name,
         config=settings | dict(config or {}),
         environment=environment(),
-        model=model_summary(unwrapped(model)),
+        model=model_summary(unwrapped(model)) | {"precision_asked": precision_settings.asked(model)},
         rank=rank,
         world_size=world_size,
         resume=resume,
@@ -229,6 +230,7 @@ def _observers(
     device = device_of(model)
     yield DeviceSampler(writer, device)
     yield MemoryWatch(writer, model, optimizers, device)
+    yield precision_settings.PrecisionSeen(writer, model, optimizers)
     yield UpdateLedger(writer, model, optimizers, every, all_weights=updates)
     yield AverageLedger(writer, model, every)
     yield from default_signals(writer, model, optimizers, scaler, level)

@@ -278,11 +278,11 @@ TABLES: dict[str, Table] = {
         ),
         Table(
             "audits",
-            "one row per tensor per FP32-replay gradient audit",
+            "one row per tensor per FP32-replay audit: of a gradient, or of a module's output in forward",
             ("step", "rank"),
             (
                 _column("step", "i", "the audited step", required=True),
-                _column("name", "s", "name of the parameter", required=True),
+                _column("name", "s", "name of the parameter, or of the module", required=True),
                 _column("loss_scale", "f", "loss scale of the replay", 1.0),
                 _column("precision", "s", "recipe that was replayed against FP32"),
                 _column("numel", "i", "number of elements"),
@@ -294,6 +294,7 @@ TABLES: dict[str, Table] = {
                 _column("nonfinite", "i", "elements that are infinite or NaN in the recipe"),
                 _RANK,
                 _column("loss_change", "f", "loss of the batch in the recipe less that in FP32"),
+                _column("kind", "s", "weight_grad, or activation: the module's output", "weight_grad"),
             ),
         ),
         Table(

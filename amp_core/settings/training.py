@@ -194,6 +194,9 @@ class TrainConfig:
     blocks: bool = setting(
         False, "switch", "record how operands lie in the blocks of 8- and 4-bit formats", may_change=True
     )
+    updates: bool = setting(
+        False, "switch", "compare the updates of FP32 weights too with the exact ones", may_change=True
+    )
     nproc: int = setting(
         1,
         "whole",

@@ -155,7 +155,15 @@ class Run:
     @property
     def audits(self) -> "pd.DataFrame":
         """Gradient audits: measured underflow."""
-        return self._frame("audits")
+        frame = self._frame("audits")
+        return frame[frame["kind"] == "weight_grad"].reset_index(drop=True)
+
+    @property
+    def forward_audits(self) -> "pd.DataFrame":
+        """How far the outputs of modules are from those in FP32, in the order of the forward: `rec.audit(…,
+        forward=True)`."""
+        frame = self._frame("audits")
+        return frame[frame["kind"] == "activation"].reset_index(drop=True)
 
     @property
     def updates(self) -> "pd.DataFrame":

@@ -16,7 +16,7 @@ from amp_core.views.profiled import KERNELS, MEMORY_MOMENTS, MEMORY_PARTS, PRECI
 from amp_core.views.ranks import RANK_SCALES, RANKS
 from amp_core.views.several import AGREEMENT, LOSSES, MEMORY_COMPARISON, STEP_COSTS
 from amp_core.views.steps import DEVICE, GRAD_NORM, LOSS, LOSS_SCALE, MEMORY, PHASES
-from amp_core.views.tensors import CLASSES, RANGES
+from amp_core.views.tensors import CLASSES, RANGES, UPDATES
 
 RUN_VIEWS: dict[str, View[Any]] = {
     view.name: view
@@ -26,6 +26,7 @@ RUN_VIEWS: dict[str, View[Any]] = {
         GRAD_NORM,
         RANGES,
         CLASSES,
+        UPDATES,
         PHASES,
         STEP_COST,
         MEMORY_PARTS,
@@ -67,6 +68,7 @@ __all__ = [
     "STEP_COST",
     "STEP_COSTS",
     "TENSOR_CORES",
+    "UPDATES",
     "Ask",
     "View",
     "uncached",

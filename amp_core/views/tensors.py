@@ -1,11 +1,11 @@
-"""Views of the sampled tensors of a run: their values by exponent and by class."""
+"""Views of the sampled tensors of a run: their values by exponent and by class, and what their updates lose."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from amp_core.analysis import class_shares, exponent_shares, kinds_present
+from amp_core.analysis import class_shares, exponent_shares, kinds_present, update_losses_over_steps
 from amp_core.analysis.numerics.module_tree import fold_classes, fold_shares, readable_depth
 from amp_core.store.run import Run
 from amp_core.text.formatting import KIND_LABELS
@@ -98,4 +98,14 @@ CLASSES = View(
     _classes,
     lambda frame, dark: figures().class_bars(frame, dark=dark),
     lambda frame: None if len(frame) else "No tensor was sampled.",
+)
+UPDATES = View(
+    "updates",
+    "Updates lost to rounding",
+    ("updates",),
+    lambda run, ask: ask(update_losses_over_steps, run),
+    lambda frame, dark, column="lost_mass_frac", title="Updates lost to rounding": figures().step_heatmap(
+        frame, column, dark, title
+    ),
+    lambda frame: None if len(frame) else "No update of a weight was compared with the exact one.",
 )

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -202,17 +203,21 @@ def test_compare_trains_each_precision_on_the_same_data_and_prints_one_table(tmp
 
 
 def test_a_comparison_as_text_has_only_measured_columns():
-    from amp_core.analysis import compare, gradient_agreement
+    from amp_core.analysis import compare, gradient_agreement, update_summary
     from amp_core.cli.comparison_text import in_full
 
     runs = [load_run(SAMPLE_RUNS / name) for name in ("fp32", "fp16-underflow")]
     result = compare(runs)
-    text = in_full(result, gradient_agreement(runs))
-    assert text.startswith("differs") and "J/sample" not in text and "tensor cores" not in text
+    updates = update_summary(runs)
+    text = in_full(result, gradient_agreement(runs), updates)
+    assert text.startswith("differs")
+    assert not any(word in text for word in ("updates of weights", "J/sample", "tensor cores"))
     assert "fp16-underflow: gradients are 0.1" in text and " off FP32's in the median layer, " in text
     assert "fp32: gradients" not in text
     result.table["energy_j"], result.table["tensor_frac"] = [0.51, 0.25], [0.0, 0.875]
-    text = in_full(result, gradient_agreement(runs[:1]))
+    updates.loc[1, ["tensors", "still", "lost_mass_frac", "cure"]] = [14, 12, 0.8765, "kahan summation"]
+    text = in_full(result, gradient_agreement(runs[:1]), updates)
+    assert re.search(r"fp16-underflow +\S+ +87.6 % +– +– +12 of 14 +kahan summation", text)
     assert [word in text for word in ("J/sample", "0.51", "tensor cores", "88%", "gradients are")] == [True] * 4 + [
         False
     ]

@@ -14,12 +14,13 @@ OF_A_RUN = [
     "pages/loss_scale.py",
     "pages/number_ranges.py",
     "pages/layer_detail.py",
+    "pages/update_losses.py",
     "pages/memory_use.py",
     "pages/step_cost.py",
     "pages/tensor_cores.py",
 ]
-PROFILED = {"pages/tensor_cores.py"}
-"""Pages that draw nothing of a run without a profiled window."""
+PROFILED = {"pages/tensor_cores.py", "pages/update_losses.py"}
+"""Pages that draw nothing of a run without a profiled window, or without 16-bit weights."""
 FIELDS = ("selectbox", "multiselect", "button_group", "slider", "text_input", "number_input", "checkbox")
 
 

@@ -241,3 +241,45 @@ def test_error_and_cosine_are_nan_for_a_non_finite_gradient(broken):
     row = dict(zip(COLUMNS, compare_gradients(g, torch.tensor([2.0, broken, 6.0]), 2.0).tolist(), strict=True))
     assert np.isnan(row["rel_error"]) and np.isnan(row["cosine"])
     assert (row["nonfinite"], row["lost"], row["numel"]) == (1, 0, 3)
+
+
+def test_a_forward_audit_measures_each_modules_output_in_the_order_of_the_forward(tmp_path):
+    torch.manual_seed(0)
+    model = Noisy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 6)
+    with watch(model, optimizer, into=tmp_path / "a") as rec:
+        model(x).sum().backward()
+        rec.audit(lambda: model(x).square().sum(), forward=True)
+        state = torch.get_rng_state()
+        with torch.random.fork_rng(), torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+            first = nn.functional.linear(x, model.first.weight, model.first.bias).double()
+        exact = nn.functional.linear(x.double(), model.first.weight.double(), model.first.bias.double())
+        assert torch.equal(state, torch.get_rng_state())
+        optimizer.step()
+    run = load_run(tmp_path / "a")
+    rows = run.forward_audits
+    assert rows["name"].tolist() == ["first", "norm", "drop", "last"]
+    expected = ((first - exact).norm() / exact.norm()).item()
+    assert rows["rel_error"].iloc[0] == pytest.approx(expected, rel=1e-2) and expected > 1e-5
+    assert set(run.audits["name"]) == {name for name, _ in model.named_parameters()}
+    assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_training_is_the_same_bit_for_bit_with_forward_audits(tmp_path):
+    states = []
+    for audited in (False, True):
+        torch.manual_seed(0)
+        model = Noisy()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, optimizer, into=tmp_path / str(audited)) as rec:
+            for _ in range(4):
+                x = torch.randn(8, 6)
+                model(x).square().mean().backward()
+                if audited:
+                    rec.audit(lambda x=x, model=model: model(x).square().mean(), forward=True)
+                optimizer.step()
+                optimizer.zero_grad()
+        states.append([value.clone() for value in model.state_dict().values()])
+    assert all(torch.isfinite(value).all() for value in states[0])
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))

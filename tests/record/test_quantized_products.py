@@ -192,3 +192,11 @@ def test_a_nan_in_the_batch_gives_nan_and_no_error(tmp_path):
         rec.audit(lambda: net(torch.full((2, 16), math.nan)).sum(), precision="nvfp4")
     audits = load_run(tmp_path / "run").audits.set_index("name")
     assert math.isnan(audits.loc["weight", "rel_error"]) and math.isnan(audits.loc["weight", "loss_change"])
+
+
+def test_outputs_too_are_compared_with_those_of_quantized_products(tmp_path):
+    train(model(), tmp_path / "run", precision="nvfp4", forward=True)
+    outputs = load_run(tmp_path / "run").forward_audits.set_index("name")
+    assert set(outputs["precision"]) == {"nvfp4"}
+    assert list(outputs.index) == ["0", "1", "2", "3", "4"]
+    assert outputs["rel_error"].between(0.01, 0.5).all()

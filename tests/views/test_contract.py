@@ -28,6 +28,7 @@ PAGES = (
     "run_overview",
     "loss_scale",
     "number_ranges",
+    "update_losses",
     "memory_use",
     "step_cost",
     "tensor_cores",

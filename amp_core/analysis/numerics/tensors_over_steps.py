@@ -5,9 +5,9 @@
 
 from collections.abc import Collection
 
-import numpy as np
 import pandas as pd
 
+from amp_core.analysis.downsample import merged_steps
 from amp_core.analysis.numerics.module_tree import folded_name
 from amp_core.analysis.numerics.ranges import CLASSES, float_column, rows_of_kind
 from amp_core.store.run import Run
@@ -46,12 +46,7 @@ def shares_over_steps(
     finite = cells["zero"] + nonzero
     cells["absmax"] = rows["absmax"].max().where(~(finite == 0))
     cells = cells.reset_index()
-    steps, place = np.unique(cells["step"].to_numpy(), return_inverse=True)
-    steps_per_cell = max(1, -(-len(steps) // max_steps))
-    group = place // steps_per_cell
-    cells["step"] = steps[group * steps_per_cell].astype(np.int64) if len(cells) else cells["step"].astype(np.int64)
-    last = np.minimum((group + 1) * steps_per_cell, len(steps)) - 1
-    cells["until"] = steps[last].astype(np.int64) if len(cells) else cells["step"]
+    cells = cells.assign(**merged_steps(cells["step"], max_steps))
     columns = ["subnormal_frac", "zero_frac", "nonfinite_frac", "absmax"]
     pooled: pd.DataFrame = cells.groupby(["name", "step", "until"], sort=False)[columns].max().reset_index()
     order = {name: i for i, name in enumerate(dict.fromkeys(folded.values()))}

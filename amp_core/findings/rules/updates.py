@@ -30,7 +30,7 @@ from amp_core.text import formatting
         "with torch.autocast(device_type, dtype=torch.bfloat16):\n"
         "    loss = loss_fn(model(x), y)",
         frameworks=BF16,
-        page="layer-detail",
+        page="updates",
     )
 )
 def lost_weight_updates(run: Run) -> list[Finding]:
@@ -97,7 +97,7 @@ def _unmoved_weights(run: Run) -> list[Finding]:
         "with torch.autocast(device_type, dtype=torch.bfloat16):\n"
         "    loss = loss_fn(model(x), y)",
         frameworks=BF16,
-        page="layer-detail",
+        page="updates",
     )
 )
 def lost_weight_decay(run: Run) -> list[Finding]:
@@ -143,7 +143,7 @@ def _narrow(dtype: str) -> bool:
         advice="The average is that of the first steps, and what is evaluated or saved from it is not the trained "
         "model. Keep averages in float32, and cast a copy where 16 bits are needed.",
         snippet="ema = AveragedModel(model.float(), multi_avg_fn=get_ema_multi_avg_fn(0.999))",
-        page="layer-detail",
+        page="updates",
     )
 )
 def average_stands_still(run: Run) -> list[Finding]:

@@ -45,6 +45,7 @@ class WatchCallback(Watched, Callback):  # type: ignore[misc, unused-ignore]
         precision = str(trainer.precision)
         config = {
             "framework": f"lightning {lightning.__version__}",
+            "trainer_precision": precision,
             "requested_precision": REQUESTED.get(precision.split("-")[0]),
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "gradient_clip_val": trainer.gradient_clip_val,

@@ -336,6 +336,7 @@ class Hooks:
         @functools.wraps(original, updated=())
         def closure(*args: Any, **kwargs: Any) -> Any:
             if self._repeating:
+                self._steps.notify("closure_repeated", index)
                 self._steps.repeating = (
                     True  # observers are notified of the first call alone: the step's row describes that one
                 )

@@ -36,6 +36,8 @@ class Part:
     """In the dtype of the parameter: of the parameter's shape if all elements are taken, else flat."""
     grad: torch.Tensor
     """The gradient that the optimizer uses."""
+    version: int = 0
+    """How often the parameter had been written to."""
     state: dict[str, Any] = field(default_factory=dict)
     """The optimizer's state: tensors of the parameter's shape likewise, others whole. Quantised states are
     dequantised."""
@@ -93,6 +95,7 @@ def part_of(
         taken=taken,
         weight=spaced(own, taken).clone(),
         grad=_unscaled(spaced(local(grad), taken), optimizer),
+        version=parameter._version,
         state={key: _taken(v, own.shape, taken) for key, v in optimizer.state.get(parameter, {}).items()},
     )
 

@@ -1,7 +1,8 @@
 """Observer that fills the table `updates`: which updates of weights, and which weight decay, rounding takes away.
 
 Before a step of the optimizer it copies weights, gradients and state; after it, it repeats the step on the copies in
-float64 and compares. The host never waits for the device: sums are copied asynchronously.
+float64 and compares. Where a closure computes the gradients within the step, it copies after the closure's first call.
+The host never waits for the device: sums are copied asynchronously.
 """
 
 import functools
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record.model.own import without_torch_function
 from amp_core.record.model.parameters import named_parameters, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.torch_internals.optimizer_steps import Handle, after_step, before_step
@@ -23,13 +25,17 @@ MAX_ELEMENTS = 2**22
 """Elements that are compared per step. Models of up to that many are compared whole; of larger ones every tensor has
 the same number of elements taken, of which a share is known within 0.5 / sqrt(number), one standard deviation."""
 MAX_ELEMENTS_UNASKED = 2**20
-"""The same where `watch` was not asked for updates: a quarter of a second of one processor."""
+"""The same where `watch` was not asked for updates: a tenth of a second of one processor."""
+MAX_ELEMENTS_AT_FIRST = 2**16
+"""The same in the first `MIN_STEPS`, which are compared before it is known what share of the time that takes."""
+MAX_WHOLE = 2**18
+"""Optimizers of up to so many elements are compared whole also then."""
 MAX_ELEMENTS_AT_ONCE = 2**18
 """Elements whose float64 copies exist at the same time. Larger tensors are compared by themselves."""
 MAX_TIME_FRAC = 0.01
 """Share of the time of training that the ledger takes unless all weights are asked for."""
 MIN_STEPS = 3
-"""Steps that are compared even if that takes more."""
+"""Steps that are compared even if that takes more, with fewer elements."""
 
 
 class UpdateLedger(Observer):
@@ -53,7 +59,6 @@ class UpdateLedger(Observer):
         self._optimizers = optimizers
         self._every = every
         self._all_weights = all_weights
-        self._max_elements = MAX_ELEMENTS if all_weights else MAX_ELEMENTS_UNASKED
         self._names: dict[int, str] = {}
         self._handles: list[Handle] = []
         self._replays: dict[int, Replay] = {}
@@ -75,10 +80,28 @@ class UpdateLedger(Observer):
     def step_began(self, step: int) -> None:
         self._detach()  # not at the end of the step, which may be notified before the hooks after the optimizer's step
         self._step = step
-        affordable = self._spent_s <= MAX_TIME_FRAC * (time.perf_counter() - self._began)
+        begun = time.perf_counter()
+        affordable = self._spent_s <= MAX_TIME_FRAC * (begun - self._began)
         if step % self._every == 0 and (self._all_weights or affordable or self._compared < MIN_STEPS):
             self._attach()
+            self._spent_s += time.perf_counter() - begun
         self.awake = bool(self._handles or self._sent)
+
+    def _most_elements(self, optimizer: torch.optim.Optimizer) -> int:
+        """How many elements to compare in the present step."""
+        if self._all_weights:
+            return MAX_ELEMENTS
+        if self._compared >= MIN_STEPS or sum(local(p).numel() for p in _parameters(optimizer)) <= MAX_WHOLE:
+            return MAX_ELEMENTS_UNASKED
+        return MAX_ELEMENTS_AT_FIRST
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what == "optimizer.step" and optimizer is not None and self._handles:
+            self._call(self._hold, optimizer, self._optimizers[optimizer])
+
+    def closure_repeated(self, optimizer: int) -> None:
+        if self._before.pop(optimizer, None) is not None:
+            self._refuse(self._optimizers[optimizer], "calls its closure more than once")
 
     def step_ended(self, step: int) -> None:
         self._write(wait=False)
@@ -103,11 +126,13 @@ class UpdateLedger(Observer):
             handle.remove()
         self._handles, self._before = [], {}
 
-    def _call(self, work: Callable[..., None], index: int, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _call(self, work: Callable[..., None], index: int, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        if type(optimizer).__name__ in self._refused:
+            return
         begun = time.perf_counter()
         try:
-            with torch.no_grad():
-                work(index, *args, **kwargs)
+            with torch.no_grad(), without_torch_function():
+                work(index, *args, **(kwargs or {}))
         except ReplayError as error:
             self._refuse(optimizer, str(error))
         except Exception as error:
@@ -131,47 +156,59 @@ class UpdateLedger(Observer):
             detail = f"those of {kind} are compared with `watch(…, updates=True)`, which runs its `step` on copies"
             self._writer.event("phase change", name="updates", detail=detail, step=self._step)
 
-    def _before_step(self, index: int, *given: Any, closure: Any = None, **others: Any) -> None:
+    def _before_step(self, index: int, *given: Any, **named: Any) -> None:
+        """For a step that `called` did not report, because a proxy of its optimizer was given to the scaler."""
+        if index not in self._before and not _has_closure(given, named):
+            self._hold(index)
+
+    def _hold(self, index: int) -> None:
+        """Copy what the coming step of an optimizer starts from: it is about to begin, or its closure has returned."""
         self._before.pop(index, None)
         optimizer = self._optimizers[index]
-        parts = list(parts_of(optimizer, self._names, self._max_elements, narrow_only=not self._all_weights))
+        most = self._most_elements(optimizer)
+        parts = list(parts_of(optimizer, self._names, most, narrow_only=not self._all_weights))
         if parts and not self._all_weights and is_own_code(optimizer):
             self._report_unasked(optimizer)
             return
-        if parts and (closure is not None or any(callable(value) for value in given[1:])):
-            raise ReplayError("is given a closure, which computes gradients within the step")
         replay = self._replays.setdefault(index, Replay(optimizer))
         apart = [part for part in parts if part.whole or replay.treats_elements_alone(part)]
         together = [part for part in parts if not any(part is other for other in apart)]
-        self._before[index] = apart + list(self._by_turns(optimizer, together))
+        self._before[index] = apart + list(self._by_turns(optimizer, together, most))
 
-    def _by_turns(self, optimizer: torch.optim.Optimizer, parts: list[Part]) -> Iterator[Part]:
-        """Of tensors whose elements move together, whole ones, as many as a step may compare; others the next time."""
-        left = self._max_elements
+    def _by_turns(self, optimizer: torch.optim.Optimizer, parts: list[Part], most: int) -> Iterator[Part]:
+        """Of tensors whose elements move together, whole ones, at least one and as many as a step may compare; others
+        the next time."""
+        left = most
+        largest = MAX_ELEMENTS if self._all_weights else MAX_ELEMENTS_UNASKED
         for _ in range(len(parts)):
             part = parts[self._position % len(parts)]
             numel = part.parameter.numel()
-            if local(part.parameter).numel() < numel or numel > self._max_elements:
+            if local(part.parameter).numel() < numel or numel > largest:
                 why = f"cannot be repeated for {part.name}: its {numel:,} elements move together and are "
-                why += "too many to copy" if numel > self._max_elements else "sharded over processes"
+                why += "too many to copy" if numel > largest else "sharded over processes"
                 self._refuse(optimizer, why, part.name)
-            elif numel > left:
+            elif numel > left and left < most:
                 return
             else:
                 left -= numel
                 yield part_of(optimizer, part.name, part.parameter, part.group, numel)
             self._position += 1
 
-    def _after_step(self, index: int, *_: Any, **__: Any) -> None:
+    def _after_step(self, index: int, *given: Any, **named: Any) -> None:
         optimizer = self._optimizers[index]
+        held = self._before.pop(index, [])
+        written = any(part.version != part.parameter._version for part in held)  # of torch's own, fused ones hide it
+        if held and not written and _has_closure(given, named) and is_own_code(optimizer):
+            raise ReplayError("writes no weight after its closure, or writes to `.data`")
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer's: it leaves the step out itself
-        for parts in _batches(self._before.pop(index, [])):
+        for parts in _batches(held):
             compared = Comparison(self._step, index, optimizer, parts)
             compared.send(self._replays[index], found_inf)
             self._sent.append(compared)
         self._compared += index == 0
 
     def _write(self, *, wait: bool) -> None:
+        begun = time.perf_counter()
         rows: list[dict[str, Any]] = []
         while self._sent and self._sent[0].transfer.ready(wait):
             compared = self._sent.pop(0)
@@ -181,6 +218,12 @@ class UpdateLedger(Observer):
                 self._refuse(self._optimizers[compared.optimizer], str(error))
         if rows:
             self._writer.append("updates", {key: [row[key] for row in rows] for key in rows[0]})
+        self._spent_s += time.perf_counter() - begun
+
+
+def _has_closure(given: Sequence[Any], named: dict[str, Any]) -> bool:
+    """Whether the arguments of a step, the optimizer first, hold a closure."""
+    return any(callable(value) for value in (*given[1:], *named.values()))
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

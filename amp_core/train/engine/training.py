@@ -117,6 +117,7 @@ def train(
             profile=config.profile,
             trace_ops=config.trace_ops,
             blocks=config.blocks,
+            updates=config.updates,
             config=config.to_dict()
             | {"source": "train", "device": str(device), "data": dict(workload.data)}
             | dict(also or {}),

@@ -4,8 +4,17 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from amp_core import Finding, Run, diagnose
-from amp_core.analysis import Comparison, first_runs, memory_difference
+from amp_core import Finding, Run, RunError, diagnose
+from amp_core.analysis import (
+    Comparison,
+    FirstDifference,
+    first_difference,
+    first_runs,
+    forward_differences,
+    memory_difference,
+    unique_labels,
+    update_summary,
+)
 from amp_core.figures import compare_bars
 from amp_core.views import AGREEMENT, MEMORY_COMPARISON, STEP_COSTS
 from pages.parts import charts, loaders, tables, words
@@ -49,6 +58,83 @@ def gradients(runs: list[Run]) -> None:
     agreement = AGREEMENT.frame(first_runs(runs), loaders.analysed)
     if not AGREEMENT.absent(agreement):
         charts.show(AGREEMENT.figure(agreement, charts.dark()), "compare.agreement")
+
+
+UPDATES = {
+    "run": st.column_config.TextColumn("Run", pinned=True),
+    "dtype": st.column_config.TextColumn("Weights"),
+    "lost_mass_frac": tables.share("Lost updates", help_="Of the mass of the updates; mean over all weights"),
+    "unchanged_frac": tables.share("Unchanged", help_="Of the elements that have an update"),
+    "lost_decay_frac": tables.share("Lost decay", help_="Of weight decay, lr · λ"),
+    "still": tables.count("Stand still", help_="Tensors that lose at least half of their updates"),
+    "tensors": tables.count("Compared tensors", help_="FP32 weights are compared where `updates=True` asks for it"),
+    "cure": st.column_config.TextColumn("Cure", help="What keeps rounding from losing updates"),
+}
+
+
+def lost_updates(runs: list[Run]) -> None:
+    """What rounding takes from the updates of each run, if the update ledger of any was recorded."""
+    updates = loaders.analysed(update_summary, runs)
+    if updates["tensors"].any():
+        st.header("Updates lost to rounding", anchor=False)
+        columns = tables.known(updates, UPDATES)
+        tables.show(updates, column_config=columns, column_order=list(columns), alt="Lost updates of each run.")
+
+
+PARTED = {
+    "step": tables.count("First at step", pinned=True, width=110),
+    "phase": st.column_config.TextColumn("Phase", width=90),
+    "name": st.column_config.TextColumn("Tensor"),
+    "kind": st.column_config.TextColumn("Kind", width=100),
+    "difference": tables.measured("Apart", help_="Relative difference of the root mean square or mean magnitude there"),
+    "floor": tables.measured("Noise floor", help_="The same between the first run and its perturbed repeat"),
+    "largest_difference": tables.measured("At most apart"),
+}
+NO_FLOOR = "none: any difference counts"
+
+
+def first_differences(runs: list[Run]) -> None:
+    """Where the second run parts from the first; any further run can give the noise floor."""
+    first, second, *others = runs
+    st.header("Where they part", anchor=False)
+    floor = None
+    if others:
+        names = dict(zip(unique_labels(runs)[2:], others, strict=True))
+        help_ = "A repeat of the first run with a perturbation as small as rounding"
+        floor = names.get(st.selectbox("Noise floor from", [NO_FLOOR, *names], key="compare.floor", help=help_))
+    try:
+        where = loaders.analysed(_first_difference, [first, second, *([] if floor is None else [floor])])
+    except RunError as error:
+        st.caption(words.escape(words.sentence(error)))
+        return
+    st.markdown(words.escape(where.sentence))
+    shown = where.table.dropna(subset="step")
+    if len(shown):
+        columns = tables.known(shown, PARTED)
+        alt = "First difference of each tensor between the first two runs."
+        tables.show(shown, column_config=columns, column_order=list(columns), alt=alt)
+
+
+FORWARD = {
+    "run": st.column_config.TextColumn("Run", pinned=True),
+    "name": st.column_config.TextColumn("Module"),
+    "rel_error": tables.measured("Relative error", help_="Norm of the difference from FP32 over the norm in FP32"),
+    "cosine": st.column_config.NumberColumn("Cosine", format="%.6f"),
+    "nonfinite": tables.count("Non-finite"),
+    "step": tables.count("Step"),
+}
+
+
+def forward_audits(runs: list[Run]) -> None:
+    """How far each module's output is from FP32, of runs with `rec.audit(…, forward=True)`."""
+    differences = loaders.analysed(forward_differences, runs)
+    if len(differences):
+        st.header("Outputs of each module against FP32", anchor=False)
+        tables.show(differences, column_config=FORWARD, column_order=list(FORWARD), alt="Outputs against FP32.")
+
+
+def _first_difference(runs: Sequence[Run]) -> FirstDifference:
+    return first_difference(*runs)
 
 
 def relative_findings(runs: list[Run]) -> None:

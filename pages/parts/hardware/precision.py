@@ -7,11 +7,11 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import PrecisionMap
-from amp_core.formats import FORMATS
+from amp_core.formats import FORMATS, format_of
 from amp_core.hardware.autocast_ops import POLICIES, READ_AT
 from pages.parts import address, empty, tables, words
 from pages.parts import cards as card_parts
-from pages.parts.hardware.precision_columns import CASTS, ELSEWHERE, ISLANDS, MODULES, OPS, STAYED
+from pages.parts.hardware.precision_columns import CASTS, ELSEWHERE, ISLANDS, MODULES, OPS, SETTINGS, STAYED
 
 HOW = (
     "Record one with `watch(…, trace_ops=2)` in your own loop, or `ampscope train … --trace-ops`: every operator of "
@@ -147,6 +147,29 @@ def stayed(view: PrecisionMap) -> None:
         return
     st.header("FP32, although autocast has a 16-bit version", anchor=False)
     show(view.stayed, STAYED, "Operators that ran in FP32 though autocast has them in 16 bits, by module and reason.")
+
+
+def settings(asked: pd.DataFrame) -> None:
+    """What the program asked of each stage's precision, beside what was seen; nothing for runs that recorded
+    neither."""
+    if asked.empty:
+        return
+    st.header("Asked for, and seen", anchor=False)
+    wrong = asked[asked["differs"]]
+    for row in wrong.itertuples():
+        st.warning(
+            f"{words.escape(row.source)} asks for {_labels(row.asked)} {row.stage}; {_labels(row.seen)} was seen.",
+            icon=":material/warning:",
+        )
+    table = asked.assign(asked=asked["asked"].map(_labels), seen=asked["seen"].map(_labels))
+    show(table, SETTINGS, "The precision asked for and seen in each stage of the first step.")
+
+
+def _labels(dtypes: object) -> str:
+    """Several dtypes as the app writes formats; an en dash for none."""
+    if not isinstance(dtypes, str):
+        return words.NONE
+    return ", ".join(form.label if (form := format_of(name)) else name for name in dtypes.split(", "))
 
 
 def elsewhere(view: PrecisionMap) -> None:

@@ -64,3 +64,9 @@ MODULES = {
     "casts": tables.count("Casts for it"),
     "kib": CAST_KIB,
 }
+SETTINGS = {
+    "stage": st.column_config.TextColumn("Stage", pinned=True, help="Weights: those that the optimizer updates"),
+    "asked": st.column_config.TextColumn("Asked for"),
+    "source": st.column_config.TextColumn("By", width=320),
+    "seen": st.column_config.TextColumn("Seen", help="Dtypes in the first step, that of most elements first"),
+}

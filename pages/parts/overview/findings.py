@@ -28,6 +28,7 @@ PAGES = {
     "loss-scale": ("pages/loss_scale.py", "Loss scale"),
     "number-ranges": ("pages/number_ranges.py", "Number ranges"),
     "layer-detail": ("pages/layer_detail.py", "Layer detail"),
+    "updates": ("pages/update_losses.py", "Updates"),
     "memory": ("pages/memory_use.py", "Memory"),
     "tensor-cores": ("pages/tensor_cores.py", "Tensor cores"),
     "step-cost": ("pages/step_cost.py", "Step cost"),

@@ -16,6 +16,9 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -69,9 +72,13 @@ class NormalisedSgd(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         for group in self.param_groups:
             for p in group["params"]:
-                p.add_(p.grad / p.grad.norm(), alpha=-group["lr"])
+                if p.grad is not None:
+                    p.add_(p.grad / p.grad.norm(), alpha=-group["lr"])
 
 
 class CountingSgd(NormalisedSgd):
@@ -118,3 +125,12 @@ class CalledSgd(NormalisedSgd):
     def step(self, closure: Callable[[], float] | None = None) -> None:
         CalledSgd.calls += 1
         super().step()
+
+
+class LateClosureSgd(NormalisedSgd):
+    """Moves by the gradients of the last step, and calls its closure for those of the next."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        super().step()
+        assert closure is not None
+        closure()

@@ -18,6 +18,7 @@ from tests.record.updates.optimizers import (
     CalledSgd,
     CountingSgd,
     KahanSgd,
+    LateClosureSgd,
     Lion,
     Lookahead,
     NoisySgd,
@@ -210,12 +211,21 @@ def test_fp32_weights_are_compared_only_where_asked_for(tmp_path: Path) -> None:
 
 def test_evenly_spaced_elements_stand_for_large_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = updates_of(OPTIMIZERS["adamw"], tmp_path / "whole")
-    monkeypatch.setattr(ledger, "MAX_ELEMENTS_UNASKED", 1200)
+    for bound in ("MAX_WHOLE", "MAX_ELEMENTS_AT_FIRST", "MAX_ELEMENTS_UNASKED"):
+        monkeypatch.setattr(ledger, bound, 1200)
     some = updates_of(OPTIMIZERS["adamw"], tmp_path / "some")
     both = whole.merge(some, on=["step", "name"], suffixes=("", "_of_some"))
     assert len(both) == len(whole)
     assert both["elements_of_some"].max() < 600 < both["elements"].max()
     assert (both["lost_mass_frac"] - both["lost_mass_frac_of_some"]).abs().max() < 0.1
+
+
+def test_fewer_elements_are_compared_until_the_cost_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_WHOLE", 1200)
+    monkeypatch.setattr(ledger, "MAX_ELEMENTS_AT_FIRST", 1200)
+    monkeypatch.setattr(ledger, "MAX_TIME_FRAC", 1.0)  # so that the step after the first ones is compared too
+    elements = updates_of(OPTIMIZERS["adamw"], tmp_path / "run").groupby("step")["elements"].sum().tolist()
+    assert elements == [1200] * ledger.MIN_STEPS + [2 * 2048 + 96]
 
 
 def test_tensors_whose_elements_move_together_are_compared_whole_and_by_turns(
@@ -280,22 +290,86 @@ def test_what_a_program_attaches_to_torchs_optimizer_does_not_matter(tmp_path: P
     assert len(load_run(tmp_path / "run").updates) == 2 * 4
 
 
-def test_a_step_with_a_closure_is_not_compared(tmp_path: Path) -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    with watch(model, optimizer, into=tmp_path / "run", every=1):
-        for seed in range(2):
+def trained_by_closures(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path | None, **options: Any
+) -> None:
+    recorder = watch(model, optimizer, into=folder, every=1, **options) if folder else None
+    for seed in range(STEPS):
 
-            def closure(seed: int = seed) -> float:
-                optimizer.zero_grad()
-                backward(model, seed)
-                return 0.0
+        def closure(seed: int = seed) -> float:
+            optimizer.zero_grad()
+            backward(model, seed)
+            return 0.0
 
-            optimizer.step(closure)
+        optimizer.step(closure)
+    if recorder is not None:
+        recorder.close()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_whose_closure_computes_the_gradients_is_compared_like_one_without(name: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"updates": True}
+    models = [network() for _ in range(3)]
+    made = [OPTIMIZERS[name](list(model.parameters())) for model in models]
+    trained(models[0], made[0], tmp_path / "plain", **options)
+    trained_by_closures(models[1], made[1], tmp_path / "closure", **options)
+    trained_by_closures(models[2], made[2], None)
+    plain, closure = (load_run(tmp_path / run).updates for run in ("plain", "closure"))
+    assert len(plain) == STEPS * (2 if name == "muon" else 4)
+    pd.testing.assert_frame_equal(plain, closure)
+    for a, b in zip(models[1].parameters(), models[2].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_optimizer_that_calls_its_closure_again_is_named(tmp_path: Path) -> None:
+    models = [network(torch.float32) for _ in range(2)]
+    for model, folder in zip(models, (tmp_path / "run", None), strict=True):
+        options: dict[str, Any] = {"updates": True} if folder else {}
+        trained_by_closures(model, torch.optim.LBFGS(model.parameters(), lr=0.1), folder, **options)
     run = load_run(tmp_path / "run")
-    assert run.updates.empty
-    assert len(run.steps) == 2
-    assert "is given a closure" in why_not_recorded(tmp_path / "run")[0]
+    assert run.updates.empty and len(run.steps) == STEPS
+    assert why_not_recorded(tmp_path / "run") == ["updates: the step of LBFGS calls its closure more than once"]
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_optimizer_that_writes_weights_before_its_closure_is_named(tmp_path: Path) -> None:
+    model = network()
+    trained_by_closures(model, LateClosureSgd(model.parameters(), lr=1e-2), tmp_path / "run", updates=True)
+    assert load_run(tmp_path / "run").updates.empty
+    assert "writes no weight after its closure" in why_not_recorded(tmp_path / "run")[0]
+
+
+def test_a_lightning_trainer_in_bf16_has_its_updates_compared(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+    from amp_core.record.lightning import WatchCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(torch.float32)
+
+        def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+            return ((self.net(batch[0]) - batch[0]) ** 2).mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+    trained_weights = []
+    for callbacks in ([], [WatchCallback(tmp_path / "run", every=1, updates=True)]):
+        torch.manual_seed(0)
+        data = torch.utils.data.TensorDataset(torch.randn(64, 32))
+        trainer = lightning.Trainer(
+            precision="bf16-true", max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
+        )  # fmt: skip
+        module = Module()
+        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=16))
+        trained_weights.append([p.detach().clone() for p in module.parameters()])
+    run = load_run(tmp_path / "run")
+    assert len(run.updates) == 4 * 4 and run.updates["lost_mass_frac"].max() > 0.1
+    assert why_not_recorded(tmp_path / "run") == []
+    assert all(torch.equal(a, b) for a, b in zip(*trained_weights, strict=True))
 
 
 def test_weights_that_are_not_finite_have_no_shares(tmp_path: Path) -> None:

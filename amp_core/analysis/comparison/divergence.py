@@ -1,0 +1,198 @@
+"""Where two runs of the same seed and data part: the first step, phase and layer that differ by more than noise.
+
+>>> where = first_difference(run_fp32, run_bf16, floor=run_fp32_perturbed)
+>>> where.sentence
+'They part at step 40, in the forward, first in blocks.3 (activation): 2.10 % apart; the noise floor is 0.100 %.'
+
+Compared are what both runs recorded: loss and gradient norm of each step, root mean square and mean magnitude of each
+sampled tensor, loss scales taken out. The noise floor is how far the first run and a perturbed repeat of it are apart
+(another order of summation, weights moved by one rounding), as a maximum up to the step, since differences grow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.run_labels import unique_labels
+from amp_core.schema import RunError
+from amp_core.store.run import Run
+from amp_core.text import formatting
+
+FLOOR_RATIO = 3.0
+"""Runs differ by more than noise if they are so many times as far apart as the repeat."""
+PHASES = {"weight": "optimizer", "activation": "forward", "loss": "forward", "output_grad": "backward"}
+"""The phase that produces a tensor of each kind; of others: backward."""
+ORDER = ("weight", "activation", "loss", "output_grad", "weight_grad", "grad_norm")
+"""Kinds in the order in which a step produces them; weights are those from which it starts."""
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """Where two runs part. `step`, `phase`, `kind` and `name` are None if they do not differ by more than noise."""
+
+    step: int | None
+    phase: str | None
+    kind: str | None
+    """`weight_grad` and so on as in `tensors`, or `loss` or `grad_norm`, which have no name."""
+    name: str | None
+    difference: float
+    """Relative difference there, 0–2; inf where only one of the two is finite."""
+    floor: float | None
+    """The noise floor there; None without a repeat."""
+    sampled_before: int | None
+    """The last step before `step` whose tensors were sampled: what parts in between shows only at `step`."""
+    table: pd.DataFrame
+    """One row per tensor and for loss and gradient norm, in the order of the first differences: kind, name, phase,
+    step (the first that differs by more than noise; null: none), difference, floor there, and largest_difference over
+    all common steps."""
+
+    @property
+    def sentence(self) -> str:
+        """The answer in a sentence."""
+        if self.step is None:
+            return "The runs do not differ by more than the noise floor in anything that both recorded."
+        what = {"loss": "the loss", "grad_norm": "the gradient norm"}.get(str(self.kind), f"{self.name} ({self.kind})")
+        apart = "only one of them is finite" if np.isinf(self.difference) else f"{_percent(self.difference)} apart"
+        floor = (
+            f"the noise floor is {_percent(self.floor)}"
+            if self.floor is not None
+            else "any difference counts, since no perturbed repeat was given"
+        )
+        before = (
+            f" Tensors were last sampled at step {self.sampled_before:,}: the cause may lie after it."
+            if self.sampled_before is not None and self.sampled_before < self.step - 1
+            else ""
+        )
+        of = f"the {self.phase}" if self.phase != "optimizer" else "the optimizer's step before it"
+        return f"They part at step {self.step:,}, in {of}, first in {what}: {apart}; {floor}.{before}"
+
+
+def first_difference(first: Run, second: Run, floor: Run | None = None) -> FirstDifference:
+    """Where two runs of the same seed and data part by more than noise.
+
+    `floor` is a perturbed repeat of the first run; without one any difference counts. Raises `RunError` if the runs
+    have other seeds, or no step in common.
+    """
+    seeds = [run.head.config.get("seed") for run in (first, second)]
+    if None not in seeds and seeds[0] != seeds[1]:
+        raise RunError(
+            f"{first.name} has seed {seeds[0]} and {second.name} has seed {seeds[1]}; compare runs of one seed"
+        )
+    places = _places(first)
+    apart = _differences(_values(first), _values(second))
+    if apart.empty:
+        raise RunError(f"{first.name} and {second.name} have no recorded step in common")
+    noise = None if floor is None else _differences(_values(first), _values(floor))
+    apart["floor"] = 0.0 if noise is None else _floor(apart, noise)
+    apart["phase"] = apart["kind"].map(PHASES).fillna("backward")
+    order = apart["kind"].map(ORDER.index)
+    position = apart["name"].map(lambda name: places.get(name, len(places)))
+    apart["order"] = order
+    apart["position"] = position.where(order < ORDER.index("output_grad"), -position)
+    apart = apart.sort_values(["step", "order", "position"], kind="stable")
+    beyond = apart[apart["difference"] > FLOOR_RATIO * apart["floor"]]
+    table = _by_tensor(apart, beyond)
+    if beyond.empty:
+        return FirstDifference(None, None, None, None, float(apart["difference"].max()), None, None, table)
+    row = beyond.iloc[0]
+    sampled = apart.loc[~apart["kind"].isin(["loss", "grad_norm"]) & (apart["step"] < row["step"]), "step"]
+    return FirstDifference(
+        int(row["step"]),
+        str(row["phase"]),
+        str(row["kind"]),
+        str(row["name"]) or None,
+        float(row["difference"]),
+        None if floor is None else float(row["floor"]),
+        int(sampled.max()) if len(sampled) else None,
+        table,
+    )
+
+
+def forward_differences(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row per run and module of the last forward audit, in the order of the forward: run (label), step, name,
+    rel_error and cosine of its output against FP32, nonfinite."""
+    frames = [pd.DataFrame(columns=["run", "step", "name", "rel_error", "cosine", "nonfinite"])]
+    for label, run in zip(unique_labels(runs), runs, strict=True):
+        audits = run.forward_audits
+        frames.append(audits[audits["step"] == audits["step"].max()].assign(run=label)[list(frames[0])])
+    known = [frame for frame in frames if len(frame)]
+    return pd.concat(known, ignore_index=True) if known else frames[0]
+
+
+def _values(run: Run) -> pd.DataFrame:
+    """Step, kind, name, and what is compared of each: rms and mean magnitude without the loss scale, over all ranks."""
+    steps = run.steps[["step", "loss", "grad_norm"]].groupby("step", as_index=False).mean()
+    single = steps.melt("step", var_name="kind", value_name="rms").dropna(subset="rms").assign(name="")
+    single["mean"] = single["rms"]
+    tensors = run.tensors()
+    finite = (tensors["numel"] - tensors["inf"] - tensors["nan"]).astype(float)
+    scale = tensors["loss_scale"].astype(float).fillna(1.0).where(tensors["kind"].str.endswith("_grad"), 1.0)
+    sums = pd.DataFrame(
+        {
+            "step": tensors["step"],
+            "kind": tensors["kind"],
+            "name": tensors["name"],
+            "finite": finite,
+            "bad": tensors["numel"] - finite,
+            "squares": (tensors["rms"].astype(float) / scale) ** 2 * finite,
+            "mass": tensors["abs_sum"].astype(float) / scale,
+        }
+    )
+    grouped = sums.groupby(["step", "kind", "name"], sort=False).sum(min_count=1).reset_index()
+    grouped["rms"] = (grouped["squares"] / grouped["finite"]).where(~(grouped["bad"] > 0), np.inf) ** 0.5
+    grouped["mean"] = grouped["mass"] / grouped["finite"]
+    return pd.concat([single, grouped], ignore_index=True)[["step", "kind", "name", "rms", "mean"]]
+
+
+def _differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Step, kind, name and relative difference of what both have: the larger one of rms and mean magnitude."""
+    both = first.merge(second, on=["step", "kind", "name"], suffixes=("", "_second"))
+    found = np.zeros(len(both))
+    for column in ("rms", "mean"):
+        a, b = (both[name].to_numpy(dtype=np.float64) for name in (column, f"{column}_second"))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            relative = np.where(a == b, 0.0, np.abs(a - b) / np.maximum(np.abs(a), np.abs(b)))
+        one_finite = np.isfinite(a) != np.isfinite(b)
+        known = ~(np.isnan(a) & np.isnan(b)) if column == "mean" else np.ones(len(both), dtype=bool)
+        found = np.fmax(found, np.where(one_finite & known, np.inf, np.nan_to_num(relative)))
+    return both[["step", "kind", "name"]].assign(difference=found)
+
+
+def _floor(apart: pd.DataFrame, noise: pd.DataFrame) -> "pd.Series[float]":
+    """The noise floor of each row: the most that the repeat differed in this tensor up to this step; of a tensor that
+    the repeat lacks, that of its kind."""
+    noise = noise.sort_values("step", kind="stable")
+    joined = apart[["step", "kind", "name"]].reset_index().sort_values("step", kind="stable")
+    for by in (["kind", "name"], ["kind"]):
+        so_far = noise.assign(floor=noise.groupby(by)["difference"].cummax())
+        column = "floor" if "floor" not in joined else "of_kind"
+        found = so_far.drop_duplicates([*by, "step"], keep="last").rename(columns={"floor": column})
+        joined = pd.merge_asof(joined, found[["step", *by, column]], on="step", by=by)
+    floor = joined["floor"].fillna(joined["of_kind"]).fillna(0.0)
+    return pd.Series(floor.to_numpy(), index=joined["index"]).reindex(apart.index)
+
+
+def _by_tensor(apart: pd.DataFrame, beyond: pd.DataFrame) -> pd.DataFrame:
+    keys = ["kind", "name"]
+    firsts = beyond.drop_duplicates(keys)[[*keys, "step", "difference", "floor"]]
+    largest = apart.groupby(keys, sort=False)["difference"].max().rename("largest_difference").reset_index()
+    phases = apart.drop_duplicates(keys)[[*keys, "phase", "order", "position"]]
+    table = phases.merge(firsts, on=keys, how="left").merge(largest, on=keys)
+    table["step"] = table["step"].astype("Int64")
+    table = table.sort_values(["step", "order", "position"], na_position="last", ignore_index=True, kind="stable")
+    return table[["kind", "name", "phase", "step", "difference", "floor", "largest_difference"]]
+
+
+def _places(run: Run) -> dict[str, int]:
+    """Places of modules and parameters in the order of the model."""
+    modules = list(run.head.model.get("layers") or {})
+    places = {name: 2 * place for place, name in enumerate(modules)}
+    for parameter in run.head.model.get("shapes") or {}:
+        places[parameter] = places.get(parameter.rpartition(".")[0], 2 * len(modules)) - 1  # its gradient comes after
+    return places
+
+
+def _percent(fraction: float) -> str:
+    return formatting.percent(fraction) if fraction >= 1e-5 else f"{fraction:.1e}"

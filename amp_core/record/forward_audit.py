@@ -1,0 +1,66 @@
+"""Measures layer by layer how far a forward in the recipe is from the same forward in FP32.
+
+>>> rows = forward_audit(replay, model, 1.0, step, "bf16")     # rows of `audits` of the kind `activation`
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from amp_core.record.audit import COLUMNS, COUNTS, Replay, compare_gradients
+from amp_core.record.model.modules import computes, tensors_in
+from amp_core.record.model.parameters import local_values, named_modules
+from amp_core.record.quantized_products import QuantizedProducts
+
+
+def forward_audit(
+    replay: Replay,
+    model: torch.nn.Module,
+    loss_scale: float,
+    step: int,
+    precision: str,
+    products: QuantizedProducts | None = None,
+) -> dict[str, list[Any]]:
+    """Rows of `audits`: the first output of each module in its first call, in the order of the calls. With `products`,
+    the recipe is FP32 with those quantized.
+
+    Holds a copy of the FP32 outputs of one batch. Modules that a compiled graph runs have no row.
+    """
+    with _outputs(model) as reference:
+        replay.in_fp32()
+    with _outputs(model) as recipe:
+        if products is None:
+            replay.in_recipe(loss_scale)
+        else:
+            replay.in_fp32(products)
+    names = [name for name in reference if name in recipe and reference[name].shape == recipe[name].shape]
+    packed = [compare_gradients(reference[name], recipe[name], 1.0) for name in names]
+    rows = torch.stack([p.to(packed[0].device) for p in packed]).tolist() if packed else []
+    columns: dict[str, list[Any]] = {
+        c: [int(row[i]) if c in COUNTS else row[i] for row in rows] for i, c in enumerate(COLUMNS)
+    }
+    same = {"step": step, "loss_scale": 1.0, "precision": precision, "kind": "activation"}
+    return columns | {"name": names} | {name: [value] * len(rows) for name, value in same.items()}
+
+
+@contextmanager
+def _outputs(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Copies of the modules' first floating-point outputs, by name, of the forwards inside."""
+    outputs: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            first = next((t for t in tensors_in(output) if t.is_floating_point()), None)
+            if first is not None and name not in outputs:
+                outputs[name] = local_values(first.detach()).clone()
+
+        return hook
+
+    handles = [m.register_forward_hook(keep(name)) for name, m in named_modules(model) if name and computes(m)]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,140 @@
+"""Where two runs part: faults planted at a known step, phase and layer of real trainings."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_core import Run, RunError, load_run, watch
+from amp_core.__main__ import main
+from amp_core.analysis import first_difference
+from tests.synthetic import write_rows
+
+KINDS = ("weight_grad", "output_grad", "activation", "weight")
+STEPS = 12
+
+
+class Block(torch.nn.Module):
+    """A layer whose input can be multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(self.linear(x * self.factor))
+
+
+def trained(folder: Path, fault: tuple[str, int] | None = None, perturbed: float = 0.0, every: int = 1) -> Run:
+    """A training that differs from others in one phase of one step, in the third of four blocks."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Block() for _ in range(4)))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1 + perturbed * torch.randn_like(p))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    layer = model[2]
+    with watch(model, optimizer, into=folder, every=every, kinds=KINDS) as rec:
+        for step in range(STEPS):
+            torch.manual_seed(step)
+            x = torch.randn(8, 16)
+            layer.factor = 1.05 if fault == ("forward", step) else 1.0
+            loss = ((model(x) - x) ** 2).mean()
+            loss.backward()
+            if fault == ("backward", step):
+                layer.linear.weight.grad.mul_(1.2)
+            optimizer.step()
+            optimizer.zero_grad()
+            rec.log(loss=loss)
+            if fault == ("optimizer", step):
+                with torch.no_grad():
+                    layer.linear.weight.mul_(1.1)
+    return load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        ("forward", (7, "forward", "activation", "2.linear")),
+        ("backward", (7, "backward", "weight_grad", "2.linear.weight")),
+        ("optimizer", (8, "optimizer", "weight", "2.linear.weight")),
+    ],
+)
+def test_a_fault_is_found_at_its_step_phase_and_layer_above_the_noise_floor(
+    phase: str, expected: tuple[int, str, str, str], tmp_path: Path
+) -> None:
+    plain, repeat = trained(tmp_path / "plain"), trained(tmp_path / "repeat", perturbed=1e-6)
+    faulty = trained(tmp_path / "faulty", (phase, 7), perturbed=1e-6)
+    where = first_difference(plain, faulty, repeat)
+    assert (where.step, where.phase, where.kind, where.name) == expected
+    assert where.floor is not None and 0 < where.floor < 1e-4 < where.difference
+
+
+def test_without_a_repeat_any_difference_counts(tmp_path: Path) -> None:
+    plain, other = trained(tmp_path / "plain"), trained(tmp_path / "other", perturbed=1e-6)
+    where = first_difference(plain, other)
+    assert where.step == 0 and where.floor is None
+    assert first_difference(plain, other, other).step is None
+    same = first_difference(plain, trained(tmp_path / "same"))
+    assert same.step is None and same.difference == 0
+    assert "do not differ" in same.sentence
+
+
+def test_a_loss_that_parts_between_sampled_steps_is_named_with_the_last_sample(tmp_path: Path) -> None:
+    plain, faulty = trained(tmp_path / "a", every=10), trained(tmp_path / "b", ("optimizer", 6), every=10)
+    where = first_difference(plain, faulty)
+    assert (where.step, where.kind, where.name, where.sampled_before) == (7, "loss", None, 0)
+    assert "Tensors were last sampled at step 0" in where.sentence
+
+
+def test_loss_scales_are_taken_out(tmp_path: Path) -> None:
+    row = {"step": [0], "name": ["head"], "kind": ["weight_grad"], "dtype": ["float32"], "numel": [4], "normal": [4]}
+    row |= {name: [0] for name in ("zero", "subnormal", "inf", "nan")}
+    runs = [
+        load_run(
+            write_rows(
+                tmp_path / str(scale),
+                steps={"step": [0], "loss": [1.0]},
+                tensors=row | {"loss_scale": [scale], "rms": [2.0 * scale], "abs_sum": [8.0 * scale]},
+            )
+        )
+        for scale in (1.0, 1024.0)
+    ]
+    assert first_difference(*runs).step is None
+
+
+def test_a_loss_that_is_nan_in_one_run_alone_is_a_difference(tmp_path: Path) -> None:
+    a, b = (
+        load_run(write_rows(tmp_path / str(i), steps={"step": [0, 1], "loss": [1.0, loss]}))
+        for i, loss in enumerate((0.5, float("inf")))
+    )
+    where = first_difference(a, b)
+    assert (where.step, where.kind) == (1, "loss") and "only one of them is finite" in where.sentence
+
+
+def test_runs_of_other_seeds_or_without_a_common_step_are_refused(tmp_path: Path) -> None:
+    a, b = (
+        load_run(write_rows(tmp_path / str(seed), config={"seed": seed}, steps={"step": [0], "loss": [1.0]}))
+        for seed in (0, 1)
+    )
+    with pytest.raises(RunError, match="0 has seed 0 and 1 has seed 1"):
+        first_difference(a, b)
+    late = load_run(write_rows(tmp_path / "late", steps={"step": [5], "loss": [1.0]}))
+    with pytest.raises(RunError, match="no recorded step in common"):
+        first_difference(a, late)
+
+
+def test_the_command_prints_the_place_and_the_tensors_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, fault, perturbed in (("a", None, 0.0), ("b", ("backward", 3), 0.0), ("c", None, 1e-6)):
+        trained(tmp_path / name, fault, perturbed)
+    assert main(["compare", "--localise", *(str(tmp_path / n) for n in "ab"), "--floor", str(tmp_path / "c")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("They part at step 3, in the backward, first in 2.linear.weight (weight_grad): ")
+    assert lines[2].startswith("first at step") and "2.linear.weight (weight_grad)" in lines[3]
+    assert main(["compare", "--precisions", "fp32"]) == 2
+    assert "out is missing" in capsys.readouterr().err
+    assert main(["compare", "--floor", "x"]) == 2
+    assert "--localise" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""What frameworks were told about precision, beside the dtypes that were seen in real trainings."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from amp_core import load_run, watch
+from amp_core.analysis import precision_settings
+from tests.record.sharded import one_process
+
+
+def trained(folder: Path, model: torch.nn.Module, dtype: torch.dtype = torch.float32, cast: bool = False) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with watch(model, optimizer, into=folder, every=1):
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+                loss = model(torch.randn(4, 8, dtype=dtype)).float().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return precision_settings(load_run(folder))
+
+
+def seen(frame: pd.DataFrame) -> dict[str, str]:
+    return dict(zip(frame["stage"], frame["seen"], strict=True))
+
+
+def settings(frame: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    asked = frame[frame["asked"].notna()]
+    return {row.stage: (row.asked, row.source) for row in asked.itertuples()}
+
+
+def test_fsdp2s_policy_stands_beside_the_dtypes_seen(tmp_path: Path) -> None:
+    with one_process() as mesh:
+        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        frame = trained(tmp_path / "run", model)
+    assert settings(frame) == {
+        "compute": ("bfloat16", "MixedPrecisionPolicy.param_dtype"),
+        "reduction": ("float32", "MixedPrecisionPolicy.reduce_dtype"),
+        "outputs": ("float32", "MixedPrecisionPolicy.output_dtype"),
+    }
+    wanted = {"weights": "float32", "compute": "bfloat16", "outputs": "float32", "optimizer state": "float32"}
+    assert wanted.items() <= seen(frame).items()
+    assert not frame["differs"].any()
+
+
+def test_ddps_communication_hook_is_named(tmp_path: Path) -> None:
+    with one_process():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        frame = trained(tmp_path / "run", model)
+    assert settings(frame)["reduction"] == ("float16", "DDP communication hook fp16_compress_hook")
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_autocast_and_weights_are_seen(cast: bool, tmp_path: Path) -> None:
+    frame = trained(tmp_path / "run", torch.nn.Linear(8, 8), cast=cast)
+    dtype = "bfloat16" if cast else "float32"
+    assert seen(frame) == {
+        "weights": "float32",
+        "compute": dtype,
+        "outputs": dtype,
+        "gradients": "float32",
+        "optimizer state": "float32",
+    }
+
+
+def test_megatrons_accumulation_is_seen(tmp_path: Path) -> None:
+    model = torch.nn.Linear(8, 8).to(torch.bfloat16)
+    for p in model.parameters():
+        p.main_grad = torch.zeros_like(p, dtype=torch.float32)  # type: ignore[attr-defined]
+    assert seen(trained(tmp_path / "run", model, torch.bfloat16))["accumulation"] == "float32"
+
+
+class DeepSpeedEngine(torch.nn.Linear):
+    """Answers as DeepSpeed's engine does; DeepSpeed itself is not installed here."""
+
+    communication_data_type = torch.bfloat16
+
+    def zero_optimization_stage(self) -> int:
+        return 2
+
+    def bfloat16_enabled(self) -> bool:
+        return True
+
+    def fp16_enabled(self) -> bool:
+        return False
+
+
+def test_deepspeeds_sections_are_read_and_a_dtype_that_differs_is_marked(tmp_path: Path) -> None:
+    frame = trained(tmp_path / "run", DeepSpeedEngine(8, 8))
+    assert settings(frame) == {
+        "compute": ("bfloat16", "DeepSpeed `bf16`, ZeRO 2"),
+        "reduction": ("bfloat16", "DeepSpeed `communication_data_type`, ZeRO 2"),
+    }
+    assert frame.loc[frame["differs"], "stage"].tolist() == ["compute"]  # the stand-in casts nothing
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "compute"),
+    [("bf16-true", "bfloat16", "bfloat16"), ("bf16-mixed", "float32", "bfloat16"), ("32-true", "float32", "float32")],
+)
+def test_lightnings_precision_stands_beside_what_it_did(
+    precision: str, weights: str, compute: str, tmp_path: Path
+) -> None:
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+    from amp_core.record.lightning import WatchCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(8, 8)
+
+        def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+            return self.net(batch[0]).float().square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 8)), batch_size=4)
+    lightning.Trainer(
+        precision=precision, max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[WatchCallback(tmp_path / "run")],
+    ).fit(Module(), data)  # fmt: skip
+    frame = precision_settings(load_run(tmp_path / "run"))
+    assert settings(frame) == {
+        "weights": (weights, f"Trainer(precision={precision!r})"),
+        "compute": (compute, f"Trainer(precision={precision!r})"),
+    }
+    assert not frame["differs"].any()
+    assert (seen(frame)["weights"], seen(frame)["compute"]) == (weights, compute)
