@@ -102,12 +102,14 @@ def recipe_effects(values: Sequence[float], index: int) -> pd.DataFrame:
 
     One row per recipe: recipe, label, scaling (in words), size (values of the block), scale (of the block), underflow
     and other_underflow (how many nonzero values become 0, in the block and outside), nonzero and other_nonzero,
-    rel_error and other_rel_error (root of squared error over squared values; NaN where there are none).
+    rel_error and other_rel_error (root of squared error over squared values; NaN where there are none), and
+    beside_rel_error: that of the block without its largest value, which is most of the block's squares.
     """
     rows = []
     for recipe in RECIPES.values():
         frame = quantized_values(values, recipe)
         inside = frame["block"] == frame["block"].iloc[index]
+        beside = frame[inside].drop(index=frame.loc[inside, "value"].abs().idxmax())
         rows.append(
             {
                 "recipe": recipe.name,
@@ -117,6 +119,7 @@ def recipe_effects(values: Sequence[float], index: int) -> pd.DataFrame:
                 "scale": float(frame["scale"].iloc[index]),
                 **_effect(frame[inside], ""),
                 **_effect(frame[~inside], "other_"),
+                "beside_rel_error": _effect(beside, "")["rel_error"],
             }
         )
     return pd.DataFrame(rows)

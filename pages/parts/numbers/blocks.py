@@ -11,7 +11,7 @@ from pages.parts import address, charts, tables, words
 
 _SMALL = [round(0.02 * (-1) ** i * (1 + 7 * i % 11), 2) for i in range(64)]
 EXAMPLES = {
-    "An outlier": [*_SMALL[:20], 60.0, *_SMALL[21:]],
+    "An outlier": [*_SMALL[:20], 30_000.0, *_SMALL[21:]],
     "No outlier": _SMALL,
     "A wide range": [round(2.0 ** (-i / 3), 6) for i in range(64)],
 }
@@ -20,7 +20,9 @@ COLUMNS = {
     "scale": st.column_config.TextColumn("Shared scale"),
     "size": st.column_config.NumberColumn("Values in it", help="Values that share this scale"),
     "lost": st.column_config.TextColumn("Become 0 in it", help="Nonzero values of the block that become 0"),
-    "error": st.column_config.TextColumn("Error in it", help="Root of squared error over squared values"),
+    "error": st.column_config.TextColumn(
+        "Error in it", help="Without the largest value: root of squared error over squared values"
+    ),
     "other_lost": st.column_config.TextColumn("Become 0 elsewhere"),
     "other_error": st.column_config.TextColumn("Error elsewhere"),
     "scaling": st.column_config.TextColumn("How the scale follows", width="large"),
@@ -29,7 +31,8 @@ WHAT = {"zero": "zero", "underflow": "becomes 0", "saturated": "saturated", "exa
 WHY = (
     "The values of a block share one scale, and the largest of them sets it: what lies far below becomes 0. So an "
     "outlier hurts its own block of 16 or 32 values and no other; with one scale for the tensor it hurts all values. "
-    "NVFP4 has both: its scale of the tensor only brings the scales of the blocks into FP8's range."
+    "NVFP4 has both: its scale of the tensor brings the scales of the blocks into FP8's range, so a block suffers from "
+    "an outlier elsewhere only where its own largest value is some 30,000 times smaller."
 )
 
 
@@ -65,8 +68,13 @@ def show() -> None:
     charts.show(block_figure(block, RECIPES[name].label, charts.dark()), "lab.block_figure")
     with st.expander("Value by value"):
         tables.show(by_value(block), height=320, alt="The values of the block before and after.")
-    effects = recipe_effects(values, int(block.index[0]))
-    tables.show(table(effects), column_config=COLUMNS, alt="What each recipe does to the block and to the rest.")
+    effects = recipe_effects(values, int(block["value"].abs().idxmax()))
+    tables.show(
+        table(effects),
+        column_config=COLUMNS,
+        height="content",
+        alt="What each recipe does to the block and to the rest.",
+    )
 
 
 def sentence(block: pd.DataFrame, label: str) -> str:
@@ -113,7 +121,7 @@ def table(effects: pd.DataFrame) -> pd.DataFrame:
             "scale": words.number(row["scale"]),
             "size": row["size"],
             "lost": share(row, ""),
-            "error": error(row["rel_error"]),
+            "error": error(row["beside_rel_error"]),
             "other_lost": share(row, "other_"),
             "other_error": error(row["other_rel_error"]),
             "scaling": row["scaling"],

@@ -55,6 +55,7 @@ def test_an_outlier_hurts_its_block_and_with_one_scale_the_whole_tensor():
     mx, whole = effects.loc["mxfp8-e4m3"], effects.loc["fp8-tensorwise"]
     assert (mx["size"], mx["underflow"], mx["other_underflow"], mx["other_nonzero"]) == (32, 31, 0, 32)
     assert (whole["size"], whole["underflow"], whole["other_nonzero"]) == (64, 63, 0)
+    assert mx["rel_error"] < 0.1 and mx["beside_rel_error"] == 1.0  # all but the outlier become 0
     assert math.isnan(whole["other_rel_error"]) and mx["other_rel_error"] < 0.04
     assert effects["size"].loc[["nvfp4", "fp8-rowwise", "fp8-block"]].tolist() == [16, 64, 64]
     assert list(effects.index) == list(RECIPES)
