@@ -2,6 +2,7 @@
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from amp_core.analysis import compare
 from amp_core.cli.train import in_words
 from amp_core.quantization import RECIPES as QUANTIZATION
 from amp_core.record.quantized_linear import Rounding, quantized_linear
+from amp_core.settings.combinations import taken
 from amp_core.settings.training import RECIPES, TrainConfig
 from amp_core.train import train
+from amp_core.train.engine import recipes
 from amp_core.train.engine.model_changes import changed, layers_to_quantize
 from amp_core.train.workloads import build
 
@@ -180,6 +183,29 @@ def test_audits_measure_the_quantized_recipe_against_plain_fp32(tmp_path):
     audits = {p: run_of(tmp_path / p, precision=p, steps=2, audit_every=1).audits for p in ("bf16", "nvfp4")}
     errors = {p: a[a["name"] == "blocks.0.fc.weight"]["rel_error"].iloc[0] for p, a in audits.items()}
     assert errors["bf16"] < 0.02 and 0.05 < errors["nvfp4"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "emulated"),
+    [
+        ("NVIDIA H100 80GB HBM3", "9.0", False),
+        ("NVIDIA A100-SXM4-80GB", "8.0", True),
+        ("AMD Instinct MI300X", "", True),
+    ],
+)
+def test_fp8_is_real_on_gpus_whose_tensor_cores_take_it(monkeypatch, name, capability, emulated):
+    gpus = [{"name": name, "capability": capability}]
+    monkeypatch.setattr(recipes, "backend_of", lambda device: SimpleNamespace(gpus=lambda: gpus))
+    here = {p: recipes.is_emulated(RECIPES[p], torch.device("cuda:0")) for p in ("bf16", *QUANTIZED)}
+    assert here == {"bf16": False, "fp8": emulated, "mxfp8": True, "nvfp4": True}
+
+
+def test_what_one_of_several_precisions_takes_is_left_out_for_the_others():
+    given = {"steps": 5, "hadamard": True, "loss_scale": 8, "keep_bf16": "head"}
+    assert taken(given, "bf16") == {"steps": 5}
+    assert taken(given, "fp16") == {"steps": 5, "loss_scale": 8}
+    assert taken(given, "mxfp8") == {"steps": 5, "keep_bf16": "head"}
+    assert taken(given, "nvfp4") == {"steps": 5, "hadamard": True, "keep_bf16": "head"}
 
 
 def test_precision_bf16_with_fp8_is_precision_fp8():

@@ -22,7 +22,8 @@ def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
     if len(configs) < 2:
         given = configs[0].precision if configs else None
         raise RunError(f"precision={given!r} alone is no comparison; choose two or more to train in turns")
-    common, of_some = configs[0], flags_of_some(configs)
+    common = next((config for config in configs if config.loss_scale != "dynamic"), configs[0])
+    of_some = flags_of_some(configs)
     which = ["--precisions", ",".join(config.precision for config in configs)]
     command = [sys.executable, "-m", "amp_core", "compare", *which, *of_some]
     job = jobs.start(common, run_list.runs_dir(), name or f"compare-{common.task}", command=command, makes="runs")
