@@ -235,7 +235,7 @@ def _notes(
         notes.append(f"The first {counts} steps of each run are left out of speeds: they pay for warming up.")
     names = [str(row["recipe"]) for row in recipes.to_dict("records") if row["emulated"]]
     if names:
-        notes.append(f"{join_words(names)} {'is' if len(names) == 1 else 'are'} {EMULATED}: those are not compared.")
+        notes.append(f"{join_words(names)} {'is' if len(names) == 1 else 'are'} {EMULATED}; those are not compared.")
     others = recipes.iloc[1:]
     others = others[others["speed_verdict"] != "emulated"]
     if len(others) and others["paired"].all():
