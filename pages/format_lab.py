@@ -11,7 +11,7 @@ from amp_core.analysis.format_lab.rounding import (
 from amp_core.figures import format_range_figure
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, glossary, head, tables, words
-from pages.parts.numbers import formats, prediction, sums, tensor
+from pages.parts.numbers import blocks, formats, prediction, sums, tensor
 from pages.parts.overview import myths
 
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
@@ -57,6 +57,8 @@ marks = [
 charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "lab.ranges")
 
 sums.show()
+
+blocks.show()
 
 st.header("Myths about formats", anchor=False)
 table_of_myths = tables.remember(formats.myth_table(format_myths()), "Myths about formats.")

@@ -5,6 +5,7 @@ import streamlit as st
 
 from amp_core import Run, RunError
 from amp_core.analysis import traced_steps
+from amp_core.analysis.steps import emulated
 from amp_core.figures import forecast_figure
 from amp_core.forecast import Forecast, forecast, gpu_names, traces_of_run
 from amp_core.forecast import measured_factor as measured
@@ -21,6 +22,7 @@ COLUMNS = {
     "recipe": st.column_config.TextColumn("Recipe", width=65),
     "speed": st.column_config.TextColumn("Over FP32", help="Speed-up over FP32 with TF32 off, and its range"),
     "tf32": st.column_config.TextColumn("Over TF32", help="Speed-up over FP32 with TF32 on, and its range"),
+    "bf16": st.column_config.TextColumn("Over BF16", help="Speed-up of 8 and 4 bits over BF16, and its range"),
     "time": st.column_config.TextColumn("Step", help="Time of a step, and its range", width=130),
     "bound": st.column_config.TextColumn("Bound by", width=80, help="What most of the time goes to"),
     "memory": st.column_config.TextColumn("Memory", help="At the peak of a step of the same batch"),
@@ -29,15 +31,26 @@ COLUMNS = {
 }
 
 
-def made(run: Run, gpus: tuple[str, ...]) -> Forecast:
+def made(run: Run, gpus: tuple[str, ...], fp8_frac: float | None, fp4_frac: float | None) -> Forecast:
     """The forecast from the run's traced step, corrected if the run was recorded on a listed GPU."""
     known = measured(run)
-    return forecast(traces_of_run(run), gpus, factor=known[1] if known else None)
+    factor = known[1] if known else None
+    return forecast(traces_of_run(run), gpus, factor=factor, fp8_frac=fp8_frac, fp4_frac=fp4_frac)
+
+
+def share(bits: int) -> float | None:
+    """The share of operations in so many bits that the page's field holds; None for none."""
+    name = f"forecast.fp{bits}"
+    address.take(f"fp{bits}", name, lambda text: int(text) if text.isdecimal() and int(text) <= 100 else None, 0)
+    help_ = f"Share of the operations of matrix products that may take {bits} bits. 0: not forecast."
+    percent = int(st.number_input(f"In {bits} bits (%)", 0, 100, step=5, key=name, width=130, help=help_))
+    address.keep(f"fp{bits}", name, str(percent) if percent else "")
+    return percent / 100 if percent else None
 
 
 def headline(table: pd.DataFrame) -> str:
     """The page's answer: the best recipe for each GPU."""
-    known = table[(table["recipe"].isin(["bf16", "fp16"])) & (table["why_not"] == "")]
+    known = table[~table["recipe"].isin(["fp32", "tf32"]) & (table["why_not"] == "")]
     best_of = []
     for gpu, rows in known.groupby("gpu", sort=False):
         best = rows.sort_values("speedup", ascending=False, kind="stable").iloc[0]
@@ -70,13 +83,14 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
                 "time": span(row, "step_ms", "ms"),
                 "speed": span(row, "speedup", "×"),
                 "tf32": span(row, "over_tf32", "×"),
+                "bf16": span(row, "over_bf16", "×") if "over_bf16" in row else words.NONE,
                 "bound": row["bound_by"],
                 "memory": f"{low} – {high}" if memory else words.NONE,
                 "batch": f"{words.count(row['batch_low'])}–{words.count(row['batch_high'])}" if memory else words.NONE,
                 "source": row["source"],
             }
         )
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=[name for name in COLUMNS if name != "bf16" or "over_bf16" in table])
 
 
 def left_out(table: pd.DataFrame) -> list[str]:
@@ -91,13 +105,17 @@ if not loaders.analysed(traced_steps, run):
     empty.nothing(f"A forecast is computed from a traced step, and this run has no traced step. {HOW}", sample=True)
 answer = st.container()
 address.take("gpu", "forecast.gpus", address.several(gpu_names()), GPUS)
-asked = st.multiselect("GPUs", gpu_names(), key="forecast.gpus", persist_state="session")
+with st.container(horizontal=True, vertical_alignment="bottom"):
+    asked = st.multiselect("GPUs", gpu_names(), key="forecast.gpus", persist_state="session", width=520)
+    fp8_frac, fp4_frac = share(8), share(4)
 address.keep("gpu", "forecast.gpus", ",".join(asked) if asked != GPUS else "")
 if not asked:
     empty.nothing("Choose one GPU or more.")
 try:
-    result = loaders.analysed(made, run, tuple(asked))
-except RunError:  # a profiler trace has operators, but not autocast's decisions
+    result = loaders.analysed(made, run, tuple(asked), fp8_frac, fp4_frac)
+except RunError as error:  # a profiler trace has operators, but not autocast's decisions
+    if emulated(run):
+        empty.nothing(words.escape(words.sentence(error)))
     empty.nothing(f"A forecast needs a step that AMPscope traced, and this run has none. {HOW}", sample=True)
 with answer:
     head.headline(headline(result.table))

@@ -1,8 +1,9 @@
 """Make the sample runs again: `python sample_runs/make.py [NAME …]`, some minutes on a CPU that does nothing else.
 
-Each is a real training on the bytes of Python's standard library. The first five train the same tiny GPT, from the same
-seed, with the same initial weights and batches; they differ in precision and in what is done with the loss scale. The
-four of the ablation train an LSTM whose gradients FP16 cannot hold without one.
+Each is a real training on the bytes of Python's standard library. The first six train the same tiny GPT, from the same
+seed, with the same initial weights and batches; they differ in precision and in what is done with the loss scale, and
+one has the blocks of its operands recorded, on two steps: they are most of its size. The four of the ablation train an
+LSTM whose gradients FP16 cannot hold without one.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from amp_core import load_run  # noqa: E402
 from amp_core.store.atomic import replace_file  # noqa: E402
 
 GPT = "--workload text-gpt --size tiny --steps 400 --every 10 --audit-every 200 --trace-ops 20 --profile 30:33 --seed 1"
+BLOCKS = f"{GPT.replace('--every 10', '--every 200')} --blocks"
 LSTM = "--workload text-lstm --size logistic --steps 120 --every 10 --seed 0"
 
 SAMPLES = {
@@ -33,6 +35,8 @@ SAMPLES = {
     "fp16-overflow": f"{GPT} --precision fp16 --init-scale 17179869184 --growth-interval 12",
     # A constant scale of 1: nothing overflows, and small gradients lose bits or vanish.
     "fp16-underflow": f"{GPT} --precision fp16 --loss-scale 1",
+    # What 8 and 4 bits would lose: from how the operands of linear layers lie in their blocks.
+    "bf16-blocks": f"{BLOCKS} --precision bf16",
     # Micikevicius et al. 2017: without scaling it fails to train, with either scale it follows FP32.
     "ablation/fp32": f"{LSTM} --precision fp32",
     "ablation/fp16-unscaled": f"{LSTM} --precision fp16-unscaled",

@@ -8,7 +8,7 @@ import pytest
 from amp_core import diagnose, load_run
 from tests.paths import SAMPLE_RUNS
 
-GPT = ("fp32", "bf16", "fp16-healthy", "fp16-overflow", "fp16-underflow")
+GPT = ("fp32", "bf16", "bf16-blocks", "fp16-healthy", "fp16-overflow", "fp16-underflow")
 LSTM = ("ablation/fp32", "ablation/fp16-unscaled", "ablation/fp16-static-128", "ablation/fp16-dynamic")
 NAMES = (*GPT, *LSTM)
 

@@ -86,6 +86,11 @@ def recipe(run: Run) -> str | None:
     return precision if isinstance(precision, str) and precision else None
 
 
+def emulated(run: Run) -> bool:
+    """Whether the run emulates the 8- or 4-bit products of its recipe: its numbers hold, times and memory do not."""
+    return run.head.config.get("emulated") is True
+
+
 def whole_number(value: object) -> int | None:
     """`value` if it is a whole number; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

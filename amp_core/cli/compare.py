@@ -15,6 +15,7 @@ from pathlib import Path
 from amp_core.cli.comparison_text import first_differences, in_full
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.schema import RunError
+from amp_core.settings.combinations import taken
 from amp_core.settings.training import RECIPES, TrainConfig, unknown
 from amp_core.store.atomic import check_holds_runs
 from amp_core.store.run import load_run
@@ -30,8 +31,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command = subparsers.add_parser(
         "compare",
         help="train in several precisions and set them side by side",
-        description="Seed, data and initial weights are the same for all; --loss-scale is for those with a scaler. For "
-        "instance: ampscope compare --workload text-gpt --precisions fp32,bf16,fp16 --seeds 3 --out runs/cmp",
+        description="Seed, data and initial weights are the same for all; --loss-scale is for those with a scaler, "
+        "--stochastic-rounding and --hadamard for nvfp4. For instance: ampscope compare --workload text-gpt "
+        "--precisions fp32,bf16,fp16 --seeds 3 --out runs/cmp",
         allow_abbrev=False,
     )
     command.add_argument("--out", metavar="DIR", default=None, help="folder for the runs, one subfolder each")
@@ -144,16 +146,16 @@ def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
     """One configuration per precision, all checked before the first run begins."""
     names = [name.strip() for name in arguments.precisions.split(",")]
     values = settings(arguments)
-    scaled = any(name in RECIPES and RECIPES[name].scaler for name in names)
+    # What only some precisions take is for those; what none takes is left for the first to refuse.
+    taken_by_any = set().union(*(taken(values, name) for name in names))
+    values_of_all = {name: value for name, value in values.items() if name not in taken_by_any}
     configs = []
     for name in names:
         if name not in RECIPES:
             raise unknown("precisions", name, RECIPES)
         if names.count(name) > 1:
             raise RunError(f"precisions={arguments.precisions!r} names {name} twice; name each once")
-        # It applies to recipes with a scaler; if none has one, the first recipe refuses it.
-        scale = {"loss_scale": "dynamic"} if scaled and not RECIPES[name].scaler else {}
-        configs.append(TrainConfig.from_dict(values | scale | {"precision": name}))
+        configs.append(TrainConfig.from_dict(values_of_all | taken(values, name) | {"precision": name}))
     return configs
 
 

@@ -8,8 +8,10 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+from amp_core.cli.settings import number
 from amp_core.cli.untrusted import RUN_HELP
 from amp_core.schema import RunError
 from amp_core.store.run import load_run
@@ -37,6 +39,13 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command.add_argument("--batch-size", metavar="N", type=int, help="samples of one step of the workload")
     command.add_argument("--optimizer", metavar="NAME", help="optimizer of the workload")
     command.add_argument("--gpu", metavar="A,B,…", default="V100,A100,H100", help="GPUs (default %(default)s)")
+    for bits in (8, 4):
+        command.add_argument(
+            f"--fp{bits}-frac",
+            metavar="X",
+            type=number,
+            help=f"share of the operations of matrix products that may take {bits} bits, 0 to 1: forecasts that too",
+        )
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.set_defaults(run=run)
 
@@ -62,17 +71,19 @@ def run(arguments: argparse.Namespace) -> int:
         factor = measured[1] if measured else None
     else:
         traces = _of_workload(arguments)
-    result = forecast(traces, gpus, factor=factor)
+    result = forecast(traces, gpus, factor=factor, fp8_frac=arguments.fp8_frac, fp4_frac=arguments.fp4_frac)
     print(_document(result) if arguments.json else in_words(result))
     return 0
 
 
 def in_words(result: "Forecast") -> str:
     """The forecast as text: a table per GPU, and the notes."""
-    rows = [("GPU", "recipe", "step", "range", "speed-up", "range", "over TF32", "bound by", "memory", "largest batch")]
+    low = "over_bf16" in result.table
+    heads = ("GPU", "recipe", "step", "range", "speed-up", "range", "over TF32", "bound by", "memory", "largest batch")
+    rows: list[tuple[object, ...]] = [(*heads, "over BF16") if low else heads]
     for row in result.table.to_dict("records"):
         if row["why_not"]:
-            rows.append((row["gpu"], row["recipe"], formatting.NONE, row["why_not"], *[""] * 6))
+            rows.append((row["gpu"], row["recipe"], formatting.NONE, row["why_not"], *[""] * (7 if low else 6)))
             continue
         rows.append(
             (
@@ -88,6 +99,7 @@ def in_words(result: "Forecast") -> str:
                 if row["memory_bytes_low"] == row["memory_bytes_low"] and row["memory_bytes_low"] is not None
                 else formatting.NONE,
                 _range(row["batch_low"], row["batch_high"], whole=True),
+                *((_over_bf16(row),) if low else ()),
             )
         )
     table = [[str(cell) for cell in row] for row in rows]
@@ -95,6 +107,12 @@ def in_words(result: "Forecast") -> str:
     widths = [max(len(row[i]) for row in table) if i != 3 else max(fits) for i in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
     return "\n".join([result.notes[0], "", *lines, "", *result.notes[1:]])
+
+
+def _over_bf16(row: "dict[Hashable, Any]") -> str:
+    if row["over_bf16"] != row["over_bf16"]:
+        return formatting.NONE
+    return f"{formatting.number(row['over_bf16'])} × ({_range(row['over_bf16_low'], row['over_bf16_high'])})"
 
 
 def _range(low: float | None, high: float | None, whole: bool = False) -> str:

@@ -7,6 +7,7 @@ unchanged, so that `TrainConfig` refuses it with the sentence that the app shows
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,12 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return _from_file(arguments.config) | values if arguments.config is not None else values
 
 
-def flags(config: TrainConfig) -> list[str]:
-    """The flags that make `config`: workload and precision always, other settings if they differ from the default."""
+def flags(config: TrainConfig, names: Iterable[str] = SETTINGS) -> list[str]:
+    """The flags that make `config`: workload and precision always, other settings if they differ from the default. Only
+    those of `names`."""
     line: list[str] = []
-    for name, one in SETTINGS.items():
-        value = getattr(config, name)
+    for name in names:
+        one, value = SETTINGS[name], getattr(config, name)
         if name not in ("workload", "precision") and value == getattr(DEFAULTS, name):
             continue
         if isinstance(value, bool):

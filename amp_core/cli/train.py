@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from amp_core.cli.settings import add_flag, add_settings, settings
 from amp_core.schema import RunError
+from amp_core.settings.catalog import EMULATED
 from amp_core.settings.training import TrainConfig
 from amp_core.train.engine.resume import recorded_settings
 from amp_core.train.engine.stopping import stop_on_signals
@@ -90,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
 def in_words(summary: "Summary") -> str:
     """A summary of the run in a few lines."""
     lines = [f"{summary.folder}: {summary.status} after {summary.steps} steps"]
+    if summary.emulated:
+        lines.append(f"8 and 4 bits are {EMULATED}")
     if summary.loss_first is not None:
         lines.append(f"loss {summary.loss_first:.4g} → {summary.loss_last:.4g}")
     lines += [f"{name.replace('eval_', 'held-out ')} {value:.4g}" for name, value in summary.results.items()]

@@ -13,7 +13,7 @@ from amp_core.figures.classes import class_bars
 from amp_core.figures.colours import colour, recipe_colour
 from amp_core.figures.devices import device_figure
 from amp_core.figures.forecast import forecast_figure
-from amp_core.figures.formats import accumulation_figure, format_range_figure
+from amp_core.figures.formats import accumulation_figure, block_figure, format_range_figure
 from amp_core.figures.kernels import kernel_figure, tensor_core_figure
 from amp_core.figures.layer_errors import layer_error_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
@@ -32,6 +32,7 @@ from amp_core.figures.underflow import underflow_figure
 __all__ = [
     "accumulation_figure",
     "agreement_figure",
+    "block_figure",
     "class_bars",
     "classes_over_time",
     "colour",

@@ -20,6 +20,9 @@ RECIPES: dict[str, tuple[str, str]] = {
     "fp16-unscaled": ("#A069D5", "#DA9AF1"),
     "fp16-pure": ("#96215F", "#E2457F"),
     "bf16-pure": ("#636106", "#D0D62E"),
+    "fp8": ("#F05000", "#8C5E00"),
+    "mxfp8": ("#20566D", "#0077B2"),
+    "nvfp4": ("#571D63", "#BE1B7E"),
 }
 """Colour of each precision recipe, light and dark."""
 

@@ -17,7 +17,7 @@ _SHOWN = {
     "speedup": ("Speed-up over FP32", "times as fast as FP32 with TF32 off", "×"),
     "step_ms": ("Time of a step", "time of a step (ms)", "ms"),
 }
-_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon", "bowtie", "hourglass")
 """Symbols of recipes, in the order of `RECIPES`."""
 
 

@@ -1,7 +1,8 @@
-"""Number formats: their ranges on one axis, and sums that round away.
+"""Number formats: their ranges on one axis, sums that round away, and a block of values that share a scale.
 
 >>> format_range_figure(format_ranges(), marks=[("0.1", -3.32)])
 >>> accumulation_figure(accumulated(Fraction(0), Fraction(1), 3000, FORMATS["fp16"]), "FP16")
+>>> block_figure(quantized_values(values, "nvfp4").iloc[:16], "NVFP4")
 """
 
 import math
@@ -11,10 +12,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.axes import power_html
+from amp_core.figures.axes import log2_axis, power_html
 from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.shapes import compact_array, vertical_line
+from amp_core.figures.shapes import compact_array, horizontal_line, vertical_line
 from amp_core.figures.style import empty_figure, finish
 
 
@@ -101,3 +102,43 @@ def accumulation_figure(sums: pd.DataFrame, label: str, dark: bool = False, titl
     stored, exact = sums["stored"].iloc[-1], sums["exact"].iloc[-1]
     alt = f"Running sum of {len(sums) - 1:,} addends: {stored:.6g} in {label}, exactly {exact:.6g}."
     return finish(figure, title, alt.replace("nan", "not a number"), 320, hovermode="x unified")
+
+
+def block_figure(
+    frame: pd.DataFrame, label: str, dark: bool = False, title: str = "Before and after, value by value"
+) -> go.Figure:
+    """Magnitudes of the values of a block before and after quantization with the recipe called `label`, on a log2 axis;
+    from rows of `quantized_values`. Values that become 0 are crosses on the lower edge."""
+    nonzero = frame[frame["value"] != 0] if len(frame) else frame
+    if not len(nonzero):
+        return empty_figure(title, "The block holds zeros only.")
+    before, after = (nonzero[name].abs().to_numpy(dtype=np.float64) for name in ("value", "held"))
+    lost = after == 0
+    smallest = float(nonzero["smallest"].iloc[0])
+    least, most = min(before.min(), smallest), max(before.max(), after.max())
+    low, high = math.floor(math.log2(least)) - 2.0, math.ceil(math.log2(most)) + 1.0
+    figure = FigureSpec()
+    for name, values, meaning, symbol, shown in (
+        ("before", before, "limit", "circle-open", np.ones_like(lost)),
+        ("after", after, "healthy", "circle", ~lost),
+        ("becomes 0", np.full(len(after), 2.0 ** (low + 0.5)), "underflow", "x", lost),
+    ):
+        if shown.any():
+            figure.add_scatter(
+                x=compact_array(nonzero.index.to_numpy()[shown]),
+                y=compact_array(values[shown]),
+                mode="markers",
+                name=name,
+                marker={"color": colour(meaning, dark), "symbol": symbol, "size": 10 if symbol != "circle" else 6},
+                customdata=nonzero[["value", "held"]].to_numpy(dtype=np.float32)[shown],
+                hovertemplate="value %{x}: %{customdata[0]:.6g} → %{customdata[1]:.6g}<extra></extra>",
+            )
+    edge = {"color": colour("underflow", dark), "width": 1.4, "dash": "dot"}
+    figure.add_shape(horizontal_line(smallest, line=edge))
+    figure.xaxis(title="number of the value")
+    figure.yaxis(title="magnitude", **log2_axis(low, high))
+    alt = (
+        f"{title} in {label}: {len(nonzero)} values that are not 0, {int(lost.sum())} of them become 0; the scale is "
+        f"{float(nonzero['scale'].iloc[0]):.4g}, the smallest magnitude that is held {smallest:.4g}."
+    )
+    return finish(figure, f"{title}: {label}", alt, 360)

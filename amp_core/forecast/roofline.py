@@ -90,15 +90,24 @@ def why_not(rates: Rates, recipe: str) -> str:
         return "no TF32 before Ampere (compute capability 8.0)"
     if recipe == "bf16" and not rates.bf16:
         return "no BF16 on tensor cores before Ampere (compute capability 8.0)"
+    if recipe == "fp8" and rates.fp8 is None:
+        return "no FP8 on tensor cores before Ada and Hopper (compute capability 8.9)"
+    if recipe == "nvfp4" and rates.fp4 is None:
+        return "no FP4 on tensor cores before Blackwell (compute capability 10.0)"
     return ""
 
 
 def device_time(work: pd.DataFrame, rates: Rates, recipe: str, speeds: Speeds) -> DeviceTime:
-    """The time of `work`. Of the recipes only `tf32` matters here: it lets FP32 products run on tensor cores."""
+    """The time of `work`. `tf32` lets FP32 products run on tensor cores; recipes in 8 and 4 bits give the share
+    `low_frac` of each product's operations their own peak (`quantized_work`)."""
     wide = rates.fp32 * speeds.cuda_cores
     if recipe == "tf32" and rates.tf32 is not None:
         wide = max(wide, rates.tf32 * speeds.tensor_cores)  # libraries choose the faster kernel
     per_us = np.where(work["narrow"], rates.half * speeds.tensor_cores, wide) * 1e6  # flop per µs
+    low = rates.peak(recipe)
+    if "low_frac" in work and low is not None:
+        low_frac = work["low_frac"].to_numpy(dtype=np.float64)
+        per_us = 1 / ((1 - low_frac) / per_us + low_frac / (low * speeds.tensor_cores * 1e6))
     times = np.stack(
         [
             work["flops"].to_numpy(dtype=np.float64) / per_us,

@@ -8,6 +8,7 @@ import pandas as pd
 from amp_core.analysis import speed_summary
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.steps import recipe as recipe_of
+from amp_core.forecast.low_bits import BITS, quantized_work
 from amp_core.forecast.memory import largest_batch, memory_needed
 from amp_core.forecast.roofline import EFFICIENCY, Range, device_time, why_not
 from amp_core.forecast.traced_work import StepTrace, traces_of_run
@@ -39,27 +40,48 @@ def forecast(
     *,
     factor: float | None = None,
     efficiency: Range = EFFICIENCY,
+    fp8_frac: float | None = None,
+    fp4_frac: float | None = None,
 ) -> Forecast:
-    """Time, speed-up and memory on each of `gpus` (names of `data_sheets.NAMES`) in FP32, TF32, BF16 and FP16.
+    """Time, speed-up and memory on each of `gpus` (names of `data_sheets.NAMES`) in FP32, TF32, BF16 and FP16; and in
+    FP8 and NVFP4, where the shares (0–1) of the operations of matrix products that may take 8 and 4 bits are given.
 
     `traces` are of the same step in FP32 and under autocast. `factor` is measured over forecast time of a run recorded
     on a listed GPU (`measured_factor`). Columns, NaN if not known: gpu, recipe, why_not (why it cannot run there),
     step_ms, step_ms_low, step_ms_high, samples_per_s, speedup, speedup_low, speedup_high (over FP32 with TF32 off),
-    over_tf32, over_tf32_low, over_tf32_high (over FP32 with TF32 on), bound_by, matrix_frac, traffic_frac (shares of
+    over_tf32, over_tf32_low, over_tf32_high (over FP32 with TF32 on), over_bf16, over_bf16_low, over_bf16_high (of FP8
+    and NVFP4), bound_by, matrix_frac, traffic_frac (shares of
     the time on the device), memory_bytes_low, memory_bytes_high, batch_low, batch_high (largest that fits), source (of
     the part's figures).
 
-    A range spans every combination of slow and fast in `efficiency`. Raises `RunError` for an unknown part, or for
-    none.
+    A range spans every combination of slow and fast in `efficiency`. Raises `RunError` for an unknown part, for none,
+    and for a share beyond 0 to 1.
     """
     if not gpus:
         raise RunError("gpus=[] is empty; name at least one, such as A100")
     wide, narrow = traces
+    shares = {"fp8": _share("fp8_frac", fp8_frac), "nvfp4": _share("fp4_frac", fp4_frac)}
+    low = {
+        recipe: replace(narrow, work=quantized_work(narrow.work, recipe, frac))
+        for recipe, frac in shares.items()
+        if frac is not None
+    }
     rows = []
     for gpu in dict.fromkeys(gpus):
         name, rates = named_part(gpu)
-        rows += [_row(name, rates, recipe, wide, narrow, factor or 1.0, efficiency) for recipe in RECIPES]
-    return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, efficiency))
+        for recipe in (*RECIPES, *low):
+            trace = wide if recipe in ("fp32", "tf32") else low.get(recipe, narrow)
+            rows.append(_row(name, rates, recipe, wide, narrow, trace, factor or 1.0, efficiency))
+    given = {recipe: frac for recipe, frac in shares.items() if frac is not None}
+    return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, efficiency, given))
+
+
+def _share(name: str, frac: object) -> float | None:
+    if frac is None:
+        return None
+    if isinstance(frac, bool) or not isinstance(frac, int | float) or not 0 <= frac <= 1:
+        raise RunError(f"{name}={frac!r} is no share; give a number from 0 to 1")
+    return float(frac)
 
 
 def gpu_names() -> list[str]:
@@ -86,20 +108,27 @@ def measured_factor(run: Run) -> tuple[str, float] | None:
 
 
 def _row(
-    name: str, rates: Rates, recipe: str, wide: StepTrace, narrow: StepTrace, factor: float, efficiency: Range
+    name: str,
+    rates: Rates,
+    recipe: str,
+    wide: StepTrace,
+    narrow: StepTrace,
+    trace: StepTrace,
+    factor: float,
+    efficiency: Range,
 ) -> dict[str, object]:
-    trace = wide if recipe in ("fp32", "tf32") else narrow
     row: dict[str, object] = {"gpu": name, "recipe": recipe, "why_not": why_not(rates, recipe), "source": rates.source}
     if row["why_not"]:
         return row
     likely = device_time(trace.work, rates, recipe, efficiency.likely)
     step_us = likely.total_us * factor
     reference, tf32 = (device_time(wide.work, rates, r, efficiency.likely).total_us for r in ("fp32", "tf32"))
-    totals, ratios, over_tf32 = [], [], []
+    totals, ratios, over_tf32, over_bf16 = [], [], [], []
     for speeds in efficiency.corners():
         took = device_time(trace.work, rates, recipe, speeds).total_us
         totals.append(took)
         ratios.append(device_time(wide.work, rates, "fp32", speeds).total_us / took)
+        over_bf16.append(device_time(narrow.work, rates, "bf16", speeds).total_us / took)
         for end in (efficiency.slow, efficiency.fast):  # TF32 and 16 bits have different kernels
             tf32_speeds = speeds if recipe == "tf32" else replace(speeds, tensor_cores=end.tensor_cores)
             over_tf32.append(device_time(wide.work, rates, "tf32", tf32_speeds).total_us / took)
@@ -122,6 +151,10 @@ def _row(
         "matrix_frac": likely.by_term["matrix work"] / likely.device_us if likely.device_us else None,
         "traffic_frac": likely.by_term["memory traffic"] / likely.device_us if likely.device_us else None,
     }
+    if recipe in BITS:
+        bf16 = device_time(narrow.work, rates, "bf16", efficiency.likely).total_us
+        row |= {"over_bf16": bf16 / likely.total_us}
+        row |= {"over_bf16_low": min(over_bf16) * (1 - unmodelled), "over_bf16_high": max(over_bf16) * (1 + unmodelled)}
     needed, batch = memory_needed(trace), largest_batch(trace, rates)
     row["memory_bytes_low"], row["memory_bytes_high"] = needed if needed else (None, None)
     row["batch_low"], row["batch_high"] = batch if batch else (None, None)
@@ -132,7 +165,9 @@ def _between(low: float, high: float) -> str:
     return f"{100 * low:.0f} to {100 * high:.0f} %"
 
 
-def _notes(wide: StepTrace, narrow: StepTrace, factor: float | None, efficiency: Range) -> tuple[str, ...]:
+def _notes(
+    wide: StepTrace, narrow: StepTrace, factor: float | None, efficiency: Range, shares: dict[str, float]
+) -> tuple[str, ...]:
     slow, fast = efficiency.slow, efficiency.fast
     notes = [
         f"{DISCLAIMER} A roofline over the operators of one traced step of {wide.name}: it knows peaks and bandwidth, "
@@ -142,6 +177,12 @@ def _notes(wide: StepTrace, narrow: StepTrace, factor: float | None, efficiency:
         f"of the bandwidth, and {fast.launch_us:g} to {slow.launch_us:g} µs of the host's time per operator: eager "
         "PyTorch, nothing compiled.",
     ]
+    if shares:
+        which = " and ".join(f"{100 * frac:.0f} % in {recipe.upper()}" for recipe, frac in shares.items())
+        notes.append(
+            f"Of the operations of matrix products {which}, the rest in BF16. Inputs are quantized by operators of "
+            "their own, as in eager PyTorch; torch.compile fuses them. Memory is that of BF16: weights stay in FP32."
+        )
     if factor is not None:
         notes.append(f"Corrected by a run that was recorded on a GPU: it took {factor:.2f} times its own forecast.")
     else:

@@ -20,7 +20,7 @@ import pandas as pd
 from amp_core.analysis import memory_moments, memory_steps
 from amp_core.analysis.performance.gemm_shapes import Shape, tensor_shapes
 from amp_core.analysis.performance.traced_ops import has_policies, traced_rows, traced_steps
-from amp_core.analysis.steps import attempts, median
+from amp_core.analysis.steps import attempts, emulated, median, recipe
 from amp_core.formats import autocast_dtypes, element_bytes, format_of
 from amp_core.hardware import autocast_ops
 from amp_core.schema import RunError
@@ -119,7 +119,12 @@ def as_autocast(work: pd.DataFrame) -> pd.DataFrame:
 
 
 def traces_of_run(run: Run) -> tuple[StepTrace, StepTrace]:
-    """The traced step of a run in FP32 and under autocast. Raises `RunError` for a run without a traced step."""
+    """The traced step of a run in FP32 and under autocast. Raises `RunError` for a run without a traced step,
+    and for one that emulates 8 or 4 bits."""
+    if emulated(run):
+        raise RunError(
+            f"run {run.name!r} emulates {recipe(run)}, so its operators are those of the emulation; trace a run in bf16"
+        )
     if not traced_steps(run) or not has_policies(run):
         raise RunError(
             f"run {run.name!r} has no traced step; record one with trace_ops=2 (on the command line --trace-ops) "

@@ -16,12 +16,15 @@ class Rates:
     half: float
     """FP16, and BF16 where the tensor cores take it."""
     fp8: float | None
+    """With FP32 accumulation; MXFP8 has the same."""
     gb_per_s: float
     """Memory bandwidth, 10^9 bytes per second."""
     memory_gb: int
     """Memory as advertised."""
     source: str
     """The document that gives these figures."""
+    fp4: float | None = None
+    """NVFP4 and MXFP4, with FP32 accumulation; half of what the data sheets give for sparse matrices."""
 
     @property
     def bf16(self) -> bool:
@@ -30,7 +33,10 @@ class Rates:
 
     def peak(self, precision: str) -> float | None:
         """Peak for inputs of this precision, TFLOP/s; None if it is not listed."""
-        return {"fp32": self.fp32, "tf32": self.tf32, "fp16": self.half, "bf16": self.half}.get(precision)
+        return {
+            "fp32": self.fp32, "tf32": self.tf32, "fp16": self.half, "bf16": self.half,
+            "fp8": self.fp8, "nvfp4": self.fp4,
+        }.get(precision)  # fmt: skip
 
 
 _AMPERE_RTX = "NVIDIA Ampere GA102 GPU Architecture white paper, appendix A"
@@ -72,10 +78,10 @@ _RATES = (  # the first matching pattern counts: fp32, tf32, fp16 and bf16, fp8,
     (r"RTX 6000 Ada", Rates(91.1, 182.1, 364.2, 728.5, 960, 48, _ADA)),
     (
         r"RTX 5090(?! D)",
-        Rates(104.8, 104.8, 209.5, 419.0, 1792, 32, _BLACKWELL_RTX),
+        Rates(104.8, 104.8, 209.5, 419.0, 1792, 32, _BLACKWELL_RTX, 1676.0),
     ),
-    (r"RTX 5080", Rates(56.3, 56.3, 112.6, 225.1, 960, 16, _BLACKWELL_RTX)),
-    (r"RTX 5070 Ti", Rates(43.9, 43.9, 87.9, 175.8, 896, 16, _BLACKWELL_RTX)),
+    (r"RTX 5080", Rates(56.3, 56.3, 112.6, 225.1, 960, 16, _BLACKWELL_RTX, 900.4)),
+    (r"RTX 5070 Ti", Rates(43.9, 43.9, 87.9, 175.8, 896, 16, _BLACKWELL_RTX, 703.0)),
     (r"RTX 4080(?! SUPER)", Rates(48.7, 48.7, 97.5, 194.9, 717, 16, _ADA)),
     (r"RTX 4070 Ti(?! SUPER)", Rates(40.1, 40.1, 80.2, 160.4, 504, 12, _ADA)),
     (r"RTX 3080(?! Ti)", Rates(29.8, 29.8, 59.5, None, 760, 10, _AMPERE_RTX)),
@@ -94,7 +100,7 @@ _RATES = (  # the first matching pattern counts: fp32, tf32, fp16 and bf16, fp8,
     (r"H100", Rates(66.9, 494.7, 989.4, 1978.9, 3352, 80, _H100)),
     (r"\bH200\b", Rates(66.9, 494.7, 989.4, 1978.9, 4800, 141, "NVIDIA H200 data sheet")),
     (r"\bH20\b", Rates(44.0, 74.0, 148.0, 296.0, 4000, 96, "NVIDIA H20 data sheet")),
-    (r"\bB200\b", Rates(75.0, 1125.0, 2250.0, 4500.0, 8000, 180, "NVIDIA HGX B200 data sheet")),
+    (r"\bB200\b", Rates(75.0, 1125.0, 2250.0, 4500.0, 8000, 180, "NVIDIA HGX B200 data sheet", 9000.0)),
     (r"\bMI100\b", Rates(46.1, None, 184.6, None, 1229, 32, "AMD Instinct MI100 data sheet")),
     (r"\bMI210\b", Rates(45.3, None, 181.0, None, 1638, 64, "AMD Instinct MI210 data sheet")),
     (r"\bMI250X", Rates(47.9, None, 191.5, None, 1638, 64, _MI250)),
@@ -121,6 +127,8 @@ NAMES = {
     "H100 PCIe": "NVIDIA H100 PCIe",
     "H200": "NVIDIA H200",
     "RTX 5090": "NVIDIA GeForce RTX 5090",
+    "RTX 5080": "NVIDIA GeForce RTX 5080",
+    "RTX 5070 Ti": "NVIDIA GeForce RTX 5070 Ti",
     "B200": "NVIDIA B200",
 }
 """Device names by the short names that users may give, oldest first."""

@@ -5,7 +5,7 @@
         loss.backward()                   # the products of backward are quantized too
     assert products.reached == {"fc"}     # names of the layers that ran
 
-Operands are quantized by `fake_quantize` along the contraction of each product, and multiplied in FP32. It shows what
+Operands are quantized (`quantized_linear`) along the contraction of each product, and multiplied in FP32. It shows what
 the numbers of a recipe do on any device, and nothing about its speed. A layer's own forward runs as it is, except for
 the product with its weight; a weight that a parametrization computes is not recognized.
 """
@@ -18,10 +18,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amp_core.quantization import Recipe
-from amp_core.record.fake_quantize import fake_quantize
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_linear
 from amp_core.record.model.parameters import named_modules, unwrapped
+from amp_core.record.quantized_linear import Rounding, quantized_linear
 from amp_core.record.stats.channels import channel_of
 
 
@@ -88,7 +88,7 @@ class _Products(TorchFunctionMode):
         if matrix is not self._weight or x is None:
             return func(*args, **kwargs)
         self.reached = True
-        out = _Linear.apply(x, matrix.mT if self._outputs_last else matrix, self._recipe)  # type: ignore[no-untyped-call]
+        out = quantized_linear(x, matrix.mT if self._outputs_last else matrix, Rounding(self._recipe))
         return out if bias is None else out + bias
 
 
@@ -110,27 +110,3 @@ _CALLS: dict[Callable[..., Any], Callable[..., tuple[Any, Any, Any]]] = {
     **dict.fromkeys((torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__), _product),
 }
 """Functions that a linear layer may call, and how their arguments give its input, weight and bias."""
-
-
-class _Linear(torch.autograd.Function):
-    """x [..., inputs] times the weight [outputs, inputs], transposed, as in `functional.linear`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.recipe = recipe
-        held = fake_quantize(x, recipe, axis=-1, kind="activation")
-        return (held @ fake_quantize(weight, recipe, axis=-1, kind="weight").mT).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            held = fake_quantize(grad, ctx.recipe, axis=-1, kind="output_grad")
-            grad_x = (held @ fake_quantize(weight, ctx.recipe, axis=0, kind="weight")).to(x.dtype)
-        if ctx.needs_input_grad[1]:
-            rows, tokens = (t.reshape(-1, t.shape[-1]) for t in (grad, x))
-            held = fake_quantize(rows, ctx.recipe, axis=0, kind="output_grad").mT
-            grad_weight = (held @ fake_quantize(tokens, ctx.recipe, axis=0, kind="activation")).to(weight.dtype)
-        return grad_x, grad_weight, None

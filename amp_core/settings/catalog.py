@@ -29,7 +29,16 @@ class Recipe:
     """Whether FP32 matrix products and convolutions may use TF32 inside CUDA's matrix units."""
     description: str
     """A one-sentence description."""
+    quantization: str | None = None
+    """Recipe of `amp_core.quantization` for the operands of linear layers inside the autocast region; None quantizes
+    none."""
+    in_hardware: str | None = None
+    """What a GPU's tensor cores must take (`Gpu.takes`) for quantized products to run there; None: they are emulated on
+    every device."""
 
+
+EMULATED = "emulated: the numbers hold, times and memory do not"
+"""Said of trainings in 8 and 4 bits whose products are computed in FP32 from values rounded to the format."""
 
 RECIPES: dict[str, Recipe] = {
     r.name: r
@@ -97,6 +106,40 @@ RECIPES: dict[str, Recipe] = {
             "bfloat16",
             False,
             "BF16 weights, gradients and optimizer state with no FP32 copy: updates below 1/256 of a weight are lost.",
+        ),
+        Recipe(
+            "fp8",
+            "FP8",
+            "bfloat16",
+            False,
+            "float32",
+            False,
+            "BF16 AMP whose linear layers multiply in FP8 with a scale per tensor, by torchao: on GPUs that take FP8, "
+            f"elsewhere {EMULATED}.",
+            "fp8-tensorwise",
+            "fp8",
+        ),
+        Recipe(
+            "mxfp8",
+            "MXFP8",
+            "bfloat16",
+            False,
+            "float32",
+            False,
+            "BF16 AMP whose linear layers multiply in FP8 E4M3 with a power-of-two scale for each 32 values, "
+            f"{EMULATED}.",
+            "mxfp8-e4m3",
+        ),
+        Recipe(
+            "nvfp4",
+            "NVFP4",
+            "bfloat16",
+            False,
+            "float32",
+            False,
+            "BF16 AMP whose linear layers multiply in FP4 with a scale in FP8 for each 16 values and one for the "
+            f"tensor, {EMULATED}.",
+            "nvfp4",
         ),
     )
 }

@@ -1,12 +1,13 @@
 """Checks of settings against each other: what each may be where another one is as it is."""
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from amp_core.hardware.device_types import ACCELERATORS, type_of
 from amp_core.hardware.gpus import join_words
 from amp_core.schema import RunError
-from amp_core.settings.catalog import RECIPES, WORKLOADS
+from amp_core.settings.catalog import RECIPES, WORKLOADS, Recipe
 from amp_core.settings.setting import check_choice, unknown
 
 if TYPE_CHECKING:
@@ -16,6 +17,14 @@ OWN = re.compile(r"(?P<file>.+\.py):(?P<function>[^\W\d]\w*)\Z", re.DOTALL)
 """A user's workload."""
 DEVICES = join_words(["auto", "cpu", *(name for kind in ACCELERATORS for name in (kind, f"{kind}:N"))], "or")
 """What `device` may be, in words."""
+NVFP4_SWITCHES = ("stochastic_rounding", "hadamard")
+"""Parts of NVIDIA's recipe for NVFP4 training (arXiv 2509.25149)."""
+TAKEN_BY: dict[str, Callable[[Recipe], bool]] = {
+    "loss_scale": lambda recipe: recipe.scaler,
+    "keep_bf16": lambda recipe: recipe.quantization is not None,
+    **dict.fromkeys(NVFP4_SWITCHES, lambda recipe: recipe.name == "nvfp4"),
+}
+"""Settings that only some precision recipes take, and which do."""
 _DEVICE = re.compile(rf"auto|cpu|(?:{'|'.join(ACCELERATORS)})(?::\d+)?")
 
 
@@ -35,6 +44,12 @@ def check_workload(config: "TrainConfig") -> None:
             f"batch_size={config.batch_size!r} cannot be set for {workload}, which makes its own batches; "
             "set it in that file"
         )
+
+
+def taken(settings: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """The settings without those that this precision does not take: one form or command serves several precisions."""
+    recipe = RECIPES.get(precision)
+    return {n: v for n, v in settings.items() if recipe is None or n not in TAKEN_BY or TAKEN_BY[n](recipe)}
 
 
 def check_combination(config: "TrainConfig") -> None:
@@ -57,7 +72,16 @@ def check_combination(config: "TrainConfig") -> None:
     if config.nproc > 1 and ":" in config.device:
         each = f"nproc={config.nproc} needs one each; choose {type_of(config.device)}"
         raise RunError(f"device={config.device!r} is one GPU, and {each}")
-    if config.fp8 and precision != "bf16":
+    if config.fp8 and precision not in ("bf16", "fp8"):
         raise RunError(f"fp8=True goes with precision='bf16', not {precision!r}")
+    if config.keep_bf16 is not None and recipe.quantization is None and not config.fp8:
+        quantized = ", ".join(r.name for r in RECIPES.values() if r.quantization)
+        raise RunError(
+            f"keep_bf16={','.join(config.keep_bf16)!r} has no effect with precision={precision!r}, which quantizes no "
+            f"layer; choose precision {quantized} or leave it out"
+        )
+    for switch in NVFP4_SWITCHES:
+        if getattr(config, switch) and precision != "nvfp4":
+            raise RunError(f"{switch}=True goes with precision='nvfp4', not {precision!r}")
     if config.deterministic and config.cudnn_benchmark:
         raise RunError("cudnn_benchmark=True lets cuDNN change its algorithms; leave it off with deterministic=True")

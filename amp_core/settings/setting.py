@@ -46,7 +46,7 @@ class Form:
     initial: Any = None
     """Initial value of the field, if it differs from the setting's default."""
     needs: str = ""
-    """What the field needs to have an effect: `scaler`, `gpus` or `compiler`; empty for nothing."""
+    """What the field needs to have an effect: `scaler`, `gpus`, `compiler` or `nvfp4`; empty for nothing."""
     options: tuple[tuple[str, Any], ...] = ()
     """More arguments of the Streamlit widget, e.g. `placeholder`."""
 

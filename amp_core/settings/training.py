@@ -222,7 +222,40 @@ class TrainConfig:
         "lay images and the weights of convolutions out with the channels last",
         form=Form("Channels last", "For convolutions, which tensor cores read so.", SWITCHES, place=2),
     )
-    fp8: bool = setting(False, "switch", "multiply linear layers in FP8 inside BF16 autocast, with torchao")
+    fp8: bool = setting(False, "switch", "the same as precision fp8, where the precision is bf16")
+    """An older spelling: with precision `bf16` it becomes precision `fp8`."""
+    keep_bf16: tuple[str, ...] | None = setting(
+        None,
+        "names",
+        "modules whose linear layers stay in BF16 with 8- and 4-bit precisions (default: the head)",
+        "A,B,…",
+        unset="the head",
+    )
+    """Names of modules whose linear layers are not quantized; None is the last linear layer, as a rule the head."""
+    stochastic_rounding: bool = setting(
+        False,
+        "switch",
+        "round output gradients up or down at random, so that their mean holds; with nvfp4",
+        form=Form(
+            "Stochastic rounding",
+            "Output gradients are rounded up or down at random, so that their mean holds. With NVFP4.",
+            SWITCHES,
+            place=3,
+            needs="nvfp4",
+        ),
+    )
+    hadamard: bool = setting(
+        False,
+        "switch",
+        "spread outliers by a random Hadamard transform before weight gradients are multiplied; with nvfp4",
+        form=Form(
+            "Hadamard transform",
+            "Spreads outliers over 16 values before weight gradients are multiplied. With NVFP4.",
+            SWITCHES,
+            place=3,
+            needs="nvfp4",
+        ),
+    )
     compile: bool = setting(
         False,
         "switch",
@@ -261,6 +294,9 @@ class TrainConfig:
             value = one.checked(field.name, getattr(self, field.name), optional=field.default is None)
             object.__setattr__(self, field.name, value)
         check_combination(self)
+        if self.fp8:
+            object.__setattr__(self, "precision", "fp8")
+            object.__setattr__(self, "fp8", False)
 
     @property
     def recipe(self) -> Recipe:

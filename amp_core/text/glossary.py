@@ -147,36 +147,36 @@ TERMS: dict[str, Term] = _terms(
         "A factor that neighbouring values share: 16, 32 or 128 of them along the contraction of a matrix product, or "
         "a row. 8- and 4-bit formats hold few powers of two; a scale for each block puts its largest value at their "
         "top, so that an outlier hurts its block and not its tensor.",
-        "layer-detail",
-        "what FP8 would lose of a tensor with one scale for all of it",
+        "format-lab",
+        "a block of your own values in each 8- and 4-bit recipe, with the scale that it shares",
     ),
     Term(
         "E8M0",
         "The format of block scales in MX: 8 exponent bits and nothing else, so each scale is a power of two from "
         "2⁻¹²⁷ to 2¹²⁷.",
-        "layer-detail",
-        "what FP8 would lose of a tensor with one scale for all of it",
+        "format-lab",
+        "a block of your own values in each 8- and 4-bit recipe, with the scale that it shares",
     ),
     Term(
         "Two-level scaling",
         "In NVFP4 each block of 16 values has a scale in E4M3, and the whole tensor one in FP32 that brings the "
         "largest block scale to the top of E4M3.",
-        "layer-detail",
-        "what FP8 would lose of a tensor with one scale for all of it",
+        "format-lab",
+        "a block of your own values in each 8- and 4-bit recipe, with the scale that it shares",
     ),
     Term(
         "Saturation",
         "A value beyond a format's largest becomes that largest value, where overflow would make it infinite. In MX a "
         "block's largest value may saturate, because its scale is rounded down.",
-        "layer-detail",
-        "what FP8 would lose of a tensor with one scale for all of it",
+        "format-lab",
+        "a block of your own values in each 8- and 4-bit recipe, with the scale that it shares",
     ),
     Term(
         "Stochastic rounding",
         "A value is rounded to one of its two neighbours at random, the nearer the likelier, so that the mean is the "
         "value itself. NVFP4 training rounds gradients so: what is below half a unit is not always lost.",
-        "layer-detail",
-        "what FP8 would lose of a tensor with one scale for all of it",
+        "compare",
+        "the loss of an NVFP4 training with it beside one without",
     ),
     Term(
         "FP32 island",

@@ -20,6 +20,7 @@ from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.hardware.gpus import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of
 from amp_core.hardware.host import cpu_flags, cpu_name
 from amp_core.hardware.nvml import Nvml, NvmlError
+from amp_core.settings.catalog import EMULATED
 from amp_core.settings.training import RECIPES, Recipe
 
 _PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "scikit-learn", "nvidia-ml-py", "streamlit", "plotly")
@@ -149,6 +150,8 @@ def _recipe_support(recipe: Recipe, gpu: Gpu | None, has_torch: bool) -> dict[st
 def _note(recipe: Recipe, gpu: Gpu) -> str:
     """How `recipe` runs on a GPU."""
     low = recipe.autocast or (recipe.weights if recipe.weights != "float32" else None)
+    if recipe.quantization is not None and not (recipe.in_hardware and gpu.takes(recipe.in_hardware)):
+        return EMULATED
     if gpu.has_tensor_cores is None:
         return "runs; what this GPU's matrix units do with it is not known"
     if recipe.tf32:
@@ -156,6 +159,8 @@ def _note(recipe: Recipe, gpu: Gpu) -> str:
         return there or "the same as fp32: TF32 needs an NVIDIA GPU of compute capability 8.0 or newer"
     if low is None:
         return "native, on CUDA cores"
+    if recipe.in_hardware is not None:
+        return "on tensor cores, by torchao"
     if gpu.takes(FORMAT_OF_DTYPE[low].name):
         return "on tensor cores"
     if low == "float16":
@@ -166,6 +171,8 @@ def _note(recipe: Recipe, gpu: Gpu) -> str:
 def _note_on_cpu(recipe: Recipe) -> str:
     """How `recipe` runs on this CPU."""
     low = recipe.autocast or (recipe.weights if recipe.weights != "float32" else None)
+    if recipe.quantization is not None:
+        return EMULATED
     if recipe.tf32:
         return "the same as fp32: TF32 needs an NVIDIA GPU of compute capability 8.0 or newer"
     if low is None:

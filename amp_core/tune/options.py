@@ -19,6 +19,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.hardware.device_types import is_accelerator
 from amp_core.hardware.gpus import Gpu
 from amp_core.schema import RunError
+from amp_core.settings.catalog import EMULATED, RECIPES
 from amp_core.settings.training import TrainConfig
 from amp_core.store.run import Run
 from amp_core.text import formatting
@@ -65,7 +66,7 @@ class Choices:
 def precisions(base: TrainConfig, probe_run: Run) -> Choices:
     """The precisions to race, FP32 first."""
     choices, gpu = Choices(), _gpu(probe_run)
-    choices.add("fp32", dataclasses.replace(base, precision="fp32", loss_scale="dynamic", islands=(), fp8=False))
+    choices.add("fp32", dataclasses.replace(base, precision="fp32", loss_scale="dynamic", islands=()))
     plain = choices.candidates[0].config
     if gpu is not None and gpu.takes("tf32"):
         choices.add("tf32", dataclasses.replace(plain, precision="tf32"))
@@ -82,7 +83,7 @@ def precisions(base: TrainConfig, probe_run: Run) -> Choices:
         choices.add("fp16-islands", dataclasses.replace(scaled, islands=islands), why)
     else:
         choices.leave_out("fp16 with FP32 islands", why)
-    _fp8(choices, plain, probe_run, gpu)
+    _narrower(choices, plain, probe_run, gpu)
     return choices
 
 
@@ -101,7 +102,7 @@ def options(lead: Candidate, probe_run: Run, seconds_left: float, start_s: float
     odd = [n for n in linear if any(size % TILE for size in shapes.get(f"{n}.weight", []))]
     if gpu is None or not gpu.has_tensor_cores:
         choices.leave_out("padding", "is for tensor cores, and there are none here")
-    elif not odd or config.fp8:
+    elif not odd or config.precision == "fp8":
         choices.leave_out("padding", f"the sizes of all its linear layers are multiples of {TILE}")
     elif config.pad_to is None:
         choices.add(
@@ -173,21 +174,24 @@ def _overflowing(probe_run: Run, layers: list[str]) -> set[str]:
     return {layers[i] for place in places for i in (place, place + 1) if i < len(layers)}
 
 
-def _fp8(choices: Choices, plain: TrainConfig, probe_run: Run, gpu: Gpu | None) -> None:
+def _narrower(choices: Choices, plain: TrainConfig, probe_run: Run, gpu: Gpu | None) -> None:
     shapes = _facts(probe_run, "shapes")
     linear = [n for n, kind in _facts(probe_run, "layers").items() if kind == "Linear"]
-    fit = [n for n in linear if not any(size % FP8_TILE for size in shapes.get(f"{n}.weight", [1]))]
+    fit = [n for n in linear[:-1] if not any(size % FP8_TILE for size in shapes.get(f"{n}.weight", [1]))]
+    for name, recipe in RECIPES.items():
+        if recipe.quantization is not None and recipe.in_hardware is None:
+            choices.leave_out(name, f"{EMULATED}; ampscope compare --precisions fp32,bf16,{name} shows what it learns")
     if gpu is None or not gpu.takes("fp8"):
         choices.leave_out("fp8", "needs an NVIDIA GPU of compute capability 8.9 or newer")
     elif find_spec("torchao") is None:
-        choices.leave_out("fp8", "needs torchao, which is not installed; pip install torchao")
+        choices.leave_out("fp8", "needs torchao, which is not installed; install the extra fp8, or pip install torchao")
     elif not fit:
-        choices.leave_out("fp8", f"no linear layer has sizes that are multiples of {FP8_TILE}")
+        choices.leave_out("fp8", f"no linear layer but the head has sizes that are multiples of {FP8_TILE}")
     else:
         compiled = plain.compile or not _cannot_compile(
             gpu
         )  # uncompiled, its casts cost more than its matrix products save
-        config = dataclasses.replace(plain, precision="bf16", fp8=True, compile=compiled)
+        config = dataclasses.replace(plain, precision="fp8", compile=compiled)
         choices.add("fp8", config, f"{len(fit)} of {len(linear)} linear layers in FP8, the rest in BF16")
 
 

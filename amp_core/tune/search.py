@@ -132,7 +132,6 @@ def _probe(search: Search) -> Run:
         precision="fp32",
         loss_scale="dynamic",
         islands=(),
-        fp8=False,
         steps=steps,
         every=5,
         profile=None,

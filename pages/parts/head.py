@@ -4,6 +4,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
+from amp_core.analysis.steps import emulated, recipe
+from amp_core.settings.catalog import EMULATED
 from pages.parts import empty, loaders, picker, words
 from pages.parts.library.run_list import Entry
 
@@ -47,6 +49,8 @@ def run(chosen: Entry | None = None, table: str = "steps") -> Run:
         empty.nothing("This run has not begun yet: its process is waiting or loading. Start a run shows the queue.")
     opened = loaders.open_run(chosen)
     line = status_line(chosen, opened.status)
+    if emulated(opened):
+        st.caption(f"{words.escape(str(recipe(opened)).upper())} is {EMULATED}.")
     if opened.is_live:
         with line:
             st.space("stretch")

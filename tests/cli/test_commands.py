@@ -44,7 +44,7 @@ def train(folder, *more):
         (["train", "--out", "x", "--loss-scale", "static"], "loss_scale='static' is unknown; give dynamic or"),
         (["train", "--out", "x", "--workload", "no.py:f"], "there is no file no.py"),
         (["train", "--out", "x", "--config", "no.json"], "config='no.json' cannot be read"),
-        (["compare", "--out", "x", "--precisions", "fp32,fp8"], "precisions='fp8' is unknown; choose one of fp32"),
+        (["compare", "--out", "x", "--precisions", "fp32,fp9"], "precisions='fp9' is unknown; choose one of fp32"),
         (["compare", "--out", "x", "--precisions", "fp32,fp32"], "precisions='fp32,fp32' names fp32 twice"),
         (["compare", "--out", "x", "--workload", "no.py:f"], "there is no file no.py"),
         (

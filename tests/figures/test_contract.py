@@ -20,6 +20,7 @@ import pytest
 import amp_core.analysis as analysis
 import amp_core.figures as figures
 from amp_core import Run, load_run
+from amp_core.analysis.format_lab.blocks import quantized_values
 from amp_core.analysis.format_lab.rounding import accumulated, format_ranges
 from amp_core.analysis.numerics.layers import layer_exponents, layer_trace, tensor_names
 from amp_core.figures.browser import for_browser
@@ -132,6 +133,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
         of_steps(run, accumulated(Fraction(0), Fraction(1), 50, FORMATS["bf16"])),
         "BF16",
     ),
+    "block_figure": lambda run: (of_steps(run, quantized_values([0.01] * 15 + [100.0], "nvfp4")), "NVFP4"),
 }
 """What each figure draws. Formats belong to no run, and few runs have kernels: for a run without steps theirs are
 empty too."""
@@ -228,8 +230,8 @@ def test_numbers_are_sent_as_32_bit_arrays(name: str, runs: dict[str, Run]) -> N
 
 
 BARE = re.compile(
-    r"step|loss|loss scale|sum|numbers added|GPU|operator|module|magnitude.*|moments of the step, in order"
-    r"|2-norm of all gradients, unscaled|norm of the difference over .*|times .*"
+    r"step|loss|loss scale|sum|numbers added|number of the value|GPU|operator|module|magnitude.*"
+    r"|moments of the step, in order|2-norm of all gradients, unscaled|norm of the difference over .*|times .*"
 )
 """Axes of what has no unit: counts, names, ratios and values as they stand in a tensor."""
 

@@ -13,7 +13,7 @@ from amp_core.train import TrainConfig, train
 from tests.call_count import count_calls
 from tests.synthetic import SAMPLES
 
-HEALTHY_SAMPLES = ("bf16", "fp16-healthy", "fp32")
+HEALTHY_SAMPLES = ("bf16", "bf16-blocks", "fp16-healthy", "fp32")
 STEPS, TENSORS = 10_000, 300
 
 

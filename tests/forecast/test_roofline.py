@@ -103,3 +103,46 @@ def test_no_gpu_is_refused():
     with pytest.raises(RunError, match="gpus"):
         forecast((trace(), trace("amp")), [])
     assert math.isnan(forecast((trace(flops=1.0), trace("amp", flops=1.0)), ["T4"]).table["over_tf32"].iloc[0])
+
+
+def test_fp8_and_fp4_take_their_share_of_the_products_at_their_own_peak():
+    traces = trace(flops=1e15), trace("amp", flops=1e15)
+    table = forecast(traces, ["B200"], fp8_frac=1.0, fp4_frac=0.5).table.set_index("recipe")
+    assert list(table.index) == ["fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
+    assert table.loc["fp8", "over_bf16"] == pytest.approx(4500 / 2250, rel=0.01)
+    assert table.loc["nvfp4", "over_bf16"] == pytest.approx(1 / (0.5 + 0.5 / 4), rel=0.01)  # Amdahl
+    assert table.loc["nvfp4", "over_bf16_low"] < 1.6 < table.loc["nvfp4", "over_bf16_high"]
+    assert table["over_bf16"].isna().tolist() == [True] * 4 + [False] * 2
+    none = forecast(traces, ["B200"], fp8_frac=0.0).table.set_index("recipe")
+    assert none.loc["fp8", "step_ms"] == pytest.approx(none.loc["bf16", "step_ms"], rel=0.01)
+
+
+def test_quantizing_the_inputs_costs_traffic():
+    traces = trace(moved=1e12), trace("amp", flops=1.0, moved=1e12)
+    table = forecast(traces, ["H100"], fp8_frac=1.0).table.set_index("recipe")
+    # the product reads two thirds of its bytes once in 8 bits; before, they are read in 16 and written in 8
+    assert table.loc["bf16", "step_ms"] / table.loc["fp8", "step_ms"] == pytest.approx(
+        1 / (1 / 3 + 1 / 3 + 1), rel=0.01
+    )
+
+
+def test_gpus_without_8_or_4_bits_say_so_and_without_shares_nothing_changes():
+    traces = trace(flops=1e12), trace("amp", flops=1e12)
+    result = forecast(traces, ["A100", "H100", "H200", "B200", "5090"], fp8_frac=0.9, fp4_frac=0.8)
+    why = result.table.set_index(["gpu", "recipe"])["why_not"]
+    assert why["A100", "fp8"].startswith("no FP8 on tensor cores before Ada and Hopper")
+    assert why["H200", "nvfp4"].startswith("no FP4 on tensor cores before Blackwell")
+    able = ("H100", "fp8"), ("H200", "fp8"), ("B200", "nvfp4"), ("RTX 5090", "nvfp4")
+    assert not any(why[one] for one in able)
+    assert "90 % in FP8 and 80 % in NVFP4, the rest in BF16" in " ".join(result.notes)
+    plain = forecast(traces, ["B200"])
+    assert plain.table["recipe"].tolist() == ["fp32", "tf32", "bf16", "fp16"] and "over_bf16" not in plain.table
+    for name in NAMES:
+        rates = named_part(name)[1]
+        assert rates.fp4 is None or 3.9 < rates.fp4 / rates.fp8 < 4.1 or rates.fp4 == 2 * rates.fp8
+
+
+@pytest.mark.parametrize("wrong", [1.5, -0.1, "half", True, math.nan])
+def test_a_share_beyond_one_is_refused(wrong):
+    with pytest.raises(RunError, match=r"^fp4_frac=.* is no share; give a number from 0 to 1"):
+        forecast((trace(), trace("amp")), ["B200"], fp4_frac=wrong)

@@ -49,6 +49,23 @@ def test_a_fixed_scale_is_passed_on_from_the_recipe_with_a_scaler(monkeypatch):
     assert started[0].loss_scale == 128
 
 
+def test_what_only_one_precision_takes_is_passed_on_for_it(home, open_app, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        jobs, "start", lambda config, *rest, command, makes: started.append(command) or type("J", (), {"name": "x"})
+    )
+    app = open_app(START)
+    field(app, "precisions").set_value(["fp16", "bf16", "nvfp4"]).run()
+    field(app, "scaling").set_value("static").run()
+    for name in ("stochastic_rounding", "hadamard"):
+        next(t for t in app.toggle if t.key == f"start.{name}").set_value(True).run()
+    next(b for b in app.button if b.key == "start.turns").click().run()
+    assert not app.exception and not app.error
+    given = ["--loss-scale", "65536", "--stochastic-rounding", "--hadamard"]
+    assert started[0][3:] == ["compare", "--precisions", "fp16,bf16,nvfp4", *given]
+    assert " ".join(given) in next(code.value for code in app.code if "in turns" in code.value).splitlines()[-1]
+
+
 def test_a_queued_comparison_trains_in_turns_and_is_listed_in_the_library(home, open_app):
     configs = [TrainConfig(precision=name, **QUICK) for name in ("fp32", "bf16")]
     name = comparisons.begin(configs, "mine")

@@ -9,6 +9,7 @@ from amp_core.analysis.format_lab.myths import format_myths
 from amp_core.analysis.format_lab.rounding import element_formats
 from amp_core.analysis.numerics.myths_in_run import MYTHS, gradients_in_band
 from amp_core.formats import FORMATS
+from amp_core.quantization import RECIPES as QUANTIZATION
 from amp_core.text.csv_safe import as_csv, as_parquet
 from pages.parts.words import percent
 from tests.pages.conftest import titles, words
@@ -129,7 +130,7 @@ def test_a_running_sum_is_drawn(open_app):
     app = open_app(LAB)
     field(app, "a").set_value("0")
     field(app, "b").set_value("1").run()
-    assert titles(app) == ["Ranges of the formats", "1 added to 0 again and again"]
+    assert titles(app)[:2] == ["Ranges of the formats", "1 added to 0 again and again"]
     assert "2048 in FP16, exactly 3000" in app.get("plotly_chart")[1].proto.alt
 
 
@@ -212,3 +213,30 @@ def test_a_format_added_to_the_table_is_offered(home, open_app, monkeypatch):
     lab = open_app(LAB)
     assert lab.dataframe[0].value["Format"].tolist()[-1] == "FP12"
     assert field(lab, "format").options[-1] == "FP12"
+
+
+def test_one_block_of_ones_own_tensor_is_shown_value_by_value_in_each_recipe(open_app):
+    app = open_app(LAB)
+    values = next(e for e in app.text_area if e.key == "lab.values")
+    values.set_value(", ".join(["0.01"] * 5 + ["10000"] + ["0.01"] * 58)).run()
+    assert not app.exception
+    assert "In MXFP8 E4M3 the largest of 32 values, 10,000, sets the scale to 32" in words(app)
+    assert "**31 of 32** values that are not 0 become 0" in words(app)
+    frames = [frame.value for frame in app.dataframe]
+    each = next(f for f in frames if "What happens" in f)
+    assert each["Before"].tolist()[4:6] == ["0.01", "10000"] and each["After"].iloc[0] == "0"
+    effects = next(f for f in frames if "other_lost" in f).set_index("recipe")
+    assert list(effects.index) == [r.label for r in QUANTIZATION.values()]
+    assert effects.loc["MXFP8 E4M3", ["lost", "other_lost"]].tolist() == ["31 of 32", "0 of 32"]
+    assert effects.loc["FP8 tensorwise", ["lost", "other_lost"]].tolist() == ["63 of 64", "–"]
+    next(e for e in app.number_input if e.key == "lab.block").set_value(2).run()
+    assert "**0 of 32** values that are not 0 become 0" in words(app)
+    next(e for e in app.selectbox if e.key == "lab.recipe").set_value("nvfp4").run()
+    assert app.query_params["recipe"] == "nvfp4" and "In NVFP4 the largest of 16 values" in words(app)
+
+
+def test_values_that_are_no_numbers_are_refused_beside_their_field(open_app):
+    app = open_app(LAB)
+    next(e for e in app.text_area if e.key == "lab.values").set_value("1, two").run()
+    assert not app.exception and "is no finite FP32 number" in words(app)
+    assert any(header.value == "Myths about formats" for header in app.header)  # the rest of the page is there

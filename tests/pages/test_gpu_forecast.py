@@ -1,6 +1,8 @@
 """The Forecast page: always states that nothing was measured, forecasts from a traced step, or says how to record
 one."""
 
+import json
+
 from amp_core import load_run
 from amp_core.forecast import forecast, traces_of_run
 from tests.pages.conftest import titles, words
@@ -39,3 +41,26 @@ def test_a_trace_of_another_program_gives_a_reason_for_no_forecast(home, open_ap
     write(home.runs / "a", "traced-foreign")
     app = open_app(PAGE, run="run/a")
     assert not app.exception and "has no traced step" in words(app)
+
+
+def test_shares_in_8_and_4_bits_are_forecast_beside_bf16_and_kept_in_the_address(home, open_app):
+    write(home.runs / "a", "traced-cpu")
+    app = open_app(PAGE, run="run/a", gpu="H100,B200", fp8="90")
+    assert not app.exception
+    assert set(app.dataframe[0].value["recipe"]) == {"FP32", "TF32", "BF16", "FP16", "FP8"}
+    next(e for e in app.number_input if e.key == "forecast.fp4").set_value(50).run()
+    frame = app.dataframe[0].value
+    assert frame[frame["recipe"] == "NVFP4"]["gpu"].tolist() == ["B200"]
+    assert frame.set_index(["gpu", "recipe"])["bf16"]["B200", "NVFP4"].endswith(")")
+    assert (app.query_params["fp8"], app.query_params["fp4"]) == ("90", "50")
+    assert "NVFP4 is not forecast for H100: no FP4 on tensor cores before Blackwell" in words(app).replace("\\", "")
+
+
+def test_a_run_that_emulates_its_recipe_is_not_forecast(home, open_app):
+    folder = write(home.runs / "a", "traced-cpu")
+    head = json.loads((folder / "run.json").read_text())
+    head["config"] |= {"precision": "nvfp4", "emulated": True}
+    (folder / "run.json").write_text(json.dumps(head))
+    page_text = words(open_app(PAGE, run="run/a"))
+    assert "emulates nvfp4, so its operators are those of the emulation; trace a run in bf16" in page_text
+    assert "NVFP4 is emulated: the numbers hold, times and memory do not" in page_text

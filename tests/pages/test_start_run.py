@@ -180,6 +180,17 @@ def test_fields_without_effect_are_disabled_with_the_reason(started, open_app):
     assert [(c.precision, c.loss_scale) for c in configs] == [("bf16", "dynamic")]
 
 
+def test_8_and_4_bits_are_offered_with_the_switches_of_nvfp4(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    assert field(app, "hadamard").disabled and field(app, "hadamard").help == "Needs the precision NVFP4."
+    assert "emulated: the numbers hold, times and memory do not" in field(app, "precisions").help
+    field(app, "precisions").set_value(["bf16", "mxfp8", "nvfp4"]).run()
+    field(app, "hadamard").set_value(True)
+    submit(app)
+    assert [(c.precision, c.hadamard) for c in configs] == [("bf16", False), ("mxfp8", False), ("nvfp4", True)]
+
+
 @pytest.mark.parametrize(("capability", "offered"), [((8, 0), True), ((7, 0), False), (None, True)])
 def test_tf32_is_offered_only_on_gpus_that_have_it(home, open_app, monkeypatch, capability, offered):
     monkeypatch.setattr(devices, "available", lambda: ([("cuda:0", "Tesla (cuda:0)"), ("cpu", "CPU")], None))

@@ -26,7 +26,10 @@ def in_one_line(row: Mapping[str, Any]) -> str:
     """The sentence for a row of `Comparison.recipes`."""
     name, precision = str(row["recipe"]), str(row["precision"])
     name = name.upper() if name == precision else name
-    return f"{name}: {_speed(row)}, {_memory(float(row['memory_ratio']))}, {_parity(str(row['parity']))}"
+    costs = f"{_speed(row)}, {_memory(float(row['memory_ratio']))}"
+    if str(row["speed_verdict"]) == "emulated":
+        costs = "speed and memory cannot be told from emulation"
+    return f"{name}: {costs}, {_parity(str(row['parity']))}"
 
 
 def _parity(parity: str) -> str:

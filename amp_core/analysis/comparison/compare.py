@@ -31,9 +31,11 @@ from amp_core.analysis.performance.kernels import traced_step_us
 from amp_core.analysis.performance.memory import memory_description, memory_summary
 from amp_core.analysis.performance.tensor_cores import tensor_core_use
 from amp_core.analysis.run_labels import unique_labels
-from amp_core.analysis.steps import attempts, median, recipe
+from amp_core.analysis.steps import attempts, emulated, median, recipe
 from amp_core.hardware.device_types import is_accelerator
+from amp_core.hardware.gpus import join_words
 from amp_core.schema import RunError
+from amp_core.settings.catalog import EMULATED
 from amp_core.store.run import Run, check_run
 
 
@@ -75,13 +77,15 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     memory_peak_bytes, memory_ratio; energy_j (per sample);
     loss_final (mean of the last tenth of its steps), common_steps, loss_ratio (the same over the steps or samples that
     it shares with that run), eval_loss, parity;
-    skip_frac, scale_last, tensor_frac (share of GPU time in kernels known to use tensor cores, where profiled).
+    skip_frac, scale_last, tensor_frac (share of GPU time in kernels known to use tensor cores, where profiled);
+    emulated (whether it emulates 8 or 4 bits, so that its speed and memory are compared with nothing).
 
     `.recipes` has: recipe (label), run (its first, for colours and names), precision, seeds (how many), speed_ratio,
     speed_ratio_low, speed_ratio_high, speed_verdict, paired (whether runs took turns), blocks; step_ms, samples_per_s,
     memory_peak_bytes, memory_ratio, energy_j, energy_ratio, loss_final, eval_loss, skip_frac, tensor_frac (means over
     repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high, noise_frac (deviation of the
-    final loss, its 95 % interval and the baseline's seed-to-seed deviation, over the baseline's loss), parity.
+    final loss, its 95 % interval and the baseline's seed-to-seed deviation, over the baseline's loss), parity,
+    emulated.
     """
     if isinstance(runs, Run | str) or not isinstance(runs, Sequence):
         raise RunError(
@@ -98,7 +102,8 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     timed = [ratios.timed(run) for run in runs]
     rows = [_row(labels, runs, frames, timed, i, partner[i]) for i in range(len(runs))]
     table = pd.DataFrame(rows)
-    table["memory_ratio"] = table["memory_peak_bytes"] / table["memory_peak_bytes"].iloc[0]
+    real = table["memory_peak_bytes"].mask(table["emulated"])
+    table["memory_ratio"] = real / real.iloc[0]
     learned = [_learned(run, frames[i], _seed(groups, i)) for i, run in enumerate(runs)]
     parity = dict.fromkeys(labels, "reference")
     recipes = [_recipe(table, groups[0], ratios.ITSELF if len(timed[0].step) else ratios.UNKNOWN, "reference", None)]
@@ -112,7 +117,8 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     table["recipe"] = [next(g.label for g in groups if i in g.places) for i in range(len(runs))]
     by_recipe = pd.DataFrame(recipes)
     for column in ("memory_peak_bytes", "energy_j"):
-        by_recipe[f"{column.partition('_')[0]}_ratio"] = by_recipe[column] / by_recipe[column].iloc[0]
+        real = by_recipe[column].mask(by_recipe["emulated"])
+        by_recipe[f"{column.partition('_')[0]}_ratio"] = real / real.iloc[0]
     answers = {str(row["recipe"]): in_one_line(dict(row)) for _, row in by_recipe.iloc[1:].iterrows()}
     notes = _notes(runs, frames, timed, by_recipe)
     return Comparison(table, by_recipe, parity, answers, differences(runs, labels), notes)
@@ -153,6 +159,7 @@ def _row(
         "scale_last": _number(scale.last),
         "eval_loss": _number(run.head.results.get("eval_loss")),
         "tensor_frac": _number(tensor_core_use(run).tensor_frac),
+        "emulated": emulated(run),
     }
 
 
@@ -184,6 +191,7 @@ def _recipe(table: pd.DataFrame, group: Group, ratio: Ratio, parity: str, test: 
         "loss_change_high": test.high * share if test is not None else np.nan,
         "noise_frac": test.noise * share if test is not None else np.nan,
         "parity": parity,
+        "emulated": bool(rows["emulated"].any()),
     }
 
 
@@ -225,7 +233,11 @@ def _notes(
     if left_out:
         counts = " or ".join(str(n) for n in left_out)
         notes.append(f"The first {counts} steps of each run are left out of speeds: they pay for warming up.")
+    names = [str(row["recipe"]) for row in recipes.to_dict("records") if row["emulated"]]
+    if names:
+        notes.append(f"{join_words(names)} {'is' if len(names) == 1 else 'are'} {EMULATED}; those are not compared.")
     others = recipes.iloc[1:]
+    others = others[others["speed_verdict"] != "emulated"]
     if len(others) and others["paired"].all():
         notes.append("The runs took turns, so that what slows the machine down slowed all: blocks of steps are paired.")
     elif len(others):

@@ -16,14 +16,14 @@ benchmarking in reasonable time", 2013).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from amp_core.analysis.steps import attempts, warmup_steps
+from amp_core.analysis.steps import attempts, emulated, warmup_steps
 from amp_core.store.run import Run
 
 Floats = npt.NDArray[np.float64]
@@ -56,14 +56,18 @@ class Ratio:
     """Pairs of blocks, or blocks of the shorter run, summed over pairs of runs."""
     enough: bool
     """Whether there are enough steps for a statement."""
+    emulated: bool = False
+    """Whether one of the runs emulates its recipe, so that its times say nothing of the recipe."""
 
     @property
     def speed_verdict(self) -> str:
-        """`faster`, `slower`, `no difference seen`, `cannot tell: run more steps` or `not measured`.
+        """`faster`, `slower`, `no difference seen`, `cannot tell: run more steps`, `emulated` or `not measured`.
 
         A difference is one whose interval excludes 1 and that is larger than `SAME_SPEED_FRAC`. There is none if
         the interval lies within twice that margin of 1, so that a larger one would have shown.
         """
+        if self.emulated:
+            return "emulated"
         if not np.isfinite(self.value):
             return "not measured"
         if not self.enough:
@@ -79,6 +83,7 @@ class Ratio:
 
 ITSELF = Ratio(1.0, 1.0, 1.0, paired=False, blocks=0, enough=True)
 UNKNOWN = Ratio(np.nan, np.nan, np.nan, paired=False, blocks=0, enough=False)
+EMULATED = replace(UNKNOWN, emulated=True)
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,8 @@ def took_turns(one: Run, other: Run) -> int | None:
 
 def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
     """Speed of the second run of each pair over the first, over all pairs. Per sample where all counted samples."""
+    if any(emulated(run) for pair in pairs for run in pair):
+        return EMULATED
     times = [(timed(a), timed(b)) for a, b in pairs]
     if not times or any(not len(t.step) for both in times for t in both):
         return UNKNOWN

@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
-from amp_core.analysis.steps import recipe
+from amp_core.analysis.steps import emulated, recipe
 from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC, steps_of
@@ -190,6 +190,8 @@ def autocast_inactive(run: Run) -> list[Finding]:
     requested."""
     if autocast_dtype(run) is None:
         return _not_as_requested(run)
+    if emulated(run):  # emulated products are computed in FP32
+        return []
     from_kernels = _wide_kernels(run)
     if from_kernels:
         return from_kernels

@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from amp_core.record.backends import BACKENDS, fp32_precision_restored
-from amp_core.settings.training import TrainConfig
+from amp_core.hardware.gpus import gpu_of
+from amp_core.record.backends import BACKENDS, backend_of, fp32_precision_restored
+from amp_core.settings.training import Recipe, TrainConfig
 
 
 class Precision:
@@ -39,6 +40,16 @@ class Precision:
             enabled=recipe.scaler,
         )
         """Disabled if the recipe uses no loss scale: its methods then pass through, so one loop serves every recipe."""
+        self.emulated = is_emulated(recipe, device)
+        self.rounding = torch.Generator(device) if config.stochastic_rounding else None
+        """Draws the random numbers of stochastic rounding."""
+        self._seed = config.seed
+
+    def begin_step(self, step: int, rank: int = 0) -> None:
+        """Seed stochastic rounding for a step: a resumed run rounds as the run would have, and dropout draws the same
+        numbers with and without it."""
+        if self.rounding is not None:
+            self.rounding.manual_seed((self._seed + 1_000_003 * rank + 2_654_435_761 * step) % 2**63)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The autocast region: for the forward pass and the loss only."""
@@ -50,6 +61,18 @@ class Precision:
     def input_dtype(self) -> torch.dtype | None:
         """dtype that floating-point inputs must have; None if autocast or FP32 accepts them as they are."""
         return None if self.weights == torch.float32 else self.weights
+
+
+def is_emulated(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the recipe's quantized products are emulated on this device: in the numbers that the format would give,
+    but in neither its time nor its memory."""
+    if recipe.quantization is None or recipe.in_hardware is None:
+        return recipe.quantization is not None
+    gpus = backend_of(device).gpus()
+    if not gpus:
+        return True
+    gpu = gpus[device.index or 0]
+    return not gpu_of(gpu["name"], gpu["capability"]).takes(recipe.in_hardware)
 
 
 @contextmanager

@@ -55,6 +55,8 @@ class Summary:
     """Loss scale after the last step; 1 without a scaler."""
     results: Mapping[str, float]
     """Held-out `eval_loss` (nats) and `eval_accuracy` (0 to 1); empty if not evaluated."""
+    emulated: bool = False
+    """Whether products in 8 or 4 bits were emulated."""
 
 
 def train(
@@ -90,7 +92,9 @@ def train(
         workload = build(config)
         model_here = workload.model.to(device=device, dtype=precision.weights)
         prepare_layers(model_here, precision, config.islands)
-        raw_model = workload.model = changed(model_here, config)
+        raw_model = workload.model = changed(
+            model_here, config, emulated=precision.emulated, generator=precision.rounding
+        )
         model: Any = team.shared(raw_model, device)
         model = torch.compile(model) if config.compile else model
         optimizer = make_optimizer(config, raw_model)
@@ -119,7 +123,7 @@ def train(
             blocks=config.blocks,
             updates=config.updates,
             config=config.to_dict()
-            | {"source": "train", "device": str(device), "data": dict(workload.data)}
+            | {"source": "train", "device": str(device), "data": dict(workload.data), "emulated": precision.emulated}
             | dict(also or {}),
             resume=resume,
         ) as rec:
@@ -150,6 +154,7 @@ def train(
                         save(step)
                 if ended_early:
                     break
+                precision.begin_step(step, team.rank)
                 audited = config.audit_every is not None and step % config.audit_every == 0
                 train_step(config, precision, workload, model, optimizer, batches, rec, audited)
                 if progress is not None:
@@ -175,6 +180,7 @@ def train(
         skipped=None,
         loss_scale=scaler.get_scale(),
         results=dict(results),
+        emulated=precision.emulated,
     )
     summary = with_recorded_losses(known, rec.writer.head.run_id if team.rank == 0 else None)
     if progress is not None:

@@ -27,8 +27,8 @@ LABELS = {
     "lightning": "Lightning",
 }
 FRAMEWORKS = tuple(LABELS)
-SUPPORTED_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-"""Precisions that code is written for. The others only demonstrate failures."""
+SUPPORTED_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+"""Precisions that code is written for. The others demonstrate failures, or are emulated."""
 
 
 def code_for(config: TrainConfig | Mapping[str, Any], framework: str, evidence: str = "") -> str:
@@ -82,7 +82,8 @@ def _docstring(config: TrainConfig, framework: str, evidence: str) -> str:
 
 def _model_changes(config: TrainConfig) -> list[str]:
     """The source of the functions of `model_changes.py` that the recipe needs."""
-    needed = {"keep_in_fp32": config.islands, "pad_linears": config.pad_to, "to_fp8": config.fp8}
+    fp8 = config.precision == "fp8"
+    needed = {"keep_in_fp32": config.islands, "pad_linears": config.pad_to, "layers_to_quantize": fp8, "to_fp8": fp8}
     source = (files("amp_core") / "train" / "engine" / "model_changes.py").read_text(encoding="utf-8")
     source = re.sub(r"  # (type: ignore|noqa).*", "", source)
     functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}

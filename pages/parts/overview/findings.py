@@ -34,6 +34,7 @@ PAGES = {
     "step-cost": ("pages/step_cost.py", "Step cost"),
     "precision-map": ("pages/precision_map.py", "Precision map"),
     "compare": ("pages/compare_runs.py", "Compare"),
+    "format-lab": ("pages/format_lab.py", "Format lab"),
 }
 """File and name of a page, by its address in the guide."""
 RECHECK_RATIO = 30

@@ -12,11 +12,12 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError, jobs
-from amp_core.cli.settings import flags
+from amp_core.cli.settings import SETTINGS, flags
 from amp_core.hardware.device_types import is_accelerator, type_of
 from amp_core.library.labels import Label, write_label
 from amp_core.library.permissions import current
-from amp_core.settings.training import RECIPES, WORKLOADS, Size, TrainConfig
+from amp_core.settings.combinations import TAKEN_BY, taken
+from amp_core.settings.training import WORKLOADS, Size, TrainConfig
 from pages.parts import picker, words
 from pages.parts.library import run_list
 from pages.parts.start import comparisons, devices, fields
@@ -34,13 +35,11 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     if settings["nproc"] != 1 and is_accelerator(state["device"]):
         settings["device"] = type_of(state["device"])  # each process takes the GPU of its own number
     fixed = state["scaling"] == "static"
-    settings |= {} if fixed else {"init_scale": state["scale"]}
+    settings |= {"loss_scale" if fixed else "init_scale": state["scale"]}
     chosen = state["precisions"] or [""]  # "" is refused by TrainConfig, which lists the choices
     names = []
     for precision in chosen:
-        # One form serves several recipes: a fixed scale applies to those with a scaler.
-        loss_scale = state["scale"] if fixed and precision in RECIPES and RECIPES[precision].scaler else "dynamic"
-        names.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
+        names.append(TrainConfig(workload=workload, size=size, precision=precision, **taken(settings, precision)))
         if state["profile"] != fields.initial("profile"):  # a training that ends sooner is not profiled
             names[-1].check_profile()
     return names
@@ -88,12 +87,10 @@ def commands(state: Mapping[str, Any]) -> str:
         out = Path(run_list.runs_dir(), base if not name or len(wanted) == 1 else f"{name}-{config.precision}")
         lines.append(shlex.join(["ampscope", "train", *flags(config), "--out", str(out)]))
     if len(wanted) > 1 and wanted[0].nproc == 1:
-        shared = comparisons.shared(wanted)
         which = ["--precisions", ",".join(config.precision for config in wanted)]
-        given = flags(shared)
-        own = given.index("--precision")
-        del given[own : own + 2]
-        out = Path(run_list.runs_dir(), name or f"compare-{shared.task}")
+        given = flags(wanted[0], [name for name in SETTINGS if name not in ("precision", *TAKEN_BY)])
+        given += comparisons.flags_of_some(wanted)
+        out = Path(run_list.runs_dir(), name or f"compare-{wanted[0].task}")
         lines += ["# or in turns:", shlex.join(["ampscope", "compare", *which, *given, "--out", str(out)])]
     return "\n".join(lines)
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import streamlit as st
 
 from amp_core import RunError, jobs
+from amp_core.cli.settings import flags
+from amp_core.settings.combinations import TAKEN_BY
 from amp_core.settings.training import TrainConfig
 from pages.parts import picker
 from pages.parts.library import run_list
@@ -20,16 +22,21 @@ def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
     if len(configs) < 2:
         given = configs[0].precision if configs else None
         raise RunError(f"precision={given!r} alone is no comparison; choose two or more to train in turns")
-    common = shared(configs)
-    command = [sys.executable, "-m", "amp_core", "compare", "--precisions", ",".join(c.precision for c in configs)]
+    common = next((config for config in configs if config.loss_scale != "dynamic"), configs[0])
+    of_some = flags_of_some(configs)
+    which = ["--precisions", ",".join(config.precision for config in configs)]
+    command = [sys.executable, "-m", "amp_core", "compare", *which, *of_some]
     job = jobs.start(common, run_list.runs_dir(), name or f"compare-{common.task}", command=command, makes="runs")
     return job.name
 
 
-def shared(configs: Sequence[TrainConfig]) -> TrainConfig:
-    """The settings that the precisions have in common."""
-    # The comparison applies a fixed loss scale to the recipes with a scaler only.
-    return next((config for config in configs if config.loss_scale != "dynamic"), configs[0])
+def flags_of_some(configs: Sequence[TrainConfig]) -> list[str]:
+    """The flags of settings that only some precisions take, such as a fixed loss scale: `compare` gives them to
+    those."""
+    line: list[str] = []
+    for name in TAKEN_BY:
+        line += next((given for config in configs if (given := flags(config, [name]))), [])
+    return line
 
 
 def show_latest() -> None:

@@ -92,6 +92,11 @@ def own_workload() -> str:
     return str(st.session_state.get("start.own") or "").strip() if current().scripts else ""
 
 
+def trains(precision: str) -> bool:
+    """Whether that precision is chosen."""
+    return precision in (st.session_state.get("start.precisions") or ())
+
+
 def no_scaler() -> str | None:
     """Why the loss scale's settings have no effect with the chosen precisions; None if they have."""
     if any(RECIPES[name].scaler for name in st.session_state.get("start.precisions") or ()):

@@ -17,6 +17,7 @@ def show() -> None:
         "scaler": fields.no_scaler() or fixed,
         "gpus": devices.one_gpu(st.session_state.get("start.device")),
         "compiler": devices.no_compiler(),
+        "nvfp4": None if fields.trains("nvfp4") else "Needs the precision NVFP4.",
     }
     for group in FOLDED:
         if group:
