@@ -32,8 +32,8 @@ def chance_finding(run: Run, code: str, inference_advice: str = "", inference_sn
         unit=f"share of the {chances.unit}" if won else "",
         remedy=remedy,
     )
-    if chance.padded:
-        finding = replace(finding, advice=f"{finding.advice} Here: {chance.padded}.")
+    if chance.here:
+        finding = replace(finding, advice=f"{finding.advice} Here: {chance.here}.")
     return [replace(finding, win_ms=chance.win_us / 1e3 if won else None)]
 
 

@@ -233,6 +233,32 @@ TABLES: dict[str, Table] = {
             ),
         ),
         Table(
+            "collectives",
+            "one row per communication kernel of a profiled window",
+            ("step", "rank", "number"),
+            (
+                _column("step", "i", "step in which it was launched; null where the trace marks no steps"),
+                _column("number", "i", "its number among those of its group in the step, in order of launch", 0),
+                _column("name", "s", "all_reduce, all_gather, reduce_scatter, all_to_all, …", "other"),
+                _column(
+                    "group", "s", "process group: its name, and its ranks where the trace tells them; null: not told"
+                ),
+                _column("group_size", "i", "ranks of the group"),
+                _column("dtype", "s", "dtype of the elements, e.g. bfloat16"),
+                _column(
+                    "message_bytes",
+                    "i",
+                    "bytes of the whole message: what all_gather gathers, all_reduce and reduce_scatter reduce",
+                ),
+                _column("total_us", "f", "time of its kernel: waiting for the rank that enters last, and transfer"),
+                _column("alone_us", "f", "part of total_us with no other kernel on the device"),
+                _column("phase", "s", "forward, backward, optimizer, …"),
+                _column("device", "s", "cuda:0, …"),
+                _column("kernel", "s", "name of the kernel"),
+                _RANK,
+            ),
+        ),
+        Table(
             "ops",
             "one row per op × dtypes × shapes × policy × module × phase of a traced step",
             ("step", "rank"),

@@ -48,6 +48,19 @@ _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
 
 
+MESSAGE_KEYS = {
+    "Collective name": "name",
+    "dtype": "dtype",
+    "In msg nelems": "in",
+    "Out msg nelems": "out",
+    "Group size": "size",
+    "Process Group Name": "group",
+    "Process Group Ranks": "ranks",
+}
+"""What newer versions of torch say of a collective, in `record_param_comms` and in NCCL's kernels."""
+MAX_MESSAGES = 1_000_000
+
+
 @dataclass
 class Spans:
     """Spans of host threads, one entry each in every array; times in microseconds since the first event."""
@@ -116,6 +129,10 @@ class TraceEvents:
     """Operators that an accelerator alone has."""
     device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Start and end of the marked steps on the device's own clock, by number, where the trace has them."""
+    messages_of_span: dict[int, int] = field(default_factory=dict)
+    """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
+    messages_of_work: dict[int, int] = field(default_factory=dict)
+    """The same by kernel."""
 
 
 class _InternedTexts:
@@ -190,6 +207,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             work.name.append(texts.intern(name))
             work.correlation.append(_identifier(arguments.get("correlation")))
             work.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
+            if "Collective name" in arguments:
+                _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
             continue
         if kind == "call" and _QUERIES.search(name):
             continue
@@ -217,6 +236,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         spans.sequence.append(_identifier(arguments.get("Sequence number")))
         spans.forward_thread.append(_identifier(arguments.get("Fwd thread id")))
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
+        if "Collective name" in arguments:
+            _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     events.threads = len(threads)
     if not (len(spans) or len(work)):
         raise RunError("the trace holds no operator and no kernel; export it with torch.profiler's export_chrome_trace")
@@ -267,6 +288,13 @@ def _add_device_step(steps: dict[int, tuple[float, float]], name: str, start: fl
         number = int(match.group(1))
         first, last = steps.get(number, (start, end))
         steps[number] = min(first, start), max(last, end)
+
+
+def _add_message(messages: dict[int, int], item: int, arguments: dict[str, Any], texts: _InternedTexts) -> None:
+    values = {short: arguments[key] for key, short in MESSAGE_KEYS.items() if isinstance(arguments.get(key), int | str)}
+    text = json.dumps(values)
+    if len(messages) < MAX_MESSAGES and len(text) <= MAX_ARGUMENT_CHARS:
+        messages[item] = texts.intern(text)
 
 
 def _time(value: Any) -> float | None:

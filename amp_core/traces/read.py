@@ -3,7 +3,7 @@
     >>> trace = read_trace("rank0.pt.trace.json.gz")
     >>> trace.rank, trace.steps, len(trace.kernels["name"])
     (0, 5, 143)
-    >>> trace.write(writer)            # a RunWriter: `kernels`, `windows`, `steps` and `ops` of this rank
+    >>> trace.write(writer)            # a RunWriter: `kernels`, `windows`, `steps` and other tables of this rank
 
 Needs neither torch nor a GPU, and less memory than the size of the trace.
 """
@@ -20,6 +20,7 @@ from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.traces.collect import collect
+from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import DeviceClock, step_bounds
 from amp_core.traces.gpu_work import link_work
 from amp_core.traces.json_stream import TraceStream
@@ -48,6 +49,7 @@ class Trace:
     windows: Rows = field(default_factory=dict)
     step_rows: Rows = field(default_factory=dict)
     ops: Rows = field(default_factory=dict)
+    collectives: Rows = field(default_factory=dict)
     accelerator: str = "cuda"
     """Type of its devices, as torch names it."""
     unrecorded: bool = False
@@ -85,10 +87,16 @@ class Trace:
             us[device] = us.get(device, 0.0) + time_us
         return max(us, key=lambda device: us[device], default="cpu")
 
-    def write(self, writer: RunWriter, tables: tuple[str, ...] = ("kernels", "windows", "steps", "ops")) -> None:
-        """Append its rows to `tables` of a run."""
-        columns = {"kernels": self.kernels, "windows": self.windows, "steps": self.step_rows, "ops": self.ops}
-        for table in tables:
+    def write(self, writer: RunWriter, tables: tuple[str, ...] | None = None) -> None:
+        """Append its rows to `tables` of a run, by default to all."""
+        columns = {
+            "kernels": self.kernels,
+            "windows": self.windows,
+            "steps": self.step_rows,
+            "ops": self.ops,
+            "collectives": self.collectives,
+        }
+        for table in tables or columns:
             rows = columns[table]
             if rows and rows[next(iter(rows))]:
                 writer.append(table, rows)
@@ -140,6 +148,7 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
         windows={} if unrecorded else window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
         step_rows=step_rows(host, windows, bounds, clock),
         ops=op_rows(events, host, windows, of_span),
+        collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,

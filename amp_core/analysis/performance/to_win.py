@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.collectives import gradient_dtype, waited_for
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product
 from amp_core.analysis.performance.gpus import profiled_gpu
@@ -52,8 +53,8 @@ class Chance:
     step_us: float
     what: str
     where: str
-    padded: str = ""
-    """Of slow products, the sizes that 16 bytes divide."""
+    here: str = ""
+    """What the trace adds to the advice of the finding: sizes to pad to, who is waited for."""
 
     @property
     def how_much(self) -> str:
@@ -88,7 +89,7 @@ def to_win(run: Run) -> Chances | None:
     rates = dense_rates(gpu.name)
     chances = [
         *_idle(windows, rows, cost, steps, unit),
-        *_alone(cost, rows, unit),
+        *_alone(run, cost, rows, unit),
         *_types(rows, cost, rates, steps, unit, has_tensor_cores=gpu.has_tensor_cores is not False),
         *_slow(run, cost, rates, steps, unit),
         *_memory_bound(rows, cost, steps, unit),
@@ -131,15 +132,34 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     ]  # fmt: skip
 
 
-def _alone(cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:
+def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
     collectives = rows[rows["category"] == "communication"]
     where = _longest(collectives, "name")
+    waits, here = _waits(run, cost)
     return [
         Chance("exposed-communication", communication, cost.step_us, "The GPU does nothing but communicate for "
-               f"{_share(communication, cost)} of the {unit}", where),
+               f"{_share(communication, cost)} of the {unit}{waits}", where, here),
         Chance("copies", copies, cost.step_us, f"Copies and fills take {_share(copies, cost)} of the {unit}", "copies"),
     ]  # fmt: skip
+
+
+def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
+    """How much of the time in collectives is waiting and for whom, as part of a sentence; and what to do about it."""
+    waited, dtype = waited_for(run), gradient_dtype(run)
+    if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_WIN_FRAC * cost.step_us:
+        share = _share(1e3 * waited.all_waiting_ms, cost)
+        return (
+            f"; a rank spends {share} in collectives waiting for others",
+            f"rank {waited.rank} enters {percent(waited.last_frac)} of the collectives last, and each other rank waits "
+            f"{number(waited.waiting_ms, 'ms')} for it: look at what it does before them",
+        )
+    if dtype == "float32":
+        return "", (
+            "gradients are reduced in FP32, and 16 bits halve the bytes: "
+            "`model.register_comm_hook(None, default_hooks.bf16_compress_hook)`"
+        )
+    return "", f"gradients are reduced in {dtype} already" if dtype else ""
 
 
 def _types(

@@ -131,10 +131,9 @@ def kernel_wait(run: Run) -> list[Finding]:
         what="The GPU of an imported trace communicates and computes nothing meanwhile.",
         signal="Time of communication kernels with no other kernel beside them.",
         threshold=_THRESHOLD,
-        advice="Overlap it with backward by smaller buckets, send 16-bit gradients, or accumulate over micro-batches. "
-        "A rank that waits for a slower one shows the same: compare the ranks.",
-        snippet="model = DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)\n"
-        "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
+        advice="Overlap it with backward by smaller buckets, or accumulate over micro-batches. A rank that waits for a "
+        "slower one shows the same: import the traces of all ranks, and the ranks are compared.",
+        snippet="model = DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
         page="step-cost",
     )
 )
