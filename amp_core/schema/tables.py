@@ -203,7 +203,9 @@ TABLES: dict[str, Table] = {
                 _column("device", "s", "cuda:0, cpu, …", required=True),
                 _column("device_name", "s", "what the device calls itself"),
                 _column(
-                    "wall_us", "f", "from the start of the first step to the end of the last and of its last kernel"
+                    "wall_us",
+                    "f",
+                    "from the start of the first step to the end of the last and of its last kernel, on the device",
                 ),
                 _column(
                     "busy_us", "f", "part of wall_us with a kernel, copy or fill running; on a CPU with an operator"
@@ -230,6 +232,13 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("idle_latency_us", "f", "the same in gaps below 10 µs, the time to start a kernel"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside of operators"),
+                _column(
+                    "lead_us",
+                    "f",
+                    "time before wall_us with the host in the first step already and the device idle, until the first "
+                    "kernel; 0 where the device does not mark its steps",
+                ),
+                _column("lead_data_us", "f", "part of lead_us in which data was loaded; null where nothing marks it"),
             ),
         ),
         Table(

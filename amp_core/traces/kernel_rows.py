@@ -15,7 +15,7 @@ import numpy as np
 
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel, tells_type, with_dtype
 from amp_core.traces.collect import TraceEvents
-from amp_core.traces.device_times import first_moment, last_moment
+from amp_core.traces.device_times import DeviceClock, first_moment, last_moment
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, PHASES, Host, Ints
 from amp_core.traces.operators import operator_category, precision_of, refine
@@ -37,14 +37,19 @@ class Window:
     """Times of the host."""
     device_start: float
     device_end: float
-    """Times of the device: from the end of earlier work to the end of the last work launched in the window."""
+    """Times of the device: from the end of earlier work to the end of the last work launched in the window; where the
+    device marks its steps, from the first work."""
+    ready: float
+    """When the host was in the window and the device had done all earlier work."""
 
 
-def trace_windows(events: TraceEvents, host: Host, linked: LinkedWork, bounds: Sequence[Bound]) -> list[Window]:
+def trace_windows(
+    events: TraceEvents, host: Host, linked: LinkedWork, bounds: Sequence[Bound], clock: DeviceClock
+) -> list[Window]:
     """The windows of a trace, in order. `bounds`: start and end of each of `host.steps` on the device."""
     if not host.steps:
         start, end = first_moment(events, linked), last_moment(events)
-        return [Window(None, None, start, end, start, end)]
+        return [Window(None, None, start, end, start, end, start)]
     windows: list[Window] = []
     for (start, end, number), (begins, ends) in zip(host.steps, bounds, strict=True):
         last = windows[-1] if windows else None
@@ -53,7 +58,7 @@ def trace_windows(events: TraceEvents, host: Host, linked: LinkedWork, bounds: S
                 last, steps=last.steps + 1, end=max(last.end, end), device_end=max(last.device_end, ends)
             )
         else:
-            windows.append(Window(number, 1, start, end, begins, ends))
+            windows.append(Window(number, 1, start, end, begins, ends, min(begins, clock.at(start))))
     return windows
 
 

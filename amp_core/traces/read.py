@@ -125,7 +125,7 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
     linked = link_work(events, host)
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     bounds = step_bounds(events, host, clock)
-    windows = trace_windows(events, host, linked, bounds)
+    windows = trace_windows(events, host, linked, bounds, clock)
     inside = launch_windows(windows, linked)
     gpus = _gpus(stream.head)
     accelerator = accelerator or events.accelerator or "cuda"

@@ -76,3 +76,16 @@ def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
     trace.kernel(made.GEMM, 600, 400, 592)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]
     assert finding.where == op and says in finding.snippet and "fused" not in finding.snippet
+
+
+def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(tmp_path):
+    trace = products()
+    trace.event("gpu_user_annotation", "ProfilerStep#3", 10, 800, "stream 7")
+    late = [{**e, "ts": e["ts"] + 3000} if e["cat"] in ("kernel", "gpu_user_annotation") else e for e in trace.events]
+    trace.events = late
+    trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
+    run = run_of(tmp_path, trace)
+    assert diagnose(run)[0].code == "host-bound"
+    assert "79 % of the step because the host launches too late, 3.01 ms of it before the first kernel" in (
+        first_sentence(run)
+    )

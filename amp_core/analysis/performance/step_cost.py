@@ -58,6 +58,8 @@ _PART_OF = {
 MIN_SLOWED_RATIO = 1.05
 """A note says so if profiled steps take more than so many times as long as others."""
 
+NOTABLE_LEAD_FRAC = 0.02
+"""A note says so if the device waits before the first kernel for more than this share of the window."""
 MIN_PART_US = 1e-3
 """Less than a nanosecond is rounding of a subtraction."""
 
@@ -117,7 +119,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
         parts, overlapped = _split(window, rows[in_window.all(axis=1)], _recorded(run, window), notes)
         by_window.append(parts)
         overlap += overlapped
-    notes += _slowed(run, windows)
+    notes += _slowed(run, windows) + _lead(windows)
     steps = windows["steps"].sum(min_count=len(windows))
     per = float(steps) if np.isfinite(steps) and steps > 0 else float(len(windows))
     totals = pd.DataFrame(by_window).sum(min_count=1)
@@ -256,6 +258,17 @@ def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
     return [
         f"Other steps took {usual:.3g} ms (median), profiled ones {profiled:.3g} ms: the profiler slows the host, so "
         "idle time is overstated here."
+    ]
+
+
+def _lead(windows: pd.DataFrame) -> list[str]:
+    """A note if the host is in the first step for long before its first kernel, with which the step begins."""
+    lead = windows["lead_us"].fillna(0.0)
+    if not (lead >= NOTABLE_LEAD_FRAC * windows["wall_us"]).any():
+        return []
+    return [
+        f"The step begins with its first kernel, as the GPU marks it. Before that the GPU stood idle for "
+        f"{lead.max() / 1e3:.3g} ms in which the host was in the step already; that is not part of these times."
     ]
 
 

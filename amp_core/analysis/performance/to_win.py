@@ -10,7 +10,7 @@ half their time (`FUSED_FRAC`): each value is then read and written once instead
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ class Chances:
     trains: bool
     """Whether anything of backward or an optimizer is in the trace."""
     cost: StepCost
+    """With the time before the first kernel in `step_us`."""
 
 
 def to_win(run: Run) -> Chances | None:
@@ -87,6 +88,8 @@ def to_win(run: Run) -> Chances | None:
     unit = "step" if cost.steps else "profiled window"
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
+    # A step that begins with its first kernel leaves out the time before, in which the device waits for the host.
+    cost = replace(cost, step_us=cost.step_us + float(windows["lead_us"].fillna(0.0).sum()) / steps)
     chances = [
         *_idle(windows, rows, cost, steps, unit),
         *_alone(run, cost, rows, unit),
@@ -113,23 +116,30 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
-    host = max(0.0, gaps - sync - wait - latency)
+    lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
+    data += lead_data
+    host = max(0.0, gaps - sync - wait - latency) + lead - lead_data
     mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
     code = "launch-bound" if mean_us < LAUNCH_US else "host-bound"
     kernels = f", between kernels of {mean_us:.1f} µs on average" if code == "launch-bound" else ""
+    data_lead, host_lead = (_before_first_kernel(us, cost) for us in (lead_data, lead - lead_data))
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
     number_of = f"{cost.syncs:.3g} waits" if cost.syncs else "waits"
     return [
-        Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the {unit}",
-               "data loading"),
+        Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the "
+               f"{unit}{data_lead}", "data loading"),
         Chance(code, host, cost.step_us, f"The GPU is idle for {_share(host, cost)} of the {unit} because the host "
-               f"launches too late{kernels}", "host"),
+               f"launches too late{kernels}{host_lead}", "host"),
         Chance("host-syncs", sync, cost.step_us, f"The GPU runs dry for {_share(sync, cost)} of the {unit} after "
                f"{number_of} of the host for it ({where})", where),
         Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} though work "
-               "is launched, which waits for other streams or ranks", "streams"),
+               "is launched: it waits for another GPU or rank, the host, or the start of a CUDA graph", "streams"),
     ]  # fmt: skip
+
+
+def _before_first_kernel(us: float, cost: StepCost) -> str:
+    return f", {number(us / 1e3, 'ms')} of it before the first kernel" if us >= MIN_WIN_FRAC * cost.step_us else ""
 
 
 def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:
