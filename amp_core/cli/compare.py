@@ -1,4 +1,5 @@
-"""`ampscope compare`: train the same model on the same data in several precisions, and compare the runs.
+"""`ampscope compare`: train the same model on the same data in several precisions, and compare the runs; or compare two
+profiler traces.
 
 Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns, a
 block of steps each, so that a slowdown of the machine affects all of them; see `amp_core.train.turns.interleave`.
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from amp_core.cli.comparison_text import in_full
 from amp_core.cli.settings import add_settings, number, settings
+from amp_core.cli.untrusted import printable, reading_untrusted
 from amp_core.schema import RunError
 from amp_core.settings.training import RECIPES, TrainConfig, unknown
 from amp_core.store.atomic import check_holds_runs
@@ -33,7 +35,13 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "instance: ampscope compare --workload text-gpt --precisions fp32,bf16,fp16 --seeds 3 --out runs/cmp",
         allow_abbrev=False,
     )
-    command.add_argument("--out", metavar="DIR", required=True, help="folder for the runs, one subfolder each")
+    command.add_argument(
+        "traces",
+        metavar="TRACE",
+        nargs="*",
+        help="two traces of torch.profiler, or runs with a profiled window, to compare instead of training",
+    )
+    command.add_argument("--out", metavar="DIR", help="folder for the runs, one subfolder each")
     choices = ", ".join(RECIPES)
     command.add_argument(
         "--precisions",
@@ -60,7 +68,11 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train each precision and print the table. Returns 1 if a run failed."""
+    """Train each precision and print the table. Returns 1 if a run failed. With traces: compare those."""
+    if arguments.traces:
+        return _traces(arguments)
+    if arguments.out is None:
+        raise RunError("out is missing; give --out DIR for the runs, or two traces to compare without training")
     configs = _configs(arguments)
     seeds = _whole("seeds", arguments.seeds)
     block = _whole("block", arguments.block) if arguments.block is not None else default_block(configs[0].steps)
@@ -92,6 +104,33 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(in_full(compare(runs), gradient_agreement(runs)))
     return 1 if failed else 0
+
+
+def _traces(arguments: argparse.Namespace) -> int:
+    """Compare two traces, or two runs with kernels."""
+    import tempfile
+
+    from amp_core.analysis.comparison.trace_change import compare_kernels, trace_change
+    from amp_core.cli.comparison_text import kernels
+    from amp_core.traces import import_traces
+
+    given = [name for name, value in settings(arguments).items() if value is not None]
+    if given or arguments.out is not None:
+        raise RunError(f"{(given or ['out'])[0]} is for training; give two traces alone")
+    if len(arguments.traces) != 2:
+        raise RunError(f"traces={arguments.traces!r:.200} are {len(arguments.traces)}; give two, the baseline first")
+    with reading_untrusted(f"traces={arguments.traces!r:.200}"), tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for place, path in enumerate(arguments.traces):
+            trace = Path(path).is_file() and not path.endswith(".zip")
+            out = Path(folder) / str(place)
+            runs.append(load_run(import_traces([path], out, Path(path).name) if trace else path))
+        change = trace_change(runs)
+        tables = {by: compare_kernels(runs, by) for by in ("op", "kernel")}
+    print(printable("\n".join([*change.sentences, *change.notes])))
+    for by, table in tables.items():
+        print(printable("\n" + "\n".join(kernels(table, by, change.unit))))
+    return 0
 
 
 def _progress(steps: int) -> Callable[[int], None]:
