@@ -48,6 +48,8 @@ _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
 
 
+MEMORY = "[memory]"
+"""Name of the events of torch's allocators."""
 MESSAGE_KEYS = {
     "Collective name": "name",
     "dtype": "dtype",
@@ -95,6 +97,20 @@ class Calls:
 
 
 @dataclass
+class Allocations:
+    """Allocations and frees of device memory (`[memory]`), which are calls without a correlation too."""
+
+    call: "array[int]" = field(default_factory=lambda: array("i"))
+    device: "array[int]" = field(default_factory=lambda: array("i"))
+    allocated: "array[int]" = field(default_factory=lambda: array("q"))
+    """Bytes allocated after it."""
+    reserved: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+
+@dataclass
 class Work:
     """Kernels, copies and fills."""
 
@@ -117,6 +133,7 @@ class TraceEvents:
     spans: Spans = field(default_factory=Spans)
     calls: Calls = field(default_factory=Calls)
     work: Work = field(default_factory=Work)
+    allocations: Allocations = field(default_factory=Allocations)
     texts: list[str] = field(default_factory=list)
     threads: int = 0
     base_us: float = 0.0
@@ -176,6 +193,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     base: float | None = None
     for event in stream:
         if event.get("ph") != "X":
+            if event.get("name") == MEMORY and base is not None:
+                _add_allocation(events, event, base, texts, threads)
             continue
         kind = _CATEGORIES.get(category) if isinstance(category := event.get("cat"), str) else None
         if kind is None:
@@ -288,6 +307,29 @@ def _add_device_step(steps: dict[int, tuple[float, float]], name: str, start: fl
         number = int(match.group(1))
         first, last = steps.get(number, (start, end))
         steps[number] = min(first, start), max(last, end)
+
+
+def _add_allocation(
+    events: TraceEvents, event: dict[str, Any], base: float, texts: _InternedTexts, threads: dict[tuple[str, str], int]
+) -> None:
+    """Add an allocation or a free on a device; memory of the host is left out."""
+    arguments, at = event.get("args"), _time(event.get("ts"))
+    if not isinstance(arguments, dict) or at is None or arguments.get("Device Type") == 0:
+        return
+    allocated, reserved = (_identifier(arguments.get(f"Total {what}")) for what in ("Allocated", "Reserved"))
+    if allocated < 0 or len(events.calls) >= MAX_EVENTS:
+        return
+    calls, allocations = events.calls, events.allocations
+    allocations.call.append(len(calls))
+    allocations.device.append(_device_number(arguments.get("Device Id"), 0))
+    allocations.allocated.append(allocated)
+    allocations.reserved.append(reserved)
+    place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
+    calls.start.append(at - base)
+    calls.end.append(at - base)
+    calls.thread.append(threads.setdefault(place, len(threads)))
+    calls.name.append(texts.intern(MEMORY))
+    calls.correlation.append(-1)
 
 
 def _add_message(messages: dict[int, int], item: int, arguments: dict[str, Any], texts: _InternedTexts) -> None:

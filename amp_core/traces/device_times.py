@@ -9,13 +9,14 @@ when the host begins it, and it ends with the last work that was launched in it.
 device, those marks count.
 """
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.link import Host
+from amp_core.traces.link import Floats, Host
 
 MARK_TOLERANCE_US = 1.0
 """A mark of a step on the device counts if it begins no later than this after the step's first work, and ends no
@@ -74,12 +75,18 @@ def _mark(events: TraceEvents, clock: DeviceClock, start: float, end: float, num
 
 def first_moment(events: TraceEvents, linked: LinkedWork) -> float:
     """When the first event begins, or where work ends that was launched before the trace."""
-    starts = [min(s) for s in (events.spans.start, events.calls.start, events.work.start) if len(s)]
+    starts = [min(s) for s in (events.spans.start, _calls(events, events.calls.start), events.work.start) if len(s)]
     before = linked.end_us[np.isneginf(linked.launched_us)]
     return max(min(starts), float(before.max(initial=-np.inf)))
 
 
 def last_moment(events: TraceEvents) -> float:
     """When the last event ends."""
-    times: Sequence[float] = [max(e) for e in (events.spans.end, events.calls.end, events.work.end) if len(e)]
+    ends = (events.spans.end, _calls(events, events.calls.end), events.work.end)
+    times: Sequence[float] = [max(e) for e in ends if len(e)]
     return max(times)
+
+
+def _calls(events: TraceEvents, times: "array[float]") -> Floats:
+    """Times of the calls that are no allocations: those go on after the work."""
+    return np.delete(np.asarray(times), np.asarray(events.allocations.call))

@@ -26,6 +26,7 @@ from amp_core.traces.gpu_work import link_work
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
 from amp_core.traces.link import link
+from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.window_rows import window_rows
@@ -50,6 +51,7 @@ class Trace:
     step_rows: Rows = field(default_factory=dict)
     ops: Rows = field(default_factory=dict)
     collectives: Rows = field(default_factory=dict)
+    memory: Rows = field(default_factory=dict)
     accelerator: str = "cuda"
     """Type of its devices, as torch names it."""
     unrecorded: bool = False
@@ -95,6 +97,7 @@ class Trace:
             "steps": self.step_rows,
             "ops": self.ops,
             "collectives": self.collectives,
+            "memory": self.memory,
         }
         for table in tables or columns:
             rows = columns[table]
@@ -135,6 +138,9 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
     names = {number: gpu["name"] for number, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
+    steps = step_rows(host, windows, bounds, clock)
+    memory = memory_rows(events, host, accelerator)
+    add_step_memory(steps, memory)
     distributed = stream.head.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return Trace(
@@ -146,9 +152,10 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
         kernels=kernels,
         windows={} if unrecorded else window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
-        step_rows=step_rows(host, windows, bounds, clock),
+        step_rows=steps,
         ops=op_rows(events, host, windows, of_span),
         collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),
+        memory=memory,
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,

@@ -132,7 +132,8 @@ def compare_kernels(runs: Sequence[Run], by: str = "op") -> pd.DataFrame:
         sums = rows.groupby(keys)[["count", "total_us"]].sum() / per
         sides.append(sums.join(longest[["kernel", "category", "tensor_core"]]))
     before, after = sides
-    table = before.join(after, how="outer", sort=True, lsuffix="_before", rsuffix="_after").reset_index()
+    suffixes = ("_before", "_after")
+    table = before.merge(after, how="outer", left_index=True, right_index=True, suffixes=suffixes).reset_index()
     table = table.rename(
         columns={
             "count_before": "first_count", "count_after": "count", "total_us_before": "first_us",
