@@ -45,6 +45,7 @@ from amp_core.analysis.performance.tensor_cores import (
     tensor_core_shares,
     tensor_core_use,
 )
+from amp_core.analysis.performance.timeline import timeline, timeline_bars
 from amp_core.analysis.performance.traced_ops import traced_steps
 from amp_core.analysis.ranks import rank_ends, rank_scales, rank_table
 from amp_core.analysis.run_labels import unique_labels
@@ -121,6 +122,8 @@ __all__ = [
     "step_marks",
     "tensor_core_shares",
     "tensor_core_use",
+    "timeline",
+    "timeline_bars",
     "traced_steps",
     "unique_labels",
     "what_if",

@@ -153,6 +153,11 @@ class Run:
         return self._frame("collectives")
 
     @property
+    def timeline(self) -> "pd.DataFrame":
+        """Kernels, copies and fills of one profiled step, in order."""
+        return self._frame("timeline")
+
+    @property
     def ops(self) -> "pd.DataFrame":
         """Operators of traced steps."""
         return self._frame("ops")

@@ -13,6 +13,7 @@ Old traces (up to PyTorch 1.10) have "Operator", "Kernel", "Memcpy", "Runtime" w
 """
 
 import json
+import math
 import re
 from array import array
 from collections.abc import Iterable
@@ -121,6 +122,9 @@ class Work:
     name: "array[int]" = field(default_factory=lambda: array("i"))
     correlation: "array[int]" = field(default_factory=lambda: array("q"))
     external: "array[int]" = field(default_factory=lambda: array("q"))
+    occupancy: "array[float]" = field(default_factory=lambda: array("f"))
+    """Achieved occupancy as the profiler estimates it, percent; NaN where it does not tell, as the next."""
+    blocks_per_sm: "array[float]" = field(default_factory=lambda: array("f"))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -226,6 +230,9 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             work.name.append(texts.intern(name))
             work.correlation.append(_identifier(arguments.get("correlation")))
             work.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
+            occupancy, blocks = _time(arguments.get("est. achieved occupancy %")), _time(arguments.get("blocks per SM"))
+            work.occupancy.append(math.nan if occupancy is None else occupancy)
+            work.blocks_per_sm.append(math.nan if blocks is None else blocks)
             if "Collective name" in arguments:
                 _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
             continue

@@ -114,18 +114,7 @@ def kernel_rows(
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
         types = parse_types(texts[dtype]) if dtype >= 0 else []
-        if device < 0:
-            tensor_core, precision, category = None, None, operator_category(texts[name])
-            if texts[name] == "aten::copy_":
-                category = refine("other", texts[name], types)
-        else:
-            kernel = with_dtype(classify_kernel(texts[name]), precision_of(types))
-            tensor_core, precision = kernel.tensor_core, kernel.precision
-            category = refine(kernel.category, op_text, types)
-        if precision is None and category in GEMM_CATEGORIES and not tells_type(texts[name]):
-            precision = precision_of(types)
-            if precision == "fp32" and tensor_core == "yes" and not amd:
-                precision = "tf32"
+        tensor_core, precision, category = classed(texts[name], op_text, types, on_cpu=device < 0, amd=amd)
         values = (
             launched_in.first if launched_in else None,
             texts[name],
@@ -146,6 +135,25 @@ def kernel_rows(
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
     return rows
+
+
+def classed(
+    name: str, op: str | None, types: list[str], *, on_cpu: bool, amd: bool
+) -> tuple[str | None, str | None, str]:
+    """tensor_core, precision and category of a kernel by its name, and by the operator that launched it with the types
+    of its inputs; on a CPU, of the operator `name`."""
+    tensor_core, precision = None, None
+    if on_cpu:
+        category = refine("other", name, types) if name == "aten::copy_" else operator_category(name)
+    else:
+        kernel = with_dtype(classify_kernel(name), precision_of(types))
+        tensor_core, precision = kernel.tensor_core, kernel.precision
+        category = refine(kernel.category, op, types)
+    if precision is None and category in GEMM_CATEGORIES and not tells_type(name):
+        precision = precision_of(types)
+        if precision == "fp32" and tensor_core == "yes" and not amd:
+            precision = "tf32"
+    return tensor_core, precision, category
 
 
 _KERNEL_COLUMNS = (

@@ -29,6 +29,7 @@ from amp_core.traces.link import link
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.step_rows import op_rows, step_rows
+from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.window_rows import window_rows
 
 
@@ -52,6 +53,7 @@ class Trace:
     ops: Rows = field(default_factory=dict)
     collectives: Rows = field(default_factory=dict)
     memory: Rows = field(default_factory=dict)
+    timeline: Rows = field(default_factory=dict)
     accelerator: str = "cuda"
     """Type of its devices, as torch names it."""
     unrecorded: bool = False
@@ -98,6 +100,7 @@ class Trace:
             "ops": self.ops,
             "collectives": self.collectives,
             "memory": self.memory,
+            "timeline": self.timeline,
         }
         for table in tables or columns:
             rows = columns[table]
@@ -156,6 +159,7 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
         ops=op_rows(events, host, windows, of_span),
         collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),
         memory=memory,
+        timeline={} if unrecorded else timeline_rows(events, host, linked, windows, bounds, accelerator, amd),
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,

@@ -11,6 +11,7 @@ from tests.synthetic import write
 from tests.synthetic_kernels import columns, kernel, kernels, window
 from tests.traces.made import GEMM
 from tests.traces.made import write as write_trace
+from tests.traces.test_timeline import two_streams
 from tests.traces.test_two_traces import forward
 
 TENSOR_CORES, STEP_COST = "pages/tensor_cores.py", "pages/step_cost.py"
@@ -194,3 +195,11 @@ def test_compare_takes_traces_without_steps(home, open_app, tmp_path):
         import_traces([file], home.runs / name)
     app = open_app("pages/compare_runs.py", **{"with": ["run/fp32", "run/amp"]})
     assert not app.exception and "in the profiled window" in words(app)
+
+
+def test_step_cost_draws_the_timeline_of_a_step_and_saves_it(home, open_app, tmp_path):
+    import_traces([write_trace(tmp_path / "t.json", two_streams())], home.runs / "a")
+    app = open_app(STEP_COST, run="run/a")
+    assert "Timeline of a step: step 3" in titles(app)
+    assert "On average 0.750 kernels are launched and wait; the queue is empty 50.0 % of the time." in words(app)
+    assert "Save this step for Perfetto" in [button.label for button in app.get("download_button")]

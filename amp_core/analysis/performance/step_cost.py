@@ -224,6 +224,15 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
 
     On a CPU operators that load data count as waiting for data; on a GPU such kernels are mostly copies.
     """
+    part = part_of(rows)
+    if cpu:
+        part = part.mask(rows["phase"] == "data", "data")
+    us = rows["total_us"].groupby(part).sum()
+    return {name: float(us.get(name, 0.0)) for name in PARTS}
+
+
+def part_of(rows: pd.DataFrame) -> "pd.Series[str]":
+    """The part of the step's cost of each row of kernels, one of `PARTS`."""
     part = rows["category"].map(_PART_OF).fillna("other")
     part = part.mask(rows["phase"] == "optimizer", "optimizer")
     part = part.mask(is_matrix(rows) & (rows["phase"] != "optimizer"), "matrix")
@@ -231,11 +240,7 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
     part = part.mask((part == "matrix") & (rows["tensor_core"] == "yes") & (rows["precision"] != "fp32"), "tensor")
     part = part.mask((part == "matrix") & (rows["tensor_core"] == "unknown"), "matrix_unknown")
     part = part.mask(rows["category"] == "communication", "communication")
-    part = part.mask(rows["phase"] == "watch", "watch")
-    if cpu:
-        part = part.mask(rows["phase"] == "data", "data")
-    us = rows["total_us"].groupby(part).sum()
-    return {name: float(us.get(name, 0.0)) for name in PARTS}
+    return part.mask(rows["phase"] == "watch", "watch")
 
 
 def _tf32_share(rows: pd.DataFrame) -> float:

@@ -143,7 +143,7 @@ class ProfileWindow(Observer):
                 cpu_name() if device == "cpu" else name
                 for device, name in zip(trace.windows.get("device", []), names, strict=True)
             ]
-            trace.write(self._writer, tables=("kernels", "windows", "collectives"))
+            trace.write(self._writer, tables=("kernels", "windows", "collectives", "timeline"))
         except Exception as error:
             self._not_recorded(f"{type(error).__name__}: {error}")
 
