@@ -112,6 +112,7 @@ def _traces(arguments: argparse.Namespace) -> int:
 
     from amp_core.analysis.comparison.trace_change import compare_kernels, trace_change
     from amp_core.cli.comparison_text import kernels
+    from amp_core.cli.import_trace import Progress
     from amp_core.traces import import_traces
 
     given = [name for name, value in settings(arguments).items() if value is not None]
@@ -120,11 +121,11 @@ def _traces(arguments: argparse.Namespace) -> int:
     if len(arguments.traces) != 2:
         raise RunError(f"traces={arguments.traces!r:.200} are {len(arguments.traces)}; give two, the baseline first")
     with reading_untrusted(f"traces={arguments.traces!r:.200}"), tempfile.TemporaryDirectory() as folder:
-        runs = []
+        runs, progress = [], Progress()
         for place, path in enumerate(arguments.traces):
             trace = Path(path).is_file() and not path.endswith(".zip")
             out = Path(folder) / str(place)
-            runs.append(load_run(import_traces([path], out, Path(path).name) if trace else path))
+            runs.append(load_run(import_traces([path], out, Path(path).name, progress) if trace else path))
         change = trace_change(runs)
         tables = {by: compare_kernels(runs, by) for by in ("op", "kernel")}
     print(printable("\n".join([*change.sentences, *change.notes])))

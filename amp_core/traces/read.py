@@ -9,7 +9,7 @@ Needs neither torch nor a GPU, and less memory than the size of the trace.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,17 +108,19 @@ class Trace:
                 writer.append(table, rows)
 
 
-def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> Trace:
+def read_trace(
+    path: str | os.PathLike[str], accelerator: str | None = None, progress: Callable[[float], None] | None = None
+) -> Trace:
     """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else.
 
     A trace numbers its devices; `accelerator` is their type, by default what the categories of its events tell. AMD's
-    GPUs are `cuda` too, as for torch.
+    GPUs are `cuda` too, as for torch. `progress` is called with the share of the file that has been read, 0–1.
     """
     if not Path(path).is_file():
         raise RunError(
             f"trace={os.fspath(path)!r} is no file; give a trace (.json or .json.gz) that the profiler wrote"
         )
-    stream = TraceStream(path)
+    stream = TraceStream(path, progress)
     try:
         events = collect(stream)
     except MemoryError:

@@ -4,8 +4,8 @@
 
 So exceptions come before the wider pattern that would match them too: an `_ffma_` kernel before `xmma`, helpers of
 FlashAttention before FlashAttention. The answer is `yes` only where the family, or an instruction in the name, allows
-no other reading; `unknown` where a family has variants of both kinds and the name was cut off before the difference; `no`
-for families that do not multiply matrices and for those that do so on CUDA cores.
+no other reading; `unknown` where a family has variants of both kinds and the name was cut off before the difference;
+`no` for families that do not multiply matrices and for those that do so on CUDA cores.
 
 Sources: CUTLASS `python/cutlass_library` (grammar of its names, opcode classes) and `media/docs/cpp/profiler.md`;
 PyTorch's own kernels; for cuBLAS, cuDNN and nvjet, which document no names, the profiles that people publish (the table

@@ -137,7 +137,7 @@ class ProfileWindow(Observer):
             with tempfile.TemporaryDirectory(prefix="ampscope-profile-") as folder:
                 file = Path(folder) / "trace.json"
                 profiler.export_chrome_trace(str(file))
-                trace = read_trace(file, *(backend.type for backend in accelerators()[:1]))
+                trace = read_trace(file, next((backend.type for backend in accelerators()), None))
             names = trace.windows.get("device_name", [])
             trace.windows["device_name"] = [
                 cpu_name() if device == "cpu" else name
