@@ -205,7 +205,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "wall_us",
                     "f",
-                    "from the start of the first step to the end of the last and of its last kernel, on the device",
+                    "from the start of the first step to the end of the last and of its last kernel, on the device; "
+                    "without marked steps from the first kernel to the last",
                 ),
                 _column(
                     "busy_us", "f", "part of wall_us with a kernel, copy or fill running; on a CPU with an operator"

@@ -147,7 +147,7 @@ class TraceEvents:
     launches: int = 0
     """Calls that start work on a device."""
     accelerator_ops: int = 0
-    """Operators that an accelerator alone has."""
+    """Operators and ranges that an accelerator alone has."""
     device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Start and end of the marked steps on the device's own clock, by number, where the trace has them."""
     messages_of_span: dict[int, int] = field(default_factory=dict)
@@ -251,7 +251,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         marked_time = kind == "mark" or MARKED.match(name) is not None
         if kind == "python" and not name.startswith("nn.Module: "):
             continue
-        events.accelerator_ops += kind == "op" and _ACCELERATOR_OPS.match(name) is not None
+        events.accelerator_ops += kind in ("op", "mark") and _ACCELERATOR_OPS.match(name) is not None
         spans.start.append(start)
         spans.end.append(start + duration)
         spans.thread.append(thread)

@@ -10,7 +10,6 @@ device, those marks count.
 """
 
 from array import array
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -73,18 +72,21 @@ def _mark(events: TraceEvents, clock: DeviceClock, start: float, end: float, num
     return marked if covers and first < last else None
 
 
-def first_moment(events: TraceEvents, linked: LinkedWork) -> float:
-    """When the first event begins, or where work ends that was launched before the trace."""
-    starts = [min(s) for s in (events.spans.start, _calls(events, events.calls.start), events.work.start) if len(s)]
+def whole_trace(events: TraceEvents, linked: LinkedWork) -> tuple[float, float]:
+    """Start and end of a trace without marked steps: of the first and the last work of the device, without what was
+    launched before the trace. The time around it belongs to the profiler. On a CPU, of all events."""
     before = linked.end_us[np.isneginf(linked.launched_us)]
-    return max(min(starts), float(before.max(initial=-np.inf)))
-
-
-def last_moment(events: TraceEvents) -> float:
-    """When the last event ends."""
-    ends = (events.spans.end, _calls(events, events.calls.end), events.work.end)
-    times: Sequence[float] = [max(e) for e in ends if len(e)]
-    return max(times)
+    if len(events.work):
+        inside = np.isfinite(linked.launched_us)
+        if not inside.any():
+            return float(linked.start_us.min()), float(linked.end_us.max())
+        return (
+            max(float(linked.start_us[inside].min()), float(before.max(initial=-np.inf))),
+            float(linked.end_us.max()),
+        )
+    starts = [min(s) for s in (events.spans.start, _calls(events, events.calls.start)) if len(s)]
+    ends = [max(e) for e in (events.spans.end, _calls(events, events.calls.end)) if len(e)]
+    return float(min(starts)), float(max(ends))
 
 
 def _calls(events: TraceEvents, times: "array[float]") -> Floats:

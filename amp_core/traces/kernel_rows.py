@@ -15,7 +15,7 @@ import numpy as np
 
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel, tells_type, with_dtype
 from amp_core.traces.collect import TraceEvents
-from amp_core.traces.device_times import DeviceClock, first_moment, last_moment
+from amp_core.traces.device_times import DeviceClock, whole_trace
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, PHASES, Host, Ints
 from amp_core.traces.operators import operator_category, precision_of, refine
@@ -48,8 +48,8 @@ def trace_windows(
 ) -> list[Window]:
     """The windows of a trace, in order. `bounds`: start and end of each of `host.steps` on the device."""
     if not host.steps:
-        start, end = first_moment(events, linked), last_moment(events)
-        return [Window(None, None, start, end, start, end, start)]
+        start, end = whole_trace(events, linked)
+        return [Window(None, None, -np.inf, np.inf, start, end, start)]
     windows: list[Window] = []
     for (start, end, number), (begins, ends) in zip(host.steps, bounds, strict=True):
         last = windows[-1] if windows else None

@@ -48,7 +48,7 @@ FAMILIES = {
         marks="whole",
     ),
     "cuda driver": Family(
-        "cuda_driver", "cuLaunchKernelEx", "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1",
+        "cuda_driver", "cuLaunchKernelEx", "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",
         "triton_poi_fused_relu_0", "ncclKernel_AllReduce_RING_LL_Sum_bf16(ncclWorkElem)", "cuda:0", "yes", gpu=_H100,
     ),
     "rocm": Family(
@@ -61,7 +61,7 @@ FAMILIES = {
         "ncclDevKernel_AllReduce_Sum_f16_RING_LL", "cuda:0", "yes", gpu=_MI300, memory_type=6,
     ),
     "xpu": Family(
-        "xpu_runtime", "urEnqueueKernelLaunch", "gemm_kernel", "at::native::xpu::VectorizedElementwiseKernel", "oneccl_allreduce",
+        "xpu_runtime", "urEnqueueKernelLaunch", "gemm_kernel", "at::native::xpu::VectorizedKernel", "oneccl_allreduce",
         "xpu:0", "yes",
     ),
     "npu": Family(

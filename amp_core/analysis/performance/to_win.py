@@ -97,6 +97,8 @@ def to_win(run: Run) -> Chances | None:
         *_slow(run, cost, rates, steps, unit),
         *_memory_bound(rows, cost, steps, unit),
     ]
+    if not rows["device"].str.startswith("cuda").all():
+        chances = [replace(c, what=c.what.replace("The GPU", "The device")) for c in chances]
     worth = [c for c in chances if c.win_us >= MIN_WIN_FRAC * cost.step_us]
     unknown = rows[rows["tensor_core"] == "unknown"]
     share = float(unknown["total_us"].sum() / rows["total_us"].sum())
@@ -125,7 +127,7 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     data_lead, host_lead = (_before_first_kernel(us, cost) for us in (lead_data, lead - lead_data))
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
-    number_of = f"{cost.syncs:.3g} waits" if cost.syncs else "waits"
+    number_of = f"{cost.syncs:.3g} wait{'s' if cost.syncs != 1 else ''}" if cost.syncs else "waits"
     return [
         Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the "
                f"{unit}{data_lead}", "data loading"),
@@ -181,6 +183,8 @@ def _types(
     fp32 = matrix[(matrix["precision"] == "fp32") & ~matrix["name"].str.contains("gemv", regex=False)]
     tf32 = matrix[matrix["precision"] == "tf32"]
     slow_us, tf32_us = float(fp32["total_us"].sum()) / steps, float(tf32["total_us"].sum()) / steps
+    if not matrix["device"].str.startswith("cuda").all():  # other accelerators: neither rates nor settings are known
+        return []
     ratio = rates.half / rates.fp32 if rates else UNKNOWN_RATIO
     tf32_ratio = rates.half / rates.tf32 if rates and rates.tf32 else UNKNOWN_RATIO
     parts = [
