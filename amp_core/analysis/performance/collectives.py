@@ -7,7 +7,7 @@
 The kernel of a collective runs from the moment its rank enters until the collective is done. All ranks leave nearly
 together, so the rank whose kernel is the shortest entered last, and by how much the others' are longer is how long they
 waited for it. This needs no clock that the ranks share. It holds for collectives in which every rank needs the data of
-every other; the root of a broadcast leaves early.
+every other; the root of a broadcast leaves early. With traces of some of the ranks alone, waiting is at least so long.
 """
 
 from dataclasses import dataclass
@@ -58,8 +58,12 @@ def _collective_rows(run: Run) -> pd.DataFrame:
     members = parts["rank"].transform("nunique").where(frame["group"] != "", frame["rank"].nunique()).to_numpy()
     made = frame.assign(made=frame.groupby(["step", "group", "rank"], dropna=False)["number"].transform("size"))
     spread = made.groupby(["step", "group"], dropna=False)["made"].transform("nunique").to_numpy()
-    # Where a rank's trace holds fewer collectives than another's, their numbers do not belong together.
-    matched = (size == members) & (members > 1) & (spread == 1) & frame["name"].isin(SYNCHRONIZING).to_numpy()
+    # Where the ranks' collectives differ in number or order, their numbers do not belong together.
+    kinds = frame.groupby(["step", "group", "number"], dropna=False)["name"].transform("nunique")
+    orders = frame.assign(kinds=kinds).groupby(["step", "group"], dropna=False)["kinds"].transform("max").to_numpy()
+    matched = (
+        (size == members) & (members > 1) & (spread == 1) & (orders == 1) & frame["name"].isin(SYNCHRONIZING).to_numpy()
+    )
     transfer = by.transform("min").where(matched)
     frame["transfer_us"], frame["waiting_us"] = transfer, frame["total_us"] - transfer
     first = by.transform("idxmin") if len(frame) else pd.Series(dtype=int)

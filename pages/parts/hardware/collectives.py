@@ -62,4 +62,7 @@ def sentence(run: Run) -> str:
             f"A rank waits {words.number(waited.all_waiting_ms, 'ms')} of each step in collectives, most for **rank "
             f"{waited.rank}**, which enters {words.percent(waited.last_frac)} of them last."
         )
+        known = len(loaders.analysed(rank_waiting, run))
+        if known < run.head.world_size:
+            text += f" Only {known} of {run.head.world_size} ranks are known: it is at least so long."
     return f"{text} Gradients are reduced in {dtype}." if dtype else text
