@@ -25,10 +25,9 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
         why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
         return f"The parts of this run's memory were not measured: {why}."
     if not breakdown.categories_known:
-        return (
-            f"The peak of {words.size(breakdown.total_bytes)} came {words.escape(breakdown.moment)}"
-            f"{f' in {breakdown.phase}' if breakdown.phase else ''}. A trace tells how much is held, not for what."
-        )
+        named = breakdown.phase in (None, "forward")  # the moment names forward itself
+        place = words.escape(breakdown.moment) + ("" if named else f" in {breakdown.phase}")
+        return f"The peak of {words.size(breakdown.total_bytes)} came {place}. A trace tells how much is held, not for what."
     largest = breakdown.named.nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if breakdown.on_cpu:

@@ -48,7 +48,7 @@ def timeline_figure(bars: pd.DataFrame, dark: bool = False, title: str = "Timeli
     figure.xaxis(title="time since the step began on the device (ms)")
     figure.yaxis(type="category", categoryorder="array", categoryarray=lanes[::-1], showgrid=False)
     step = bars["step"].iloc[0]
-    whole = title if np.isnan(step) else f"{title}: step {step:.0f}"
+    whole = title if np.isnan(step) else f"Timeline of step {step:.0f}"
     kernels = int(bars.loc[bars["lane"] != PHASE_LANE, "count"].sum())
     streams = len([lane for lane in lanes if lane != PHASE_LANE])
     length = bars["end_ms"].max() - bars["start_ms"].min()

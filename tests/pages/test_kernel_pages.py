@@ -200,6 +200,6 @@ def test_compare_takes_traces_without_steps(home, open_app, tmp_path):
 def test_step_cost_draws_the_timeline_of_a_step_and_saves_it(home, open_app, tmp_path):
     import_traces([write_trace(tmp_path / "t.json", two_streams())], home.runs / "a")
     app = open_app(STEP_COST, run="run/a")
-    assert "Timeline of a step: step 3" in titles(app)
+    assert "Timeline of step 3" in titles(app)
     assert "On average 0.750 kernels are launched and wait; the queue is empty 50.0 % of the time." in words(app)
     assert "Save this step for Perfetto" in [button.label for button in app.get("download_button")]

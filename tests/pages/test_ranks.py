@@ -53,6 +53,7 @@ def test_step_cost_tells_who_is_waited_for_in_collectives(home, open_app, tmp_pa
     app = open_app("pages/step_cost.py", run="run/a")
     assert "most for **rank 1**, which enters 100 % of them last" in words(app)
     assert "Gradients are reduced in float32." in words(app)
-    assert app.dataframe[-1].value["waiting_ms"].tolist() == [0.4, 0.0]
+    ranks = app.dataframe[-1].value
+    assert ranks["waiting_ms"].tolist() == [0.4, 0.0] and ranks["last_frac"].tolist() == [0.0, 100.0]
     app = open_app("pages/run_overview.py", run="run/a")
     assert "**The others wait for rank 1**" in words(app)

@@ -28,7 +28,7 @@ RANKS = {
     "ms": tables.measured("In collectives (ms)"),
     "waiting_ms": tables.measured("Waiting (ms)"),
     "transfer_ms": tables.measured("Transfer (ms)"),
-    "last": tables.percent("Enters last"),
+    "last_frac": tables.percent("Enters last"),
     "kept_ms": tables.measured("Others wait for it (ms)"),
 }
 
@@ -48,7 +48,6 @@ def show(run: Run) -> None:
     tables.show(shown, column_config=columns, column_order=list(columns), alt="Collectives by kind, type and phase.")
     ranks = loaders.analysed(rank_waiting, run)
     if len(ranks):
-        ranks = ranks.assign(last=100 * ranks["last_frac"])
         tables.show(ranks, column_config=RANKS, column_order=list(RANKS), alt="Waiting in collectives by rank.")
 
 
