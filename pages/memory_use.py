@@ -27,7 +27,8 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
     if not breakdown.categories_known:
         named = breakdown.phase in (None, "forward")  # the moment names forward itself
         place = words.escape(breakdown.moment) + ("" if named else f" in {breakdown.phase}")
-        return f"The peak of {words.size(breakdown.total_bytes)} came {place}. A trace tells how much is held, not for what."
+        peak = words.size(breakdown.total_bytes)
+        return f"The peak of {peak} came {place}. A trace tells how much is held, not for what."
     largest = breakdown.named.nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if breakdown.on_cpu:
