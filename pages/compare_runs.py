@@ -3,9 +3,10 @@
 import streamlit as st
 
 from amp_core.analysis import compare
+from amp_core.analysis.performance.kernels import is_trace
 from amp_core.figures import deviation_figure
 from pages.parts import charts, empty, head, loaders
-from pages.parts.compare import choice, comparison, costs
+from pages.parts.compare import choice, comparison, costs, kernels
 from pages.parts.compare import multiple_runs as together
 from pages.parts.overview import report
 
@@ -24,6 +25,10 @@ if under_way:
         st.header("So far", anchor=False)
         st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 
+if all(is_trace(run) for run in runs):
+    kernels.traces(runs)
+    report.include(runs)
+    st.stop()
 compared = loaders.analysed(compare, runs)
 comparison.headline(compared)
 comparison.settings(compared)
@@ -39,4 +44,5 @@ costs.lost_updates(runs)
 if not under_way:
     costs.first_differences(runs)
 costs.forward_audits(runs)
+kernels.changes(runs)
 report.include(runs)

@@ -8,6 +8,7 @@ from amp_core.analysis import (
     MemoryBreakdown,
     memory_breakdown,
     memory_difference,
+    memory_modules,
     memory_phases,
     memory_steps,
     not_recorded_reasons,
@@ -23,6 +24,11 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
     if breakdown.total_bytes is None:
         why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
         return f"The parts of this run's memory were not measured: {why}."
+    if not breakdown.categories_known:
+        named = breakdown.phase in (None, "forward")  # the moment names forward itself
+        place = words.escape(breakdown.moment) + ("" if named else f" in {breakdown.phase}")
+        peak = words.size(breakdown.total_bytes)
+        return f"The peak of {peak} came {place}. A trace tells how much is held, not for what."
     largest = breakdown.named.nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if breakdown.on_cpu:
@@ -65,9 +71,13 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
     """What the peak consisted of, and how it built up."""
     for note in breakdown.notes:
         st.markdown(note)
-    charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
-    tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
+    if breakdown.categories_known:
+        charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
+        tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
     charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
+    if not breakdown.categories_known:
+        shown = memory.modules(loaders.analysed(memory_modules, run, step))
+        tables.show(shown, column_config=memory.MODULES, alt="Memory by module or operator.")
     for reason in [r for r in loaders.analysed(not_recorded_reasons, run) if "in memory" in r]:
         st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
     if batch := memory.larger_batch(run):

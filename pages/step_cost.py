@@ -6,7 +6,7 @@ from amp_core.analysis import amdahl, step_cost
 from amp_core.views import STEP_COST
 from pages.parts import charts, empty, head, loaders, words
 from pages.parts.compare import baseline_cost as beside
-from pages.parts.hardware import profiled, step_cost_text
+from pages.parts.hardware import collectives, profiled, step_cost_text, timeline
 
 head.title("Step cost")
 run = head.run(table="windows")
@@ -26,4 +26,6 @@ if bound is not None:
     outlook = step_cost_text.outlook(cost, bound)
     st.caption(words.unbroken(" ".join([profiled.coverage(run, step), outlook, *cost.notes])))
 step_cost_text.show_parts(cost.parts)
+timeline.show(run)
+collectives.show(run)
 beside.show(run)

@@ -36,6 +36,7 @@ from amp_core.analysis.performance.memory_breakdown import (
     MemoryBreakdown,
     memory_breakdown,
     memory_difference,
+    memory_modules,
     memory_moments,
     memory_parts,
     memory_phases,
@@ -52,6 +53,7 @@ from amp_core.analysis.performance.tensor_cores import (
     tensor_core_shares,
     tensor_core_use,
 )
+from amp_core.analysis.performance.timeline import timeline, timeline_bars
 from amp_core.analysis.performance.traced_ops import traced_steps
 from amp_core.analysis.ranks import rank_ends, rank_scales, rank_table
 from amp_core.analysis.run_labels import unique_labels
@@ -99,6 +101,7 @@ __all__ = [
     "memory_breakdown",
     "memory_description",
     "memory_difference",
+    "memory_modules",
     "memory_moments",
     "memory_parts",
     "memory_phases",
@@ -132,6 +135,8 @@ __all__ = [
     "step_marks",
     "tensor_core_shares",
     "tensor_core_use",
+    "timeline",
+    "timeline_bars",
     "traced_steps",
     "unique_labels",
     "update_losses",

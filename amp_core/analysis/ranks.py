@@ -7,7 +7,8 @@
 'rank 1 failed after step 12: ValueError: boom'
 
 Every rank records independently. Ranks wait for each other where they exchange gradients: in backward, and with FSDP in
-forward too. So all have nearly the same step time, and a slow rank shows in the phases without waiting.
+forward too. So all have nearly the same step time, and a slow rank shows in the phases without waiting. Traces of
+several ranks tell how long each waits in collectives, and for whom.
 """
 
 import re
@@ -18,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from amp_core.analysis.performance.collectives import WaitedFor, rank_waiting, waited_for
 from amp_core.analysis.steps import TIMES, median, warmup_steps
 from amp_core.store.run import Run
 
@@ -58,17 +60,17 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class RankSpread:
-    """The spread of ranks in the phases in which they do not wait for each other."""
+    """The spread of ranks in the time in which they do not wait for each other."""
 
     slowest: int
     own_ms: float
-    """Median time per step that the slowest rank spends in these phases."""
+    """Median time per step that the slowest rank spends in these phases; from collectives, its time without waiting."""
     median_ms: float
     """Median of that time over ranks."""
     frac: float
     """Excess of the slowest rank over the median, as a share of the step time (0–1): how long others wait."""
     phases: tuple[str, ...]
-    """The phases that count, e.g. `data`, `forward`."""
+    """The phases that count, e.g. `data`, `forward`; empty if waiting was measured in collectives."""
 
 
 def rank_ends(run: Run) -> list[RankEnd]:
@@ -177,6 +179,8 @@ def rank_table(run: Run) -> pd.DataFrame:
 def rank_spread(run: Run) -> RankSpread | None:
     """Which rank the others wait for, and how long; None if that was not measured or there is only one rank."""
     table = rank_table(run)
+    if (waited := waited_for(run)) is not None:
+        return _spread_of_waiting(waited, table.set_index("rank")["step_ms"], rank_waiting(run).set_index("rank"))
     waiting = WAITING_PHASES.get(str(run.head.config.get("parallel")), WAITING_PHASES["ddp"])
     phases = [t for t in TIMES if t not in ("step_ms", "watch_ms", *waiting)]
     table = table.assign(own=table[phases].sum(axis=1, min_count=1)).dropna(subset=["own", "step_ms"])
@@ -190,6 +194,21 @@ def rank_spread(run: Run) -> RankSpread | None:
         median_ms=middle,
         frac=(float(slowest["own"]) - middle) / step_ms if step_ms > 0 else 0.0,
         phases=tuple(p.removesuffix("_ms") for p in phases),
+    )
+
+
+def _spread_of_waiting(waited: WaitedFor, step_ms: "pd.Series[float]", waiting: pd.DataFrame) -> RankSpread | None:
+    """Who is waited for in collectives; `step_ms` and `waiting` are by rank."""
+    own = (step_ms - waiting["waiting_ms"]).dropna()
+    if waited.rank not in own.index:
+        return None
+    middle = float(step_ms[own.index].median())
+    return RankSpread(
+        slowest=waited.rank,
+        own_ms=float(own[waited.rank]),
+        median_ms=float(own.median()),
+        frac=waited.waiting_ms / middle if middle > 0 else 0.0,
+        phases=(),
     )
 
 

@@ -1,5 +1,5 @@
-"""`ampscope compare`: train the same model on the same data in several precisions, and compare the runs; or with
-`--localise`, say where two recorded runs part.
+"""`ampscope compare`: train the same model on the same data in several precisions, and compare the runs. Or, without
+training: compare two profiler traces; with `--localise`, say where two recorded runs part.
 
 Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns, a
 block of steps each, so that a slowdown of the machine affects all of them; see `amp_core.train.turns.interleave`.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from amp_core.cli.comparison_text import first_differences, in_full
 from amp_core.cli.settings import add_settings, number, settings
+from amp_core.cli.untrusted import printable, reading_untrusted
 from amp_core.schema import RunError
 from amp_core.settings.combinations import taken
 from amp_core.settings.training import RECIPES, TrainConfig, unknown
@@ -36,7 +37,13 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--precisions fp32,bf16,fp16 --seeds 3 --out runs/cmp",
         allow_abbrev=False,
     )
-    command.add_argument("--out", metavar="DIR", default=None, help="folder for the runs, one subfolder each")
+    command.add_argument(
+        "traces",
+        metavar="TRACE",
+        nargs="*",
+        help="two traces of torch.profiler, or runs with a profiled window, to compare instead of training",
+    )
+    command.add_argument("--out", metavar="DIR", help="folder for the runs, one subfolder each")
     command.add_argument(
         "--localise",
         metavar="RUN",
@@ -77,13 +84,15 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train each precision and print the table. Returns 1 if a run failed."""
+    """Train each precision and print the table; 1 if a run failed. With traces or `--localise`, compare those."""
     if arguments.localise is not None:
-        return _localise(arguments.localise, arguments.floor)
+        return _localise(arguments)
     if arguments.floor is not None:
         raise RunError(f"floor={arguments.floor!r} is a repeat for --localise; give that, with two runs")
+    if arguments.traces:
+        return _traces(arguments)
     if arguments.out is None:
-        raise RunError("out is missing; give the folder for the runs, as in --out runs/cmp")
+        raise RunError("out is missing; give --out DIR for the runs, or two traces to compare without training")
     configs = _configs(arguments)
     seeds = _whole("seeds", arguments.seeds)
     block = _whole("block", arguments.block) if arguments.block is not None else default_block(configs[0].steps)
@@ -117,13 +126,44 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _localise(folders: list[str], floor: str | None) -> int:
+def _localise(arguments: argparse.Namespace) -> int:
     """Print where two recorded runs part."""
     from amp_core.analysis import first_difference
 
-    first, second = map(load_run, folders)
+    if arguments.traces or arguments.out is not None:
+        raise RunError("localise trains nothing and takes two runs; leave out --out and further arguments")
+    first, second = map(load_run, arguments.localise)
+    floor = arguments.floor
     where = first_difference(first, second, None if floor is None else load_run(floor))
     print("\n".join([where.sentence, *first_differences(where)]))
+    return 0
+
+
+def _traces(arguments: argparse.Namespace) -> int:
+    """Compare two traces, or two runs with kernels."""
+    import tempfile
+
+    from amp_core.analysis.comparison.trace_change import compare_kernels, trace_change
+    from amp_core.cli.comparison_text import kernels
+    from amp_core.cli.import_trace import Progress
+    from amp_core.traces import import_traces
+
+    given = [name for name, value in settings(arguments).items() if value is not None]
+    if given or arguments.out is not None:
+        raise RunError(f"{(given or ['out'])[0]} is for training; give two traces alone")
+    if len(arguments.traces) != 2:
+        raise RunError(f"traces={arguments.traces!r:.200} are {len(arguments.traces)}; give two, the baseline first")
+    with reading_untrusted(f"traces={arguments.traces!r:.200}"), tempfile.TemporaryDirectory() as folder:
+        runs, progress = [], Progress()
+        for place, path in enumerate(arguments.traces):
+            trace = Path(path).is_file() and not path.endswith(".zip")
+            out = Path(folder) / str(place)
+            runs.append(load_run(import_traces([path], out, Path(path).name, progress) if trace else path))
+        change = trace_change(runs)
+        tables = {by: compare_kernels(runs, by) for by in ("op", "kernel")}
+    print(printable("\n".join([*change.sentences, *change.notes])))
+    for by, table in tables.items():
+        print(printable("\n" + "\n".join(kernels(table, by, change.unit))))
     return 0
 
 

@@ -18,6 +18,9 @@ MAX_VALUE_CHARS = 40
 """Longer values of settings are shortened: they would break the lines of the table."""
 MAX_DIFFERENCES = 12
 """Tensors that `first_differences` lists."""
+MAX_KERNEL_CHARS = 70
+MAX_KERNELS = 15
+"""Operators and kernels of two traces that are listed."""
 MEASURED = ("J/sample", "tensor cores")
 """Columns that are omitted if no run has them."""
 
@@ -89,6 +92,26 @@ def lost_updates(updates: "pd.DataFrame") -> list[str]:
     return aligned(rows)
 
 
+def kernels(frame: "pd.DataFrame", by: str, unit: str) -> list[str]:
+    """The largest changes of `compare_kernels`: lines of a table."""
+    head = "operator" if by == "op" else "kernel"
+    rows = [[head, *(["phase"] if by == "op" else []), f"ms a {unit}", "before", "change", "", "launches", "before"]]
+    rows += [
+        [
+            _short(str(row["name"]), MAX_KERNEL_CHARS),
+            *([str(row["phase"]) or "–"] if by == "op" else []),
+            _number(row["us"] / 1e3, ".3f"),
+            _number(row["first_us"] / 1e3, ".3f"),
+            _number(row["change_us"] / 1e3, "+.3f"),
+            str(row["verdict"]),
+            _number(row["count"], ".4g"),
+            _number(row["first_count"], ".4g"),
+        ]
+        for row in frame.head(MAX_KERNELS).to_dict("records")
+    ]
+    return aligned(rows)
+
+
 def first_differences(where: "FirstDifference") -> list[str]:
     """The first tensors in which two runs differ: an empty line and the lines of a table; none if they do not."""
     shown = where.table.dropna(subset="step").head(MAX_DIFFERENCES)
@@ -133,5 +156,5 @@ def _interval(low: float, high: float) -> str:
     return "" if math.isnan(low) else f"({low:.2f}–{high:.2f})"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 1]}…"
+def _short(text: str, most: int = MAX_VALUE_CHARS) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,8 +1,27 @@
 """`ampscope import-trace`: a run folder from traces that torch.profiler exported."""
 
 import argparse
+import sys
+import time
 
 from amp_core.cli.untrusted import add_run_output, printable, reading_untrusted
+
+PROGRESS_EVERY_S = 2.0
+"""Seconds between two lines of progress."""
+
+
+class Progress:
+    """Prints how much of a trace has been read, every two seconds."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, name: str, frac: float) -> None:
+        """Print the share, 0–1, of the trace `name` that has been read."""
+        now = time.monotonic()
+        if now - self._last >= PROGRESS_EVERY_S:
+            self._last = now
+            print(printable(f"reading {name}: {frac:.0%}"), file=sys.stderr, flush=True)
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -23,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from amp_core.traces import import_notes, import_traces
 
     with reading_untrusted(f"traces={arguments.traces!r:.200}"):
-        folder = import_traces(arguments.traces, arguments.out, arguments.name)
+        folder = import_traces(arguments.traces, arguments.out, arguments.name, Progress())
     print(folder)
     imported = load_run(folder)
     for note in import_notes(imported):

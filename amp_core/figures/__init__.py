@@ -27,6 +27,7 @@ from amp_core.figures.ranks import rank_figure, rank_scale_figure
 from amp_core.figures.step_cost import step_cost_figure
 from amp_core.figures.step_time import compare_bars, phase_figure
 from amp_core.figures.tensors_over_steps import step_heatmap
+from amp_core.figures.timeline import timeline_figure
 from amp_core.figures.underflow import underflow_figure
 
 __all__ = [
@@ -60,5 +61,6 @@ __all__ = [
     "step_cost_figure",
     "step_heatmap",
     "tensor_core_figure",
+    "timeline_figure",
     "underflow_figure",
 ]

@@ -5,6 +5,8 @@ first_sentence(run)      # 'Most is to be won here: the GPU waits for data 51 % 
 
 from dataclasses import replace
 
+import numpy as np
+
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.analysis.performance.to_win import MIN_WIN_FRAC, Chance, Chances, to_win
 from amp_core.findings.model import Finding, Remedy
@@ -32,8 +34,8 @@ def chance_finding(run: Run, code: str, inference_advice: str = "", inference_sn
         unit=f"share of the {chances.unit}" if won else "",
         remedy=remedy,
     )
-    if chance.padded:
-        finding = replace(finding, advice=f"{finding.advice} Here: {chance.padded}.")
+    if chance.here:
+        finding = replace(finding, advice=f"{finding.advice} Here: {chance.here}.")
     return [replace(finding, win_ms=chance.win_us / 1e3 if won else None)]
 
 
@@ -46,8 +48,22 @@ def first_sentence(run: Run) -> str:
         return ""
     largest = chances.found[0] if chances.found else None
     if largest is not None and largest.code in GUIDE and largest.win_us > 0:
-        return f"Most is to be won here: {_in_sentence(largest)} ({largest.how_much} per {chances.unit})."
+        hint = _IDLE_HINT if chances.unit != "step" and _busy_frac(chances) < MOSTLY_IDLE_FRAC else ""
+        return f"Most is to be won here: {_in_sentence(largest)} ({largest.how_much} per {chances.unit}).{hint}"
     return _nothing(chances)
+
+
+MOSTLY_IDLE_FRAC = 0.1
+"""A window without steps with less work than this share is hardly one of training."""
+_IDLE_HINT = (
+    " It marks no steps and holds little work, as at the start of a program or in a server that waits: call "
+    "prof.step() and profile after a warm-up."
+)
+
+
+def _busy_frac(chances: Chances) -> float:
+    cost = chances.cost
+    return float(1 - (np.nan_to_num(cost.us("gaps")) + np.nan_to_num(cost.us("data"))) / cost.step_us)
 
 
 def _in_sentence(chance: Chance) -> str:

@@ -203,7 +203,10 @@ TABLES: dict[str, Table] = {
                 _column("device", "s", "cuda:0, cpu, …", required=True),
                 _column("device_name", "s", "what the device calls itself"),
                 _column(
-                    "wall_us", "f", "from the start of the first step to the end of the last and of its last kernel"
+                    "wall_us",
+                    "f",
+                    "from the start of the first step to the end of the last and of its last kernel, on the device; "
+                    "without marked steps from the first kernel to the last",
                 ),
                 _column(
                     "busy_us", "f", "part of wall_us with a kernel, copy or fill running; on a CPU with an operator"
@@ -230,6 +233,62 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("idle_latency_us", "f", "the same in gaps below 10 µs, the time to start a kernel"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside of operators"),
+                _column(
+                    "lead_us",
+                    "f",
+                    "time before wall_us with the host in the first step already and the device idle, until the first "
+                    "kernel; 0 where the device does not mark its steps",
+                ),
+                _column("lead_data_us", "f", "part of lead_us in which data was loaded; null where nothing marks it"),
+            ),
+        ),
+        Table(
+            "collectives",
+            "one row per communication kernel of a profiled window",
+            ("step", "rank", "number"),
+            (
+                _column("step", "i", "step in which it was launched; null where the trace marks no steps"),
+                _column("number", "i", "its number among those of its group in the step, in order of launch", 0),
+                _column("name", "s", "all_reduce, all_gather, reduce_scatter, all_to_all, …", "other"),
+                _column(
+                    "group", "s", "process group: its name, and its ranks where the trace tells them; null: not told"
+                ),
+                _column("group_size", "i", "ranks of the group"),
+                _column("dtype", "s", "dtype of the elements, e.g. bfloat16"),
+                _column(
+                    "message_bytes",
+                    "i",
+                    "bytes of the whole message: what all_gather gathers, all_reduce and reduce_scatter reduce",
+                ),
+                _column("total_us", "f", "time of its kernel: waiting for the rank that enters last, and transfer"),
+                _column("alone_us", "f", "part of total_us with no other kernel on the device"),
+                _column("phase", "s", "forward, backward, optimizer, …"),
+                _column("device", "s", "cuda:0, …"),
+                _column("kernel", "s", "name of the kernel"),
+                _RANK,
+            ),
+        ),
+        Table(
+            "timeline",
+            "one row per kernel, copy or fill of one profiled step, the one of median length",
+            ("step", "rank", "start_us"),
+            (
+                _column("step", "i", "the step; null where the trace marks no steps"),
+                _column("name", "s", "name as the profiler gives it", required=True),
+                _column("start_us", "f", "when it began, from the start of the step on the device"),
+                _column("total_us", "f", "how long it ran"),
+                _column("queue_us", "f", "from its launch to its start; null where the launch is not known"),
+                _column("stream", "i", "stream of the device"),
+                _column("device", "s", "cuda:0, …"),
+                _column("category", "s", "as in kernels"),
+                _column("tensor_core", "s", "yes, no or unknown", "unknown"),
+                _column("precision", "s", "precision of its inputs where the name or the op tells"),
+                _column("phase", "s", "data, forward, backward, optimizer, or watch"),
+                _column("module", "s", "as in kernels"),
+                _column("op", "s", "innermost operator that launched it"),
+                _column("occupancy_frac", "f", "occupancy as the profiler estimates it; null where it does not"),
+                _column("blocks_per_sm", "f", "blocks of the grid per multiprocessor; null where not recorded"),
+                _RANK,
             ),
         ),
         Table(

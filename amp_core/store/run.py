@@ -148,6 +148,16 @@ class Run:
         return self._frame("windows")
 
     @property
+    def collectives(self) -> "pd.DataFrame":
+        """Communication kernels of profiled windows, one row each."""
+        return self._frame("collectives")
+
+    @property
+    def timeline(self) -> "pd.DataFrame":
+        """Kernels, copies and fills of one profiled step, in order."""
+        return self._frame("timeline")
+
+    @property
     def ops(self) -> "pd.DataFrame":
         """Operators of traced steps."""
         return self._frame("ops")

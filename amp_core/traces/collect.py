@@ -13,6 +13,7 @@ Old traces (up to PyTorch 1.10) have "Operator", "Kernel", "Memcpy", "Runtime" w
 """
 
 import json
+import math
 import re
 from array import array
 from collections.abc import Iterable
@@ -46,6 +47,21 @@ _QUERIES = re.compile(
 _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
 """Calls that start kernels. A copy or a wait is no sign of one: a profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
+
+
+MEMORY = "[memory]"
+"""Name of the events of torch's allocators."""
+MESSAGE_KEYS = {
+    "Collective name": "name",
+    "dtype": "dtype",
+    "In msg nelems": "in",
+    "Out msg nelems": "out",
+    "Group size": "size",
+    "Process Group Name": "group",
+    "Process Group Ranks": "ranks",
+}
+"""What newer versions of torch say of a collective, in `record_param_comms` and in NCCL's kernels."""
+MAX_MESSAGES = 1_000_000
 
 
 @dataclass
@@ -82,6 +98,20 @@ class Calls:
 
 
 @dataclass
+class Allocations:
+    """Allocations and frees of device memory (`[memory]`), which are calls without a correlation too."""
+
+    call: "array[int]" = field(default_factory=lambda: array("i"))
+    device: "array[int]" = field(default_factory=lambda: array("i"))
+    allocated: "array[int]" = field(default_factory=lambda: array("q"))
+    """Bytes allocated after it."""
+    reserved: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+
+@dataclass
 class Work:
     """Kernels, copies and fills."""
 
@@ -92,6 +122,9 @@ class Work:
     name: "array[int]" = field(default_factory=lambda: array("i"))
     correlation: "array[int]" = field(default_factory=lambda: array("q"))
     external: "array[int]" = field(default_factory=lambda: array("q"))
+    occupancy: "array[float]" = field(default_factory=lambda: array("f"))
+    """Achieved occupancy as the profiler estimates it, percent; NaN where it does not tell, as the next."""
+    blocks_per_sm: "array[float]" = field(default_factory=lambda: array("f"))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -104,6 +137,7 @@ class TraceEvents:
     spans: Spans = field(default_factory=Spans)
     calls: Calls = field(default_factory=Calls)
     work: Work = field(default_factory=Work)
+    allocations: Allocations = field(default_factory=Allocations)
     texts: list[str] = field(default_factory=list)
     threads: int = 0
     base_us: float = 0.0
@@ -113,9 +147,13 @@ class TraceEvents:
     launches: int = 0
     """Calls that start work on a device."""
     accelerator_ops: int = 0
-    """Operators that an accelerator alone has."""
+    """Operators and ranges that an accelerator alone has."""
     device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Start and end of the marked steps on the device's own clock, by number, where the trace has them."""
+    messages_of_span: dict[int, int] = field(default_factory=dict)
+    """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
+    messages_of_work: dict[int, int] = field(default_factory=dict)
+    """The same by kernel."""
 
 
 class _InternedTexts:
@@ -159,6 +197,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     base: float | None = None
     for event in stream:
         if event.get("ph") != "X":
+            if event.get("name") == MEMORY and base is not None:
+                _add_allocation(events, event, base, texts, threads)
             continue
         kind = _CATEGORIES.get(category) if isinstance(category := event.get("cat"), str) else None
         if kind is None:
@@ -190,6 +230,11 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             work.name.append(texts.intern(name))
             work.correlation.append(_identifier(arguments.get("correlation")))
             work.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
+            occupancy, blocks = _time(arguments.get("est. achieved occupancy %")), _time(arguments.get("blocks per SM"))
+            work.occupancy.append(math.nan if occupancy is None else occupancy)
+            work.blocks_per_sm.append(math.nan if blocks is None else blocks)
+            if "Collective name" in arguments:
+                _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
             continue
         if kind == "call" and _QUERIES.search(name):
             continue
@@ -206,7 +251,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         marked_time = kind == "mark" or MARKED.match(name) is not None
         if kind == "python" and not name.startswith("nn.Module: "):
             continue
-        events.accelerator_ops += kind == "op" and _ACCELERATOR_OPS.match(name) is not None
+        events.accelerator_ops += kind in ("op", "mark") and _ACCELERATOR_OPS.match(name) is not None
         spans.start.append(start)
         spans.end.append(start + duration)
         spans.thread.append(thread)
@@ -217,6 +262,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         spans.sequence.append(_identifier(arguments.get("Sequence number")))
         spans.forward_thread.append(_identifier(arguments.get("Fwd thread id")))
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
+        if "Collective name" in arguments:
+            _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     events.threads = len(threads)
     if not (len(spans) or len(work)):
         raise RunError("the trace holds no operator and no kernel; export it with torch.profiler's export_chrome_trace")
@@ -267,6 +314,36 @@ def _add_device_step(steps: dict[int, tuple[float, float]], name: str, start: fl
         number = int(match.group(1))
         first, last = steps.get(number, (start, end))
         steps[number] = min(first, start), max(last, end)
+
+
+def _add_allocation(
+    events: TraceEvents, event: dict[str, Any], base: float, texts: _InternedTexts, threads: dict[tuple[str, str], int]
+) -> None:
+    """Add an allocation or a free on a device; memory of the host is left out."""
+    arguments, at = event.get("args"), _time(event.get("ts"))
+    if not isinstance(arguments, dict) or at is None or arguments.get("Device Type") == 0:
+        return
+    allocated, reserved = (_identifier(arguments.get(f"Total {what}")) for what in ("Allocated", "Reserved"))
+    if allocated < 0 or len(events.calls) >= MAX_EVENTS:
+        return
+    calls, allocations = events.calls, events.allocations
+    allocations.call.append(len(calls))
+    allocations.device.append(_device_number(arguments.get("Device Id"), 0))
+    allocations.allocated.append(allocated)
+    allocations.reserved.append(reserved)
+    place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
+    calls.start.append(at - base)
+    calls.end.append(at - base)
+    calls.thread.append(threads.setdefault(place, len(threads)))
+    calls.name.append(texts.intern(MEMORY))
+    calls.correlation.append(-1)
+
+
+def _add_message(messages: dict[int, int], item: int, arguments: dict[str, Any], texts: _InternedTexts) -> None:
+    values = {short: arguments[key] for key, short in MESSAGE_KEYS.items() if isinstance(arguments.get(key), int | str)}
+    text = json.dumps(values)
+    if len(messages) < MAX_MESSAGES and len(text) <= MAX_ARGUMENT_CHARS:
+        messages[item] = texts.intern(text)
 
 
 def _time(value: Any) -> float | None:

@@ -5,19 +5,21 @@
     3980.0
 
 The host runs ahead of the device. So a step begins on the device when the work of the step before has ended, and not
-when the host begins it, and it ends with the last work that was launched in it.
+when the host begins it, and it ends with the last work that was launched in it. Where the trace marks steps on the
+device, those marks count.
 """
 
-from collections.abc import Sequence
+from array import array
 
 import numpy as np
 
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.link import Host
+from amp_core.traces.link import Floats, Host
 
 MARK_TOLERANCE_US = 1.0
-"""A mark of a step on the device counts if it begins no later than this after the step's first work."""
+"""A mark of a step on the device counts if it begins no later than this after the step's first work, and ends no
+earlier before the end of its last."""
 
 
 class DeviceClock:
@@ -26,7 +28,7 @@ class DeviceClock:
     def __init__(self, linked: LinkedWork, on_cpu: bool) -> None:
         order = np.argsort(linked.launched_us, kind="stable")
         self._launched = linked.launched_us[order]
-        self._start = linked.start_us[order]
+        self._start, self._end = linked.start_us[order], linked.end_us[order]
         self._done = np.maximum.accumulate(linked.end_us[order]) if len(order) else linked.end_us
         self._on_cpu = on_cpu
 
@@ -35,38 +37,58 @@ class DeviceClock:
         before = int(np.searchsorted(self._launched, moment, side="left"))
         return moment if self._on_cpu or not before else max(moment, float(self._done[before - 1]))
 
-    def first_start(self, low: float, high: float) -> float:
-        """When the first work launched between two moments begins; infinity if there is none."""
+    def span(self, low: float, high: float) -> tuple[float, float]:
+        """When the first work launched between two moments begins, and the last of it ends; infinity and minus infinity
+        if there is none."""
         first, last = np.searchsorted(self._launched, [low, high], side="left")
-        return float(self._start[first:last].min(initial=np.inf))
+        return float(self._start[first:last].min(initial=np.inf)), float(self._end[first:last].max(initial=-np.inf))
 
 
 def step_bounds(events: TraceEvents, host: Host, clock: DeviceClock) -> list[tuple[float, float]]:
-    """Start and end on the device of each of `host.steps`, in microseconds."""
-    starts = []
-    for start, end, number in host.steps:
-        begins = clock.at(start)
-        marked = events.device_steps.get(number)
-        # Where the device waits for the host at the start of a step, the mark, which begins with the first kernel, is
-        # late. Some versions of ROCm record marks that cover hardly any of the step.
-        if begins > start and marked and marked[0] <= clock.first_start(start, end) + MARK_TOLERANCE_US:
-            begins = marked[0]
-        starts.append(begins)
-    ends = [clock.at(end) for _, end, _ in host.steps]
-    for n, (later, _, _) in enumerate(host.steps[1:]):
-        if starts[n + 1] > later:  # the device was still busy when the host began the next step
-            ends[n] = starts[n + 1]
-    return [(start, max(start, end)) for start, end in zip(starts, ends, strict=True)]
+    """Start and end on the device of each of `host.steps`, in microseconds.
+
+    A mark of the step on the device's own clock is from its first work to its last; a step lasts until the next one
+    begins. Without marks a step begins with the host, or when the device has done what was launched before.
+    """
+    marks = [_mark(events, clock, *step) for step in host.steps]
+    bounds = []
+    for n, (start, end, _) in enumerate(host.steps):
+        begins, ends = marks[n] or (clock.at(start), clock.at(end))
+        if n + 1 < len(host.steps):
+            later, _, _ = host.steps[n + 1]
+            following = (marks[n + 1] or (clock.at(later),))[0]
+            if marks[n] or following > later:  # the device was still busy when the host began the next step
+                ends = following
+        bounds.append((begins, max(begins, ends)))
+    return bounds
 
 
-def first_moment(events: TraceEvents, linked: LinkedWork) -> float:
-    """When the first event begins, or where work ends that was launched before the trace."""
-    starts = [min(s) for s in (events.spans.start, events.calls.start, events.work.start) if len(s)]
+def _mark(events: TraceEvents, clock: DeviceClock, start: float, end: float, number: int) -> tuple[float, float] | None:
+    """The step's own mark on the device; None without one, and for one that does not cover the work launched in the
+    step: some versions of ROCm record marks of microseconds."""
+    marked = events.device_steps.get(number)
+    first, last = clock.span(start, end)
+    covers = marked is not None and marked[0] <= first + MARK_TOLERANCE_US and marked[1] >= last - MARK_TOLERANCE_US
+    return marked if covers and first < last else None
+
+
+def whole_trace(events: TraceEvents, linked: LinkedWork) -> tuple[float, float]:
+    """Start and end of a trace without marked steps: of the first and the last work of the device, without what was
+    launched before the trace. The time around it belongs to the profiler. On a CPU, of all events."""
     before = linked.end_us[np.isneginf(linked.launched_us)]
-    return max(min(starts), float(before.max(initial=-np.inf)))
+    if len(events.work):
+        inside = np.isfinite(linked.launched_us)
+        if not inside.any():
+            return float(linked.start_us.min()), float(linked.end_us.max())
+        return (
+            max(float(linked.start_us[inside].min()), float(before.max(initial=-np.inf))),
+            float(linked.end_us.max()),
+        )
+    starts = [min(s) for s in (events.spans.start, _calls(events, events.calls.start)) if len(s)]
+    ends = [max(e) for e in (events.spans.end, _calls(events, events.calls.end)) if len(e)]
+    return float(min(starts)), float(max(ends))
 
 
-def last_moment(events: TraceEvents) -> float:
-    """When the last event ends."""
-    times: Sequence[float] = [max(e) for e in (events.spans.end, events.calls.end, events.work.end) if len(e)]
-    return max(times)
+def _calls(events: TraceEvents, times: "array[float]") -> Floats:
+    """Times of the calls that are no allocations: those go on after the work."""
+    return np.delete(np.asarray(times), np.asarray(events.allocations.call))

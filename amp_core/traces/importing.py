@@ -5,8 +5,9 @@ PosixPath('runs/profiled')
 """
 
 import datetime
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,25 @@ from amp_core.traces.read import Trace, read_trace
 
 
 def import_traces(
-    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], name: str | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    name: str | None = None,
+    progress: Callable[[str, float], None] | None = None,
 ) -> Path:
     """Write the run folder `out` from `paths` and return it.
 
     The rank of a trace is the one that it states, else its place in the list. Nothing is written if a trace cannot be
-    read. Raises `RunError`.
+    read. `progress` is called with the name of a trace and the share of it that has been read, 0–1. Raises `RunError`.
     """
     if not paths:
         raise RunError("traces=[] is empty; give one trace, or one of each rank")
     check_new(out)  # before reading the traces, which may take a minute
-    traces = _by_rank([read_trace(path) for path in paths])
+    traces = _by_rank(
+        [
+            read_trace(path, progress=functools.partial(progress, Path(path).name) if progress else None)
+            for path in paths
+        ]
+    )
     with new_folder(out) as aside:
         _write(traces, _notes(traces), aside, name or Path(out).name)
     return Path(out)

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,8 +48,10 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 class TraceStream:
     """Iterate over it once for the events; afterwards `head` holds the file's other values. Raises `RunError`."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], progress: Callable[[float], None] | None = None) -> None:
+        """`progress` is called with the share of the file that has been read, 0–1, after each megabyte or so."""
         self.path = Path(path)
+        self._progress = progress
         self.head: dict[str, Any] = {}
         self._text = ""
         self._at = 0
@@ -64,6 +66,7 @@ class TraceStream:
             with open(self.path, "rb") as raw:
                 packed = raw.read(2) == b"\x1f\x8b"
                 raw.seek(0)
+                self._raw, self._size = raw, max(1, os.fstat(raw.fileno()).st_size)
                 with gzip.GzipFile(fileobj=raw) if packed else raw as file:
                     yield from self._events(file)
         except (OSError, EOFError, zlib.error) as error:
@@ -165,6 +168,8 @@ class TraceStream:
     def _fill(self, size: int) -> None:
         data = self._file.read(size)
         self._read += len(data)
+        if self._progress is not None:
+            self._progress(self._raw.tell() / self._size)
         if self._read > MAX_BYTES:
             raise RunError(f"{self._name} is longer than {MAX_BYTES // 2**30} GiB; profile fewer steps at a time")
         self._ended = not data

@@ -15,7 +15,7 @@ import numpy as np
 
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel, tells_type, with_dtype
 from amp_core.traces.collect import TraceEvents
-from amp_core.traces.device_times import first_moment, last_moment
+from amp_core.traces.device_times import DeviceClock, whole_trace
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, PHASES, Host, Ints
 from amp_core.traces.operators import operator_category, precision_of, refine
@@ -37,14 +37,19 @@ class Window:
     """Times of the host."""
     device_start: float
     device_end: float
-    """Times of the device: from the end of earlier work to the end of the last work launched in the window."""
+    """Times of the device: from the end of earlier work to the end of the last work launched in the window; where the
+    device marks its steps, from the first work."""
+    ready: float
+    """When the host was in the window and the device had done all earlier work."""
 
 
-def trace_windows(events: TraceEvents, host: Host, linked: LinkedWork, bounds: Sequence[Bound]) -> list[Window]:
+def trace_windows(
+    events: TraceEvents, host: Host, linked: LinkedWork, bounds: Sequence[Bound], clock: DeviceClock
+) -> list[Window]:
     """The windows of a trace, in order. `bounds`: start and end of each of `host.steps` on the device."""
     if not host.steps:
-        start, end = first_moment(events, linked), last_moment(events)
-        return [Window(None, None, start, end, start, end)]
+        start, end = whole_trace(events, linked)
+        return [Window(None, None, -np.inf, np.inf, start, end, start)]
     windows: list[Window] = []
     for (start, end, number), (begins, ends) in zip(host.steps, bounds, strict=True):
         last = windows[-1] if windows else None
@@ -53,7 +58,7 @@ def trace_windows(events: TraceEvents, host: Host, linked: LinkedWork, bounds: S
                 last, steps=last.steps + 1, end=max(last.end, end), device_end=max(last.device_end, ends)
             )
         else:
-            windows.append(Window(number, 1, start, end, begins, ends))
+            windows.append(Window(number, 1, start, end, begins, ends, min(begins, clock.at(start))))
     return windows
 
 
@@ -109,18 +114,7 @@ def kernel_rows(
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
         types = parse_types(texts[dtype]) if dtype >= 0 else []
-        if device < 0:
-            tensor_core, precision, category = None, None, operator_category(texts[name])
-            if texts[name] == "aten::copy_":
-                category = refine("other", texts[name], types)
-        else:
-            kernel = with_dtype(classify_kernel(texts[name]), precision_of(types))
-            tensor_core, precision = kernel.tensor_core, kernel.precision
-            category = refine(kernel.category, op_text, types)
-        if precision is None and category in GEMM_CATEGORIES and not tells_type(texts[name]):
-            precision = precision_of(types)
-            if precision == "fp32" and tensor_core == "yes" and not amd:
-                precision = "tf32"
+        tensor_core, precision, category = classed(texts[name], op_text, types, on_cpu=device < 0, amd=amd)
         values = (
             launched_in.first if launched_in else None,
             texts[name],
@@ -141,6 +135,25 @@ def kernel_rows(
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
     return rows
+
+
+def classed(
+    name: str, op: str | None, types: list[str], *, on_cpu: bool, amd: bool
+) -> tuple[str | None, str | None, str]:
+    """tensor_core, precision and category of a kernel by its name, and by the operator that launched it with the types
+    of its inputs; on a CPU, of the operator `name`."""
+    tensor_core, precision = None, None
+    if on_cpu:
+        category = refine("other", name, types) if name == "aten::copy_" else operator_category(name)
+    else:
+        kernel = with_dtype(classify_kernel(name), precision_of(types))
+        tensor_core, precision = kernel.tensor_core, kernel.precision
+        category = refine(kernel.category, op, types)
+    if precision is None and category in GEMM_CATEGORIES and not tells_type(name):
+        precision = precision_of(types)
+        if precision == "fp32" and tensor_core == "yes" and not amd:
+            precision = "tf32"
+    return tensor_core, precision, category
 
 
 _KERNEL_COLUMNS = (

@@ -3,13 +3,13 @@
     >>> trace = read_trace("rank0.pt.trace.json.gz")
     >>> trace.rank, trace.steps, len(trace.kernels["name"])
     (0, 5, 143)
-    >>> trace.write(writer)            # a RunWriter: `kernels`, `windows`, `steps` and `ops` of this rank
+    >>> trace.write(writer)            # a RunWriter: `kernels`, `windows`, `steps` and other tables of this rank
 
 Needs neither torch nor a GPU, and less memory than the size of the trace.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,16 @@ from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.traces.collect import collect
+from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import DeviceClock, step_bounds
 from amp_core.traces.gpu_work import link_work
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
 from amp_core.traces.link import link
+from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.step_rows import op_rows, step_rows
+from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.window_rows import window_rows
 
 
@@ -48,6 +51,9 @@ class Trace:
     windows: Rows = field(default_factory=dict)
     step_rows: Rows = field(default_factory=dict)
     ops: Rows = field(default_factory=dict)
+    collectives: Rows = field(default_factory=dict)
+    memory: Rows = field(default_factory=dict)
+    timeline: Rows = field(default_factory=dict)
     accelerator: str = "cuda"
     """Type of its devices, as torch names it."""
     unrecorded: bool = False
@@ -85,26 +91,36 @@ class Trace:
             us[device] = us.get(device, 0.0) + time_us
         return max(us, key=lambda device: us[device], default="cpu")
 
-    def write(self, writer: RunWriter, tables: tuple[str, ...] = ("kernels", "windows", "steps", "ops")) -> None:
-        """Append its rows to `tables` of a run."""
-        columns = {"kernels": self.kernels, "windows": self.windows, "steps": self.step_rows, "ops": self.ops}
-        for table in tables:
+    def write(self, writer: RunWriter, tables: tuple[str, ...] | None = None) -> None:
+        """Append its rows to `tables` of a run, by default to all."""
+        columns = {
+            "kernels": self.kernels,
+            "windows": self.windows,
+            "steps": self.step_rows,
+            "ops": self.ops,
+            "collectives": self.collectives,
+            "memory": self.memory,
+            "timeline": self.timeline,
+        }
+        for table in tables or columns:
             rows = columns[table]
             if rows and rows[next(iter(rows))]:
                 writer.append(table, rows)
 
 
-def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> Trace:
+def read_trace(
+    path: str | os.PathLike[str], accelerator: str | None = None, progress: Callable[[float], None] | None = None
+) -> Trace:
     """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else.
 
     A trace numbers its devices; `accelerator` is their type, by default what the categories of its events tell. AMD's
-    GPUs are `cuda` too, as for torch.
+    GPUs are `cuda` too, as for torch. `progress` is called with the share of the file that has been read, 0–1.
     """
     if not Path(path).is_file():
         raise RunError(
             f"trace={os.fspath(path)!r} is no file; give a trace (.json or .json.gz) that the profiler wrote"
         )
-    stream = TraceStream(path)
+    stream = TraceStream(path, progress)
     try:
         events = collect(stream)
     except MemoryError:
@@ -117,7 +133,7 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
     linked = link_work(events, host)
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     bounds = step_bounds(events, host, clock)
-    windows = trace_windows(events, host, linked, bounds)
+    windows = trace_windows(events, host, linked, bounds, clock)
     inside = launch_windows(windows, linked)
     gpus = _gpus(stream.head)
     accelerator = accelerator or events.accelerator or "cuda"
@@ -127,6 +143,9 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
     names = {number: gpu["name"] for number, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
+    steps = step_rows(host, windows, bounds, clock)
+    memory = memory_rows(events, host, accelerator)
+    add_step_memory(steps, memory)
     distributed = stream.head.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return Trace(
@@ -138,8 +157,11 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
         kernels=kernels,
         windows={} if unrecorded else window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
-        step_rows=step_rows(host, windows, bounds, clock),
+        step_rows=steps,
         ops=op_rows(events, host, windows, of_span),
+        collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),
+        memory=memory,
+        timeline={} if unrecorded else timeline_rows(events, host, linked, windows, bounds, accelerator, amd),
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,

@@ -103,6 +103,8 @@ def window_rows(
                     "idle_sync_us": idle_sync,
                     "idle_wait_us": idle_wait,
                     "idle_latency_us": latency,
+                    "lead_us": low - window.ready,
+                    "lead_data_us": times.total(times.clip(data, window.ready, low)) if len(data[0]) else None,
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
                     "syncs": None if on_cpu else int(waited.sum()),

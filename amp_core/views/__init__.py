@@ -12,7 +12,15 @@ only inside functions that draw, so that names, frames and `missing` need no plo
 from typing import Any
 
 from amp_core.views._view import Ask, View, uncached
-from amp_core.views.profiled import KERNELS, MEMORY_MOMENTS, MEMORY_PARTS, PRECISION_MAP, STEP_COST, TENSOR_CORES
+from amp_core.views.profiled import (
+    KERNELS,
+    MEMORY_MOMENTS,
+    MEMORY_PARTS,
+    PRECISION_MAP,
+    STEP_COST,
+    TENSOR_CORES,
+    TIMELINE,
+)
 from amp_core.views.ranks import RANK_SCALES, RANKS
 from amp_core.views.several import AGREEMENT, LOSSES, MEMORY_COMPARISON, STEP_COSTS
 from amp_core.views.steps import DEVICE, GRAD_NORM, LOSS, LOSS_SCALE, MEMORY, PHASES
@@ -29,6 +37,7 @@ RUN_VIEWS: dict[str, View[Any]] = {
         UPDATES,
         PHASES,
         STEP_COST,
+        TIMELINE,
         MEMORY_PARTS,
         MEMORY_MOMENTS,
         MEMORY,
@@ -68,6 +77,7 @@ __all__ = [
     "STEP_COST",
     "STEP_COSTS",
     "TENSOR_CORES",
+    "TIMELINE",
     "UPDATES",
     "Ask",
     "View",

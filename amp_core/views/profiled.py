@@ -16,6 +16,8 @@ from amp_core.analysis import (
     step_cost,
     tensor_core_shares,
     tensor_core_use,
+    timeline,
+    timeline_bars,
 )
 from amp_core.store.run import Run
 from amp_core.views._view import Ask, View, figures
@@ -95,6 +97,14 @@ STEP_COST = View(
     _step_cost,
     lambda frame, dark: figures().step_cost_figure(frame.table, dark, frame.title),
     _no_step_cost,
+)
+TIMELINE = View(
+    "timeline",
+    "Timeline of a step",
+    ("timeline",),
+    lambda run, ask: timeline_bars(ask(timeline, run)),
+    lambda frame, dark: figures().timeline_figure(frame, dark),
+    lambda frame: None if len(frame) else "No profiled step has the times of its kernels.",
 )
 MEMORY_PARTS = View(
     "memory_parts",

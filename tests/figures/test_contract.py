@@ -101,6 +101,20 @@ APART = pd.DataFrame(
 )
 """What `rank_scales` makes of two ranks that went apart."""
 
+TIMELINE = pd.DataFrame(
+    {
+        "lane": ["phase", "stream 7", "stream 7", "stream 20"],
+        "part": ["forward", "tensor", "memory_bound", "communication"],
+        "label": ["forward", "GEMM/conv, on tensor cores", "memory-bound", "communication"],
+        "start_ms": [0.0, 0.0, 0.5, 0.2],
+        "end_ms": [1.0, 0.4, 1.0, 0.9],
+        "name": ["aten::mm", "ampere_gemm", "relu", "nccl"],
+        "count": [3, 1, 7, 1],
+        "step": [5.0] * 4,
+    }
+)
+"""What `timeline_bars` makes of a step."""
+
 FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "loss_figure": lambda run: (analysis.loss_curves([run]),),
     "scale_figure": lambda run: (analysis.scale_trace(run), analysis.skip_episodes(run)),
@@ -125,6 +139,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
     "layer_error_figure": lambda run: (of_steps(run, LAYERS), 0.15),
     "rank_figure": lambda run: (analysis.rank_table(run),),
+    "timeline_figure": lambda run: (of_steps(run, TIMELINE),),
     "rank_scale_figure": lambda run: (of_steps(run, APART),),
     "precision_figure": lambda run: (of_steps(run, analysis.precision_cells(traced())),),
     "forecast_figure": lambda run: (of_steps(run, forecast(traces_of_run(traced()), ["T4", "A100"]).table),),
@@ -262,6 +277,7 @@ def test_hover_texts_describe_their_numbers(name: str, runs: dict[str, Run]) -> 
 
 STACKED = {
     "class_bars",
+    "timeline_figure",
     "classes_over_time",
     "kernel_figure",
     "tensor_core_figure",

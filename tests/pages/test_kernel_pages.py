@@ -4,10 +4,15 @@ import pytest
 
 from amp_core import load_run
 from amp_core.analysis import amdahl, compare_step_cost, kernel_table, matrix_ops, step_cost, tensor_core_use
+from amp_core.traces import import_traces
 from pages.parts.words import percent
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import write
 from tests.synthetic_kernels import columns, kernel, kernels, window
+from tests.traces.made import GEMM
+from tests.traces.made import write as write_trace
+from tests.traces.test_timeline import two_streams
+from tests.traces.test_two_traces import forward
 
 TENSOR_CORES, STEP_COST = "pages/tensor_cores.py", "pages/step_cost.py"
 
@@ -170,3 +175,31 @@ def test_step_cost_is_compared_with_another_run(home, open_app):
     assert "Not both have a profiled window" in words(app)
     app.sidebar.selectbox[0].select("run/c").run()  # the former baseline run: no run is compared with itself
     assert not app.exception and baseline_field(app).value is None and "run/c" not in baseline_field(app).options
+
+
+def test_compare_takes_traces_and_says_what_was_bought(home, open_app, tmp_path):
+    for name in ("fp32", "amp"):
+        file = write_trace(tmp_path / f"{name}.json", forward(amp=name == "amp"))
+        import_traces([file], home.runs / name)
+    app = open_app("pages/compare_runs.py", **{"with": ["run/fp32", "run/amp"]})
+    assert "amp takes 0.700 ms a step, fp32 1.00 ms: 1.43 × as fast." in words(app)
+    assert titles(app) == ["Time of a step"]
+    assert "aten::mm" in app.dataframe[-1].value["name"].tolist()
+    app.get("button_group")[-1].set_value("kernel").run()
+    assert not app.exception and GEMM in app.dataframe[-1].value["name"].tolist()
+
+
+def test_compare_takes_traces_without_steps(home, open_app, tmp_path):
+    for name in ("fp32", "amp"):
+        file = write_trace(tmp_path / f"{name}.json", forward(amp=name == "amp", steps=False))
+        import_traces([file], home.runs / name)
+    app = open_app("pages/compare_runs.py", **{"with": ["run/fp32", "run/amp"]})
+    assert not app.exception and "in the profiled window" in words(app)
+
+
+def test_step_cost_draws_the_timeline_of_a_step_and_saves_it(home, open_app, tmp_path):
+    import_traces([write_trace(tmp_path / "t.json", two_streams())], home.runs / "a")
+    app = open_app(STEP_COST, run="run/a")
+    assert "Timeline of step 3" in titles(app)
+    assert "On average 0.750 kernels are launched and wait; the queue is empty 50.0 % of the time." in words(app)
+    assert "Save this step for Perfetto" in [button.label for button in app.get("download_button")]

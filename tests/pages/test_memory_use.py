@@ -4,10 +4,13 @@ import pytest
 
 from amp_core import load_run
 from amp_core.analysis import memory_breakdown
+from amp_core.traces import import_traces
 from pages.parts.words import size
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import live, write, write_rows
 from tests.synthetic_memory import memory_rows
+from tests.traces.made import write as write_trace
+from tests.traces.test_memory import training
 
 PAGE = "pages/memory_use.py"
 
@@ -105,3 +108,11 @@ def test_memory_that_was_not_attributed_is_named(home, open_app):
         run.writer.event("warning", "not recorded", detail)
     app = open_app(PAGE, run="run/a")
     assert "Not recorded: activations and autocast's casts in memory: the program has" in words(app)
+
+
+def test_a_trace_tells_its_peak_and_modules_but_not_what_for(home, open_app, tmp_path):
+    import_traces([write_trace(tmp_path / "t.json", training().document())], home.runs / "a")
+    app = open_app("pages/memory_use.py", run="run/a")
+    assert "The peak of 19.0 MiB came in fc in backward. A trace tells how much is held, not for what." in words(app)
+    assert "Memory through step 3" in titles(app) and "Memory at the peak" not in titles(app)
+    assert app.dataframe[-1].value["name"].tolist()[:2] == ["fc", "fc"]

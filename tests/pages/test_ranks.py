@@ -1,8 +1,11 @@
 """The page Loss scale shows ranks that disagree on the loss scale with a chart and steps, others in one line."""
 
 from amp_core.store.writer import RunWriter
+from amp_core.traces import import_traces
 from tests.pages.conftest import titles, words
 from tests.synthetic import write
+from tests.traces.made import write as write_trace
+from tests.traces.test_collectives import ddp
 
 
 def diverging_ranks(folder):
@@ -39,3 +42,18 @@ def test_one_recorded_rank_of_many_is_neither_slow_nor_unmeasured(home, open_app
         writer.append("steps", steps)
     app = open_app("pages/run_overview.py", run="run/a")
     assert "Times are known of rank 0 alone" in words(app) and "were not measured" not in words(app)
+
+
+def test_step_cost_tells_who_is_waited_for_in_collectives(home, open_app, tmp_path):
+    files = [
+        write_trace(tmp_path / f"r{rank}.json", ddp(enters, rank=rank))
+        for rank, enters in enumerate([(300, 750), (600, 850)])
+    ]
+    import_traces(files, home.runs / "a")
+    app = open_app("pages/step_cost.py", run="run/a")
+    assert "most for **rank 1**, which enters 100 % of them last" in words(app)
+    assert "Gradients are reduced in float32." in words(app)
+    ranks = app.dataframe[-1].value
+    assert ranks["waiting_ms"].tolist() == [0.4, 0.0] and ranks["last_frac"].tolist() == [0.0, 100.0]
+    app = open_app("pages/run_overview.py", run="run/a")
+    assert "**The others wait for rank 1**" in words(app)

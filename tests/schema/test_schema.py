@@ -18,6 +18,8 @@ PROMISED = {
     "dram_active_frac",
     "kernels": "step name count total_us tensor_core precision op module phase",
     "windows": "step steps device device_name wall_us busy_us idle_us data_us launches cast_us sync_us syncs",
+    "collectives": "step number name group group_size dtype message_bytes total_us alone_us phase device kernel rank",
+    "timeline": "step name start_us total_us queue_us stream device category tensor_core phase module op rank",
     "ops": "step module op policy in_dtypes out_dtype count cast_bytes",
     "audits": "step name loss_scale precision numel lost lost_mass_frac rel_error cosine",
     "updates": "step name elements unchanged_frac lost_mass_frac lost_decay_frac",

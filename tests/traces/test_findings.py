@@ -76,3 +76,52 @@ def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
     trace.kernel(made.GEMM, 600, 400, 592)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]
     assert finding.where == op and says in finding.snippet and "fused" not in finding.snippet
+
+
+def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(tmp_path):
+    trace = products()
+    trace.event("gpu_user_annotation", "ProfilerStep#3", 10, 800, "stream 7")
+    late = [{**e, "ts": e["ts"] + 3000} if e["cat"] in ("kernel", "gpu_user_annotation") else e for e in trace.events]
+    trace.events = late
+    trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
+    run = run_of(tmp_path, trace)
+    assert diagnose(run)[0].code == "host-bound"
+    assert "79 % of the step because the host launches too late, 3.01 ms of it before the first kernel" in (
+        first_sentence(run)
+    )
+
+
+def test_the_profilers_own_time_is_no_idle_time_of_a_trace_without_steps(tmp_path):
+    trace = Made()
+    trace.op("aten::mm", 5, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 5000, 1000, 6)
+    trace.event("call", "cudaDeviceSynchronize", 100, 20_000, 1, correlation=9)
+    run = run_of(tmp_path, trace)
+    assert first_sentence(run).startswith("Nothing is to be won") and diagnose(run) == []
+
+
+def test_a_window_that_is_hardly_used_is_told_to_be_start_up(tmp_path):
+    trace = Made()
+    for at in (0, 90_000):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 10, 100, at + 2)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "idle for 100 % of the profiled window" in text and text.endswith("profile after a warm-up.")
+
+
+def test_another_accelerator_is_no_gpu_and_gets_no_advice_on_cuda(tmp_path):
+    trace = Made()
+    trace._names = {**trace._names, "call": "xpu_runtime"}
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 20, 8, **{"Input type": ["float"] * 2})
+    trace.kernel("gemm_kernel", 500, 400, 22)
+    run = run_of(tmp_path, trace, gpu="")
+    assert "the device is idle" in first_sentence(run)
+    assert not [f for f in diagnose(run) if "cuda" in f.snippet]
+
+
+def test_ranges_of_nccl_without_a_kernel_show_that_the_device_was_not_recorded(tmp_path):
+    trace = Made()
+    trace.op("record_param_comms", 10, 60)
+    trace.event("mark", "nccl:all_to_all", 14, 40, 1)
+    assert [f.code for f in diagnose(run_of(tmp_path, trace))] == ["device-not-recorded"]

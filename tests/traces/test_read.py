@@ -83,6 +83,8 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_sync_us": 90,
         "idle_wait_us": 20,
         "idle_latency_us": 0,
+        "lead_us": 0,
+        "lead_data_us": 0,
         "sync_op": None,
     }
 
@@ -129,7 +131,7 @@ def test_without_marked_steps_the_trace_is_one_window_without_a_number(tmp_path)
     assert rows["step"].isna().all() and rows["steps"].isna().all() and trace.steps == 0
     assert us(rows, "phase") == {"forward": 600, "backward": 1000, "optimizer": 100}
     (window,) = pd.DataFrame(trace.windows).to_dict("records")
-    assert window["step"] is None and window["wall_us"] == 1960 and window["busy_us"] == 1580
+    assert window["step"] is None and window["wall_us"] == 1800 and window["busy_us"] == 1580
 
 
 def test_non_consecutive_steps_are_separate_windows(tmp_path):
@@ -379,7 +381,7 @@ def test_a_mark_on_the_device_does_not_hide_that_the_device_waited_for_the_host(
     slow.kernel(made.GEMM, 700, 100, 695)
     slow.event("gpu_user_annotation", "ProfilerStep#3", 700, 100, 7)
     trace, _ = read(tmp_path, slow.document())
-    assert (trace.windows["wall_us"], trace.windows["idle_us"]) == ([1000], [900])
+    assert (trace.windows["wall_us"], trace.windows["idle_us"], trace.windows["lead_us"]) == ([100], [0], [700])
 
 
 def test_a_trace_without_steps_begins_where_earlier_work_ends(tmp_path):
@@ -426,3 +428,39 @@ def test_precision_is_the_names_and_else_the_operators(tmp_path, name, types, he
     _, rows = read(tmp_path, launched(name, types, **head))
     assert rows["tensor_core"].tolist() == [tensor_core]
     assert [None if p != p else p for p in rows["precision"]] == [precision]
+
+
+def host_bound(steps=1, *, marked=True, covers=True):
+    """Steps of 1,000 µs whose first kernel comes 400 µs after the host began them, and which the GPU marks."""
+    trace = Made()
+    for number in range(steps):
+        at = 1000 * number
+        trace.event("mark", f"ProfilerStep#{3 + number}", at, 990, 1)
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 300, 1)
+        for start in (400, 700):
+            trace.op("aten::mm", at + start - 10, 8)
+            trace.kernel(made.GEMM, at + start, 200, at + start - 8)
+        if marked:
+            duration = 500 if covers else 20
+            trace.event("gpu_user_annotation", f"ProfilerStep#{3 + number}", at + 400, duration, "stream 7")
+    return trace.document()
+
+
+def test_a_step_is_what_the_gpu_marks_as_one(tmp_path):
+    trace = read_trace(write(tmp_path / "t.json", host_bound()))
+    assert trace.step_rows["step_ms"] == [0.5]
+    (window,) = [dict(zip(trace.windows, row, strict=True)) for row in zip(*trace.windows.values(), strict=True)]
+    assert (window["wall_us"], window["busy_us"], window["idle_us"]) == (500, 400, 100)
+    assert (window["lead_us"], window["lead_data_us"]) == (400, 300)
+
+
+def test_a_marked_step_lasts_until_the_next_begins(tmp_path):
+    trace = read_trace(write(tmp_path / "t.json", host_bound(steps=3)))
+    assert trace.step_rows["step_ms"] == [1.0, 1.0, 0.5]
+    assert trace.windows["wall_us"] == [2500] and trace.windows["idle_data_us"] == [600]
+
+
+@pytest.mark.parametrize("marks", [{"marked": False}, {"covers": False}])
+def test_without_a_mark_that_covers_the_work_a_step_begins_with_the_host(tmp_path, marks):
+    trace = read_trace(write(tmp_path / "t.json", host_bound(**marks)))
+    assert trace.step_rows["step_ms"] == [0.99] and trace.windows["lead_us"] == [0]

@@ -220,3 +220,23 @@ def test_too_many_events_of_any_kind_are_refused(monkeypatch, sort):
         collect.collect([event] * 4)
     if sort != "cuda_runtime":
         assert len(collect.collect([event] * 3).spans) in (0, 3)
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_progress_is_the_share_of_the_file_that_was_read(tmp_path, name):
+    file = tmp_path / name
+    document = json.dumps({"traceEvents": [{"ph": "X", "name": f"{n:0100}"} for n in range(50_000)]}).encode()
+    file.write_bytes(gzip.compress(document, 0) if name.endswith(".gz") else document)
+    seen = []
+    assert sum(1 for _ in TraceStream(file, seen.append)) == 50_000
+    assert seen == sorted(seen) and len(seen) > 4 and 0 < seen[0] < 0.5 and seen[-1] == 1
+
+
+def test_importing_tells_the_name_of_each_trace_with_its_progress(tmp_path, capsys, monkeypatch):
+    from amp_core.__main__ import main
+    from amp_core.cli import import_trace
+
+    monkeypatch.setattr(import_trace, "PROGRESS_EVERY_S", 0.0)
+    file = write(tmp_path / "t.json", training())
+    assert main(["import-trace", str(file), "--out", str(tmp_path / "run")]) == 0
+    assert "reading t.json: 100%" in capsys.readouterr().err

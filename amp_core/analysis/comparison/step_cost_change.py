@@ -23,15 +23,15 @@ def compare_step_cost(runs: Sequence[Run]) -> pd.DataFrame:
     """The step cost of each run beside that of the first, part by part.
 
     Columns: run (label), part, label, us, frac (of its own run), first_us, change_us (above 0: grew), change_frac (of
-    the first run's step), verdict (`grew`, `shrank`, `same`, `new`, `gone`), per (`step`, or `sample` where batch sizes
-    differ), source. Only with a profiled window in every run are kernels compared; otherwise the recorded phases of
-    all. Raises `RunError` if there is no run.
+    the first run's step), verdict (`grew`, `shrank`, `same`, `new`, `gone`), per (`step`, `sample` where batch
+    sizes differ, or `window` where no trace marks steps), source. Only with a profiled window in every run are kernels
+    compared; otherwise the recorded phases of all. Raises `RunError` if there is no run.
     """
     if not runs:
         raise RunError("runs=[] is empty; give one run or more")
     costs = [step_cost(run) for run in runs]
     alike = {cost.source for cost in costs} == {"profile"} and len({cost.on_cpu for cost in costs}) == 1
-    if not alike or any(cost.steps == 0 for cost in costs):
+    if not alike or len({cost.steps == 0 for cost in costs}) > 1:
         costs = [phase_cost(run) for run in runs]
     counts = {cost.samples for cost in costs}
     by_sample = len(counts) > 1 and None not in counts and 0 not in counts
@@ -51,7 +51,7 @@ def compare_step_cost(runs: Sequence[Run]) -> pd.DataFrame:
     whole = float(first.sum())
     table["change_frac"] = table["change_us"] / whole if whole > 0 else np.nan
     table["verdict"] = [_change(*row) for row in table[["us", "first_us", "change_frac"]].itertuples(index=False)]
-    table["per"] = "sample" if by_sample else "step"
+    table["per"] = "sample" if by_sample else "step" if costs[0].steps or not alike else "window"
     columns = ["run", "part", "label", "us", "frac", "first_us", "change_us", "change_frac", "verdict", "per", "source"]
     return table[columns]
 

@@ -37,6 +37,8 @@ _WINDOW_NUMBERS = (
     "idle_sync_us",
     "idle_wait_us",
     "idle_latency_us",
+    "lead_us",
+    "lead_data_us",
 )
 
 

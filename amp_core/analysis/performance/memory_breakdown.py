@@ -76,6 +76,11 @@ class MemoryBreakdown:
         return self.reserved_bytes is None
 
     @property
+    def categories_known(self) -> bool:
+        """Whether it was recorded what memory is held for; a trace tells only how much."""
+        return bool(self.parts.loc[self.parts["category"].isin(_TENSORS), "bytes"].notna().any())
+
+    @property
     def named(self) -> pd.DataFrame:
         """`parts` without `other`."""
         return self.parts[self.parts["category"] != "other"]
@@ -167,6 +172,17 @@ def memory_phases(run: Run, step: int | None = None) -> pd.DataFrame:
     return peaks.reset_index()
 
 
+def memory_modules(run: Run, step: int | None = None) -> pd.DataFrame:
+    """What the moments of a step in each module, or operator outside of modules, did to its memory: name, phase, count
+    (of moments), kept_bytes (allocated there and not freed there; below 0: freed), peak_bytes (highest total there),
+    the highest first."""
+    moments = memory_moments(run, step)
+    moments["kept_bytes"] = moments["allocated_bytes"].diff()
+    by = moments.groupby(["name", "phase"], dropna=False, sort=False)
+    table = by.agg(count=("number", "size"), kept_bytes=("kept_bytes", "sum"), peak_bytes=("peak_bytes", "max"))
+    return table.reset_index().sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)
+
+
 def memory_difference(runs: Sequence[Run]) -> pd.DataFrame:
     """The peak of each run compared with the first one's, by category.
 
@@ -193,7 +209,10 @@ def _in_words(moment: str, name: str) -> str:
         return f"in the forward of {name}"
     if moment == "gradient":
         return f"in backward, as the gradient of {name} arrived"
+    if moment == "operator":
+        return f"in {name}"
     words = {
+        "allocation": "between operators",
         "step begins": "before the forward",
         "forward ends": "at the end of the forward",
         "loss computed": "when the loss was computed",

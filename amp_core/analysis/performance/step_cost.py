@@ -58,6 +58,8 @@ _PART_OF = {
 MIN_SLOWED_RATIO = 1.05
 """A note says so if profiled steps take more than so many times as long as others."""
 
+NOTABLE_LEAD_FRAC = 0.02
+"""A note says so if the device waits before the first kernel for more than this share of the window."""
 MIN_PART_US = 1e-3
 """Less than a nanosecond is rounding of a subtraction."""
 
@@ -117,7 +119,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
         parts, overlapped = _split(window, rows[in_window.all(axis=1)], _recorded(run, window), notes)
         by_window.append(parts)
         overlap += overlapped
-    notes += _slowed(run, windows)
+    notes += _slowed(run, windows) + _lead(windows)
     steps = windows["steps"].sum(min_count=len(windows))
     per = float(steps) if np.isfinite(steps) and steps > 0 else float(len(windows))
     totals = pd.DataFrame(by_window).sum(min_count=1)
@@ -222,6 +224,15 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
 
     On a CPU operators that load data count as waiting for data; on a GPU such kernels are mostly copies.
     """
+    part = part_of(rows)
+    if cpu:
+        part = part.mask(rows["phase"] == "data", "data")
+    us = rows["total_us"].groupby(part).sum()
+    return {name: float(us.get(name, 0.0)) for name in PARTS}
+
+
+def part_of(rows: pd.DataFrame) -> "pd.Series[str]":
+    """The part of the step's cost of each row of kernels, one of `PARTS`."""
     part = rows["category"].map(_PART_OF).fillna("other")
     part = part.mask(rows["phase"] == "optimizer", "optimizer")
     part = part.mask(is_matrix(rows) & (rows["phase"] != "optimizer"), "matrix")
@@ -229,11 +240,7 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
     part = part.mask((part == "matrix") & (rows["tensor_core"] == "yes") & (rows["precision"] != "fp32"), "tensor")
     part = part.mask((part == "matrix") & (rows["tensor_core"] == "unknown"), "matrix_unknown")
     part = part.mask(rows["category"] == "communication", "communication")
-    part = part.mask(rows["phase"] == "watch", "watch")
-    if cpu:
-        part = part.mask(rows["phase"] == "data", "data")
-    us = rows["total_us"].groupby(part).sum()
-    return {name: float(us.get(name, 0.0)) for name in PARTS}
+    return part.mask(rows["phase"] == "watch", "watch")
 
 
 def _tf32_share(rows: pd.DataFrame) -> float:
@@ -256,6 +263,17 @@ def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
     return [
         f"Other steps took {usual:.3g} ms (median), profiled ones {profiled:.3g} ms: the profiler slows the host, so "
         "idle time is overstated here."
+    ]
+
+
+def _lead(windows: pd.DataFrame) -> list[str]:
+    """A note if the host is in the first step for long before its first kernel, with which the step begins."""
+    lead = windows["lead_us"].fillna(0.0)
+    if not (lead >= NOTABLE_LEAD_FRAC * windows["wall_us"]).any():
+        return []
+    return [
+        f"The step begins with its first kernel, as the GPU marks it. Before that the GPU stood idle for "
+        f"{lead.max() / 1e3:.3g} ms in which the host was in the step already; that is not part of these times."
     ]
 
 

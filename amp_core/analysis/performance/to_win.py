@@ -10,12 +10,13 @@ half their time (`FUSED_FRAC`): each value is then read and written once instead
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.collectives import gradient_dtype, waited_for
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product
 from amp_core.analysis.performance.gpus import profiled_gpu
@@ -52,8 +53,8 @@ class Chance:
     step_us: float
     what: str
     where: str
-    padded: str = ""
-    """Of slow products, the sizes that 16 bytes divide."""
+    here: str = ""
+    """What the trace adds to the advice of the finding: sizes to pad to, who is waited for."""
 
     @property
     def how_much(self) -> str:
@@ -72,6 +73,7 @@ class Chances:
     trains: bool
     """Whether anything of backward or an optimizer is in the trace."""
     cost: StepCost
+    """With the time before the first kernel in `step_us`."""
 
 
 def to_win(run: Run) -> Chances | None:
@@ -86,13 +88,17 @@ def to_win(run: Run) -> Chances | None:
     unit = "step" if cost.steps else "profiled window"
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
+    # A step that begins with its first kernel leaves out the time before, in which the device waits for the host.
+    cost = replace(cost, step_us=cost.step_us + float(windows["lead_us"].fillna(0.0).sum()) / steps)
     chances = [
         *_idle(windows, rows, cost, steps, unit),
-        *_alone(cost, rows, unit),
+        *_alone(run, cost, rows, unit),
         *_types(rows, cost, rates, steps, unit, has_tensor_cores=gpu.has_tensor_cores is not False),
         *_slow(run, cost, rates, steps, unit),
         *_memory_bound(rows, cost, steps, unit),
     ]
+    if not rows["device"].str.startswith("cuda").all():
+        chances = [replace(c, what=c.what.replace("The GPU", "The device")) for c in chances]
     worth = [c for c in chances if c.win_us >= MIN_WIN_FRAC * cost.step_us]
     unknown = rows[rows["tensor_core"] == "unknown"]
     share = float(unknown["total_us"].sum() / rows["total_us"].sum())
@@ -112,34 +118,60 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
-    host = max(0.0, gaps - sync - wait - latency)
+    lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
+    data += lead_data
+    host = max(0.0, gaps - sync - wait - latency) + lead - lead_data
     mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
     code = "launch-bound" if mean_us < LAUNCH_US else "host-bound"
     kernels = f", between kernels of {mean_us:.1f} µs on average" if code == "launch-bound" else ""
+    data_lead, host_lead = (_before_first_kernel(us, cost) for us in (lead_data, lead - lead_data))
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
-    number_of = f"{cost.syncs:.3g} waits" if cost.syncs else "waits"
+    number_of = f"{cost.syncs:.3g} wait{'s' if cost.syncs != 1 else ''}" if cost.syncs else "waits"
     return [
-        Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the {unit}",
-               "data loading"),
+        Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the "
+               f"{unit}{data_lead}", "data loading"),
         Chance(code, host, cost.step_us, f"The GPU is idle for {_share(host, cost)} of the {unit} because the host "
-               f"launches too late{kernels}", "host"),
+               f"launches too late{kernels}{host_lead}", "host"),
         Chance("host-syncs", sync, cost.step_us, f"The GPU runs dry for {_share(sync, cost)} of the {unit} after "
                f"{number_of} of the host for it ({where})", where),
         Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} though work "
-               "is launched, which waits for other streams or ranks", "streams"),
+               "is launched: it waits for another GPU or rank, the host, or the start of a CUDA graph", "streams"),
     ]  # fmt: skip
 
 
-def _alone(cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:
+def _before_first_kernel(us: float, cost: StepCost) -> str:
+    return f", {number(us / 1e3, 'ms')} of it before the first kernel" if us >= MIN_WIN_FRAC * cost.step_us else ""
+
+
+def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
     collectives = rows[rows["category"] == "communication"]
     where = _longest(collectives, "name")
+    waits, here = _waits(run, cost)
     return [
         Chance("exposed-communication", communication, cost.step_us, "The GPU does nothing but communicate for "
-               f"{_share(communication, cost)} of the {unit}", where),
+               f"{_share(communication, cost)} of the {unit}{waits}", where, here),
         Chance("copies", copies, cost.step_us, f"Copies and fills take {_share(copies, cost)} of the {unit}", "copies"),
     ]  # fmt: skip
+
+
+def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
+    """How much of the time in collectives is waiting and for whom, as part of a sentence; and what to do about it."""
+    waited, dtype = waited_for(run), gradient_dtype(run)
+    if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_WIN_FRAC * cost.step_us:
+        share = _share(1e3 * waited.all_waiting_ms, cost)
+        return (
+            f"; a rank spends {share} in collectives waiting for others",
+            f"rank {waited.rank} enters {percent(waited.last_frac)} of the collectives last, and each other rank waits "
+            f"{number(waited.waiting_ms, 'ms')} for it: look at what it does before them",
+        )
+    if dtype == "float32":
+        return "", (
+            "gradients are reduced in FP32, and 16 bits halve the bytes: "
+            "`model.register_comm_hook(None, default_hooks.bf16_compress_hook)`"
+        )
+    return "", f"gradients are reduced in {dtype} already" if dtype else ""
 
 
 def _types(
@@ -151,6 +183,8 @@ def _types(
     fp32 = matrix[(matrix["precision"] == "fp32") & ~matrix["name"].str.contains("gemv", regex=False)]
     tf32 = matrix[matrix["precision"] == "tf32"]
     slow_us, tf32_us = float(fp32["total_us"].sum()) / steps, float(tf32["total_us"].sum()) / steps
+    if not matrix["device"].str.startswith("cuda").all():  # other accelerators: neither rates nor settings are known
+        return []
     ratio = rates.half / rates.fp32 if rates else UNKNOWN_RATIO
     tf32_ratio = rates.half / rates.tf32 if rates and rates.tf32 else UNKNOWN_RATIO
     parts = [

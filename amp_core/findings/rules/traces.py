@@ -108,12 +108,13 @@ def host_bound(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=433,
-        what="The GPU of an imported trace is idle though work is launched: it waits for another stream or rank.",
+        what="The GPU of an imported trace is idle though work is launched: that waits for something not on this GPU.",
         signal="Idle time of the GPU that ends with a kernel that had been launched before.",
         threshold=_THRESHOLD,
-        advice="Work on one stream waits for an event of another, or for a collective that another rank enters late. "
-        "Look for `wait_stream` and `wait_event`, and balance what the ranks do.",
-        snippet="torch.cuda.current_stream().wait_stream(side)   # as late as the result is needed, not before",
+        advice="No stream of this GPU runs meanwhile, so the work waits for another GPU or rank, for a function on the "
+        "host, or for a CUDA graph to start. Traces of all ranks show who is waited for; a timeline shows the launch.",
+        snippet="with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:   # on all ranks\n"
+        '    train_step(batch)\nprof.export_chrome_trace(f"rank{rank}.json.gz")',
         page="step-cost",
     )
 )
@@ -131,10 +132,9 @@ def kernel_wait(run: Run) -> list[Finding]:
         what="The GPU of an imported trace communicates and computes nothing meanwhile.",
         signal="Time of communication kernels with no other kernel beside them.",
         threshold=_THRESHOLD,
-        advice="Overlap it with backward by smaller buckets, send 16-bit gradients, or accumulate over micro-batches. "
-        "A rank that waits for a slower one shows the same: compare the ranks.",
-        snippet="model = DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)\n"
-        "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
+        advice="Overlap it with backward by smaller buckets, or accumulate over micro-batches. A rank that waits for a "
+        "slower one shows the same: import the traces of all ranks, and the ranks are compared.",
+        snippet="model = DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
         page="step-cost",
     )
 )

@@ -1,11 +1,12 @@
 """Facts from the name of a GPU kernel: tensor cores or not, the precision, the category of work.
 
-name -> dtypes (precision, per family of kernels) and categories (kind of work) -> classify -> KernelClass
+name -> dtypes (precision, per family of kernels) and categories (kind of work) -> rules -> classify -> KernelClass
 """
 
 from amp_core.hardware.kernel_names.categories import CATEGORIES, GEMM_CATEGORIES, kernel_category
-from amp_core.hardware.kernel_names.classify import RULES, KernelClass, classify_kernel, with_dtype
+from amp_core.hardware.kernel_names.classify import KernelClass, classify_kernel, with_dtype
 from amp_core.hardware.kernel_names.dtypes import tells_type
+from amp_core.hardware.kernel_names.rules import RULES
 
 __all__ = [
     "CATEGORIES",

@@ -137,13 +137,13 @@ class ProfileWindow(Observer):
             with tempfile.TemporaryDirectory(prefix="ampscope-profile-") as folder:
                 file = Path(folder) / "trace.json"
                 profiler.export_chrome_trace(str(file))
-                trace = read_trace(file, *(backend.type for backend in accelerators()[:1]))
+                trace = read_trace(file, next((backend.type for backend in accelerators()), None))
             names = trace.windows.get("device_name", [])
             trace.windows["device_name"] = [
                 cpu_name() if device == "cpu" else name
                 for device, name in zip(trace.windows.get("device", []), names, strict=True)
             ]
-            trace.write(self._writer, tables=("kernels", "windows"))
+            trace.write(self._writer, tables=("kernels", "windows", "collectives", "timeline"))
         except Exception as error:
             self._not_recorded(f"{type(error).__name__}: {error}")
 

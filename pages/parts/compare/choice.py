@@ -3,6 +3,7 @@
 import streamlit as st
 
 from amp_core import Run, RunError
+from amp_core.analysis.performance.kernels import is_trace
 from pages.parts import address, empty, loaders, picker, words
 from pages.parts.library.run_list import Entry
 
@@ -65,21 +66,23 @@ def _suggested(entries: dict[str, Entry], known: list[str]) -> list[str]:
 
 
 def opened(entries: list[Entry]) -> list[Run]:
-    """The runs that can be read and have steps. Shows a sentence for each of the others."""
-    runs = []
+    """The runs that can be read and have steps; among traces, those without marked steps too. Shows a sentence for each
+    of the others."""
+    read = []
     for entry in entries:
         try:
             run = loaders.open_run(entry)
-            if run.steps.empty and entry.under_way:
-                continue  # its status line shows that
-            if run.steps.empty:
-                relative = " Step cost sets a trace beside another run." if run.table("windows").num_rows else ""
-                st.info(f"{words.escape(entry.name)} has no steps and is left out.{relative}")
-            else:
-                runs.append(run)
+            if not (run.steps.empty and entry.under_way):  # its status line shows that
+                read.append((entry, run))
         except RunError as error:
             _left_out(entry, error)
-    return runs
+    if all(is_trace(run) and run.table("windows").num_rows for _, run in read):
+        return [run for _, run in read]
+    for entry, run in read:
+        if run.steps.empty:
+            relative = " Step cost sets a trace beside another run." if run.table("windows").num_rows else ""
+            st.info(f"{words.escape(entry.name)} has no steps and is left out.{relative}")
+    return [run for _, run in read if not run.steps.empty]
 
 
 def _left_out(entry: Entry, why: object) -> None:

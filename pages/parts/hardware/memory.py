@@ -41,6 +41,25 @@ CHANGES = {
     "Why": st.column_config.TextColumn(width="large"),
 }
 
+MODULES = {
+    "name": st.column_config.TextColumn("Module or operator", pinned=True, width=300),
+    "phase": st.column_config.TextColumn("Phase"),
+    "count": tables.count("Times"),
+    "peak_mib": tables.measured("Highest (MiB)"),
+    "kept_mib": st.column_config.NumberColumn("Kept (MiB)", format="%+.3g", help="Allocated there less freed there."),
+}
+
+
+def modules(frame: pd.DataFrame) -> pd.DataFrame:
+    """Memory by module as text and MiB."""
+    shown = frame.assign(
+        peak_mib=frame["peak_bytes"] / 2**20,
+        kept_mib=frame["kept_bytes"] / 2**20,
+        name=frame["name"].replace("", "between operators"),
+        phase=frame["phase"].fillna(words.NONE),
+    )
+    return shown[list(MODULES)]
+
 
 def prepare(run: Run) -> None:
     """Run the analyses that the page needs first."""

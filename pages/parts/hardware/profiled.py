@@ -3,7 +3,8 @@
 import pandas as pd
 
 from amp_core import Run
-from amp_core.analysis import profiled_windows, step_cost
+from amp_core.analysis import profiled_windows, step_cost, timeline
+from amp_core.analysis.performance.collectives import collective_table
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
 
@@ -19,6 +20,8 @@ def prepare(run: Run) -> None:
     """Run the analyses that the page on step cost needs first."""
     loaders.analysed(profiled_windows, run)
     loaders.analysed(step_cost, run, None)
+    for function in (timeline, collective_table):
+        loaders.analysed(function, run)
 
 
 def pick(run: Run) -> int | None:

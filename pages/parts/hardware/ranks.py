@@ -78,6 +78,15 @@ def pace(spread: RankSpread | None, timed: list[int]) -> str:
         return f"Times are known of rank {timed[0]} alone: there is none to hold them against."
     if spread is None:
         return "The ranks' times were not measured."
+    if not spread.phases:
+        if spread.frac < NOTABLE:
+            return "No rank keeps the others waiting: in collectives they wait for each other in turn, or hardly."
+        return (
+            f"**The others wait for rank {spread.slowest}**, which enters collectives last: "
+            f"{words.percent(spread.frac)} of each step. Apart from waiting its step takes "
+            f"{words.number(spread.own_ms, 'ms')}, that of the rank in the middle "
+            f"{words.number(spread.median_ms, 'ms')}."
+        )
     where = " and ".join(part for part in (", ".join(spread.phases[:-1]), spread.phases[-1]) if part)
     if spread.frac < NOTABLE:
         return f"No rank keeps the others waiting: in {where}, where none waits, they are alike."

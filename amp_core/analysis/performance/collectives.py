@@ -1,0 +1,160 @@
+"""Collectives of profiled windows: what they carry, how fast, and how much of their time is waiting for another rank.
+
+    >>> collective_table(run)[["name", "dtype", "ms", "waiting_ms", "gb_per_s"]]
+    >>> waited_for(run).rank, waited_for(run).waiting_ms     # who enters last, and how long others wait
+    (3, 17.2)
+
+The kernel of a collective runs from the moment its rank enters until the collective is done. All ranks leave nearly
+together, so the rank whose kernel is the shortest entered last, and by how much the others' are longer is how long they
+waited for it. This needs no clock that the ranks share. It holds for collectives in which every rank needs the data of
+every other; the root of a broadcast leaves early. With traces of some of the ranks alone, waiting is at least so long.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.performance.kernels import window_rows
+from amp_core.formats import element_bytes
+from amp_core.store.run import Run
+
+SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that no rank leaves before the last one has entered."""
+REDUCING = ("all_reduce", "reduce_scatter")
+_KEYS = ["step", "group", "number", "name"]
+
+
+@dataclass(frozen=True)
+class WaitedFor:
+    """The rank that the others wait for in collectives; times are per step, or per profiled window without steps."""
+
+    rank: int
+    waiting_ms: float
+    """Mean over the other ranks: how long they wait for it in the collectives that it enters last."""
+    last_frac: float
+    """Share of the collectives that it enters last."""
+    all_waiting_ms: float
+    """Mean over ranks: how long a rank waits in collectives, whoever it waits for."""
+
+
+def collective_rows(run: Run) -> pd.DataFrame:
+    """Rows of `collectives` with waiting_us, transfer_us (NaN where other ranks' traces lack the collective) and last
+    (the rank that entered last; NaN likewise)."""
+    return run.cached_frame(["collectives"], _collective_rows)
+
+
+def _collective_rows(run: Run) -> pd.DataFrame:
+    frame: pd.DataFrame = run.collectives
+    numbers = ["step", "number", "group_size", "message_bytes", "total_us", "alone_us", "rank"]
+    frame[numbers] = frame[numbers].astype(float)
+    texts = ["name", "group", "dtype", "phase", "kernel"]
+    frame[texts] = frame[texts].astype(object).where(frame[texts].notna(), "").astype(str)
+    frame = frame[np.isfinite(frame["total_us"])].reset_index(drop=True)
+    by = frame.groupby(_KEYS, dropna=False)["total_us"]
+    size = by.transform("size").to_numpy()
+    parts = frame.groupby(["step", "group"], dropna=False)
+    # A group of some of the ranks has a name of its own; without names every collective is one of all ranks.
+    members = parts["rank"].transform("nunique").where(frame["group"] != "", frame["rank"].nunique()).to_numpy()
+    made = frame.assign(made=frame.groupby(["step", "group", "rank"], dropna=False)["number"].transform("size"))
+    spread = made.groupby(["step", "group"], dropna=False)["made"].transform("nunique").to_numpy()
+    # Where the ranks' collectives differ in number or order, their numbers do not belong together.
+    kinds = frame.groupby(["step", "group", "number"], dropna=False)["name"].transform("nunique")
+    orders = frame.assign(kinds=kinds).groupby(["step", "group"], dropna=False)["kinds"].transform("max").to_numpy()
+    matched = (
+        (size == members) & (members > 1) & (spread == 1) & (orders == 1) & frame["name"].isin(SYNCHRONIZING).to_numpy()
+    )
+    transfer = by.transform("min").where(matched)
+    frame["transfer_us"], frame["waiting_us"] = transfer, frame["total_us"] - transfer
+    first = by.transform("idxmin") if len(frame) else pd.Series(dtype=int)
+    frame["last"] = frame["rank"].reindex(first).to_numpy() if len(frame) else np.nan
+    frame["last"] = frame["last"].where(matched)
+    return frame
+
+
+def collective_table(run: Run) -> pd.DataFrame:
+    """One row per kind of collective, dtype, phase and group, the longest first: name, dtype, phase, group, group_size,
+    count (per step and rank), message_bytes (mean), ms, alone_ms, waiting_ms, transfer_ms (per step and rank; NaN where
+    not known), gb_per_s.
+
+    `gb_per_s` is the algorithm bandwidth, bytes of the message over the time of the transfer; over the whole time where
+    waiting is not known, which is a lower bound (`bound`).
+    """
+    frame = collective_rows(run)
+    per = 1e3 * _steps(run)
+    rows = []
+    for key, part in frame.groupby(["name", "dtype", "phase", "group"], dropna=False):
+        known = part["transfer_us"].notna()
+        us = part["transfer_us"].where(known, part["total_us"])
+        sized = part["message_bytes"].notna() & (us > 0)
+        seconds = float(us[sized].sum()) / 1e6
+        rows.append(
+            dict(zip(("name", "dtype", "phase", "group"), key, strict=True))
+            | {
+                "group_size": part["group_size"].max(),
+                "count": 1e3 * len(part) / per,
+                "message_bytes": part["message_bytes"].mean(),
+                "ms": part["total_us"].sum() / per,
+                "alone_ms": part["alone_us"].sum() / per,
+                "waiting_ms": part["waiting_us"].sum() / per if known.any() else np.nan,
+                "transfer_ms": part["transfer_us"].sum() / per if known.any() else np.nan,
+                "gb_per_s": part["message_bytes"][sized].sum() / seconds / 1e9 if seconds else np.nan,
+                "bound": not known.all(),
+            }
+        )
+    return pd.DataFrame(rows, columns=_COLUMNS).sort_values("ms", ascending=False, ignore_index=True)
+
+
+_COLUMNS = ["name", "dtype", "phase", "group", "group_size", "count", "message_bytes", "ms", "alone_ms", "waiting_ms"]
+_COLUMNS += ["transfer_ms", "gb_per_s", "bound"]
+
+
+def rank_waiting(run: Run) -> pd.DataFrame:
+    """One row per rank: rank, ms (in collectives), waiting_ms, transfer_ms, last_frac (share of the collectives that it
+    enters last), kept_ms (how long each other rank waits for it, on average); times per step. Empty if the traces of
+    fewer than two ranks hold the same collectives."""
+    frame = collective_rows(run)
+    frame = frame[frame["last"].notna()]
+    per = 1e3 * _steps(run) / max(1, frame["rank"].nunique())
+    rows = []
+    for rank, part in frame.groupby(frame["rank"].astype(int)):
+        kept = frame[(frame["last"] == rank) & (frame["rank"] != rank)]
+        others = max(1, frame["rank"].nunique() - 1)
+        rows.append(
+            {
+                "rank": rank,
+                "ms": part["total_us"].sum() / per,
+                "waiting_ms": part["waiting_us"].sum() / per,
+                "transfer_ms": part["transfer_us"].sum() / per,
+                "last_frac": float((part["last"] == rank).mean()),
+                "kept_ms": kept["waiting_us"].sum() / per / others,
+            }
+        )
+    return pd.DataFrame(rows, columns=["rank", "ms", "waiting_ms", "transfer_ms", "last_frac", "kept_ms"])
+
+
+def waited_for(run: Run) -> WaitedFor | None:
+    """The rank for which the others wait the longest; None where waiting is not known."""
+    table = rank_waiting(run)
+    if len(table) < 2 or not table["kept_ms"].max() > 0:
+        return None
+    row = table.nlargest(1, "kept_ms").iloc[0]
+    return WaitedFor(
+        int(row["rank"]), float(row["kept_ms"]), float(row["last_frac"]), float(table["waiting_ms"].mean())
+    )
+
+
+def gradient_dtype(run: Run) -> str | None:
+    """The dtype in which most bytes of gradients are reduced; None where no collective of backward tells it."""
+    frame = collective_rows(run)
+    frame = frame[(frame["phase"] == "backward") & frame["name"].isin(REDUCING) & (frame["dtype"] != "")]
+    us = frame.groupby("dtype")["total_us"].sum()
+    largest = str(us.idxmax()) if len(us) else None
+    return largest if largest is not None and element_bytes(largest) is not None else None
+
+
+def _steps(run: Run) -> float:
+    """Steps of the windows, of all ranks together; windows where no steps are marked."""
+    windows = window_rows(run)
+    steps = float(windows["steps"].fillna(1.0).sum())
+    return max(1.0, steps)

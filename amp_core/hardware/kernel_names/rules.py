@@ -1,0 +1,519 @@
+"""The rules by which `classify_kernel` tells tensor cores and precision from a kernel's name.
+
+    RULES[0].pattern.search(name)      # the first rule that matches decides
+
+So exceptions come before the wider pattern that would match them too: an `_ffma_` kernel before `xmma`, helpers of
+FlashAttention before FlashAttention. The answer is `yes` only where the family, or an instruction in the name, allows
+no other reading; `unknown` where a family has variants of both kinds and the name was cut off before the difference;
+`no` for families that do not multiply matrices and for those that do so on CUDA cores.
+
+Sources: CUTLASS `python/cutlass_library` (grammar of its names, opcode classes) and `media/docs/cpp/profiler.md`;
+PyTorch's own kernels; for cuBLAS, cuDNN and nvjet, which document no names, the profiles that people publish (the table
+in `tests/hardware/kernel_names.txt` has them); ROCm Tensile's kernel parameters (`MI`: matrix instruction).
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from amp_core.hardware.kernel_names import dtypes as types
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """What a name must match. `words`: one of them must be in it; that is much faster to test than the regular
+    expression. `unless`: what must not be in it."""
+
+    regex: re.Pattern[str]
+    words: tuple[str, ...] = ()
+    unless: re.Pattern[str] | None = None
+    fold: bool = False
+    """Whether all of it is matched in lower case."""
+
+    def search(self, name: str) -> bool:
+        name = name.lower() if self.fold else name
+        for word in self.words:  # a loop: `any` with a generator takes twice as long, and this runs for every rule
+            if word in name:
+                break
+        else:
+            if self.words:
+                return False
+        return self.regex.search(name) is not None and (self.unless is None or self.unless.search(name) is None)
+
+
+@dataclass(frozen=True)
+class Rule:
+    pattern: _Pattern
+    tensor_core: str
+    precision: str | Callable[[str], str | None] | None
+    why: str
+    by_dtype: bool = False
+    category: str = ""
+
+
+def _rule(
+    pattern: str,
+    tensor_core: str,
+    precision: str | Callable[[str], str | None] | None,
+    why: str,
+    *,
+    words: str = "",
+    unless: str = "",
+    by_dtype: bool = False,
+    category: str = "",
+    fold: bool = False,
+) -> Rule:
+    excluded = re.compile(unless) if unless else None
+    return Rule(
+        _Pattern(re.compile(pattern), tuple(words.split()), excluded, fold),
+        tensor_core,
+        precision,
+        why,
+        by_dtype,
+        category,
+    )
+
+
+# An instruction's name as a separate token: "summary", "trimmable" and "gamma" contain such letters too.
+_INSTRUCTION = (
+    r"(?<![A-Za-z])(?:[hidqgHIDQG]mma|HMMA|IMMA|DMMA|GMMA|UMMA|wgmma|WGMMA|utc[a-z]*mma|umma|tcgen05|wmma|WMMA|"
+    r"mma_sync|mma_m\d+n\d+k\d+|m\d+n\d+k\d+_mma)"
+)
+_SHAPE = r"[hsidczg](?:884|1684|1688|8816|8832|88128|16816|16832|16864|161616|32816|83216|168128|168256)"
+_KIND = r"(?:sp|gr|xor)?(?:gemm|cudnn|fprop|dgrad|wgrad|deconv|conv|symm|syrk|syr2k|trmm|trsm|hemm|herk|her2k)"
+
+_PRODUCTS = (
+    r"gemm|matmul|(?<![a-z])[bg]?mm(?![a-z])|addmm|attn|attention|fmha|conv(?!ert)|linear|(?<![a-z])dot|moe|mlp|"
+    r"chunk_(?!\w*cumsum)|prefill|decode|_proj_|stage1|_kda_|_kkt_|_swiglu_kernel|rotate_quantize"
+)
+"""Words, in lower case, of kernels that may multiply matrices whatever else is in their names."""
+
+RULES = (
+    # First, because Inductor puts names of operators into kernel names: triton_poi_fused_all_reduce_mm_0.
+    _rule(
+        r"^_?triton_(?:poi|for|red|per)_",
+        "no",
+        None,
+        "Inductor: elementwise, over lists, or sums; products in it are sums, too",
+    ),
+    _rule(
+        r"^_?triton_(?:tem_|mm|bmm|addmm|flex_|scaled_mm|conv)",
+        "unknown",
+        None,
+        "Inductor's template of a product: depends on the types of its inputs",
+        by_dtype=True,
+    ),
+    _rule(
+        r"^_?triton_|_0d1d",
+        "unknown",
+        None,
+        "Triton: its name does not show whether it multiplies matrices",
+        words="triton_ _0d1d",
+    ),
+    _rule(
+        r"^(?:at::native|_zn2at6native)",
+        "no",
+        None,
+        "PyTorch's own kernels, which multiply no matrices",
+        words="at::native at6native",
+        unless="gemm|mma|att(?:n|ention)|flash|cutlass|nccl",
+        fold=True,
+    ),
+    # --- families with a mark of their own, and many names in a trace
+    _rule(r"Cijk_\w*_PostGSU", "no", None, "sums after a split product of Tensile", words="_PostGSU"),
+    _rule(r"Cijk_\w*_MI(?!0x|1x1x)\d+x\d+", "yes", types.of_tensile, "Tensile with a matrix instruction (MI)"),
+    _rule(r"Cijk_\w*_(?:TT\d+_\d+|ISA90[0-6])_", "no", types.of_tensile, "Tensile without a matrix instruction"),
+    _rule(r"Cijk_", "unknown", types.of_tensile, "Tensile, cut off before the matrix instruction"),
+    # --- moves and communication
+    _rule(r"^\[?(?:CUDA )?[Mm]em(?:cpy|set)\b|^mem(?:cpy|set)\d*(?:_|$)", "no", None, "a copy or a fill"),
+    _rule(r"^__amd_rocclr_|^Copy(?:Host|Device)To(?:Host|Device)|^FillBuffer", "no", None, "a copy or a fill (ROCm)"),
+    _rule(
+        r"nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|userbuffers_|\bep::(?:inter|intra)node|"
+        r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::)",
+        "no",
+        None,
+        "communication between devices",
+        words="nccl rccl nvshmem mscclpp cross_device multimem_ userbuffers_ ep:: EP:: educe ather all_ All",
+        unless="gemm|GEMM|matmul|memcpy",
+    ),
+    # --- GEMM/conv named as running on CUDA cores
+    _rule(
+        r"sm[3-6]\d_xmma|xmma_\w*pooling", "no", types.of_xmma, "xmma pooling, or xmma for GPUs without tensor cores"
+    ),
+    _rule(r"xmma_\w*_(?:[fdh]fma2?|idp4a|simt)(?:_|$)", "no", types.of_xmma, "xmma with a CUDA-core instruction"),
+    _rule(r"(?<![A-Za-z])simt_", "no", types.of_simt, "CUTLASS, opcode class simt: CUDA cores"),
+    _rule(
+        r"^(?!.*TensorOp).*(?:OpClassSimt|MmaSimt)",
+        "no",
+        types.of_template,
+        "CUTLASS SIMT template: CUDA cores",
+        words="Simt",
+    ),
+    _rule(
+        r"^(?!.*SM\d+_\d+x).*cute::UniversalFMA",
+        "no",
+        types.of_template,
+        "CuTe FMA atom: CUDA cores",
+        words="UniversalFMA",
+    ),
+    _rule(r"fmha_cutlass[FB]\w*_sm50", "no", types.of_token, "memory-efficient attention for sm50: CUDA cores"),
+    _rule(r"fmha_cutlass[FB]_f32_\w*_sm7\d", "no", "fp32", "memory-efficient attention in FP32 before TF32 existed"),
+    _rule(
+        r"Attention(?:Backward)?Kernel.*arch::Sm50",
+        "no",
+        types.of_template,
+        "memory-efficient attention for sm50",
+        words="Sm50",
+    ),
+    _rule(
+        r"cutlass::reduction|ReduceSplitK",
+        "no",
+        None,
+        "sums after a split product of CUTLASS",
+        category="reduction",
+    ),
+    # --- attention
+    _rule(
+        r"(?i)(?:flash|cudnn|sdpa|fmha).*(?:dot_do_o|convert_?dq|convert_?dkv|combine|clear_dkv|preprocess|"
+        r"postprocess|prepare_varlen|fmhaReduction)",
+        "no",
+        None,
+        "helper of an attention kernel: sums and conversions",
+        words="flash Flash cudnn sdpa fmha Fmha FMHA",
+        category="reduction",
+    ),
+    _rule(
+        r"FmhaBwd(?:OGradDotO|ConvertQ)|FmhaFwdSplitKVCombine|fmha_bwd_\w*(?:odo|dq_convert|dq_shuffle)|"
+        r"paged_attention_\w*reduce|(?:mla|attention)_(?:reduce|combine)|mla_reduce",
+        "no",
+        None,
+        "helper of an attention kernel: sums and conversions",
+        words="Fmha fmha paged_att mla attention_",
+        category="reduction",
+    ),
+    _rule(r"qk_int(?:8|4)?_sv_", "yes", "int8", "SageAttention: INT8 products of queries and keys", words="qk_int"),
+    _rule(
+        r"paged_attention_\w*_mfma|(?<![A-Za-z])pa_(?:bf16|fp16)_|(?<![A-Za-z])mla_(?:a\d+w\d+|dec_stage1_(?:bf16|fp16|fp8)|"
+        r"pfl_(?:bf16|fp16|fp8))|fmha_(?:fwd|bwd)_hd\d+_(?:bf16|fp16|fp8)",
+        "yes",
+        types.of_aiter,
+        "attention of AITER and ROCm: matrix instructions only",
+        words="paged_att pa_ mla_ fmha_",
+    ),
+    _rule(r"fmha_cutlass[FB]_bf16", "yes", "bf16", "memory-efficient attention; in BF16 it exists for sm80 alone"),
+    _rule(
+        r"fmha_cutlass[FB]_f16_\w*_sm(?:[789]\d|1\d\d)",
+        "yes",
+        "fp16",
+        "memory-efficient attention from sm70 on",
+    ),
+    _rule(
+        r"fmha_cutlass[FB]",
+        "unknown",
+        types.of_token,
+        "memory-efficient attention: FP32 depends on TF32, and a name cut off before smNN may be of sm50",
+    ),
+    _rule(
+        r"Attention(?:Backward)?Kernel.*(?:half_t|bfloat16_t).*arch::Sm[789]\d|"
+        r"Attention(?:Backward)?Kernel.*arch::Sm[789]\d.*(?:half_t|bfloat16_t)",
+        "yes",
+        types.of_template,
+        "memory-efficient attention from sm70 on",
+        words="ttention",
+    ),
+    _rule(
+        r"Flash_(?:fwd|bwd)_kernel_traits|pytorch_flash\d*(?:::)?\d*flash_|flash::flash_(?:fwd|bwd)|"
+        r"flash_bwd_dq_dk_dv_loop|flash_fwd_splitkv_(?:mla_)?kernel",
+        "yes",
+        types.of_template,
+        "FlashAttention 2: 16-bit only",
+        words="lash",
+    ),
+    _rule(
+        r"FlashAttn(?:Fwd|Bwd)Sm[89]\d|flash(?:::|\d+)FlashAttn(?:Fwd|Bwd)(?=I|<|$)|"
+        r"FlashAttention(?:Forward|Backward)Sm\d+",
+        "yes",
+        types.of_template,
+        "FlashAttention 3 and 4",
+    ),
+    _rule(r"cudnn_generated\w*sdpa", "yes", types.of_cudnn_sdpa, "cuDNN's generated attention: 16 bits or FP8"),
+    _rule(r"fmhaSm\d+|FmhaSm\d+", "yes", types.of_trtllm, "attention of TensorRT-LLM for sm100"),
+    _rule(
+        r"fmha_v2_flash|fmha_(?:fprop|dgrad|fwd|bwd)\w*(?:fp16|bf16)", "yes", types.of_token, "attention of apex, FA1"
+    ),
+    _rule(r"Batch\w*Prefill\w*KVCacheKernel", "yes", types.of_template, "FlashInfer prefill: matrix instructions only"),
+    _rule(
+        r"ck_tile.*Fmha(?:FwdKernel|Fwd(?:SplitKV|PagedKV)Kernel|BatchPrefill\w*Kernel|BwdDQDKDV)",
+        "yes",
+        types.of_rocm,
+        "attention of CK",
+    ),
+    # --- instructions and opcode classes
+    _rule(
+        rf"(?<![A-Za-z0-9]){_SHAPE}(?:tf32|bf16|f16|f32|fast_\w+?)?_?{_KIND}",
+        "yes",
+        types.of_shape,
+        "instruction shape of a tensor core in the name",
+    ),
+    _rule(
+        r"(?<![A-Za-z])(?:wmma_|sp|bs|bssp|bl)?tensorop_",
+        "yes",
+        types.of_cutlass,
+        "CUTLASS, an opcode class of tensor cores",
+        words="tensorop_",
+    ),
+    _rule(r"xmma_\w*(?:depthwise|dwconv)", "unknown", types.of_xmma, "xmma by channel: exists for both"),
+    _rule(
+        r"sm(?:[789]\d|1\d\d)_xmma_(?!\w*_[iu][48])\w*(?:tf32|bf16|f16|e4m3|e5m2|e2m1)",
+        "yes",
+        types.of_xmma,
+        "xmma in a type that its CUDA-core variants do not have",
+    ),
+    _rule(
+        r"sm(?:[789]\d|1\d\d)_xmma_\w*_(?:sp)?tensor\d+x\d+x\d+",
+        "yes",
+        types.of_xmma_tensor,
+        "xmma with a tensor-core instruction shape",
+    ),
+    _rule(
+        r"(?<![A-Za-z])xmma_(?:gemm|fprop|dgrad|wgrad)|\d_xmma_",
+        "unknown",
+        types.of_xmma,
+        "xmma, cut off or FP32",
+        words="xmma_",
+    ),
+    # --- cuBLASLt since CUDA 12
+    _rule(r"nvjet_(?:sm\d+_)?(?:ss[a-z]?_tf32|\w*tf32)", "yes", "tf32", "nvjet in TF32"),
+    _rule(
+        r"nvjet_(?:sm\d+_)?[htqreobi]{1,2}[a-z]{2,3}(?![a-z])",
+        "yes",
+        types.of_nvjet,
+        "nvjet: cuBLASLt for tensor cores",
+    ),
+    _rule(r"nvjet_", "unknown", types.of_nvjet, "nvjet without types in its name, or FP32 without the word TF32"),
+    # --- other libraries of matrix kernels
+    _rule(r"deep_gemm\w*::.*(?:gemm|mqa_logits)", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only"),
+    _rule(r"^sm(?:90|100)_(?:fp8|bf16|fp4)\w*_gemm\w*impl", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only"),
+    _rule(r"^(?:bmm|gemm)_(?:Mx)?(?:E2m1|E4m3|E5m2|Bfloat16|Fp16)_", "yes", types.of_trtllm, "TensorRT-LLM's own GEMM"),
+    _rule(
+        r"_(?:p_)?matmul_ogs_\w*?(?:bf16|fp16|f16|fp8|e4m3|e5m2|mxfp\d|u8)x",
+        "yes",
+        types.of_matmul_ogs,
+        "triton_kernels: products with 16 bits or fewer",
+        words="matmul_ogs_",
+    ),
+    _rule(
+        r"(?<![A-Za-z])(?:bf16gemm|fp8gemm|f8gemm|f4gemm|i8gemm|fmoe)_",
+        "yes",
+        types.of_aiter,
+        "AITER's assembly: matrix instructions only",
+        words="gemm_ fmoe_",
+    ),
+    _rule(
+        r"enable_(?:2x|3x)_kernel_for_sm(?:89|9x|10|12)|enable_sm(?:89|9\d|1\d\d)\w*<",
+        "yes",
+        types.of_template,
+        "CUTLASS 2 and 3 as PyTorch and vLLM use it",
+        words="enable_",
+    ),
+    _rule(
+        r"device_kernel<[^<(]*(?:fp8|fp4|e4m3|mxfp)[^<(]*(?:Gemm|gemm|GEMM)",
+        "yes",
+        types.of_token,
+        "CUTLASS: FP8 and FP4 exist on tensor cores alone",
+        words="device_kernel<",
+    ),
+    _rule(r"DeviceGemmFp4\w*Sm1\d\d", "yes", "fp4", "FP4 exists on tensor cores alone"),
+    _rule(
+        r"(?<![a-z])marlin\w*::\w*Marlin|(?<![A-Za-z])Marlin<",
+        "yes",
+        types.of_template,
+        "Marlin: 16-bit MMA",
+        words="arlin",
+    ),
+    _rule(r"tinygemm_m16n8k16", "yes", "bf16", "PyTorch's int4 weights: BF16 MMA"),
+    # --- CUTLASS as templates
+    _rule(
+        r"(?<!Wmma)(?:MmaTensorOp|OpClass(?:Wmma|Sparse|BlockScaled)?TensorOp)|MmaWmma|"
+        r"MainloopSm(?:9\d|1\d\d)\w*|SM(?:70|75|80|89|90|1\d\d)_(?:MMA_\w+|\d+x\d+x\d+)_|"
+        r"(?:GemmSm|Sm)(?:90|1\d\d)\w*Gemm\w*|Gemm\w*Sm(?:90|1\d\d)",
+        "yes",
+        types.of_template,
+        "CUTLASS 3 or CuTe: a matrix instruction in the template",
+        words="TensorOp MmaWmma MainloopSm SM7 SM8 SM9 SM1 Sm9 Sm1",
+    ),
+    # --- AMD: matrix cores
+    _rule(
+        r"(?i)xdlops?|igemm_\w*gtcx|(?<![a-z])[s]?mfma|smfmac|_xdl_",
+        "yes",
+        types.of_rocm,
+        "AMD matrix instruction",
+        words="dlop DLOP gtcx mfma MFMA smfmac _xdl_ _XDL_",
+    ),
+    _rule(r"(?i)wmma_cshuffle|_wmma_", "yes", types.of_rocm, "a matrix instruction in the name", words="wmma_ WMMA_"),
+    _rule(
+        r"miopenSp3AsmConv(?!Fury)|miopenGcnAsm|MIOpen\w*(?:Norm|Pool|Softmax)",
+        "no",
+        None,
+        "MIOpen on vector units",
+        words="iopen IOpen",
+    ),
+    _rule(_INSTRUCTION, "yes", types.of_instruction, "a matrix instruction in the name", words="mma MMA tcgen05"),
+    # --- GEMM/conv on CUDA cores
+    _rule(
+        r"(?:kepler|maxwell|pascal|volta|turing|ampere|ada|hopper|blackwell)_(?:(?:fp16|bf16)_)?"
+        r"(?:gc|gz|[sdhcz])(?:gemm|trsm|symm|syrk)(?!\w*tf32)",
+        "no",
+        types.of_blas,
+        "cuBLAS without an instruction shape: CUDA cores",
+    ),
+    _rule(
+        r"(?:maxwell|pascal|volta|turing|ampere)_(?:(?:fp16|int8x4|int8x32|int8)_)?[shidc]cudnn",
+        "no",
+        types.of_blas,
+        "cuDNN without an instruction shape: CUDA cores",
+    ),
+    _rule(r"(?<![A-Za-z])magma_[sdcz]gemm|magmablas", "no", types.of_blas, "MAGMA: CUDA cores", words="magma"),
+    _rule(
+        r"gemv|(?<![a-z])(?:dot|asum|nrm2|axpy|scal|ger)_kernel|reduce_1Block",
+        "no",
+        types.of_template,
+        "cuBLAS 1 and 2",
+        words="gemv _kernel reduce_1Block",
+    ),
+    _rule(
+        r"trsm_batch_|trsm_(?:left|right|lower|upper)|trsv_",
+        "no",
+        types.of_template,
+        "triangular solves of cuBLAS",
+        words="trsm_ trsv_",
+    ),
+    _rule(r"gemmSN_|gemmk1_kernel|gemm_kernel\dx\d", "no", types.of_template, "small products of cuBLAS"),
+    _rule(
+        r"^(?:void )?sgemm_(?:largek|\d+x\d+)(?!\w*(?:tf32|mma))",
+        "no",
+        "fp32",
+        "cuBLAS before it named GPUs",
+        words="sgemm_",
+    ),
+    _rule(r"splitKreduce|splitK_reduce|cublasLt::epilogue|epilogue::impl", "no", None, "sums after a split GEMM"),
+    _rule(
+        r"(?:im|ex)plicit_convolve_sgemm|precomputed_convolve_sgemm|convolve_common_engine|convolveNd_\w*engine|"
+        r"(?:dgrad|wgrad)_(?:alg\d_)?(?:nd_float_)?(?:float_)?engine|(?:conv2d|dgrad2d|wgrad2d)_grouped_direct|reduce_wgrad|"
+        r"conv_depthwise|cudnn::detail::(?:dgrad|wgrad)",
+        "no",
+        types.of_template,
+        "cuDNN's legacy engines: CUDA cores",
+        words="convol engine direct wgrad depthwise cudnn::detail",
+    ),
+    _rule(r"winograd", "no", types.of_template, "Winograd transforms, or Winograd without an instruction shape"),
+    _rule(
+        r"(?<![a-z])(?:fft\dd|(?:regular|vector|composite|multi_bluestein)_fft|DIT_fft|DIF_fft)",
+        "no",
+        None,
+        "FFT",
+        words="fft",
+    ),
+    # --- MIOpen beside its products, and cuDNN's transforms around an FFT
+    _rule(
+        r"SubTensorOpWith|(?i:im2d?2?col|col2im|im2col\dd)|flip_filter|kern_precompute_indices|region_transform|"
+        r"pointwise_mult_and_sum_complex|Op[1-5]dTensor|Batched_?Transpose",
+        "no",
+        None,
+        "transforms and sums beside a convolution",
+        words="SubTensor 2Col 2col Col2 col2 flip_ kern_pre region_ pointwise_mult dTensor ranspose",
+        category="layout",
+    ),
+    # --- families that multiply no matrices
+    _rule(
+        r"at::native|_ZN2at6native|at_cuda_detail|at::cuda",
+        "no",
+        None,
+        "PyTorch's own kernels, which multiply no matrices",
+    ),
+    _rule(
+        r"(?<![A-Za-z])(?:cub|thrust|hipcub|rocprim)(?:::|\d)",
+        "no",
+        None,
+        "scans, sorts and reductions",
+        words="cub thrust rocprim",
+    ),
+    _rule(
+        r"transformer_engine(?:::|\d)(?!.*(?i:gemm|matmul))|deep_gemm::transpose",
+        "no",
+        None,
+        "casts, norms, layouts",
+        words="transformer_engine deep_gemm::",
+    ),
+    _rule(r"fbgemm_gpu|split_embedding|permute_pooled|linearize_index", "no", None, "FBGEMM's embeddings"),
+    _rule(
+        r"multi_tensor_apply|(?i:fused_?(?:adam|sgd|lamb|adagrad|novograd))",
+        "no",
+        None,
+        "an optimizer over lists",
+        words="multi_tensor used",
+    ),
+    _rule(
+        r"cudnn::(?:ops|bn_|detail::bn)|compute\w*Offsets|cudnn::cnn::\w*pool",
+        "no",
+        None,
+        "cuDNN, other than convolutions",
+    ),
+    _rule(r"cudnn_generated\w*(?:bn|batch_?norm|layer_?norm|rms_?norm|softmax)", "no", None, "cuDNN's norms"),
+    # --- serving engines and mixtures of experts, beside their products
+    _rule(
+        r"moe::dev::(?:routing|finalize|activation|permute)|moe_(?:align|sum|permute|unpermute)|reshape_and_cache|"
+        r"store_kv_?cache|concat_and_cache|scaled_fp8_quant|scaled_int8_quant|per_token(?:_group)?_quant|"
+        r"causal_conv1d_|recat_copy_async|bounds_check_indices|kv_indices|page_indices|combined_routing|"
+        r"_finalize_matmul_scatter|sum_bitmatrix|reduce_segments|count_expert|expand_to_fused|get_fused_mapping|"
+        r"reduce_fused_impl|get_dispatch_layout|future_token_ids|clamp_position|sage_quant|_copy_tensor_kernel|"
+        r"topk_gating|topkGating|expandInputRows|finalizeMoeRouting|doActivation|grouped_gemm::\w+::utils::transpose",
+        "no",
+        None,
+        "routing, caches, casts and sums beside the products of a language model",
+        category="other",
+    ),
+    _rule(r"^_chunk_scan_bwd_(?:dz|ddAcs_unstable)", "no", None, "Mamba 2 beside its products", words="_chunk_scan_"),
+    _rule(
+        r"^_(?:bmm_chunk_(?:fwd|bwd)|chunk_scan_fwd|chunk_state_(?:fwd|varlen)|chunk_scan_chunk_state_bwd|"
+        r"chunk_(?:scan|state)_bwd_(?:d[bcx]|dcb|dstates|ddAcs_(?:prev|stable)))(?:_|$)",
+        "yes",
+        None,
+        "Mamba 2: products of chunks by tl.dot",
+        words="_chunk_ _bmm_chunk",
+    ),
+    _rule(
+        r"(?<![a-z])(?:fill_|cast_|sort|scan|rope|relu|adamw?(?:_|functor|$)|lamb_|sgd_|rms_)|pool(?:ing)?\dd",
+        "no",
+        None,
+        "elementwise, or sums",
+        words="fill_ cast_ sort scan rope relu adam lamb_ sgd_ rms_ pool",
+        unless=_PRODUCTS,
+        fold=True,
+    ),
+    _rule(
+        "",
+        "no",
+        None,
+        "elementwise, or sums",
+        words="elementwise reduce_kernel softmax layernorm layer_norm rmsnorm rms_norm batchnorm batch_norm groupnorm "
+        "group_norm instancenorm instance_norm bn_fw bn_bw ln_fwd ln_bwd nchwtonhwc nhwctonchw transpose "
+        "tensortransform op_generic_tensor opgenerictensor scalepackedtensor upsample addpadding max_pool maxpool "
+        "avg_pool avgpool dropout embedding indexselect index_select gather scatter catarray cunn_ classnll "
+        "crossentropy cross_entropy copy_kernel quantize rotary topk top_k bitonic radix cumsum arange rowwisemoments "
+        "gammabeta cucompute cuapply elemwise settensor koptimizer unscale activation silu gelu swiglu act_and_mul",
+        unless=_PRODUCTS,
+        fold=True,
+    ),
+    _rule(
+        r"^_?\w*(?:gemm|matmul|(?<![a-z])[bg]?mm(?:_|$)|moe_kernel|attn_(?:fwd|bwd)|unified_attention|sage_fwd|mqa_logits)|"
+        r"^_?bwd_kernel(?:_|$)|^_?fwd_kernel(?:_|$)|^_?(?:fwd|bwd)_grouped_kernel|^_?(?:attn|attention)_(?:fwd|bwd)|"
+        r"^_?bwd_(?:dq|dkdv|dkv)_kernel|^_?chunk_\w*(?:fwd|bwd)_kernel_(?:o|h|dh|dv|dqk\w*|dqkwg|inter|intra)$",
+        "unknown",
+        None,
+        "a Triton kernel that multiplies by tl.dot: depends on the types of its inputs",
+        unless=r"[<(:]|reduce|quant|preprocess|cumsum|rope|(?<!grouped_kernel_)stage\d|combine|scatter|gemma|_tiles?$|schedule|launch_|hgrn",
+        by_dtype=True,
+    ),
+)
+"""In the order in which they are tried: pattern, tensor cores or not, how to read the precision, and the reason."""

@@ -1,0 +1,203 @@
+"""The rows of `collectives` from a trace: one per communication kernel, with the message that it carries.
+
+What a collective carries is told by newer versions of torch in `record_param_comms` and in NCCL's kernels. Of older
+ones the range around the launch (`nccl:all_reduce`) has the shape and type of the input, and the kernel a name.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from amp_core.formats import dtype_of, element_bytes
+from amp_core.hardware.kernel_names import classify_kernel
+from amp_core.traces import intervals as times
+from amp_core.traces.collect import TraceEvents
+from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.kernel_rows import Rows, device_name, parse_types, text_at
+from amp_core.traces.link import PHASES, Host
+
+KINDS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "sendrecv": "send_recv",
+    "send": "send",
+    "recv": "recv",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+}
+"""Names of collectives by what their many spellings contain, longer ones first."""
+
+_REDUCES = re.compile(r"_(?:Sum|Prod|Min|Max|Avg|PreMulSum|SumPostDiv)_([a-z]+\d*)")
+"""The type in the name of a NCCL kernel that reduces; others move bytes."""
+_KERNEL_TYPES = {"f": "float", "half": "float16", "f16": "float16", "bf16": "bfloat16", "bfloat": "bfloat16"} | {
+    "f32": "float32", "f64": "float64"
+}  # fmt: skip
+
+
+def collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, accelerator: str) -> Rows:
+    """Rows of `collectives`; those launched outside of the marked steps are left out. `amp_core.schema` describes the
+    columns."""
+    communicates = np.array([classify_kernel(text).category == "communication" for text in events.texts], dtype=bool)
+    is_one = communicates[linked.name] & (linked.device >= 0) & ~np.isneginf(linked.launched_us)
+    chosen = np.flatnonzero(is_one)
+    chosen = chosen[np.argsort(linked.launched_us[chosen], kind="stable")]
+    step = _steps(host, linked.launched_us[chosen])
+    alone = _alone_us(linked, is_one)
+    inner = _nccl_ranges(events, host)
+    rows: Rows = {name: [] for name in _COLUMNS}
+    numbers: dict[tuple[int | None, str | None, int], int] = {}
+    for i, in_step in zip(chosen.tolist(), step, strict=True):
+        if in_step is None and host.steps:
+            continue
+        op, device, kernel = int(linked.op[i]), int(linked.device[i]), events.texts[linked.name[i]]
+        message = _message(events, i, op)
+        group = ", ranks ".join(str(message[key]) for key in ("group", "ranks") if message.get(key) not in (None, ""))
+        name = _kind(str(message.get("name", ""))) or _kind(_around(events, host, inner, op)) or _kind(kernel)
+        size = _whole(message.get("size"))
+        dtype, elements = _elements(events, host, inner, op, message, name, size, kernel)
+        place = (in_step, group or None, device)
+        numbers[place] = numbers.get(place, -1) + 1
+        width = element_bytes(dtype) if dtype else None
+        values = (
+            in_step,
+            numbers[place],
+            name or "other",
+            group or None,
+            size,
+            dtype,
+            elements * width if width is not None and elements is not None and elements * width < 2**63 else None,
+            round(float(linked.own_us[i]), 3),
+            round(float(alone[i]), 3),
+            PHASES[linked.phase[i]],
+            device_name(device, accelerator),
+            kernel,
+        )
+        for column, value in zip(_COLUMNS, values, strict=True):
+            rows[column].append(value)
+    return rows
+
+
+_COLUMNS = (
+    "step",
+    "number",
+    "name",
+    "group",
+    "group_size",
+    "dtype",
+    "message_bytes",
+    "total_us",
+    "alone_us",
+    "phase",
+    "device",
+    "kernel",
+)
+
+
+def _steps(host: Host, launched: times.Floats) -> list[int | None]:
+    """The marked step in which each moment of the host lies."""
+    if not host.steps:
+        return [None] * len(launched)
+    at = np.searchsorted([start for start, _, _ in host.steps], launched, side="right") - 1
+    return [
+        host.steps[n][2] if n >= 0 and moment < host.steps[n][1] else None
+        for n, moment in zip(at.tolist(), launched.tolist(), strict=True)
+    ]
+
+
+def _alone_us(linked: LinkedWork, is_one: Any) -> times.Floats:
+    """For each communication kernel, its time without a kernel of another kind on the device."""
+    alone = linked.own_us.copy()
+    for device in np.unique(linked.device[is_one]).tolist():
+        here = linked.device == device
+        starts, ends = times.union(linked.start_us[here & ~is_one], linked.end_us[here & ~is_one])
+        if not len(starts):
+            continue
+        before = np.concatenate([[0.0], np.cumsum(ends - starts)])
+        ones = np.flatnonzero(here & is_one)
+        alone[ones] -= _covered(starts, ends, before, linked.end_us[ones]) - _covered(
+            starts, ends, before, linked.start_us[ones]
+        )
+    return alone
+
+
+def _covered(starts: times.Floats, ends: times.Floats, before: times.Floats, at: times.Floats) -> times.Floats:
+    """Time before each moment that the intervals cover; `before`: the same at the start of each interval."""
+    last = np.searchsorted(starts, at, side="right") - 1
+    inside = np.where(last >= 0, np.minimum(at, ends[last]) - starts[last], 0.0)
+    result: times.Floats = np.where(last >= 0, before[np.maximum(last, 0)] + inside, 0.0)
+    return result
+
+
+def _nccl_ranges(events: TraceEvents, host: Host) -> dict[int, int]:
+    """By operator, the range `nccl:…` inside it, which has the shape and type of the input."""
+    named = [n for n, text in enumerate(events.texts) if text.startswith("nccl:")]
+    found = np.flatnonzero(np.isin(np.asarray(events.spans.name), named))
+    return dict(zip(host.parent[found].tolist(), found.tolist(), strict=True))
+
+
+def _message(events: TraceEvents, work: int, op: int) -> dict[str, Any]:
+    text = events.messages_of_work.get(work, events.messages_of_span.get(op))
+    message: dict[str, Any] = json.loads(events.texts[text]) if text is not None else {}
+    return message
+
+
+def _around(events: TraceEvents, host: Host, inner: dict[int, int], op: int) -> str:
+    """Names of the range inside the operator of the launch, and of the operator around it."""
+    spans = [inner.get(op, -1), int(host.parent[op]) if op >= 0 else -1, op]
+    return next((text for n in spans if n >= 0 and _kind(text := events.texts[events.spans.name[n]])), "")
+
+
+def _kind(text: str) -> str:
+    folded = text.lower().replace("_", "")
+    return next((name for word, name in KINDS.items() if word in folded), "")
+
+
+def _elements(
+    events: TraceEvents,
+    host: Host,
+    inner: dict[int, int],
+    op: int,
+    message: dict[str, Any],
+    name: str,
+    size: int | None,
+    kernel: str,
+) -> tuple[str | None, int | None]:
+    """dtype and number of elements of the whole message; None for what the trace does not tell."""
+    dtype = dtype_of(str(message.get("dtype", "")))
+    elements = max((n for key in ("in", "out") if (n := _whole(message.get(key))) is not None), default=None)
+    spans, within = events.spans, inner.get(op, -1)
+    around = int(host.parent[op]) if op >= 0 else -1  # c10d::…, which has inputs and outputs; the others have inputs
+    for span in (around, within, op):
+        if span < 0 or (span == around and not events.texts[spans.name[span]].startswith("c10d::")):
+            continue
+        types = parse_types(events.texts[spans.dtypes[span]]) if spans.dtypes[span] >= 0 else []
+        dtype = dtype or next((d for one in types if one != "Scalar" and (d := dtype_of(one))), None)
+        counts = [_count(s) for s in json.loads(text_at(events.texts, spans.shapes[span]) or "[]")]
+        known = max((n for n in counts if n), default=None)
+        if elements is None and known is not None:
+            gathers = name == "all_gather" and span != around
+            elements = known * size if gathers and size else None if gathers else known
+    if dtype is None and (match := _REDUCES.search(kernel)) and name in ("all_reduce", "reduce_scatter", "reduce"):
+        dtype = dtype_of(_KERNEL_TYPES.get(match[1], match[1]))
+    return dtype, elements
+
+
+def _count(shape: Any) -> int:
+    """Elements of a shape, or of a list of shapes together; 0 for none."""
+    if not isinstance(shape, list) or not shape:
+        return 0
+    if isinstance(shape[0], list):
+        return sum(map(_count, shape))
+    return math.prod(shape) if all(_whole(n) is not None for n in shape) else 0
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None

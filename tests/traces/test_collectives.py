@@ -1,0 +1,156 @@
+"""Collectives in traces: what they carry, and who is waited for."""
+
+import pytest
+
+from amp_core import diagnose, load_run
+from amp_core.analysis.performance.collectives import (
+    collective_rows,
+    collective_table,
+    gradient_dtype,
+    rank_waiting,
+    waited_for,
+)
+from amp_core.analysis.ranks import rank_spread
+from amp_core.traces import import_traces, read_trace
+from tests.traces.made import GEMM, NCCL, Made, write
+
+REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def collective(trace, start, duration, launched, kernel=NCCL, **message):
+    """One collective: the operator that tells what it carries, its launch and its kernel."""
+    trace.op("record_param_comms", launched - 2, 20, 2, **message)
+    trace.kernel(kernel, start, duration, launched, 2)
+
+
+def ddp(enters, *, leaves=(700, 950), rank=0, dtype="Float", group=None):
+    """A step of 1,000 µs on one rank, which enters its collectives at `enters`; all leave them at `leaves`."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 5, 8, **{"Input type": ["float"] * 2})
+    trace.kernel(GEMM, 20, 280, 6)
+    trace.op("MmBackward0", 30, 100, 2)
+    for n, (enter, leave) in enumerate(zip(enters, leaves, strict=True)):
+        message = {"Collective name": "allreduce", "dtype": dtype, "In msg nelems": 1000, "Out msg nelems": 1000}
+        message |= {"Process Group Name": group} if group else {}
+        collective(trace, enter, leave - enter, 40 + 30 * n, **message, **{"Group size": 2})
+    return trace.document(distributedInfo={"rank": rank, "world_size": 2})
+
+
+def run_of(tmp_path, *documents):
+    files = [write(tmp_path / f"r{n}.json", document) for n, document in enumerate(documents)]
+    return load_run(import_traces(files, tmp_path / "run"))
+
+
+def test_the_rank_that_enters_last_is_the_one_that_is_waited_for(tmp_path):
+    # Rank 0 enters first and waits 300 and 100 µs; rank 1's transfers take 100 µs each.
+    run = run_of(tmp_path, ddp((300, 750)), ddp((600, 850), rank=1))
+    table = rank_waiting(run).set_index("rank")
+    assert table["waiting_ms"].to_dict() == pytest.approx({0: 0.4, 1: 0.0})
+    assert table["transfer_ms"].to_dict() == pytest.approx({0: 0.2, 1: 0.2})
+    waited = waited_for(run)
+    assert (waited.rank, waited.last_frac) == (1, 1.0)
+    assert waited.waiting_ms == pytest.approx(0.4) and waited.all_waiting_ms == pytest.approx(0.2)
+    spread = rank_spread(run)
+    assert spread.slowest == 1 and spread.frac > 0.35 and spread.own_ms > spread.median_ms
+
+
+def test_waiting_is_told_by_collective(tmp_path):
+    run = run_of(tmp_path, ddp((300, 850)), ddp((600, 750), rank=1))
+    rows = collective_rows(run)
+    assert rows.groupby("number")["last"].first().tolist() == [1.0, 0.0]
+    assert rows.sort_values(["number", "rank"])["waiting_us"].tolist() == pytest.approx([300, 0, 0, 100])
+    assert waited_for(run).rank == 1
+
+
+def test_ranks_with_different_collectives_are_not_matched(tmp_path):
+    run = run_of(tmp_path, ddp((300, 750)), ddp((600,), leaves=(700,), rank=1))
+    assert collective_rows(run)["last"].isna().all() and waited_for(run) is None
+    assert rank_waiting(run).empty
+
+
+def test_groups_of_some_ranks_are_matched_among_themselves(tmp_path):
+    documents = [
+        ddp((e, 800), rank=r, group=g) for r, (e, g) in enumerate([(300, "a"), (600, "a"), (400, "b"), (500, "b")])
+    ]
+    rows = collective_rows(run_of(tmp_path, *documents))
+    first = rows[rows["number"] == 0].set_index("rank")
+    assert first["waiting_us"].to_dict() == pytest.approx({0: 300, 1: 0, 2: 100, 3: 0})
+
+
+def test_the_root_of_a_broadcast_is_not_called_late(tmp_path):
+    def broadcast(duration, rank):
+        trace = Made()
+        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+        collective(trace, 100, duration, 10, **{"Collective name": "broadcast", "In msg nelems": 10})
+        return trace.document(distributedInfo={"rank": rank, "world_size": 2})
+
+    assert waited_for(run_of(tmp_path, broadcast(10, 0), broadcast(600, 1))) is None
+
+
+def test_bandwidth_is_of_the_transfer_alone(tmp_path):
+    both = collective_table(run_of(tmp_path, ddp((300, 750)), ddp((600, 850), rank=1)))
+    row = both.iloc[0]
+    assert (row["name"], row["dtype"], row["phase"], row["count"], row["group_size"]) == (
+        "all_reduce", "float32", "backward", 2.0, 2.0,
+    )  # fmt: skip
+    assert row["message_bytes"] == 4000 and row["gb_per_s"] == pytest.approx(4000 / 100e-6 / 1e9) and not row["bound"]
+
+
+def test_of_one_rank_bandwidth_is_a_lower_bound(tmp_path):
+    row = collective_table(run_of(tmp_path, ddp((300, 750)))).iloc[0]
+    assert row["bound"] and row["gb_per_s"] == pytest.approx(8000 / 600e-6 / 1e9)
+
+
+def test_time_alone_leaves_out_what_runs_beside(tmp_path):
+    rows = collective_rows(run_of(tmp_path, ddp((200, 750))))  # the product ends at 300
+    assert rows.sort_values("number")["alone_us"].tolist() == pytest.approx([400, 200])
+
+
+def test_gradients_in_fp32_are_named_in_the_advice_and_16_bit_ones_too(tmp_path):
+    full = run_of(tmp_path, ddp((300, 750)))
+    assert gradient_dtype(full) == "float32"
+    (finding,) = [f for f in diagnose(full) if f.code == "exposed-communication"]
+    assert "bf16_compress_hook" in finding.advice
+    (tmp_path / "b").mkdir()
+    half = run_of(tmp_path / "b", ddp((300, 750), dtype="BFloat16"))
+    assert gradient_dtype(half) == "bfloat16"
+    (finding,) = [f for f in diagnose(half) if f.code == "exposed-communication"]
+    assert "bfloat16 already" in finding.advice and "compress" not in finding.advice + finding.snippet
+
+
+def test_exposed_communication_says_who_is_waited_for(tmp_path):
+    run = run_of(tmp_path, ddp((300, 750)), ddp((650, 900), rank=1))
+    (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
+    assert "waiting for others" in finding.title and "rank 1 enters 100 % of the collectives last" in finding.advice
+
+
+def test_older_versions_tell_the_message_by_the_range_around_the_launch(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op(
+        "c10d::_allgather_base_", 10, 60, **{"Input Dims": [[64, 8], [32, 8], []], "Input type": ["c10::Half"] * 2}
+    )
+    trace.op("record_param_comms", 12, 50, **{"Input Dims": [[], []], "Input type": ["Scalar", "Scalar"]})
+    trace.event("mark", "nccl:_all_gather_base", 14, 40, 1, **{"Input Dims": [[32, 8]], "Input type": ["c10::Half"]})
+    trace.kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", 100, 50, 20)
+    rows = read_trace(write(tmp_path / "t.json", trace.document())).collectives
+    assert (rows["name"], rows["dtype"], rows["message_bytes"]) == (["all_gather"], ["float16"], [64 * 8 * 2])
+
+
+def test_without_a_message_the_kernel_tells_kind_and_type(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel(REDUCE_SCATTER, 100, 50, 20)
+    trace.kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 200, 50, 40)
+    rows = read_trace(write(tmp_path / "t.json", trace.document())).collectives
+    assert rows["name"] == ["reduce_scatter", "all_reduce"] and rows["dtype"] == ["bfloat16", "float32"]
+    assert rows["message_bytes"] == [None, None]
+
+
+def test_ranks_with_another_order_of_collectives_are_not_matched(tmp_path):
+    documents = [ddp((300, 750), rank=rank) for rank in range(2)]
+    told = [e["args"] for e in documents[1]["traceEvents"] if e["name"] == "record_param_comms"]
+    told[1]["Collective name"] = "_allgather_base"
+    rows = collective_rows(run_of(tmp_path, *documents))
+    assert rows["last"].isna().all()

@@ -1,0 +1,103 @@
+"""The timeline of one profiled step: rows, bars, queue, and the file for Perfetto."""
+
+import json
+
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis import timeline, timeline_bars
+from amp_core.analysis.performance.timeline import MAX_BARS, device_use
+from amp_core.interop.perfetto import step_trace
+from amp_core.schema import RunError
+from amp_core.traces import import_traces, read_trace
+from amp_core.views import TIMELINE
+from tests.synthetic import write as write_run
+from tests.traces import made
+from tests.traces.made import Made, write
+
+
+def run_of(tmp_path, document, name="run"):
+    return load_run(import_traces([write(tmp_path / "t.json", document)], tmp_path / name))
+
+
+def two_streams():
+    """A step of 1,000 µs: two products on stream 7, an all-reduce beside them on stream 9."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 5, 30, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 100, 300, 10)
+    trace.events[-1]["args"] |= {"est. achieved occupancy %": 40, "blocks per SM": 0.5}
+    trace.kernel(made.GEMM, 500, 100, 20)
+    trace.events[-1]["args"] |= {"est. achieved occupancy %": 80, "blocks per SM": 4}
+    trace.kernel(made.NCCL, 300, 600, 50)
+    trace.events[-1]["args"] |= {"stream": 9, "blocks per SM": 0.1}
+    return trace.document()
+
+
+def test_the_step_of_median_length_is_kept(tmp_path):
+    trace = Made()
+    for number, length in enumerate((900, 300, 500)):
+        at = 1000 * number
+        trace.event("mark", f"ProfilerStep#{number}", at, length, 1)
+        trace.op("aten::mm", at + 5, 30)
+        trace.kernel(made.GEMM, at + 50, 10 + number, at + 10)
+    rows = read_trace(write(tmp_path / "t.json", trace.document())).timeline
+    assert (rows["step"], rows["start_us"], rows["total_us"], rows["queue_us"]) == ([2], [50], [12], [40])
+    assert (rows["op"], rows["tensor_core"], rows["stream"]) == (["aten::mm"], ["yes"], [7])
+
+
+def test_bars_are_by_stream_and_part_below_the_phases(tmp_path):
+    bars = timeline_bars(timeline(run_of(tmp_path, two_streams())))
+    rows = bars[["lane", "part", "start_ms", "end_ms"]].values.tolist()
+    assert ["stream 7", "tensor", 0.1, 0.4] in rows and ["stream 7", "tensor", 0.5, 0.6] in rows
+    assert ["stream 9", "communication", 0.3, 0.9] in rows
+    assert ["phase", "forward", 0.1, 0.9] in rows and len(rows) == 4
+
+
+def test_close_neighbours_are_merged_where_there_are_too_many(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 100_000, 1)
+    for n in range(MAX_BARS + 500):
+        trace.kernel(made.RELU, 20 * n, 15, 20 * n)
+    rows = timeline(run_of(tmp_path, trace.document()))
+    bars = timeline_bars(rows)
+    kernels = bars[bars["lane"] != "phase"]
+    assert len(bars) <= MAX_BARS < len(rows) == kernels["count"].sum()
+
+
+def test_queue_and_occupancy(tmp_path):
+    use = device_use(timeline(run_of(tmp_path, two_streams())))
+    # From 100 to 900 µs: the second product waits until 500, the all-reduce until 300.
+    assert use.queue_length == pytest.approx((400 + 200) / 800) and use.queue_empty_frac == pytest.approx(0.5)
+    assert use.occupancy_frac == pytest.approx(0.5) and use.small_frac == pytest.approx(0.75)
+
+
+def test_without_what_newer_profilers_tell_nothing_is_claimed(tmp_path):
+    trace = Made()
+    trace.op("aten::mm", 5, 30)
+    trace.event("kernel", made.GEMM, 100, 300, "stream 7", device=0)
+    use = device_use(timeline(run_of(tmp_path, trace.document())))
+    assert (use.queue_length, use.occupancy_frac, use.small_frac) == (None, None, None)
+
+
+def test_the_step_is_saved_for_perfetto(tmp_path):
+    run = run_of(tmp_path, two_streams())
+    events = json.loads(step_trace(run))["traceEvents"]
+    kernels = [event for event in events if event["ph"] == "X"]
+    assert [(e["tid"], e["ts"], e["dur"]) for e in kernels] == [(7, 100, 300), (9, 300, 600), (7, 500, 100)]
+    assert kernels[0]["args"]["op"] == "aten::mm" and kernels[0]["args"]["tensor_core"] == "yes"
+    again = read_trace(write(tmp_path / "again.json", json.loads(step_trace(run))))  # the importer reads it too
+    assert sum(again.kernels["total_us"]) == 1000
+
+
+def test_a_run_without_a_timeline_says_so(tmp_path):
+    run = load_run(write_run(tmp_path / "plain", "fp32"))
+    assert TIMELINE.missing(run) == "No profiled step has the times of its kernels."
+    with pytest.raises(RunError, match="no timeline"):
+        step_trace(run)
+
+
+def test_a_cpu_trace_has_no_timeline(tmp_path):
+    trace = Made()
+    trace.op("aten::mm", 5, 30)
+    assert read_trace(write(tmp_path / "t.json", trace.document())).timeline == {}

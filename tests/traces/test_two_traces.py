@@ -1,0 +1,118 @@
+"""Two traces side by side: what AMP bought, and where the rest of the time went."""
+
+import pytest
+
+from amp_core import load_run
+from amp_core.__main__ import main
+from amp_core.analysis import compare_step_cost
+from amp_core.analysis.comparison.trace_change import compare_kernels, trace_change
+from amp_core.schema import RunError
+from amp_core.traces import import_traces
+from tests.traces.made import CAST, GEMM, RELU, SIMT, Made, write
+
+
+def forward(*, amp, steps=True):
+    """A step of a product and a ReLU: 600 and 200 µs in FP32; with casts, 200 and 100 in 16 bits, and a longer gap."""
+    trace = Made()
+    if steps:
+        trace.event("mark", "ProfilerStep#3", 0, 700 if amp else 1000, 1)
+    at = 100
+    if amp:
+        trace.op("aten::copy_", 1, 8, **{"Input type": ["c10::Half", "float"], "Input Dims": [[8, 8], [8, 8]]})
+        trace.kernel(CAST, at, 50, 2)
+        at += 50
+    trace.op("aten::mm", 20, 8, **{"Input type": ["c10::Half" if amp else "float"] * 2})
+    trace.kernel(GEMM if amp else SIMT, at, 200 if amp else 600, 22)
+    trace.op("aten::relu", 40, 8)
+    trace.kernel(RELU, at + (200 if amp else 600), 100 if amp else 200, 42)
+    return trace.document()
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [write(tmp_path / f"{name}.json", forward(amp=name == "amp")) for name in ("fp32", "amp")]
+
+
+@pytest.fixture
+def runs(tmp_path, files):
+    return [load_run(import_traces([file], tmp_path / file.stem)) for file in files]
+
+
+def test_the_change_says_what_was_bought_what_it_cost_and_what_is_left(runs):
+    change = trace_change(runs)
+    assert (change.first_us, change.us, change.unit) == (1000, 700, "step")
+    assert dict(zip(change.parts["label"], change.parts["change_us"], strict=True)) == pytest.approx(
+        {"GEMM/conv": -400, "memory-bound": -100, "casts": 50, "idle between kernels": 150}
+    )
+    assert change.sentences == (
+        "amp takes 0.700 ms a step, fp32 1.00 ms: 1.43 × as fast.",
+        "Gained: GEMM/conv 0.400 ms (3.00 × as fast); memory-bound 0.100 ms (2.00 × as fast).",
+        "Paid: idle between kernels 0.150 ms more; casts 0.0500 ms more.",
+        "It runs 1.00 casts more per step, which take 0.0500 ms.",
+        "What is left: idle between kernels 50.0 %, GEMM/conv 28.6 %, memory-bound 14.3 %.",
+    )
+
+
+def test_backwards_it_is_slower(runs):
+    assert "1.43 × as long" in trace_change(runs[::-1]).sentences[0]
+
+
+def test_operators_are_faster_though_their_kernels_appear_and_vanish(runs):
+    ops = compare_kernels(runs, "op").set_index("name")
+    assert ops["verdict"].to_dict() == {"aten::mm": "faster", "aten::relu": "faster", "aten::copy_": "appeared"}
+    mm = ops.loc["aten::mm"]
+    assert (mm["first_us"], mm["us"], mm["ratio"], mm["first_kernel"], mm["kernel"]) == (600, 200, 3, SIMT, GEMM)
+    assert (mm["first_tensor_core"], mm["tensor_core"]) == ("no", "yes")
+    kernels = compare_kernels(runs, "kernel").set_index("name")["verdict"].to_dict()
+    assert kernels == {SIMT: "vanished", GEMM: "appeared", RELU: "faster", CAST: "appeared"}
+
+
+def test_times_are_per_step_and_rank(tmp_path, files):
+    single = load_run(import_traces(files[:1], tmp_path / "one"))
+    both = load_run(import_traces([files[0], write(tmp_path / "again.json", forward(amp=False))], tmp_path / "two"))
+    assert (compare_kernels([single, both], "op")["verdict"] == "same").all()
+    assert trace_change([single, both]).parts["change_us"].abs().max() == 0
+
+
+def test_traces_without_steps_are_compared_by_window(tmp_path):
+    runs = [
+        load_run(import_traces([write(tmp_path / f"{n}.json", forward(amp=n == 1, steps=False))], tmp_path / f"r{n}"))
+        for n in range(2)
+    ]
+    change = trace_change(runs)
+    assert change.unit == "profiled window" and not change.notes
+    frame = compare_step_cost(runs)
+    assert set(frame["per"]) == {"window"} and set(frame["source"]) == {"profile"}
+
+
+def test_only_one_with_steps_is_said(tmp_path, runs):
+    plain = load_run(import_traces([write(tmp_path / "n.json", forward(amp=True, steps=False))], tmp_path / "n"))
+    assert "Only one of the two marks steps" in trace_change([runs[0], plain]).notes[0]
+
+
+def test_the_command_takes_traces(files, capsys):
+    assert main(["compare", *map(str, files)]) == 0
+    out = capsys.readouterr().out
+    assert "amp.json takes 0.700 ms a step, fp32.json 1.00 ms: 1.43 × as fast." in out
+    assert "aten::mm" in out and "vanished" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give --out DIR for the runs, or two traces"),
+        (["a"], "give two, the baseline first"),
+        (["a", "b", "--steps", "5"], "steps is for training"),
+        (["a", "b", "--out", "c"], "out is for training"),
+    ],
+)
+def test_bad_arguments_are_told_in_one_sentence(arguments, says, capsys):
+    assert main(["compare", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_run_without_kernels_is_refused(tmp_path, runs):
+    from tests.synthetic import write as write_run
+
+    with pytest.raises(RunError, match="no profiled window"):
+        trace_change([runs[0], load_run(write_run(tmp_path / "plain", "fp32"))])
