@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis.steps import recipe
-from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC, steps_of
 from amp_core.findings.signals import GEMM_LAYERS, autocast_dtype, by_framework, facts, model_name, signals
@@ -221,6 +221,9 @@ def autocast_inactive(run: Run) -> list[Finding]:
 def _not_as_requested(run: Run) -> list[Finding]:
     """A framework was configured for 16 bits and trained in FP32: some do so on a CPU without a warning."""
     requested, ran = run.head.config.get("requested_precision"), recipe(run)
+    elsewhere = signals(run, "autocast elsewhere")
+    if len(elsewhere):
+        return [_of_another_device(run, str(elsewhere["name"].iloc[0]))]
     if requested not in ("fp16", "bf16") or ran not in ("fp32", "tf32"):
         return []
     scaler = run.head.config.get("scaler")
@@ -239,6 +242,25 @@ def _not_as_requested(run: Run) -> list[Finding]:
             "bf16, or train on a GPU.",
         )
     ]
+
+
+def _of_another_device(run: Run, kind: str) -> Finding:
+    device = str(run.head.config.get("device") or "cpu").partition(":")[0]
+    return make_finding(
+        "autocast-inactive",
+        f"Autocast is opened for {kind}, and the model runs on {device}: nothing is cast",
+        f'torch.autocast("{kind}")',
+        value=1.0,
+        limit=MIN_REPORTED_FRAC,
+        unit="share of matrix weights",
+        remedy=Remedy(
+            f"An autocast region casts operators of its own device type alone. Open it for {device}, the device of the "
+            "model, or move the model.",
+            "device_type = next(model.parameters()).device.type\n"
+            "with torch.autocast(device_type, dtype=dtype):\n"
+            "    loss = loss_fn(model(x), y)",
+        ),
+    )
 
 
 def _wide_products(run: Run) -> list[Finding]:

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pyarrow.compute as pc
 
 from amp_core.findings.first_cause import stays_broken
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
@@ -10,7 +11,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import autocast_dtype, call_orders, facts, model_name, signals
+from amp_core.findings.signals import autocast_dtype, call_orders, facts, has_fp32_masters, model_name, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
 from amp_core.store.run import Run
@@ -110,11 +111,12 @@ def _dtype_of_losses(run: Run) -> str | None:
 )
 def half_model(run: Run) -> list[Finding]:
     """`half-model`: a model, or a module with all its parameters, in float16, without a scaler that would refuse it."""
-    if fp16_parameters(run):
+    if fp16_parameters(run) or has_fp32_masters(run):
         return []
     model = run.head.model
     train = {n for n, d in facts(model, "dtypes").items() if d == "float16"}
-    narrow = train | {n for n, d in facts(model, "frozen_dtypes").items() if d == "float16"}
+    frozen = {n for n, d in facts(model, "frozen_dtypes").items() if d == "float16"}
+    narrow = train | _trained_through(run, frozen)
     every = set(facts(model, "shapes")) or narrow
     if not narrow:
         return []
@@ -136,6 +138,16 @@ def half_model(run: Run) -> list[Finding]:
             unit="share of parameters in float16",
         )
     ]
+
+
+def _trained_through(run: Run, frozen: set[str]) -> set[str]:
+    """Those of these parameters through whose modules gradients flow; a teacher has none. All if that is not known."""
+    if not frozen:
+        return set()
+    table = run.table("tensors").select(["name", "kind"])
+    table = table.filter(pc.equal(table.column("kind"), "output_grad"))
+    seen = set(pc.unique(table.column("name")).to_pylist())
+    return {n for n in frozen if not seen or not seen.isdisjoint(_parents(n)[:-1])}
 
 
 def _whole_parts(every: set[str], narrow: set[str]) -> list[str]:

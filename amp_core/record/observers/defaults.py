@@ -14,7 +14,7 @@ import torch
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import device_of
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.backward import AutocastKept, BackwardState
+from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState
 from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
@@ -36,10 +36,11 @@ def default_signals(
     yield StartFacts(writer, model, optimizers, scaler)
     calls = CallOrder(writer, optimizers, scaler)
     yield calls
-    yield BackwardState(writer, device, scaler, calls.scale_calls)
+    yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
     if not is_compiled(model):
         yield ForwardCheck(writer, model, device, each_step=level == "full")
     yield AutocastKept(writer, device)
+    yield AutocastElsewhere(writer, device)
     yield FirstOperators(writer, model, device)
     yield RunningStatistics(writer, model)
     yield HalfBuffers(writer, model)

@@ -191,8 +191,8 @@ def _settings(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[
         "fused": bool(optimizer.param_groups[0].get("fused")),
         "parameters": len(given),
         "outside_model": sum(id(p) not in names for p in given),
-        "dtypes": sorted({dtype_name(p.dtype) for p in given}),
-        "first": {dtype_name(p.dtype): names.get(id(p), "") for p in reversed(given)},
+        "dtypes": sorted({dtype_name(p.dtype) for p in given if p.requires_grad}),
+        "first": {dtype_name(p.dtype): names.get(id(p), "") for p in reversed(given) if p.requires_grad},
         "state_dtypes": sorted(states),
     }
 
