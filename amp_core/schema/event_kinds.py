@@ -37,7 +37,7 @@ EVENT_KINDS: dict[str, str] = {
     "narrow sum": "a sum with its result in dtype; value: the number of its terms",
     "rounded positions": "integers that dtype rounds, op `_to_copy`, or makes equal, op `arange` or `linspace`, value: "
     "how many; or angles in dtype, op `sin` or `cos`, value: the largest; limit: the largest that is exact enough; op "
-    "`table`: a buffer whose neighbouring rows are equal, value: how many are",
+    "`table`: a buffer whose neighbouring rows are equal, value: how many are; op `frequencies`: a buffer of them",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
     "threaded forward": "a module was run by another thread, without the autocast of the main one",
     "recomputed": "a module was run again during backward and gave another dtype; dtype: the new; detail: the old",

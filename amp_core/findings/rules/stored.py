@@ -44,6 +44,7 @@ SIGNIFICANT_BITS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first()
 def half_accumulation(run: Run) -> list[Finding]:
     """`half-accumulation`: losses, buffers or gradients of several micro-batches are accumulated in 16 bits."""
     loss, buffers = signals(run, "loss dtype"), signals(run, "half buffer")
+    buffers = buffers[~buffers["name"].str.contains(r"(?:^|\.)running_[^.]*$")]  # half-statistics
     # Losses that are scaled or cast at once lose little precision: autocast on a CPU leaves some in 16 bits.
     overflowed = [f for f in loss_nonfinite(run) if f.where == "loss"] if (loss["dtype"] == "float16").any() else []
     loss = loss[loss["detail"].ne("computed") | len(overflowed)]

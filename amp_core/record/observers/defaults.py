@@ -20,7 +20,7 @@ from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
-from amp_core.record.observers.signals.state import Branches, HalfBuffers, RunningStatistics
+from amp_core.record.observers.signals.state import Branches, HalfBuffers, PositionTables, RunningStatistics
 from amp_core.store.writer import RunWriter
 
 
@@ -44,6 +44,7 @@ def default_signals(
     yield FirstOperators(writer, model, device)
     yield RunningStatistics(writer, model)
     yield HalfBuffers(writer, model)
+    yield PositionTables(writer, model)
     yield Branches(writer, model, optimizers, device)
     yield StaleGradients(writer, model, optimizers)
     yield FailedIn(writer, model)
