@@ -89,6 +89,41 @@ def compile_autocast_mismatch(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="compile-elides-casts",
+        severity="info",
+        family=RANGE_AND_PRECISION,
+        order=385,
+        what="A compiled model keeps float32 between operators where the eager one rounds to 16 bits.",
+        signal="torch.compile with Inductor, 16-bit compute, and its switch `emulate_precision_casts`.",
+        threshold="The switch is off, as by default (pytorch issues 168126, 168186, 190626): fused kernels leave "
+        "out pairs of casts, so compiled and eager losses differ in the last bits of 16.",
+        advice="The compiled numbers are the more exact ones, and nothing needs to change for training. To compare "
+        "with an eager run bit for bit, let Inductor emulate the casts.",
+        snippet="import torch._inductor.config\n"
+        "\n"
+        "torch._inductor.config.emulate_precision_casts = True   # before the first compiled call",
+        page="compare",
+    )
+)
+def compile_elides_casts(run: Run) -> list[Finding]:
+    """`compile-elides-casts`: Inductor compiled a 16-bit model without emulating eager's casts."""
+    dtype = autocast_dtype(run) or next(iter(facts(run.head.model, "dtypes").values()), None)
+    if run.head.config.get("inductor_emulates_casts") is not False or dtype not in ("float16", "bfloat16"):
+        return []
+    return [
+        make_finding(
+            "compile-elides-casts",
+            f"Inductor leaves out casts to {dtype} that the eager model makes",
+            "torch.compile",
+            value=0.0,
+            limit=1.0,
+            unit="emulate_precision_casts",
+        )
+    ]
+
+
 def _compiled(run: Run) -> bool:
     warned = signals(run, "warning")["detail"].str.contains("compiled")
     return bool(run.head.config.get("compile")) or bool(warned.any())

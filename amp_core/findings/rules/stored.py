@@ -54,6 +54,11 @@ def half_accumulation(run: Run) -> list[Finding]:
     if len(buffers):
         row = buffers.iloc[0]
         return [_accumulated(str(row["name"]), str(row["dtype"]), f"{row['name']} is added up in {row['dtype']}")]
+    shared = facts(run.head.config, "communication")
+    reduced = shared.get("reduce_dtype") or shared.get("param_dtype")
+    summed = shared.get("main_grad") or (reduced if shared.get("unsynced") else None)
+    if summed in SIGNIFICANT_BITS:
+        return [_accumulated("gradients", str(summed), f"Gradients of several micro-batches are added up in {summed}")]
     narrow = {n: str(d) for n, d in facts(run.head.model, "dtypes").items() if d in SIGNIFICANT_BITS}
     several = any(calls.count("backward") > 1 for _, _, calls in call_orders(run))
     if narrow and several:

@@ -16,6 +16,7 @@ from amp_core.record.model.parameters import device_of
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState
 from amp_core.record.observers.signals.call_order import CallOrder
+from amp_core.record.observers.signals.communication import Communication, SecondMoments
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
@@ -47,4 +48,6 @@ def default_signals(
     yield PositionTables(writer, model)
     yield Branches(writer, model, optimizers, device)
     yield StaleGradients(writer, model, optimizers)
+    yield Communication(writer, model)
+    yield SecondMoments(writer, model, optimizers)
     yield FailedIn(writer, model)
