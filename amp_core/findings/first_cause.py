@@ -28,6 +28,8 @@ INPUT_DATA, LEARNING_RATE, LOSS = "input data", "learning rate", "loss"
 _ALL_BAD = re.compile(r"(\d+) of (\d+) gradients non-finite")
 DIVERGED_RATIO, EARLY_DIVERGED_RATIO = 10.0, 100.0
 """A loss that rose by such a factor diverged; the second applies with only one or two losses before the rise."""
+EXPLODED_NORM_RATIO = 10.0
+"""A gradient norm so many times that of the steps before, with a loss `PERSISTENT_RATIO` times theirs, exploded."""
 RECENT_STEPS = 50
 """A rise that began within the last so many steps, or in the second half of them, caused the failure after it."""
 PERSISTENT_RATIO = 3.0
@@ -170,6 +172,9 @@ def divergence(run: Run, before: int) -> Cause | None:
     count = len(loss)
     if count < 2:
         return None
+    if (rise := _explosion(loss, frame["grad_norm"][good].to_numpy(dtype=float))) is not None:
+        step = int(frame["step"][good].iloc[-1])
+        return Cause(step, "divergence", LEARNING_RATE, "", "", rise, None, clean=False)
     # The rise begins at the first step from which every loss is above all earlier ones.
     highest, lowest = np.maximum.accumulate(loss)[:-1], np.minimum.accumulate(loss[::-1])[::-1][1:]
     starts = np.flatnonzero(lowest > highest) + 1
@@ -185,6 +190,19 @@ def divergence(run: Run, before: int) -> Cause | None:
         return None
     step = int(frame["step"][good].iloc[-1])
     return Cause(step, "divergence", LEARNING_RATE, "", "", top / calm, None, clean=False)
+
+
+def _explosion(losses: npt.NDArray[np.float64], norms: npt.NDArray[np.float64]) -> float | None:
+    """By how much the last loss is above those before, if the norm of the gradients exploded with it; else None. A
+    recurrent model may go from small numbers to infinity in three steps."""
+    made = np.isfinite(norms) & (norms > 0)  # a scaler skips steps while the gradients grow
+    losses, norms, last = losses[made], norms[made], bool(made[-1])
+    calm = float(np.median(losses[:-1])) if last and len(losses) > 1 else 0.0
+    if calm <= 0:
+        return None
+    rise = float(losses[-1]) / calm
+    exploded = norms[-1] >= EXPLODED_NORM_RATIO * float(np.median(norms[:-1]))
+    return rise if rise >= PERSISTENT_RATIO and exploded else None
 
 
 def _applied(run: Run) -> Steps:
