@@ -43,7 +43,8 @@ class AutocastElsewhere(Observer):
         self._regions.listen(self._on_region)
 
     def step_began(self, step: int) -> None:
-        self._requested += [kind for kind in BACKENDS if torch.is_autocast_enabled(kind)]  # made before watching
+        if self.awake:  # regions that were made before watching
+            self._requested += [kind for kind in BACKENDS if torch.is_autocast_enabled(kind)]
 
     def step_ended(self, step: int) -> None:
         if step + 1 < FIRST_STEPS:

@@ -103,9 +103,16 @@ class PositionTables(Observer):
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
         self._model = unwrapped(model)
+        self._done = False
         self._sent: tuple[list[tuple[str, torch.dtype]], HostTransfer] | None = None
 
     def step_began(self, step: int) -> None:
+        if not self._done:
+            self._done = True
+            self._send(step)
+        self.awake = self._sent is not None
+
+    def _send(self, step: int) -> None:
         tables = []
         for name, buffer in named_buffers(self._model):
             if buffer.dtype in NARROW and name.rpartition(".")[2].endswith(("inv_freq", "freqs", "frequencies")):
@@ -119,7 +126,6 @@ class PositionTables(Observer):
             transfer.put("equal", torch.stack([_equal_rows(b).to(tables[0][1].device) for _, b in tables]))
             transfer.send()
             self._sent = [(n, b.dtype) for n, b in tables], transfer
-        self.awake = self._sent is not None
 
     def step_ended(self, step: int) -> None:
         self._write(wait=False)
