@@ -8,6 +8,7 @@ consequence name the first cause. A failing step from which the training recover
 runs skip a few steps while the scaler calibrates its scale.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis.steps import attempts
-from amp_core.findings.signals import model_name, signals
+from amp_core.findings.signals import autocast_dtype, facts, model_name, signals
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
-INPUT_DATA, LEARNING_RATE = "input data", "learning rate"
+INPUT_DATA, LEARNING_RATE, LOSS = "input data", "learning rate", "loss"
 """Values of `Cause.where` if no module is to blame."""
+_ALL_BAD = re.compile(r"(\d+) of (\d+) gradients non-finite")
 DIVERGED_RATIO, EARLY_DIVERGED_RATIO = 10.0, 100.0
 """A loss that rose by such a factor diverged; the second applies with only one or two losses before the rise."""
+EXPLODED_NORM_RATIO = 10.0
+"""A gradient norm so many times that of the steps before, with a loss `PERSISTENT_RATIO` times theirs, exploded."""
 RECENT_STEPS = 50
 """A rise that began within the last so many steps, or in the second half of them, caused the failure after it."""
 PERSISTENT_RATIO = 3.0
@@ -112,7 +116,7 @@ def _first_in(run: Run, outputs: pd.DataFrame, begin: int, end: int) -> Cause | 
     if len(forward) and (forward["step"].iloc[0] <= since or _loss_broke(run, int(since))):
         return _output_cause(run, forward.iloc[0])
     gradients = applied if len(outputs) and len(applied) else backward
-    return _gradient_cause(gradients.iloc[0]) if len(gradients) else None
+    return _gradient_cause(run, gradients.iloc[0], end) if len(gradients) else None
 
 
 def failing_steps(run: Run) -> Steps:
@@ -168,6 +172,9 @@ def divergence(run: Run, before: int) -> Cause | None:
     count = len(loss)
     if count < 2:
         return None
+    if (rise := _explosion(loss, frame["grad_norm"][good].to_numpy(dtype=float))) is not None:
+        step = int(frame["step"][good].iloc[-1])
+        return Cause(step, "divergence", LEARNING_RATE, "", "", rise, None, clean=False)
     # The rise begins at the first step from which every loss is above all earlier ones.
     highest, lowest = np.maximum.accumulate(loss)[:-1], np.minimum.accumulate(loss[::-1])[::-1][1:]
     starts = np.flatnonzero(lowest > highest) + 1
@@ -185,6 +192,19 @@ def divergence(run: Run, before: int) -> Cause | None:
     return Cause(step, "divergence", LEARNING_RATE, "", "", top / calm, None, clean=False)
 
 
+def _explosion(losses: npt.NDArray[np.float64], norms: npt.NDArray[np.float64]) -> float | None:
+    """By how much the last loss is above those before, if the norm of the gradients exploded with it; else None. A
+    recurrent model may go from small numbers to infinity in three steps."""
+    made = np.isfinite(norms) & (norms > 0)  # a scaler skips steps while the gradients grow
+    losses, norms, last = losses[made], norms[made], bool(made[-1])
+    calm = float(np.median(losses[:-1])) if last and len(losses) > 1 else 0.0
+    if calm <= 0:
+        return None
+    rise = float(losses[-1]) / calm
+    exploded = norms[-1] >= EXPLODED_NORM_RATIO * float(np.median(norms[:-1]))
+    return rise if rise >= PERSISTENT_RATIO and exploded else None
+
+
 def _applied(run: Run) -> Steps:
     """Steps that were made with non-finite gradients."""
     return signals(run, "non-finite")["step"].dropna().to_numpy(dtype=np.int64)
@@ -200,7 +220,7 @@ def _loss_broke(run: Run, step: int) -> bool:
 def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
     name, detail, op = str(row["name"]), str(row["detail"]), str(row["op"])
     if op == "loss":
-        where, op = "loss", ""
+        where, op = LOSS, ""
     elif detail == "data":
         where, op = INPUT_DATA, ""
     elif detail == "input":  # computed between two modules, by their parent
@@ -215,13 +235,34 @@ def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
         dtype=row["dtype"] if isinstance(row["dtype"], str) else "",
         value=_number(row["value"]),
         limit=_number(row["limit"]),
-        clean=detail == "" and where != "loss",
+        clean=detail == "" and where != LOSS,
     )
 
 
-def _gradient_cause(row: "pd.Series[Any]") -> Cause:
-    step = int(float(str(row["step"])))
-    return Cause(step, "backward", str(row["name"]), "gradient", "", None, None, clean=False)
+def _gradient_cause(run: Run, row: "pd.Series[Any]", end: int) -> Cause:
+    step, name = int(float(str(row["step"]))), str(row["name"])
+    if _born_in_loss(run, row, end):
+        return Cause(step, "backward", LOSS, "its derivative", "", None, None, clean=False)
+    return Cause(step, "backward", name, "gradient", "", None, None, clean=False)
+
+
+def _born_in_loss(run: Run, row: "pd.Series[Any]", end: int) -> bool:
+    """Whether every gradient was non-finite, and the last module already got NaN from the loss.
+
+    Under a loss scale, FP16 gradients overflow to infinities first; a gradient that holds NaN and no infinity did not
+    overflow there. Without FP16, the gradient of a finite product is finite.
+    """
+    match = _ALL_BAD.match(str(row["detail"]))
+    if match is None or match[1] != match[2]:
+        return False
+    if autocast_dtype(run) != "float16" and "float16" not in facts(run.head.model, "dtypes").values():
+        return True
+    step, module = int(float(str(row["step"]))), str(row["name"]).rpartition(".")[0]
+    table = run.table("tensors").select(["step", "name", "kind", "inf", "nan"])
+    table = table.filter(pc.and_(pc.equal(table.column("kind"), "output_grad"), pc.equal(table.column("name"), module)))
+    frame = table.to_pandas()
+    frame = frame[frame["step"].between(step, end)]
+    return len(frame) > 0 and bool((frame["nan"] > 0).all() and (frame["inf"] == 0).all())
 
 
 def _number(value: object) -> float | None:

@@ -4,7 +4,7 @@ The guide's advice for a code is about float16. A run in FP32 or BF16, bad data 
 """
 
 from amp_core.analysis.steps import recipe, scaler_enabled
-from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, Cause
+from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import autocast_dtype, facts
@@ -34,6 +34,15 @@ for module in model.modules():
         module.reset_running_stats()"""
 
 
+_DERIVATIVE = Remedy(
+    "Forward and loss were finite, and what the loss gave back to the model's output was NaN: an operator after the "
+    "last module has no derivative there, such as a root or norm at zero, or a division in a branch that `where` "
+    "discards. No precision or loss scale repairs that. Keep its argument off that point.",
+    "distance = (difference.square().sum(1) + 1e-12).sqrt()\n"
+    "y = torch.where(x > 0, torch.where(x > 0, x, 1.0).log(), 0.0)   # the inner `where` keeps log off zero",
+)
+
+
 def compute_dtype(run: Run) -> str:
     """The narrowest dtype that the run computes in, `float16`, `bfloat16` or `float32`; empty if not known."""
     autocast, model, config = autocast_dtype(run), run.head.model, run.head.config
@@ -60,6 +69,8 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
             "cures. Lower the learning rate, warm it up, or clip the gradients.",
             _SLOWER,
         )
+    if cause.phase == "backward" and cause.where == LOSS:
+        return _DERIVATIVE
     if cause.phase == "backward":
         return _gradient_remedy(run)
     if cause.op == "its weights":
@@ -88,7 +99,7 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
 
 def scale_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     """The remedy for a collapsed loss scale; None if the guide's advice fits."""
-    if cause is not None and cause.phase != "backward":
+    if cause is not None and (cause.phase != "backward" or cause.where == LOSS):
         return loss_remedy(run, cause)
     if compute_dtype(run) not in FP32_RANGE_DTYPES:
         return None

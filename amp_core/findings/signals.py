@@ -92,6 +92,13 @@ def autocast_dtype(run: Run) -> str | None:
     return form.dtype if form is not None and form.autocast else None
 
 
+def has_fp32_masters(run: Run) -> bool:
+    """Whether the optimizers update FP32 copies alone, kept outside of a model that is stored in 16 bits."""
+    settings = mappings(run.head.config, "optimizer_settings")
+    outside = (s.get("outside_model") == s.get("parameters") for s in settings)
+    return bool(settings) and all(outside) and all(s.get("dtypes") == ["float32"] for s in settings)
+
+
 def on_gpu(run: Run) -> bool:
     """Whether the run was on a GPU or another accelerator."""
     return is_accelerator(run.head.config.get("device", run.head.environment.get("device")))

@@ -93,7 +93,7 @@ def recipe_in_use(
     16-bit model whose optimizer updates FP32 master weights or FP32 adapters is `fp16`, `fp16-unscaled` or `bf16`, like
     autocast over FP32 weights: it computes in 16 bits, and loses no update to rounding.
     """
-    stored = {p.dtype for o in optimizers for g in o.param_groups for p in g["params"]}
+    stored = {p.dtype for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
     if autocast_dtype is None and torch.float16 in stored:
         return "fp16-pure"
     if autocast_dtype is None and torch.bfloat16 in stored:

@@ -73,7 +73,8 @@ class Observer:
         """The loop is about to call `what` for the optimizer of this index.
 
         One of `scale`, `unscale_`, `scaler.step`, `update`, `clip` and `optimizer.step`; the last is reported also
-        where `scaler.step` makes the call. `optimizer` is None for `scale`, `update` and `clip`.
+        where `scaler.step` makes the call. `optimizer` is None for `scale` and `update`, and for `clip` if it is not
+        known whose gradients are clipped.
         """
 
     def closure_repeated(self, optimizer: int) -> None:

@@ -15,7 +15,8 @@ EVENT_KINDS: dict[str, str] = {
     "ended": "the run ended",
     "calls": "the loop's calls from the end of one step to the end of the next, in order and joined by spaces, where "
     "they are other than in the step before: backward, scale, unscale_, clip, scaler.step, optimizer.step (outside of "
-    "scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is the number of its optimizer",
+    "scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is the number of its optimizer, behind "
+    "clip of the one whose gradients were clipped, if known",
     "non-finite output": "the first module, in the order of forward, that gave a non-finite output in the step; op: "
     "its class; value: largest magnitude of its input; limit: largest finite number of dtype; count: modules with such "
     "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
@@ -29,11 +30,24 @@ EVENT_KINDS: dict[str, str] = {
     "constant overflow": "a finite constant is infinite in dtype; value: the constant; limit: largest finite number",
     "wide product": "a module that multiplied matrices in FP32 inside of an autocast region, in the first step; value: "
     "its share of all such multiplications",
+    "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
+    "narrow router": "a choice among scores of dtype, as a router makes it among experts; value: rows with a tie "
+    "between the last that was chosen and the next; limit: the number of scores",
+    "narrow statistics": "mean or variance of a module in dtype, by which it divides; value: the number of statistics",
+    "narrow sum": "a sum with its result in dtype; value: the number of its terms",
+    "rounded positions": "integers that dtype rounds, op `_to_copy`, or makes equal, op `arange` or `linspace`, value: "
+    "how many; or angles in dtype, op `sin` or `cos`, value: the largest; limit: the largest that is exact enough; op "
+    "`table`: a buffer whose neighbouring rows are equal, value: how many are; op `frequencies`: a buffer of them",
+    "second moments": "an optimizer has second moments in dtype; name: the first one's parameter; value: the share "
+    "that is zero beside a first moment that is not; limit: 1 - beta2",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
     "threaded forward": "a module was run by another thread, without the autocast of the main one",
     "recomputed": "a module was run again during backward and gave another dtype; dtype: the new; detail: the old",
     "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
     "autocast in backward": "backward was called inside of an autocast region of dtype",
+    "autocast elsewhere": "the first steps asked for autocast of another device type than the model's; name: that type",
+    "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; optimizer: "
+    "its number",
     "anomaly mode": "backward was called in anomaly mode",
     "loss dtype": "the loss that backward started from is of dtype; detail: `computed` where it was computed in dtype "
     "and then scaled or cast to a wider one",
@@ -43,7 +57,7 @@ EVENT_KINDS: dict[str, str] = {
     "missing gradients": "parameters in an optimizer without a gradient; name: the first; count: of limit parameters; "
     "detail: `no_grad` where the model ran without gradients in the same autocast region before",
     "kept gradients": "gradients that an optimizer had used were still there when backward added to them, in each of "
-    "the first count steps; name: one of them",
+    "the first count steps; name: one of them; detail: `now and then` where they were cleared between such steps",
     "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
     "unmoved weights": "of earlier versions, without a table `updates`: elements of a weight with a gradient that the "
     "step left as they were; value: their share",

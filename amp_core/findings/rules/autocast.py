@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis.steps import emulated, recipe
-from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC, steps_of
 from amp_core.findings.signals import GEMM_LAYERS, autocast_dtype, by_framework, facts, model_name, signals
@@ -85,6 +85,41 @@ def compile_autocast_mismatch(run: Run) -> list[Finding]:
             value=1.0,
             limit=0.0,
             unit="backward passes" if row["kind"] == "autocast in backward" else "forward passes",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="compile-elides-casts",
+        severity="info",
+        family=RANGE_AND_PRECISION,
+        order=385,
+        what="A compiled model keeps float32 between operators where the eager one rounds to 16 bits.",
+        signal="torch.compile with Inductor, 16-bit compute, and its switch `emulate_precision_casts`.",
+        threshold="The switch is off, as by default (pytorch issues 168126, 168186, 190626): fused kernels leave "
+        "out pairs of casts, so compiled and eager losses differ in the last bits of 16.",
+        advice="The compiled numbers are the more exact ones, and nothing needs to change for training. To compare "
+        "with an eager run bit for bit, let Inductor emulate the casts.",
+        snippet="import torch._inductor.config\n"
+        "\n"
+        "torch._inductor.config.emulate_precision_casts = True   # before the first compiled call",
+        page="compare",
+    )
+)
+def compile_elides_casts(run: Run) -> list[Finding]:
+    """`compile-elides-casts`: Inductor compiled a 16-bit model without emulating eager's casts."""
+    dtype = autocast_dtype(run) or next(iter(facts(run.head.model, "dtypes").values()), None)
+    if run.head.config.get("inductor_emulates_casts") is not False or dtype not in ("float16", "bfloat16"):
+        return []
+    return [
+        make_finding(
+            "compile-elides-casts",
+            f"Inductor leaves out casts to {dtype} that the eager model makes",
+            "torch.compile",
+            value=0.0,
+            limit=1.0,
+            unit="emulate_precision_casts",
         )
     ]
 
@@ -223,6 +258,9 @@ def autocast_inactive(run: Run) -> list[Finding]:
 def _not_as_requested(run: Run) -> list[Finding]:
     """A framework was configured for 16 bits and trained in FP32: some do so on a CPU without a warning."""
     requested, ran = run.head.config.get("requested_precision"), recipe(run)
+    elsewhere = signals(run, "autocast elsewhere")
+    if len(elsewhere):
+        return [_of_another_device(run, str(elsewhere["name"].iloc[0]))]
     if requested not in ("fp16", "bf16") or ran not in ("fp32", "tf32"):
         return []
     scaler = run.head.config.get("scaler")
@@ -241,6 +279,25 @@ def _not_as_requested(run: Run) -> list[Finding]:
             "bf16, or train on a GPU.",
         )
     ]
+
+
+def _of_another_device(run: Run, kind: str) -> Finding:
+    device = str(run.head.config.get("device") or "cpu").partition(":")[0]
+    return make_finding(
+        "autocast-inactive",
+        f"Autocast is opened for {kind}, and the model runs on {device}: nothing is cast",
+        f'torch.autocast("{kind}")',
+        value=1.0,
+        limit=MIN_REPORTED_FRAC,
+        unit="share of matrix weights",
+        remedy=Remedy(
+            f"An autocast region casts operators of its own device type alone. Open it for {device}, the device of the "
+            "model, or move the model.",
+            "device_type = next(model.parameters()).device.type\n"
+            "with torch.autocast(device_type, dtype=dtype):\n"
+            "    loss = loss_fn(model(x), y)",
+        ),
+    )
 
 
 def _wide_products(run: Run) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Steps that a scaler skips while it calibrates its scale: the rule separates normal skips from costly ones.
+"""Skipped steps: normal ones while a scaler calibrates its scale, costly ones, and those that nothing else explains.
 
 The reason for the limits: the docstring of `torch.amp.GradScaler` ("skipping should occur rarely, once every few
 hundred or thousand iterations").
@@ -7,16 +7,26 @@ hundred or thousand iterations").
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import CALIBRATION_STEPS
-from amp_core.findings.rules.scaling import loss_nonfinite
+from amp_core.findings.rules.scaling import loss_nonfinite, scale_collapse
+from amp_core.findings.rules.skips import branch_always_skipped, shared_backoff
+from amp_core.findings.signals import facts
 from amp_core.store.run import Run
+from amp_core.text import formatting
 
 MAX_SKIP_FRAC = 0.02
 """A larger share of skipped steps after calibration costs training time."""
+MIN_SKIPS = 3
+"""Fewest skipped steps after calibration that are reported: in a short run, one growth is a large share."""
+MAX_GROWTH_RATIO = 8.0
+"""A scaler's own growth factor is 2 by default; a scale that rose by more than this at once was set."""
+MAX_RESUMED_SKIPS = 8
+"""Most halvings from the first scale of a resumed training, whose scale had been found before."""
 
 
 @rule(
@@ -29,8 +39,8 @@ MAX_SKIP_FRAC = 0.02
         "as long as it costs few steps.",
         signal="Steps whose gradients were not finite, with the scale before and after.",
         threshold="Skips that begin in the first 25 steps (from 2^16 to 1 takes 16), later ones no more than growths. "
-        "A warning if growing costs more than 2 % of the steps, as PyTorch expects one skip in some hundreds, or "
-        "if the first scale took more than 25 halvings.",
+        "A warning if growing costs more than 2 % of the steps, as PyTorch expects one skip in some hundreds, if "
+        "the first scale took more than 25 halvings, or 8 in a resumed training.",
         advice="An info needs no change: a GradScaler starts high, backs off at an overflow, and tries a larger scale "
         "after each growth interval. A warning costs a batch at each skip: use the default `growth_interval=2000` "
         "where the scale grows too often, and `init_scale=2.0**16` where it began too high.",
@@ -56,9 +66,11 @@ def calibration_skips(run: Run) -> list[Finding]:
     share = len(after_start) / summary.attempts
     if len(after_start) > 1 and share > MAX_SKIP_FRAC:
         return [_grows_too_often(run, share, (int(after_start["first"].iloc[0]), last))]
-    if episodes["skips"].iloc[0] > CALIBRATION_STEPS:
-        start = episodes.iloc[0]
-        return [_begins_too_high(int(start["skips"]), summary.attempts, (first, int(start["last"])))]
+    start = episodes.iloc[0]
+    resumed = facts(run.head.config, "resumed").get("optimizer") is True
+    limit = MAX_RESUMED_SKIPS if resumed else CALIBRATION_STEPS
+    if start["skips"] > limit:
+        return [_begins_too_high(int(start["skips"]), limit, summary.attempts, (first, int(start["last"])))]
     was = "was" if summary.skips == 1 else "were"
     return [
         make_finding(
@@ -97,7 +109,7 @@ def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
     return replace(finding, snippet="scaler = torch.amp.GradScaler(device_type, growth_interval=2000)")
 
 
-def _begins_too_high(skips: int, attempts: int, steps: tuple[int, int]) -> Finding:
+def _begins_too_high(skips: int, limit: int, attempts: int, steps: tuple[int, int]) -> Finding:
     finding = make_finding(
         "calibration-skips",
         f"The loss scale began 2^{skips} times too high: {skips:,} of {attempts:,} steps were skipped until it fitted",
@@ -105,11 +117,75 @@ def _begins_too_high(skips: int, attempts: int, steps: tuple[int, int]) -> Findi
         severity="warning",
         steps=steps,
         value=float(skips),
-        limit=float(CALIBRATION_STEPS),
+        limit=float(limit),
         unit="skipped steps",
         advice=(
             "Each skipped step halves the scale and wastes a batch. Begin with the usual 2^16: a scaler "
-            "finds its scale in a few steps from there."
+            "finds its scale in a few steps from there. If the scale was restored, check that its checkpoint is of "
+            "this training."
         ),
     )
     return replace(finding, snippet="scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16)", frameworks={})
+
+
+@rule(
+    Entry(
+        code="frequent-skips",
+        severity="warning",
+        family=LOSS_SCALING,
+        order=325,
+        what="Steps are skipped again and again after the loss scale was found, and no other rule names the cause.",
+        signal="Skipped steps after the first 25, and the scale before them.",
+        threshold="3 or more, and more than 2 % of these steps: PyTorch expects one skip in some hundreds of steps.",
+        advice="Each skipped step wastes a batch, and all of those batches have something in common: outliers in the "
+        "data, a term of the loss that spikes, or a loss scale that the program set. Clip or drop outliers, leave the "
+        "scale to the scaler, or use bfloat16.",
+        snippet="before = scaler.get_scale()\n"
+        "scaler.step(optimizer)\n"
+        "scaler.update()\n"
+        "if scaler.get_scale() < before:\n"
+        "    print('skipped', step, loss.item(), x.abs().max().item())",
+    )
+)
+def frequent_skips(run: Run) -> list[Finding]:
+    """`frequent-skips`: more than `MAX_SKIP_FRAC` of the steps after calibration were skipped, for a reason that no
+    other rule names."""
+    trace, episodes = scale_trace(run), skip_episodes(run)
+    if trace.empty or episodes.empty:
+        return []
+    settled = int(trace["step"].iloc[0]) + CALIBRATION_STEPS
+    later = episodes[episodes["first"] >= settled]
+    skips, steps = int(later["skips"].sum()), int((trace["step"] >= settled).sum())
+    if skips < MIN_SKIPS or skips <= MAX_SKIP_FRAC * steps:
+        return []
+    others = (loss_nonfinite, scale_collapse, branch_always_skipped, shared_backoff, calibration_skips)
+    if any(finding.severity != "info" for other in others for finding in other(run)):
+        return []
+    first, last = int(later["first"].iloc[0]), int(later["last"].iloc[-1])
+    tensors = later["tensors"][later["tensors"].ne("")]
+    where = str(tensors.mode().iloc[0]).split(", ")[0] if len(tensors) else "loss scale"
+    raised = _raised(trace, first)
+    return [
+        make_finding(
+            "frequent-skips",
+            f"{skips:,} of {steps:,} steps after calibration were skipped{raised}",
+            "loss scale" if raised else where,
+            steps=(first, last),
+            value=skips / steps,
+            limit=MAX_SKIP_FRAC,
+            unit="share of steps",
+        )
+    ]
+
+
+def _raised(trace: pd.DataFrame, step: int) -> str:
+    """That the scale rose by more than a growth before `step`: the program set or restored it. Empty if it did not."""
+    scales = trace[trace["step"] <= step]["loss_scale"].to_numpy(dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = scales[1:] / scales[:-1]
+    at = int(np.nanargmax(ratios)) if len(ratios) and np.isfinite(ratios).any() else -1
+    if at < 0 or not ratios[at] > MAX_GROWTH_RATIO:
+        return ""
+    before, after = (formatting.number(s) for s in scales[at : at + 2])
+    when = int(trace["step"].iloc[at + 1])
+    return f", since the program raised the loss scale from {before} to {after} at step {when:,}"

@@ -8,6 +8,7 @@ from amp_core.findings.signals import (
     ending_error,
     facts,
     failing_module,
+    has_fp32_masters,
     last_step,
     mappings,
     model_name,
@@ -72,7 +73,7 @@ def fp16_parameters(run: Run) -> list[Finding]:
     raised = _UNSCALED_FP16 in ending_error(run)
     scaler = run.head.config.get("scaler")
     scaled = isinstance(scaler, dict) and scaler.get("enabled") is True
-    if not raised and not (narrow and scaled):
+    if not raised and not (narrow and scaled and not has_fp32_masters(run)):
         return []
     title = "Gradients are float16"
     if narrow:

@@ -1,6 +1,7 @@
 """Rules on the order of a loop's calls: clip, unscale, step, update."""
 
 from amp_core.analysis import scale_summary, scale_trace
+from amp_core.analysis.numerics.clipping import clipped_while_scaled
 from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
@@ -26,8 +27,10 @@ from amp_core.store.run import Run
         order=240,
         what="Gradients are clipped while they are still multiplied by the loss scale, so the threshold is divided by "
         "it.",
-        signal="The order of calls: a clip between backward and `unscale_`.",
-        threshold=f"One such clip in a step ({TORCH_EXAMPLES}: unscale_ before clipping).",
+        signal="The order of calls: a clip between backward and `unscale_` of its optimizer. Norms or largest values "
+        "of scaled gradients that are the same in each step.",
+        threshold=f"One such clip in a step ({TORCH_EXAMPLES}: unscale_ before clipping). Or the same norm, within "
+        "1 %, in four of five steps; or the same norm or largest value in several tensors and steps.",
         advice="The threshold meets gradients that are thousands of times too large, so nearly every step is shrunk "
         "to almost nothing. Call `scaler.unscale_(optimizer)` before clipping.",
         snippet="scaler.scale(loss).backward()\n"
@@ -48,15 +51,27 @@ def clip_before_unscale(run: Run) -> list[Finding]:
     if not scaler_enabled(run):
         return []
     bad = [(first, last) for first, last, calls in call_orders(run) if _clips_scaled(calls)]
-    if not bad:
-        return []
     scale = scale_summary(run).last
+    if bad:
+        other = any(_clips_another(calls) for _, _, calls in call_orders(run))
+        title = (
+            "unscale_ is called for another optimizer than the one whose gradients are clipped"
+            if other
+            else ("Gradients are clipped before they are unscaled")
+        )
+        where, steps = "clip_grad_norm_", step_range(bad)
+    else:
+        own = clipped_while_scaled(run)
+        if own is None:
+            return []
+        (what, steps), where = own, "gradients"
+        title = f"Scaled gradients have {what} in each step: the loop clips them before they are unscaled"
     return [
         make_finding(
             "clip-before-unscale",
-            "Gradients are clipped before they are unscaled: the threshold is in effect divided by the loss scale",
-            "clip_grad_norm_",
-            steps=step_range(bad),
+            f"{title}: the threshold is in effect divided by the loss scale",
+            where,
+            steps=steps,
             value=scale,
             limit=1.0,
             unit="loss scale",
@@ -66,12 +81,27 @@ def clip_before_unscale(run: Run) -> list[Finding]:
 
 def _clips_scaled(calls: list[str]) -> bool:
     scaled = False
-    for name, _ in map(split_call, calls):
-        if name in ("scale", "unscale_", "scaler.step"):
-            scaled = name == "scale"
-        elif name == "clip" and scaled:
+    unscaled: set[int] = set()
+    for call in calls:
+        name, index = split_call(call)
+        if name == "scale":
+            scaled, unscaled = True, set()
+        elif name in ("unscale_", "scaler.step"):
+            unscaled.add(index)
+        elif name == "clip" and scaled and (index not in unscaled if _is_numbered(call) else not unscaled):
             return True
     return False
+
+
+def _clips_another(calls: list[str]) -> bool:
+    """Whether a clip follows an `unscale_` of another optimizer alone."""
+    unscaled = {split_call(c)[1] for c in calls if split_call(c)[0] == "unscale_"}
+    clipped = {split_call(c)[1] for c in calls if split_call(c)[0] == "clip" and _is_numbered(c)}
+    return bool(unscaled) and bool(clipped - unscaled)
+
+
+def _is_numbered(call: str) -> bool:
+    return ":" in call
 
 
 @rule(
@@ -86,7 +116,7 @@ def _clips_scaled(calls: list[str]) -> bool:
         signal="The order of calls: `scale` after `unscale_`, or several `unscale_` or `update`, before one step. And "
         "gradients that are still as the optimizer's step left them when backward adds to them.",
         threshold=f"One such step ({TORCH_EXAMPLES}: unscale, step and update once per effective batch). Gradients "
-        "that were kept in each of the first five steps.",
+        "that were kept in each of the first five steps, or cleared twice after several steps each.",
         advice="What is added after `unscale_` is thousands of times larger than what was there, so the update is "
         "wrong. Call `unscale_`, `step` and `update` only after the last micro-batch.",
         snippet="for i, (x, y) in enumerate(batches):\n"
@@ -115,7 +145,7 @@ def unscale_per_microbatch(run: Run) -> list[Finding]:
     updated between the micro-batches of one step; or they are never cleared, and accumulate in every step."""
     kept = signals(run, "kept gradients")
     if not kept.empty:
-        return [_never_cleared(run, int(kept["optimizer"].iloc[0]))]
+        return [_not_cleared(run, int(kept["optimizer"].iloc[0]), now_and_then=kept["detail"].iloc[0] != "")]
     every = _orders_while_all_step(run)
     bad = [(first, last) for first, last, calls in every if _mixes_scaled(calls)]
     if not bad:
@@ -141,19 +171,36 @@ def _orders_while_all_step(run: Run) -> CallOrders:
     return [stretch for stretch in call_orders(run) if not stretch[0] > until]
 
 
-def _never_cleared(run: Run, index: int) -> Finding:
+def _not_cleared(run: Run, index: int, *, now_and_then: bool) -> Finding:
     name, last = optimizer_name(run, index), last_step(run)
+    if now_and_then or any("zero_grad" in map(_name, calls) for _, _, calls in call_orders(run)):
+        title = f"{name} steps for each micro-batch: gradients are cleared only after several steps"
+        where = f"step of {name}"
+        advice = (
+            "The gradients of the first micro-batch are used in each step until they are cleared, and under a loss "
+            "scale unscaled ones are mixed with scaled ones. Step once, after the last micro-batch."
+        )
+    else:
+        title = f"Gradients of {name} are never cleared: each backward adds to those of all steps before"
+        where = f"zero_grad of {name}"
+        advice = (
+            "Each update is made of all gradients since the start, under a loss scale of scaled and unscaled ones. "
+            "Call `zero_grad` after each step of the optimizer."
+        )
     return make_finding(
         "unscale-per-microbatch",
-        f"Gradients of {name} are never cleared: each backward adds to those of all steps before",
-        f"zero_grad of {name}",
+        title,
+        where,
         steps=(0, last) if last is not None else None,
         value=0.0,
         limit=1.0,
         unit="times cleared per step",
-        advice="Each update is made of all gradients since the start, under a loss scale of scaled and unscaled ones. "
-        "Call `zero_grad` after each step of the optimizer.",
+        advice=advice,
     )
+
+
+def _name(call: str) -> str:
+    return split_call(call)[0]
 
 
 def _mixes_scaled(calls: list[str]) -> bool:

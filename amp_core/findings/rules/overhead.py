@@ -18,6 +18,8 @@ MAX_IDLE_FRAC = 0.5
 """A GPU that is idle for longer than it is busy is not bound by its arithmetic."""
 LAUNCH_US = 10.0
 """Approximate cost of launching a kernel on the CPU, microseconds: shorter kernels cannot keep a GPU busy."""
+TINY_STEP_MS, SHORT_RUN_MS = 5.0, 10_000.0
+"""In a shorter run of shorter steps, a share of their time is no cost that anyone notices."""
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense", "aten::item")
 
 
@@ -199,7 +201,8 @@ def _get_scale_calls(run: Run) -> int:
         order=510,
         what="Watching itself takes a noticeable part of the time.",
         signal="Time spent watching over the time of all steps.",
-        threshold="5 % on average, the first steps excluded.",
+        threshold="5 % on average, the first steps excluded; not in a run of a few seconds whose steps take less than "
+        "5 ms without it.",
         advice="The times of this run include watching. Sample less often, or set a budget.",
         snippet='watch(model, optimizer, into="runs/a", every=100, budget=0.02)',
         page="",
@@ -212,8 +215,11 @@ def watch_overhead(run: Run) -> list[Finding]:
     steps = steps[~steps["step"].isin(_steps_with_extra_cost(run))]
     known = steps[np.isfinite(steps["watch_ms"]) & np.isfinite(steps["step_ms"])]
     total = float(known["step_ms"].sum())
-    share = float(known["watch_ms"].sum()) / total if total > 0 else 0.0
+    watched = float(known["watch_ms"].sum())
+    share = watched / total if total > 0 else 0.0
     if share <= MIN_REPORTED_FRAC:
+        return []
+    if total < SHORT_RUN_MS and total - watched < TINY_STEP_MS * len(known):
         return []
     return [
         make_finding(

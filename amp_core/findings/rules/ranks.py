@@ -1,9 +1,10 @@
-"""Rules on distributed training: whether a rank ended early, and whether ranks agree on the loss scale."""
+"""Rules on distributed training: whether a rank ended early, and whether ranks agree on loss scale and dtypes."""
 
 import math
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 
 from amp_core.analysis import rank_scales
 from amp_core.analysis.ranks import rank_cause, rank_ends
@@ -96,3 +97,50 @@ def _scale_ratio(scales: np.ndarray) -> float | None:
     if not len(scales):
         return None
     return float(scales.max() / scales.min()) if scales.min() > 0 else math.inf
+
+
+@rule(
+    Entry(
+        code="rank-dtype-mismatch",
+        severity="error",
+        family=TRAINING_LOOP,
+        order=132,
+        what="Processes of one training compute or store the same tensor in different dtypes.",
+        signal="dtypes of gradients by rank, at the first sampled step.",
+        threshold="One tensor with two dtypes (verl issue 2953: trainer and rollout in different formats).",
+        advice="Replicas then compute different gradients from the same weights, and collectives may fail or mix "
+        "formats. Give every rank the same autocast dtype and cast the model before it is wrapped.",
+        snippet="dtypes = [None] * torch.distributed.get_world_size()\n"
+        "torch.distributed.all_gather_object(dtypes, str(next(model.parameters()).dtype))\n"
+        "assert len(set(dtypes)) == 1, dtypes",
+        page="precision-map",
+    )
+)
+def rank_dtype_mismatch(run: Run) -> list[Finding]:
+    """`rank-dtype-mismatch`: a gradient has another dtype on one rank than on the others."""
+    if run.head.world_size < 2:
+        return []
+    table = run.table("tensors").select(["step", "rank", "name", "kind", "dtype"])
+    table = table.filter(pc.equal(table.column("step"), pc.min(table.column("step"))))
+    frame = table.to_pandas()
+    kinds = frame.groupby(["name", "kind"])["dtype"].nunique()
+    ranks = frame.groupby(["name", "kind", "dtype"])["rank"].agg(set)
+    for (name, kind), count in kinds.items():
+        by_dtype = ranks[name, kind]
+        if count < 2 or set.intersection(*by_dtype):  # a module that ran twice on one rank
+            continue
+        fewest = min(by_dtype.index, key=lambda dtype: (len(by_dtype[dtype]), 0 in by_dtype[dtype]))
+        others = ", ".join(sorted(set(by_dtype.index) - {fewest}))
+        rank = min(by_dtype[fewest])
+        return [
+            make_finding(
+                "rank-dtype-mismatch",
+                f"Rank {rank} has the gradient of {name} in {fewest}, others in {others}",
+                f"rank {rank}",
+                steps=(int(frame["step"].iloc[0]), int(frame["step"].iloc[0])),
+                value=float((kinds > 1).sum()),
+                limit=0.0,
+                unit="tensors with several dtypes",
+            )
+        ]
+    return []

@@ -1,4 +1,5 @@
-"""Rules on values that are used although still multiplied by the loss scale: logged ones, and a gradient penalty."""
+"""Rules on values that are used although still multiplied by the loss scale, or not yet: logged ones, a gradient
+penalty, a term of the loss."""
 
 import math
 
@@ -9,7 +10,7 @@ from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.signals import signals
+from amp_core.findings.signals import call_orders, optimizer_name, signals, split_call
 from amp_core.findings.snippets import TORCH_EXAMPLES
 from amp_core.store.run import Run
 
@@ -105,6 +106,49 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
             str(frame["name"].iloc[0]),
             steps=(at, at),
             value=scale,
+            limit=1.0,
+            unit="loss scale",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="unscaled-loss-term",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=252,
+        what="A term of the loss is not multiplied by the loss scale, while its gradients are divided by it.",
+        signal="The graph of each backward, from its roots to parameters whose optimizer steps through the scaler.",
+        threshold="One path without the loss scale, in a step that does not ask for `get_scale` (torch.amp, gradient "
+        "scaling with several losses: scale each of them).",
+        advice="After unscaling, this term weighs 1 / scale of what it should: an auxiliary loss or a penalty has no "
+        "effect. Add the terms first and scale their sum, or scale each loss before its backward.",
+        snippet="with torch.autocast(device_type, dtype=torch.float16):\n"
+        "    loss = main_loss + 0.1 * auxiliary_loss\n"
+        "scaler.scale(loss).backward()",
+    )
+)
+def unscaled_loss_term(run: Run) -> list[Finding]:
+    """`unscaled-loss-term`: a backward reaches parameters on a path that no scaler multiplied, and their optimizer
+    steps through the scaler."""
+    frame = signals(run, "unscaled backward")
+    if frame.empty or not scaler_enabled(run):
+        return []
+    through = {split_call(c)[1] for _, _, calls in call_orders(run) for c in calls if split_call(c)[0] == "scaler.step"}
+    frame = frame[frame["optimizer"].isin(through)]
+    if frame.empty:
+        return []
+    row = frame.iloc[0]
+    name = optimizer_name(run, int(row["optimizer"]))
+    return [
+        make_finding(
+            "unscaled-loss-term",
+            f"A loss reaches the parameters of {name} without the loss scale, and scaler.step divides its gradients "
+            "by it",
+            "backward",
+            steps=(int(row["step"]), int(row["step"])),
+            value=scale_summary(run).first,
             limit=1.0,
             unit="loss scale",
         )

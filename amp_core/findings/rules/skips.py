@@ -131,7 +131,7 @@ def shared_backoff(run: Run) -> list[Finding]:
     frame = run.table("steps").select(["step", "rank", "optimizer"]).to_pandas()
     frame = frame[frame["rank"] == 0]
     count = int(frame["optimizer"].nunique())
-    if count < 2 or not scaler_enabled(run):
+    if count < 2 or not scaler_enabled(run) or run.head.config.get("scalers_in_turn"):
         return []
     skips, summary = partial_skips(run), scale_summary(run)
     index = int(skips["optimizer"].mode().iloc[0]) if len(skips) else 0

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pyarrow.compute as pc
 
 from amp_core.findings.first_cause import stays_broken
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
@@ -10,7 +11,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import autocast_dtype, call_orders, facts, model_name, signals
+from amp_core.findings.signals import autocast_dtype, call_orders, facts, has_fp32_masters, model_name, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
 from amp_core.store.run import Run
@@ -43,6 +44,7 @@ SIGNIFICANT_BITS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first()
 def half_accumulation(run: Run) -> list[Finding]:
     """`half-accumulation`: losses, buffers or gradients of several micro-batches are accumulated in 16 bits."""
     loss, buffers = signals(run, "loss dtype"), signals(run, "half buffer")
+    buffers = buffers[~buffers["name"].str.contains(r"(?:^|\.)running_[^.]*$")]  # half-statistics
     # Losses that are scaled or cast at once lose little precision: autocast on a CPU leaves some in 16 bits.
     overflowed = [f for f in loss_nonfinite(run) if f.where == "loss"] if (loss["dtype"] == "float16").any() else []
     loss = loss[loss["detail"].ne("computed") | len(overflowed)]
@@ -52,6 +54,11 @@ def half_accumulation(run: Run) -> list[Finding]:
     if len(buffers):
         row = buffers.iloc[0]
         return [_accumulated(str(row["name"]), str(row["dtype"]), f"{row['name']} is added up in {row['dtype']}")]
+    shared = facts(run.head.config, "communication")
+    reduced = shared.get("reduce_dtype") or shared.get("param_dtype")
+    summed = shared.get("main_grad") or (reduced if shared.get("unsynced") else None)
+    if summed in SIGNIFICANT_BITS:
+        return [_accumulated("gradients", str(summed), f"Gradients of several micro-batches are added up in {summed}")]
     narrow = {n: str(d) for n, d in facts(run.head.model, "dtypes").items() if d in SIGNIFICANT_BITS}
     several = any(calls.count("backward") > 1 for _, _, calls in call_orders(run))
     if narrow and several:
@@ -110,11 +117,12 @@ def _dtype_of_losses(run: Run) -> str | None:
 )
 def half_model(run: Run) -> list[Finding]:
     """`half-model`: a model, or a module with all its parameters, in float16, without a scaler that would refuse it."""
-    if fp16_parameters(run):
+    if fp16_parameters(run) or has_fp32_masters(run):
         return []
     model = run.head.model
     train = {n for n, d in facts(model, "dtypes").items() if d == "float16"}
-    narrow = train | {n for n, d in facts(model, "frozen_dtypes").items() if d == "float16"}
+    frozen = {n for n, d in facts(model, "frozen_dtypes").items() if d == "float16"}
+    narrow = train | _trained_through(run, frozen)
     every = set(facts(model, "shapes")) or narrow
     if not narrow:
         return []
@@ -136,6 +144,16 @@ def half_model(run: Run) -> list[Finding]:
             unit="share of parameters in float16",
         )
     ]
+
+
+def _trained_through(run: Run, frozen: set[str]) -> set[str]:
+    """Those of these parameters through whose modules gradients flow; a teacher has none. All if that is not known."""
+    if not frozen:
+        return set()
+    table = run.table("tensors").select(["name", "kind"])
+    table = table.filter(pc.equal(table.column("kind"), "output_grad"))
+    seen = set(pc.unique(table.column("name")).to_pylist())
+    return {n for n in frozen if not seen or not seen.isdisjoint(_parents(n)[:-1])}
 
 
 def _whole_parts(every: set[str], narrow: set[str]) -> list[str]:

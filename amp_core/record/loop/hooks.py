@@ -249,7 +249,7 @@ class Hooks:
             return
         self._phases.enter("optimizer")
         with self._phases.watching():
-            self._steps.notify("called", "clip", None)
+            self._steps.notify("called", "clip", self._steps.holder(_argument(args, kwargs, 0, "parameters")))
             self._observe_before_clipping()
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -363,6 +363,8 @@ class Hooks:
         if scaler is not self.scaler:  # where several take turns, the last one to scale counts
             self.scaler = scaler
             self._steps.use(scaler)
+            if not self._writer.head.config.get("scalers_in_turn"):
+                self._writer.update_head(config=dict(self._writer.head.config) | {"scalers_in_turn": True})
         self._before_scale()
 
     def _on_scaled(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -167,6 +167,19 @@ class Steps:
         groups = ((i, group) for i, o in enumerate(self.optimizers) for group in o.param_groups)
         return next((i for i, group in groups if any(id(p) in held for p in group["params"])), None)
 
+    def holder(self, parameters: Any) -> int | None:
+        """The index of the optimizer that holds the first of these parameters with a gradient; None if none does, or if
+        they come from an iterator, which can be read only once."""
+        if isinstance(parameters, torch.Tensor):
+            parameters = [parameters]
+        if not isinstance(parameters, list | tuple):
+            return None
+        first = next((p for p in parameters if isinstance(p, torch.Tensor) and p.grad is not None), None)
+        held = (
+            i for i, o in enumerate(self.optimizers) for g in o.param_groups if any(p is first for p in g["params"])
+        )
+        return next(held, None) if first is not None else None
+
     def index_or_adopt(self, optimizer: Any, *, stepping: bool) -> tuple[int | None, bool]:
         """The index of an optimizer that is about to step (`stepping`) or to unscale, and whether it was just
         adopted."""

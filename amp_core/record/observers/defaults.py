@@ -14,13 +14,14 @@ import torch
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import device_of
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.backward import AutocastKept, BackwardState
+from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState
 from amp_core.record.observers.signals.call_order import CallOrder
+from amp_core.record.observers.signals.communication import Communication, SecondMoments
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
-from amp_core.record.observers.signals.state import Branches, HalfBuffers, RunningStatistics
+from amp_core.record.observers.signals.state import Branches, HalfBuffers, PositionTables, RunningStatistics
 from amp_core.store.writer import RunWriter
 
 
@@ -36,13 +37,17 @@ def default_signals(
     yield StartFacts(writer, model, optimizers, scaler)
     calls = CallOrder(writer, optimizers, scaler)
     yield calls
-    yield BackwardState(writer, device, scaler, calls.scale_calls)
+    yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
     if not is_compiled(model):
         yield ForwardCheck(writer, model, device, each_step=level == "full")
     yield AutocastKept(writer, device)
+    yield AutocastElsewhere(writer, device)
     yield FirstOperators(writer, model, device)
     yield RunningStatistics(writer, model)
     yield HalfBuffers(writer, model)
+    yield PositionTables(writer, model)
     yield Branches(writer, model, optimizers, device)
     yield StaleGradients(writer, model, optimizers)
+    yield Communication(writer, model)
+    yield SecondMoments(writer, model, optimizers)
     yield FailedIn(writer, model)

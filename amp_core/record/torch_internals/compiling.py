@@ -102,3 +102,12 @@ def mode_would_uncompile() -> bool:
         return False
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return compiler is not None and any(callable(backend) for backend in compiler.cached_backends.values())
+
+
+def emulates_casts() -> bool | None:
+    """Whether Inductor, which has compiled something in this process, rounds between operators as eager does; None if
+    it has compiled nothing."""
+    dynamo, settings = (sys.modules.get(name) for name in ("torch._dynamo.utils", "torch._inductor.config"))
+    if dynamo is None or settings is None or not dynamo.counters.get("inductor"):
+        return None
+    return bool(getattr(settings, "emulate_precision_casts", False))

@@ -5,12 +5,13 @@ Each is reported once, when it first occurs.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from amp_core.record.backends import BACKENDS
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import in_backward
@@ -21,7 +22,46 @@ from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
 MAX_CHECKED_BACKWARDS = 8
-"""Backward passes in which the dtype of the loss's computation is checked."""
+"""Backward passes in which the dtype of the loss's computation is checked; as many whose roots no scaler multiplied are
+searched for parameters."""
+FIRST_STEPS = 3
+"""Steps in which regions of autocast are watched for their device type."""
+MAX_NODES = 20_000
+"""Operators of such a backward that are searched."""
+_SCALED = "ampscope.scaled"
+"""Marks, in a node's metadata, the product of a loss and the loss scale."""
+
+
+class AutocastElsewhere(Observer):
+    """Reports once if the first steps ask for autocast of another device type than the model's, and not of its own."""
+
+    def __init__(self, writer: RunWriter, device: torch.device) -> None:
+        self._writer = writer
+        self._kind = device.type
+        self._requested: list[str] = []
+        self._regions = patched_functions.method_of_class(torch.autocast, "__init__")
+        self._regions.listen(self._on_region)
+
+    def step_began(self, step: int) -> None:
+        if self.awake:  # regions that were made before watching
+            self._requested += [kind for kind in BACKENDS if torch.is_autocast_enabled(kind)]
+
+    def step_ended(self, step: int) -> None:
+        if step + 1 < FIRST_STEPS:
+            return
+        self.close()
+        self.awake = False
+        if self._requested and self._kind not in self._requested:
+            self._writer.event("autocast elsewhere", name=self._requested[0], step=step)
+
+    def close(self) -> None:
+        self._regions.unlisten(self._on_region)
+
+    def _on_region(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Torch disables a region of a device that is not there, so what it was asked for counts.
+        kind = patched_functions.argument(args, kwargs, "device_type")
+        if isinstance(kind, str) and kwargs.get("enabled", args[3] if len(args) > 3 else True):
+            self._requested.append(kind.partition(":")[0])
 
 
 class AutocastKept(Observer):
@@ -45,33 +85,48 @@ class AutocastKept(Observer):
 class BackwardState(Observer):
     """Checks the state of torch whenever `backward` or `torch.autograd.grad` is called."""
 
-    def __init__(self, writer: RunWriter, device: torch.device, scaler: Any, scale_calls: Callable[[], int]):
+    def __init__(
+        self,
+        writer: RunWriter,
+        device: torch.device,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any,
+        scale_calls: Callable[[], int],
+    ) -> None:
         self._writer = writer
+        self._optimizers = optimizers
         self._kind = device.type
         self._scale_calls = scale_calls  # how often the loop has called get_scale
         self._step = 0
         self._reported: set[str] = set()
         self._scaled: list[weakref.ref[torch.Tensor]] = []
         self._checked = 0  # backward passes whose loss's dtype was checked
+        self._searched = 0  # backward passes whose roots no scaler multiplied
+        self._calls_at_begin = 0  # calls of get_scale before the step
+        self._just_found = False  # whether the scaler was found in this step, within its first call
         self._calls_before: int | None = None  # calls of get_scale when scaled gradients with a graph were made
         self._scalings: list[patched_functions.Shared] = []
         if scaling.is_active(scaler):
             self.scaler_found(scaler)
+            self._just_found = False
         patched_functions.backward.listen(self._on_backward)
         patched_functions.grad.listen(self._on_grad)
 
     def step_began(self, step: int) -> None:
         self._step = step
         self._scaled = []
+        self._calls_at_begin = self._scale_calls()
 
     def scaler_found(self, scaler: Any) -> None:
         method = patched_functions.method_of(scaler, "scale")
         method.listen_after(self._keep, of=scaler)
         self._scalings.append(method)
+        self._just_found = True
 
     def step_ended(self, step: int) -> None:
         self._step = step + 1
         self._calls_before = None
+        self._just_found = False
 
     def close(self) -> None:
         patched_functions.backward.unlisten(self._on_backward)
@@ -80,7 +135,11 @@ class BackwardState(Observer):
             method.unlisten(self._keep)
 
     def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any], scaled: Any) -> None:
-        self._scaled += [weakref.ref(t) for t in tree_leaves(scaled) if isinstance(t, torch.Tensor)]
+        for tensor in tree_leaves(scaled):
+            if isinstance(tensor, torch.Tensor):
+                self._scaled.append(weakref.ref(tensor))
+                if tensor.grad_fn is not None:
+                    _metadata(tensor.grad_fn)[_SCALED] = True
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.at_own_work() or in_backward():  # checkpointing calls it for what it recomputes
@@ -99,6 +158,8 @@ class BackwardState(Observer):
             computed = next((d for t in roots if (d := loss_dtype(t)) in NARROW), None)
             if computed is not None:
                 self._report("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")
+        if self._scalings and not self._just_found and self._searched < MAX_CHECKED_BACKWARDS:
+            self._search_unscaled(roots)
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):  # (tensors, grad_tensors, retain_graph, …)
             self._on_created("backward", roots)
         elif self._calls_before is not None:  # by now the loop may have called get_scale to divide by it
@@ -106,6 +167,22 @@ class BackwardState(Observer):
                 "create_graph", name="torch.autograd.grad", value=float(self._scale_calls() == self._calls_before)
             )
             self._calls_before = None
+
+    def _search_unscaled(self, roots: list[torch.Tensor]) -> None:
+        """Report the optimizer whose parameters these roots reach on a path that no scaler multiplied. A loop that asks
+        for the scale multiplies by it itself."""
+        nodes = [t.grad_fn for t in roots if t.grad_fn is not None and _SCALED not in _metadata(t.grad_fn)]
+        if not nodes:
+            return
+        self._searched += 1
+        if self._scale_calls() > self._calls_at_begin:
+            return
+        held = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
+        for index in sorted({held[key] for key in _leaves(nodes) if key in held}):
+            kind = f"unscaled backward of optimizer {index}"
+            if kind not in self._reported:
+                self._reported.add(kind)
+                self._writer.event("unscaled backward", "backward", step=self._step, optimizer=index)
 
     def _on_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if kwargs.get("create_graph") or (len(args) > 4 and args[4]):  # outputs, inputs, grad_outputs, retain_graph
@@ -123,3 +200,23 @@ class BackwardState(Observer):
         if (key := f"{kind} {what.get('value')}") not in self._reported:
             self._reported.add(key)
             self._writer.event(kind, step=self._step, **what)
+
+
+def _metadata(node: Any) -> dict[str, Any]:
+    """What is stored with a node of the graph, for as long as the node lives."""
+    stored: dict[str, Any] = node.metadata
+    return stored
+
+
+def _leaves(nodes: list[Any]) -> Iterator[int]:
+    """The ids of the leaves that backward from these nodes reaches without passing a scaled loss."""
+    waiting, seen = list(nodes), set(nodes)
+    while waiting and len(seen) < MAX_NODES:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            yield id(variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen and _SCALED not in _metadata(following):
+                seen.add(following)
+                waiting.append(following)

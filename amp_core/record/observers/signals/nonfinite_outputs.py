@@ -88,6 +88,7 @@ class ForwardCheck(Observer):
         self._thread = threading.get_ident()
         self._threaded = False
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the current forward
+        self._without_grad: dict[int, list[torch.dtype]] = {}  # of outputs that were computed without gradients
         self._recomputed = False
         self._undescribed = False  # the model itself was not called, so autocast was not detected yet
         self._hooks = Switches((m, self._hook(i)) for i, (_, m) in enumerate(self._modules))
@@ -100,7 +101,7 @@ class ForwardCheck(Observer):
     def step_began(self, step: int) -> None:
         self._step = step
         self._forget()
-        self._dtypes = {}
+        self._dtypes, self._without_grad = {}, {}
         closely = self._each_step or self._armed > 0
         if self._on_cpu and not closely:
             few = self.bare or (len(self._modules) > MAX_ALL and step % EVERY != 0)
@@ -146,7 +147,11 @@ class ForwardCheck(Observer):
 
     def _hook(self, index: int) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not torch.is_grad_enabled() or self.at_own_work():
+            if self.at_own_work():
+                return
+            if not torch.is_grad_enabled():  # perhaps a checkpoint of the program's own
+                if self._step < ARMED_STEPS and not in_backward():
+                    self._without_grad[index] = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
                 return
             if in_backward():  # checkpointing: on a GPU in an autograd thread
                 self._on_recomputed(index, output)
@@ -179,7 +184,7 @@ class ForwardCheck(Observer):
             self._writer.event("threaded forward", self._modules[index][0], step=self._step)
 
     def _on_recomputed(self, index: int, output: Any) -> None:
-        before = self._dtypes.get(index)
+        before = self._dtypes.get(index) or self._without_grad.get(index)
         dtypes = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
         if before is not None and dtypes != before and not self._recomputed:
             self._recomputed = True

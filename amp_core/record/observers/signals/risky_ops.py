@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from amp_core.record.backends import BACKENDS
 from amp_core.record.environment import with_autocast
 from amp_core.record.model.frames import local_variables
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import named_modules, unwrapped
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.narrow_ops import NarrowOps
 from amp_core.record.op_trace.call_sites import call_site
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
@@ -95,7 +97,8 @@ class _OpChecker(QuietMode):
         self._at_own_work = at_own_work
         self._left = MAX_OPERATORS
         self._written = 0
-        self._reported: set[tuple[str, str, float]] = set()
+        self._reported: set[tuple[str, str, float | None]] = set()
+        self._narrow_ops = NarrowOps(self._write_event)
         self._wide: dict[str, float] = {}  # multiplications in FP32 within an autocast region, by module
         self._all = 0.0
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
@@ -115,6 +118,7 @@ class _OpChecker(QuietMode):
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
     def _check(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
+        self._narrow_ops.check(op, args, out, lambda: _running_module(self._model, sys._getframe(1)))
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
             self._count(op, args, out, wide=out.dtype == torch.float32 and call != self._widened)
@@ -141,14 +145,15 @@ class _OpChecker(QuietMode):
         terms = factor.shape[-1] if "conv" not in op else factor.numel() // max(1, factor.shape[0])
         work = out.numel() * terms
         self._all += work
-        if out.dtype in NARROW:
+        if out.dtype in NARROW and _autocast_enabled():
             self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + work
         if wide and work:  # an empty tensor takes no work
             name = _running_module(self._model, sys._getframe(1))
             self._wide[name] = self._wide.get(name, 0.0) + work
 
     def write(self) -> None:
-        """Write the totals: the modules with most FP32 products, as shares of all."""
+        """Write what operators lose in 16 bits, and the modules with most FP32 products, as shares of all."""
+        self._narrow_ops.finish()
         for name, work in sorted(self._wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
         seen = dict(self._writer.head.config) | {"products_seen": self._all}
@@ -157,12 +162,16 @@ class _OpChecker(QuietMode):
         self._writer.update_head(config=seen)
 
     def _report(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
-        name = _running_module(self._model, sys._getframe(1))
+        self._write_event(kind, op, _running_module(self._model, sys._getframe(1)), value or None, limit, dtype)
+
+    def _write_event(
+        self, kind: str, op: str, name: str, value: float | None, limit: float | None, dtype: torch.dtype | None
+    ) -> None:
         if self._written < MAX_EVENTS and (kind, name, value) not in self._reported:
             self._reported.add((kind, name, value))
             self._written += 1
             word = dtype_name(dtype) if dtype is not None else None
-            more: dict[str, Any] = {"value": value or None, "limit": limit, "dtype": word, "phase": "forward"}
+            more: dict[str, Any] = {"value": value, "limit": limit, "dtype": word, "phase": "forward"}
             self._writer.event(kind, name, step=self._step, op=op, **more)
 
 
@@ -188,11 +197,17 @@ def _running_module(model: torch.nn.Module, frame: FrameType | None) -> str:
 
 
 def _inside_autocast() -> bool:
-    """Whether an autocast region is open. Within an operator that autocast handles, `is_autocast_enabled` is False, so
-    the nesting depth is read."""
+    """Whether an autocast region is open, be it one that disables it within another."""
     depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return depth > 0
+
+
+def _autocast_enabled() -> bool:
+    """Whether autocast was on when Python called the present operator. Within an operator that autocast handles,
+    `is_autocast_enabled` is False."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        return any(torch.is_autocast_enabled(kind) for kind in BACKENDS)
 
 
 class FailedIn(Observer):

@@ -4,8 +4,8 @@
 
 Before and after each backward, the address and the version counter of an optimizer's gradients are read. Any way of
 clearing them changes one or the other between the step and the next backward. Loops with accumulation, closures or
-several optimizers in turn also clear them before they step again. So after the first clearing an optimizer is no longer
-checked, which is in the second step of nearly every loop.
+several optimizers in turn also clear them before they step again. So an optimizer is no longer checked once its
+gradients were cleared before a second step used them, which is in the second step of nearly every loop.
 """
 
 import functools
@@ -23,6 +23,8 @@ from amp_core.record.torch_internals.compiling import untraced
 from amp_core.record.torch_internals.optimizer_steps import after_step
 from amp_core.store.writer import RunWriter
 
+MIN_CLEARINGS = 2
+"""Clearings, each after several steps had used the same gradients, before an event reports that."""
 MIN_STEPS = 5
 """Consecutive steps, from the first, whose gradients were kept and added to before an event reports it."""
 
@@ -38,6 +40,11 @@ class _Kept:
         self.added = False
         """Whether a backward has added to them since the last step."""
         self.steps = 0
+        """Steps since the last clearing that used gradients of the step before."""
+        self.clearings = 0
+        """Clearings after such steps."""
+        self.cleared = False
+        """Whether backward will make new gradients."""
         self.transfer: HostTransfer | None = None
         """Whether gradients that seem kept are nonzero: `p.grad.data.zero_()` does not change the version."""
 
@@ -101,7 +108,7 @@ class StaleGradients(Observer):
             if not kept.chosen:
                 continue
             if _marks(kept.chosen) != kept.marks:
-                self._forget(index)
+                self._cleared(index, kept)
             elif kept.steps >= MIN_STEPS and kept.transfer is None:
                 kept.transfer = HostTransfer()
                 grads = [grad for grad in map(_local_gradient, kept.chosen) if grad is not None]
@@ -115,17 +122,33 @@ class StaleGradients(Observer):
             if not kept.chosen:
                 continue
             marks = _marks(kept.chosen)
-            if marks is None or any(now[0] != then[0] for now, then in zip(marks, kept.marks, strict=True)):
+            if kept.cleared and marks is not None:
+                kept.marks, kept.cleared = marks, False
+            elif marks is None or any(now[0] != then[0] for now, then in zip(marks, kept.marks, strict=True)):
                 self._forget(index)  # backward has replaced the gradients
             else:
                 kept.added = kept.added or marks != kept.marks
                 kept.marks = marks
 
+    def _cleared(self, index: int, kept: _Kept) -> None:
+        """The gradients were cleared since the last backward. Two clearings after several steps each are a habit."""
+        if not kept.steps:
+            self._forget(index)
+            return
+        kept.clearings += 1
+        if kept.clearings >= MIN_CLEARINGS:
+            self._write(index, kept, "now and then")
+            self._forget(index)
+        kept.steps, kept.added, kept.cleared = 0, False, True
+
     def _report(self, index: int, kept: _Kept, transfer: HostTransfer) -> None:
         if transfer.values("any").all():
-            name = self._names.get(id(kept.chosen[0]), "")
-            self._writer.event("kept gradients", name, step=self._step, count=kept.steps, optimizer=index)
+            self._write(index, kept, "")
         self._forget(index)
+
+    def _write(self, index: int, kept: _Kept, detail: str) -> None:
+        name = self._names.get(id(kept.chosen[0]), "")
+        self._writer.event("kept gradients", name, detail, self._step, count=kept.steps, optimizer=index)
 
 
 def _local_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:

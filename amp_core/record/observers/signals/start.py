@@ -27,6 +27,7 @@ from amp_core.record.model.parameters import (
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
+from amp_core.record.torch_internals.compiling import emulates_casts
 from amp_core.store.writer import RunWriter
 
 EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
@@ -113,6 +114,9 @@ class StartFacts(Observer):
     def close(self) -> None:
         if self._transfer is not None and self._transfer.ready(wait=True):
             self._write()
+        emulates = emulates_casts()
+        if emulates is not None:
+            self._writer.update_head(config=dict(self._writer.head.config) | {"inductor_emulates_casts": emulates})
 
     def _send(self) -> None:
         floating = ((n, p) for n, p in named_parameters(self._model) if p.is_floating_point() and has_values(p))
@@ -191,8 +195,8 @@ def _settings(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[
         "fused": bool(optimizer.param_groups[0].get("fused")),
         "parameters": len(given),
         "outside_model": sum(id(p) not in names for p in given),
-        "dtypes": sorted({dtype_name(p.dtype) for p in given}),
-        "first": {dtype_name(p.dtype): names.get(id(p), "") for p in reversed(given)},
+        "dtypes": sorted({dtype_name(p.dtype) for p in given if p.requires_grad}),
+        "first": {dtype_name(p.dtype): names.get(id(p), "") for p in reversed(given) if p.requires_grad},
         "state_dtypes": sorted(states),
     }
 

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from amp_core.record.backends import widened
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.model.parameters import has_values, named_buffers, named_parameters, unwrapped
+from amp_core.record.model.parameters import has_values, named_buffers, named_modules, named_parameters, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
@@ -22,6 +22,8 @@ from amp_core.store.writer import RunWriter
 
 _grad = attrgetter("grad")
 EVERY = 10
+MIN_ROWS = 128
+"""Positions that every 16-bit dtype tells apart."""
 FIRST_STEPS = 3
 MAX_NAMED = 8
 MAX_EVENTS = 2000
@@ -76,16 +78,86 @@ class HalfBuffers(Observer):
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
-        self._buffers = [(n, b) for n, b in named_buffers(unwrapped(model)) if b.dtype in NARROW]
+        self._model = unwrapped(model)
+        self._buffers = [(n, b) for n, b in named_buffers(self._model) if b.dtype in NARROW]
         self._versions = [b._version for _, b in self._buffers]
         self.awake = len(self._buffers) > 0
 
     def step_ended(self, step: int) -> None:
         if step == FIRST_STEPS - 1:
             self.awake = False
+            training = {n for n, m in named_modules(self._model) if m.training}
             for (name, buffer), version in zip(self._buffers, self._versions, strict=True):
-                if buffer._version != version:
+                module, _, short = name.rpartition(".")
+                # Kernels of batch norm write running statistics without a new version.
+                if buffer._version != version or (short.startswith("running_") and module in training):
                     self._writer.event("half buffer", name, step=step, dtype=dtype_name(buffer.dtype))
+
+
+class PositionTables(Observer):
+    """Reports once which buffers hold sines and cosines of positions that were rounded, or frequencies in 16 bits.
+
+    Neighbouring rows of such a table are equal where two positions became one, though not at its begin.
+    """
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._done = False
+        self._sent: tuple[list[tuple[str, torch.dtype]], HostTransfer] | None = None
+
+    def step_began(self, step: int) -> None:
+        if not self._done:
+            self._done = True
+            self._send(step)
+        self.awake = self._sent is not None
+
+    def _send(self, step: int) -> None:
+        tables = []
+        for name, buffer in named_buffers(self._model):
+            if buffer.dtype in NARROW and name.rpartition(".")[2].endswith(("inv_freq", "freqs", "frequencies")):
+                self._writer.event(
+                    "rounded positions", name, step=step, op="frequencies", dtype=dtype_name(buffer.dtype)
+                )
+            elif _is_position_table(buffer):
+                tables.append((name, buffer))
+        if tables:
+            transfer = HostTransfer()
+            transfer.put("equal", torch.stack([_equal_rows(b).to(tables[0][1].device) for _, b in tables]))
+            transfer.send()
+            self._sent = [(n, b.dtype) for n, b in tables], transfer
+
+    def step_ended(self, step: int) -> None:
+        self._write(wait=False)
+
+    def close(self) -> None:
+        self._write(wait=True)
+
+    def _write(self, *, wait: bool) -> None:
+        if self._sent is None or not self._sent[1].ready(wait):
+            return
+        (named, transfer), self._sent = self._sent, None
+        for (name, dtype), (first, rest) in zip(named, transfer.values("equal").reshape(-1, 2), strict=True):
+            if not first and rest:
+                more: dict[str, Any] = {"op": "table", "value": float(rest), "limit": 0.0}
+                self._writer.event("rounded positions", name, step=0, dtype=dtype_name(dtype), **more)
+
+
+def _is_position_table(buffer: torch.Tensor) -> bool:
+    rows = buffer.shape[-2] if buffer.dim() > 1 else 0
+    return (
+        buffer.is_floating_point() and buffer.element_size() > 1 and rows > MIN_ROWS
+        and 2 <= buffer.shape[-1] < rows and buffer.numel() == rows * buffer.shape[-1]
+        and type(buffer) is torch.Tensor and has_values(buffer)
+    )  # fmt: skip
+
+
+def _equal_rows(table: torch.Tensor) -> torch.Tensor:
+    """How many of the first `MIN_ROWS` rows equal the row before, and how many of the rest."""
+    rows = table.detach().reshape(-1, table.shape[-1])
+    equal = (rows[1:] == rows[:-1]).all(dim=1)
+    bounded = rows.abs().amax() <= 1.0  # of sines and cosines
+    return torch.stack([equal[: MIN_ROWS - 1].sum(), equal[MIN_ROWS - 1 :].sum() * bounded])
 
 
 class Branches(Observer):

@@ -1,0 +1,60 @@
+"""Whether gradients were clipped while they were still multiplied by the loss scale, by code of the loop's own.
+
+    >>> clipped_while_scaled(run)
+    ('a norm of 1', (0, 99))
+
+Gradients are recorded as `scaler.unscale_` or `scaler.step` gets them. A clip before that leaves the same norm, or the
+same largest value, in each step, since scaled gradients always exceed the threshold.
+"""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.analysis.numerics.loss_scale import scale_trace
+from amp_core.store.run import Run
+
+MIN_STEPS = 5
+"""Fewest steps with the same norm of all gradients."""
+MIN_TENSORS = 3
+"""Fewest tensors with the same figure, in each of two sampled steps or more."""
+MAX_SAMPLES = 16
+"""Sampled steps that are compared."""
+EQUAL_RATIO = 1.01
+"""Norms that differ by less count as the same: thresholds are divided by the norm plus an eps."""
+MIN_CLIPPED_FRAC = 0.8
+"""Share of the steps, or of the tensors, that have the same figure."""
+
+
+def clipped_while_scaled(run: Run) -> tuple[str, tuple[int, int]] | None:
+    """What all scaled gradients have in common, in words, and the first and last step; None if they have nothing."""
+    trace = scale_trace(run)
+    trace = trace[~trace["skipped"] & (trace["loss_scale"] > 1)]
+    norms = (trace["grad_norm"] * trace["loss_scale"]).to_numpy(dtype=float)
+    known = norms[np.isfinite(norms) & (norms > 0)]
+    if len(known) >= MIN_STEPS and known.min() < known.max() and (at := _common(known)) is not None:
+        return f"a norm of {at:.3g}", (int(trace["step"].iloc[0]), int(trace["step"].iloc[-1]))
+    return _in_tensors(run, set(trace["step"]))
+
+
+def _in_tensors(run: Run, made: set[int]) -> tuple[str, tuple[int, int]] | None:
+    table = run.table("tensors").select(["step", "name", "kind", "numel", "absmax", "rms", "loss_scale"])
+    table = table.filter(pc.equal(table.column("kind"), "weight_grad"))
+    steps = sorted(made.intersection(pc.unique(table.column("step")).to_pylist()))[:MAX_SAMPLES]
+    frame: pd.DataFrame = table.filter(pc.is_in(table.column("step"), pa.array(steps, pa.int64()))).to_pandas()
+    frame = frame[(frame["loss_scale"] > 1) & (frame["rms"] > 0) & (frame["numel"] > 1)]
+    frame = frame[np.isfinite(frame["absmax"].astype(float))]
+    if frame["step"].nunique() < 2 or frame["name"].nunique() < MIN_TENSORS:
+        return None
+    norms = frame["rms"].to_numpy(dtype=float) * np.sqrt(frame["numel"].to_numpy(dtype=float))
+    for what, values in (("a largest value", frame["absmax"].to_numpy(dtype=float)), ("a norm per tensor", norms)):
+        if (at := _common(values)) is not None:
+            return f"{what} of {at:.3g}", (int(frame["step"].min()), int(frame["step"].max()))
+    return None
+
+
+def _common(values: np.ndarray) -> float | None:
+    """The value that at least `MIN_CLIPPED_FRAC` of the values have, and none exceeds; None if there is none."""
+    top = float(values.max())
+    return top if (values * EQUAL_RATIO >= top).mean() >= MIN_CLIPPED_FRAC else None

@@ -1,0 +1,207 @@
+"""Rules on operators of forward and loss that lose too much in 16 bits, from those of the first step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.signals import model_name, signals
+from amp_core.store.run import Run
+from amp_core.text import formatting
+
+_AUTOCAST_OFF = "with torch.autocast(x.device.type, enabled=False):\n"
+
+
+def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any]"], str]) -> list[Finding]:
+    """One finding on these events, in the place of the largest value."""
+    frame = signals(run, kind)
+    if frame.empty:
+        return []
+    row = frame.iloc[int(frame["value"].fillna(0.0).to_numpy().argmax())]
+    where = str(row["name"]) or model_name(run)
+    more = frame["name"].nunique() - 1
+    also = f", and {formatting.plural(more, 'more module')} do" if more else ""
+    value, limit = (float(str(row[c])) if row[c] == row[c] else None for c in ("value", "limit"))
+    return [
+        make_finding(
+            _CODES[kind],
+            title(row) + also,
+            where,
+            steps=(int(frame["step"].min()), int(frame["step"].max())),
+            value=value,
+            limit=limit,
+            unit=unit,
+        )
+    ]
+
+
+_CODES = {
+    "narrow classes": "half-logits",
+    "narrow router": "half-router",
+    "narrow statistics": "half-statistics",
+    "narrow sum": "half-sum",
+    "rounded positions": "rounded-positions",
+}
+
+
+@rule(
+    Entry(
+        code="half-logits",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=281,
+        follows_in_place=("half-output-policy",),
+        what="The logarithm of a softmax over many classes is computed in 16 bits.",
+        signal="Operators of the first step with 16-bit input and output.",
+        threshold="8,192 classes: log-probabilities begin near -9, where bfloat16 has steps of 2^-4, so the loss of a "
+        "token has two digits (torchtitan issue 700 on losses in bfloat16).",
+        advice="Autocast on a GPU runs the softmax and the loss in float32, other code must cast: on a CPU, under FSDP "
+        "with 16-bit outputs, and in 16-bit models it does not happen. Cast the logits before the loss.",
+        snippet="loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())",
+        page="number-ranges",
+    )
+)
+def half_logits(run: Run) -> list[Finding]:
+    """`half-logits`: a log-softmax or logsumexp over a large vocabulary in 16 bits."""
+    return _from_signal(
+        run,
+        "narrow classes",
+        "classes",
+        lambda row: f"{row['op']} over {int(float(str(row['value']))):,} classes is computed in {row['dtype']}",
+    )
+
+
+@rule(
+    Entry(
+        code="half-router",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=282,
+        what="A router chooses experts by scores in 16 bits, where scores of experts are often equal.",
+        signal="top-k or maximum of 16-bit scores beside a softmax of as many, in a module, in the first step.",
+        threshold="One such choice (Switch Transformers, section 2.4: the router in float32, as bfloat16 training "
+        "diverges).",
+        advice="bfloat16 has eight bits, so experts tie and rounding chooses among them, differently in each kernel. "
+        "Compute the router's logits and softmax in float32.",
+        snippet=_AUTOCAST_OFF
+        + "    scores = torch.nn.functional.linear(x.float(), router.weight.float()).softmax(-1)\n"
+        "weights, experts = scores.topk(k, dim=-1)",
+        page="layer-detail",
+    )
+)
+def half_router(run: Run) -> list[Finding]:
+    """`half-router`: experts are chosen by scores in 16 bits."""
+
+    def title(row: "pd.Series[Any]") -> str:
+        tied = int(float(str(row["value"])))
+        ties = f"; {formatting.plural(tied, 'row')} had a tie at the border" if tied else ""
+        return f"{row['name']} chooses among {int(float(str(row['limit'])))} scores in {row['dtype']}{ties}"
+
+    return _from_signal(run, "narrow router", "rows with a tie", title)
+
+
+@rule(
+    Entry(
+        code="half-statistics",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=283,
+        what="A normalisation layer computes or keeps its mean or variance in 16 bits.",
+        signal="Mean, variance and root with 16-bit input and output in one module, in the first step; 16-bit running "
+        "statistics that the first steps write to.",
+        threshold="One such layer. torch's own norms accumulate in float32 whatever their input; a mean of squares in "
+        "bfloat16 is off by up to 2^-9, which scales the whole row (transformers casts to float32 in LlamaRMSNorm).",
+        advice="A running average in bfloat16 stops moving once a change is below 2^-9 of it, and a variance loses all "
+        "digits to cancellation. Compute statistics in float32 and cast the result.",
+        snippet="variance = x.float().square().mean(-1, keepdim=True)\n"
+        "x = (x.float() * torch.rsqrt(variance + eps)).to(x.dtype) * weight",
+        page="layer-detail",
+    )
+)
+def half_statistics(run: Run) -> list[Finding]:
+    """`half-statistics`: statistics of a norm in 16 bits, computed or running."""
+    buffers = signals(run, "half buffer")
+    buffers = buffers[buffers["name"].str.contains(r"(?:^|\.)running_[^.]*$")]
+    if len(buffers):
+        row = buffers.iloc[0]
+        name = str(row["name"])
+        return [
+            make_finding(
+                "half-statistics",
+                f"{name} is kept in {row['dtype']}",
+                name.rpartition(".")[0] or model_name(run),
+                value=float(len(buffers)),
+                limit=0.0,
+                unit="running statistics in 16 bits",
+            )
+        ]
+    return _from_signal(
+        run,
+        "narrow statistics",
+        "statistics in 16 bits",
+        lambda row: f"{row['name']} divides by statistics that it computes in {row['dtype']}",
+    )
+
+
+@rule(
+    Entry(
+        code="half-sum",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=284,
+        what="A long sum is kept in 16 bits.",
+        signal="Sums, cumulative sums, sums by index and chains of additions with 16-bit results, in the first step.",
+        threshold="4,096 terms of a sum, 65,536 of a mean, 256 per bin, 64 additions one by one; for a cumulative sum "
+        "2^8 terms in bfloat16 and 2^11 in float16, from which on a sum of ones no longer grows.",
+        advice="The sum has two or three digits, and where partial sums are rounded too, small terms are lost "
+        "altogether. Sum in float32 and cast the result.",
+        snippet="total = x.sum(-1, dtype=torch.float32)\nsteps = torch.cumsum(x, -1, dtype=torch.float32)",
+        page="layer-detail",
+    )
+)
+def half_sum(run: Run) -> list[Finding]:
+    """`half-sum`: a long sum with its result in 16 bits."""
+    return _from_signal(
+        run,
+        "narrow sum",
+        "terms",
+        lambda row: f"{row['op']} adds {int(float(str(row['value']))):,} terms into {row['dtype']}",
+    )
+
+
+@rule(
+    Entry(
+        code="rounded-positions",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=285,
+        what="Positions, timesteps or rotary angles are made in 16 bits, where integers above 256 (bfloat16) or 2,048 "
+        "(float16) collide.",
+        signal="Casts of integers, ranges, sines and cosines in 16 bits in the first step; buffers of the model at its "
+        "start.",
+        threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 in "
+        "float16, where numbers are a quarter apart (transformers issue 29285).",
+        advice="Tokens that are far along the sequence share a position, and the model cannot tell them apart. Make "
+        "positions, frequencies and angles in float32 with autocast off, and cast the sines and cosines.",
+        snippet=_AUTOCAST_OFF
+        + "    angles = torch.outer(torch.arange(length, device=x.device).float(), inv_freq.float())\n"
+        "cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)",
+        page="layer-detail",
+    )
+)
+def rounded_positions(run: Run) -> list[Finding]:
+    """`rounded-positions`: integers or angles that 16 bits cannot tell apart."""
+
+    def title(row: "pd.Series[Any]") -> str:
+        size = float(str(row["value"]))
+        if row["op"] in ("cos", "sin"):
+            return f"{row['op']} takes angles of up to {formatting.number(size)} in {row['dtype']}"
+        if row["op"] == "table":
+            return f"{int(size):,} neighbouring rows of {row['name']} are equal: its positions were made in 16 bits"
+        if row["op"] == "frequencies":
+            return f"The frequencies {row['name']} are stored in {row['dtype']}"
+        return f"{int(size):,} integers are rounded or collide in {row['dtype']}"
+
+    return _from_signal(run, "rounded positions", "largest angle, or integers", title)

@@ -1,0 +1,203 @@
+"""Rules on FSDP's policies, DDP's hooks, FP32 master weights that were asked for, and optimizer states."""
+
+import re
+
+from amp_core.analysis.numerics.update_losses import update_losses
+from amp_core.analysis.steps import whole_number
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Severity
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.rules.stored import SIGNIFICANT_BITS
+from amp_core.findings.signals import autocast_dtype, facts, has_fp32_masters, model_name, signals
+from amp_core.formats import FORMATS
+from amp_core.store.run import Run
+
+MANY_SHARDS = 8
+"""Processes from which a reduction in 16 bits is reported that nobody asked for: FSDP2 reduces in `param_dtype` by
+default."""
+_NARROW_HOOK = re.compile(r"(bf16|bfloat16)|fp16|float16|half", re.IGNORECASE)
+MIN_VANISHED_FRAC = 0.01
+"""Share of second moments that are zero beside a first moment that is not."""
+_POLICY = """\
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+for block in model.blocks:
+    fully_shard(block, mp_policy=policy)
+fully_shard(model, mp_policy=policy)"""
+
+
+@rule(
+    Entry(
+        code="half-reduction",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=286,
+        what="Gradients of several processes are added up in 16 bits.",
+        signal="reduce_dtype of FSDP's policy, DDP's communication hook, dtypes of the gradients of a DDP model.",
+        threshold="A 16-bit reduce_dtype or compression hook; the default of FSDP2, which is param_dtype, from 8 "
+        "processes on and a remark below (torchtitan issues 700 and 2389, modalities 462).",
+        advice="Each addition rounds to eight bits, and the more processes, the more of small gradients is lost. "
+        "Reduce in float32: it costs bandwidth, not memory.",
+        snippet=_POLICY,
+        frameworks={
+            "Accelerate": "plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy="
+            "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))",
+        },
+        page="precision-map",
+    )
+)
+def half_reduction(run: Run) -> list[Finding]:
+    """`half-reduction`: gradients are reduced in 16 bits between processes."""
+    settings = facts(run.head.config, "communication")
+    asked, default, hook = (settings.get(k) for k in ("reduce_dtype", "param_dtype", "hook"))
+    shards = whole_number(run.head.config.get("shards")) or 1
+    trained = facts(run.head.model, "dtypes")
+    severity: Severity | None = None
+    if asked in SIGNIFICANT_BITS:
+        dtype, where, how = str(asked), "reduce_dtype", f"reduce_dtype is {asked}"
+    elif isinstance(hook, str) and (named := _NARROW_HOOK.search(hook)):
+        dtype, where, how = "bfloat16" if named[1] else "float16", hook, f"the hook is {hook}"
+    elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
+        where, dtype = next(iter(trained.items()))
+        how = f"those of the DDP model are in {dtype}"
+    elif asked is None and default in SIGNIFICANT_BITS and shards > 1:
+        dtype, where, how = str(default), "reduce_dtype", f"reduce_dtype is not given, and param_dtype is {default}"
+        severity = None if shards >= MANY_SHARDS else "info"
+    else:
+        return []
+    return [
+        make_finding(
+            "half-reduction",
+            f"Gradients are reduced in {dtype}: {how}",
+            where,
+            severity=severity,
+            value=float(SIGNIFICANT_BITS.get(dtype, 0)),
+            limit=24.0,
+            unit="significant bits",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="missing-fp32-masters",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=268,
+        what="Mixed precision was asked for, and the weights that the optimizer updates are in bfloat16.",
+        signal="FSDP's param_dtype, autocast or the framework's precision, beside the dtypes of trained parameters.",
+        threshold="One such parameter, without a cure such as stochastic rounding (accelerate issue 3979, LlamaFactory "
+        "issue 9769).",
+        advice="Mixed precision keeps weights in float32 and computes in 16 bits; here updates below 2^-9 of a weight "
+        "are lost. Load or cast the model in float32 before it is sharded or given to the optimizer.",
+        snippet="model = model.float()   # before fully_shard, before the optimizer\n" + _POLICY,
+        frameworks={
+            "Transformers Trainer": "model = AutoModel.from_pretrained(name, dtype=torch.float32)   # bf16=True casts",
+            "Accelerate": "model = model.float()\nmodel, optimizer = accelerator.prepare(model, optimizer)",
+        },
+        page="precision-map",
+    )
+)
+def missing_fp32_masters(run: Run) -> list[Finding]:
+    """`missing-fp32-masters`: trained weights in bfloat16 where FSDP's policy, autocast or the framework was asked for
+    mixed precision."""
+    names = [n for n, d in facts(run.head.model, "dtypes").items() if d == "bfloat16"]
+    settings = facts(run.head.config, "communication")
+    if not names or has_fp32_masters(run) or (update_losses(run)["cure"] != "").any():
+        return []
+    if settings.get("param_dtype") in SIGNIFICANT_BITS:
+        asked = f"FSDP's param_dtype is {settings['param_dtype']}"
+    elif run.head.config.get("requested_precision") in ("bf16", "fp16"):
+        asked = f"{run.head.config['requested_precision']} was asked for"
+    elif autocast_dtype(run) == "bfloat16":
+        asked = "autocast is on"
+    else:
+        return []
+    return [
+        make_finding(
+            "missing-fp32-masters",
+            f"{asked[0].upper()}{asked[1:]}, and the weights themselves are in bfloat16: there are no float32 masters",
+            names[0],
+            value=float(len(names)),
+            limit=0.0,
+            unit="trained parameters in bfloat16",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="half-output-policy",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=279,
+        what="FSDP casts the model's output to 16 bits, and the loss is computed from it in 16 bits.",
+        signal="output_dtype of FSDP's policy, and the dtype of the loss's computation.",
+        threshold="A 16-bit output_dtype and a 16-bit loss (torchtitan issue 2389).",
+        advice="The loss has two or three digits, and so have the gradients that begin from it. Set output_dtype to "
+        "float32 on the outermost module, or cast the output before the loss.",
+        snippet="policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)\n"
+        "fully_shard(model, mp_policy=policy)   # the outermost module",
+        page="precision-map",
+    )
+)
+def half_output_policy(run: Run) -> list[Finding]:
+    """`half-output-policy`: FSDP's output_dtype makes the loss 16 bits."""
+    dtype = facts(run.head.config, "communication").get("output_dtype")
+    loss = signals(run, "loss dtype", "narrow classes")
+    if dtype not in SIGNIFICANT_BITS or loss.empty:
+        return []
+    return [
+        make_finding(
+            "half-output-policy",
+            f"FSDP casts the output of {model_name(run)} to {dtype}, and the loss is computed in it",
+            "output_dtype",
+            value=float(SIGNIFICANT_BITS[str(dtype)]),
+            limit=24.0,
+            unit="significant bits",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="vanishing-second-moments",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=276,
+        follows=("missing-fp32-masters",),
+        what="An optimizer stores second moments in 16 bits, where they vanish or stand still.",
+        signal="dtype of the second moments after the third step, zeros among them, and beta2.",
+        threshold="1 - beta2 below half a unit in the last place, 2^-9 in bfloat16 (0.001 with the default beta2), or "
+        "1 % of them zero beside a first moment that is not (bitsandbytes issue 1973).",
+        advice="A second moment that stands still keeps the step size of the first steps, and one of zero divides "
+        "by eps alone. Keep optimizer states in float32, or lower beta2 to 0.95.",
+        snippet="optimizer = torch.optim.AdamW(model.float().parameters(), lr=lr)   # states in float32",
+        page="layer-detail",
+    )
+)
+def vanishing_second_moments(run: Run) -> list[Finding]:
+    """`vanishing-second-moments`: second moments in 16 bits that cannot follow the squares of gradients."""
+    if (update_losses(run)["cure"] != "").any():
+        return []
+    for row in signals(run, "second moments").to_dict("records"):
+        form = next(f for f in FORMATS.values() if f.dtype == row["dtype"])
+        smallest = 2.0 ** -(form.mantissa_bits + 2)
+        stands_still = row["limit"] == row["limit"] and row["limit"] is not None and row["limit"] < smallest
+        if not stands_still and row["value"] < MIN_VANISHED_FRAC:
+            continue
+        what = (
+            f"1 - beta2 = {row['limit']:.3g} is below half a unit in the last place"
+            if stands_still
+            else f"{100 * row['value']:.0f} % are zero beside a gradient that is not"
+        )
+        return [
+            make_finding(
+                "vanishing-second-moments",
+                f"Second moments are stored in {row['dtype']}: {what}",
+                str(row["name"]) or "optimizer",
+                steps=(int(row["step"]), int(row["step"])),
+                value=float(row["limit"] if stands_still else row["value"]),
+                limit=smallest if stands_still else MIN_VANISHED_FRAC,
+                unit="1 - beta2" if stands_still else "share of second moments",
+            )
+        ]
+    return []

@@ -1,0 +1,149 @@
+"""Operators that lose too much if their input and output have 16 bits, by name: sums, statistics, classes, positions.
+
+    ops = NarrowOps(report)
+    ops.check("cumsum", args, out, module)     # after each operator; `module()` names the module that runs
+    ops.finish()                               # reports what depended on values, which are read only now
+
+`report(kind, op, name, value, limit, dtype)` writes an event; the kinds are in `schema.EVENT_KINDS`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record.model.narrow_dtypes import NARROW
+
+MIN_CLASSES = 8192
+"""Classes from which the logarithm of a softmax in 16 bits is reported: their logarithm is 9 and more, where bfloat16
+has steps of 2^-4."""
+MIN_SUM_TERMS = 4096
+MIN_MEAN_TERMS = 65_536
+"""Terms of a sum, and of a mean, from which a result in 16 bits is reported. Smaller ones are common in pooling."""
+MIN_TERMS_PER_BIN = 256
+MIN_CHAIN = 64
+"""Additions to one number, one after the other."""
+MIN_STATISTIC_TERMS = 16
+MAX_EXPERTS = 4096
+MAX_VALUES = 2**20
+"""Elements of a tensor of integers that are compared with their copies in 16 bits."""
+ROUTERS = ("rout", "gate", "moe", "expert")
+"""Parts of the names of modules that choose experts."""
+
+Report = Callable[[str, str, str, float, float, torch.dtype], None]
+"""Takes the kind of event, the operator, the module, the value, its limit and the dtype."""
+
+
+class NarrowOps:
+    """Inspects the operators of one step."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._softmax_sizes: set[int] = set()
+        self._choices: list[tuple[str, str, int, int, torch.Tensor, torch.dtype]] = []
+        self._statistics: set[tuple[int, ...]] = set()
+        self._chains: dict[int, tuple[int, torch.Tensor]] = {}  # additions so far, and the sum, by its id
+        # Kind, operator, module, dtype, and value and limit as tensors.
+        self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
+
+    def check(self, op: str, args: Sequence[Any], out: Any, module: Callable[[], str]) -> None:
+        """Inspect an operator that has run."""
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if op in ("arange", "linspace") and isinstance(out, torch.Tensor) and out.dtype in NARROW and out.numel() > 1:
+            # Neighbours that are equal were different positions.
+            self._later("rounded positions", op, module(), out.dtype, (out[1:] == out[:-1]).sum(), 0.0)
+        if first is None or not first.numel():
+            return
+        result = out[0] if isinstance(out, tuple | list) and out else out
+        if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
+            if first.dtype in NARROW and op == "argmax":
+                self._choose(op, first, 1, module)
+            return
+        if first.dtype not in NARROW:
+            if op == "_to_copy" and first.dtype in (torch.int16, torch.int32, torch.int64):
+                self._count_rounded(op, first, result, module)
+            return
+        name = op.rstrip("_")
+        if name in ("_softmax", "sigmoid"):
+            self._softmax_sizes.add(first.shape[-1] if first.dim() else 1)
+        elif name in ("topk", "max") and isinstance(out, tuple | list):
+            self._choose(op, first, result.shape[-1] if name == "topk" else 1, module)
+        elif name in ("_log_softmax", "logsumexp", "log"):
+            dims = [args[1]] if len(args) > 1 and isinstance(args[1], int) else [-1]
+            classes = first.shape[dims[0]] if first.dim() else 1
+            if classes >= MIN_CLASSES:
+                self._report("narrow classes", op, module(), float(classes), float(MIN_CLASSES), first.dtype)
+        elif name in ("cos", "sin"):
+            limit = _largest_exact_angle(first.dtype)
+            self._later("rounded positions", op, module(), first.dtype, first.detach().abs().amax(), limit)
+        else:
+            self._check_sum(op, name, args, first, result, module)
+
+    def _check_sum(
+        self, op: str, name: str, args: Sequence[Any], first: torch.Tensor, out: torch.Tensor, module: Callable[[], str]
+    ) -> None:
+        terms, limit = first.numel() // max(1, out.numel()), 0
+        if name in ("mean", "var", "var_mean", "std", "std_mean") and terms >= MIN_STATISTIC_TERMS:
+            self._statistics.add(tuple(out.shape))
+            if name.startswith("std"):
+                self._statistic(op, out, module)
+        elif tuple(out.shape) in self._statistics and _is_root(name, args):
+            self._statistic(op, out, module)
+        if name == "sum":
+            limit = MIN_SUM_TERMS
+        elif name == "mean":
+            limit = MIN_MEAN_TERMS
+        elif name in ("cumsum", "logcumsumexp", "cumprod"):
+            terms = first.shape[args[1]] if first.dim() and len(args) > 1 else first.numel()
+            limit = int(2 / torch.finfo(first.dtype).eps) + 1
+        elif name in ("scatter_add", "index_add", "scatter_reduce"):
+            source = next((a for a in reversed(args) if isinstance(a, torch.Tensor)), first)
+            terms, limit = source.numel() // max(1, out.numel()), MIN_TERMS_PER_BIN
+        elif name == "add" and out.numel() == 1:
+            terms, limit = self._chains.get(id(first), (0, first))[0] + 1, MIN_CHAIN
+            self._chains[id(out)] = (terms, out)
+            if terms != limit:
+                return
+        if limit and terms >= limit:
+            self._report("narrow sum", op, module(), float(terms), float(limit), out.dtype)
+
+    def finish(self) -> None:
+        """Report what depended on values. On a GPU the host waits for them here."""
+        for kind, op, module, dtype, value, limit in self._pending:
+            if (size := float(value)) > limit:
+                self._report(kind, op, module, size, limit, dtype)
+        for op, module, experts, chosen, ties, dtype in self._choices:
+            sizes = {experts, chosen} - {1}
+            if self._softmax_sizes & sizes or any(part in module.lower() for part in ROUTERS):
+                self._report("narrow router", op, module, float(ties), float(experts), dtype)
+        self._pending, self._choices, self._chains = [], [], {}
+
+    def _later(self, kind: str, op: str, module: str, dtype: torch.dtype, value: torch.Tensor, limit: float) -> None:
+        self._pending.append((kind, op, module, dtype, value, limit))
+
+    def _statistic(self, op: str, out: torch.Tensor, module: Callable[[], str]) -> None:
+        self._statistics.discard(tuple(out.shape))
+        if (name := module()) != "loss":
+            self._report("narrow statistics", op, name, float(out.numel()), 0.0, out.dtype)
+
+    def _choose(self, op: str, scores: torch.Tensor, chosen: int, module: Callable[[], str]) -> None:
+        """A choice among scores; whether it is a router's is known once a softmax of as many was seen."""
+        experts = scores.shape[-1] if scores.dim() > 1 else 1
+        if not chosen < experts <= MAX_EXPERTS or not torch.is_grad_enabled() or (name := module()) == "loss":
+            return
+        best = scores.detach().topk(chosen + 1).values
+        self._choices.append((op, name, experts, chosen, (best[..., -1] == best[..., -2]).sum(), scores.dtype))
+
+    def _count_rounded(self, op: str, whole: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
+        if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:
+            rounded = (copy.detach().to(torch.float32) != whole.to(torch.float32)).sum()
+            self._later("rounded positions", op, module(), copy.dtype, rounded, 0.0)
+
+
+def _is_root(name: str, args: Sequence[Any]) -> bool:
+    return name in ("rsqrt", "sqrt") or (name == "pow" and len(args) > 1 and args[1] in (0.5, -0.5))
+
+
+def _largest_exact_angle(dtype: torch.dtype) -> float:
+    """The angle from which neighbouring values of a dtype are a quarter of a radian apart: 32 for bfloat16."""
+    return 0.25 / float(torch.finfo(dtype).eps)
