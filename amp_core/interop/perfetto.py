@@ -13,8 +13,8 @@ _ARGUMENTS = ("category", "tensor_core", "precision", "phase", "module", "op", "
 
 
 def step_trace(run: Run) -> bytes:
-    """The rows of `timeline` as JSON in Chrome's trace format: a process per rank and device, a thread per stream, and
-    one for the phases. Raises `RunError` if the run has none."""
+    """The rows of `timeline` as JSON in Chrome's trace format: a process per rank and device, and a thread per
+    stream. Phases are arguments of the kernels. Raises `RunError` if the run has no timeline."""
     rows = run.table("timeline").to_pylist()
     if not rows:
         raise RunError(f"run={run.name!r} has no timeline: no profiled step has the times of its kernels")
