@@ -88,7 +88,7 @@ def loop(into: Path, observers: list[Observer], scaler: Any, clip: bool, steps: 
 def test_moments_of_a_plain_loop_come_in_order(tmp_path: Path) -> None:
     diary = Diary()
     loop(tmp_path / "run", [diary], None, clip=True)
-    step = [("forward ended",), ("backward began",), ("backward ended",), ("clip", None), ("optimizer.step", 0)]
+    step = [("forward ended",), ("backward began",), ("backward ended",), ("clip", 0), ("optimizer.step", 0)]
     assert diary.entries == [("began", 0), *step, ("ended", 0), ("began", 1), *step, ("ended", 1), ("close",)]
     assert diary.own == [True, True]
     assert not diary.at_own_work()
@@ -101,7 +101,7 @@ def test_observers_are_notified_of_every_call_of_a_loop_with_a_scaler(tmp_path: 
         ("began", 0),
         ("scale", None),
         ("unscale_", 0),
-        ("clip", None),
+        ("clip", 0),
         ("scaler.step", 0),
         ("optimizer.step", 0),
         ("update", None),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from amp_core import load_run
-from amp_core.record import watching
+from amp_core.record import watch, watching
 from amp_core.record.backends.cuda import NvmlSource
 from amp_core.record.loop import error_budget, sampled_tensors
 from amp_core.record.loop.autocast_regions import PrecisionDetector
@@ -106,7 +106,9 @@ def test_an_error_in_any_hook_does_not_reach_the_training(
 
 # `scaler_found` is tested in tests/record/observers/signals/test_unknown_scaler.py and `optimizer_found` in
 # tests/record/loop/test_adoption.py: here scaler and optimizer are passed to `watch`.
-@pytest.mark.parametrize("moment", [m for m in MOMENTS if m not in ("scaler_found", "optimizer_found")])
+@pytest.mark.parametrize(
+    "moment", [m for m in MOMENTS if m not in ("scaler_found", "optimizer_found", "closure_repeated")]
+)
 def test_an_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *_: Any) -> None:
         raise MemoryError
@@ -116,6 +118,32 @@ def test_an_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypa
     run = trained(tmp_path / "a")
     assert run.status == "finished" and len(run.steps) == STEPS
     assert [d for d in message(run, "not recorded") if f"Failing stopped at {moment}: MemoryError" in d] != []
+
+
+def test_an_observer_that_fails_at_a_repeated_closure_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Observer):
+        def closure_repeated(self, optimizer: int) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(watching, "default_signals", lambda *_: [Failing()])
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    x = torch.randn(8, 4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for _ in range(3):
+            optimizer.step(closure)  # type: ignore[arg-type]
+    run = load_run(tmp_path / "run")
+    assert run.status == "finished" and len(run.steps) == 3
+    assert [d for d in message(run, "not recorded") if "Failing stopped at closure_repeated: MemoryError" in d] != []
 
 
 @pytest.mark.parametrize("broken", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
