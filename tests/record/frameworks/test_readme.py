@@ -71,8 +71,14 @@ def test_the_lines_in_the_readme_run(framework, tmp_path):
         lines = lines.replace("Trainer(", "Trainer(logger=False, enable_checkpointing=False, accelerator='cpu', ")
     program = SETUP[framework] + lines + AFTER.get(framework, "")
     environment = os.environ | {"KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)}
+    # A framework in this process may have changed the locale, which `text=True` would decode by.
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "runs" / framework)
