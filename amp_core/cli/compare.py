@@ -152,7 +152,8 @@ def _traces(arguments: argparse.Namespace) -> int:
     if given or arguments.out is not None:
         raise RunError(f"{(given or ['out'])[0]} is for training; give two traces alone")
     if len(arguments.traces) != 2:
-        raise RunError(f"traces={arguments.traces!r:.200} are {len(arguments.traces)}; give two, the baseline first")
+        count = formatting.plural(len(arguments.traces), "trace")
+        raise RunError(f"traces={arguments.traces!r:.200} names {count}; give two, the baseline first")
     with reading_untrusted(f"traces={arguments.traces!r:.200}"), tempfile.TemporaryDirectory() as folder:
         runs, progress = [], Progress()
         for place, path in enumerate(arguments.traces):

@@ -120,7 +120,7 @@ def first_differences(where: "FirstDifference") -> list[str]:
     rows = [["first at step", "phase", "tensor", "apart", "noise floor", "at most apart"]]
     for row in shown.to_dict("records"):
         what = f"{row['name']} ({row['kind']})" if row["name"] else str(row["kind"])
-        apart, floor, most = (f"{row[name]:.2g}" for name in ("difference", "floor", "largest_difference"))
+        apart, floor, most = (_number(row[name], ".2g") for name in ("difference", "floor", "largest_difference"))
         rows.append([f"{row['step']}", str(row["phase"]), what, apart, floor, most])
     return ["", *aligned(rows)]
 

@@ -45,8 +45,8 @@ class FirstDifference:
     """The last step before `step` whose tensors were sampled: what parts in between shows only at `step`."""
     table: pd.DataFrame
     """One row per tensor and for loss and gradient norm, in the order of the first differences: kind, name, phase,
-    step (the first that differs by more than noise; null: none), difference, floor there, and largest_difference over
-    all common steps."""
+    step (the first that differs by more than noise; null: none), difference, floor there (NaN without a repeat), and
+    largest_difference over all common steps."""
 
     @property
     def sentence(self) -> str:
@@ -93,7 +93,7 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
     apart["position"] = position.where(order < ORDER.index("output_grad"), -position)
     apart = apart.sort_values(["step", "order", "position"], kind="stable")
     beyond = apart[apart["difference"] > FLOOR_RATIO * apart["floor"]]
-    table = _by_tensor(apart, beyond)
+    table = _by_tensor(apart, beyond if noise is not None else beyond.assign(floor=np.nan))
     if beyond.empty:
         return FirstDifference(None, None, None, None, float(apart["difference"].max()), None, None, table)
     row = beyond.iloc[0]

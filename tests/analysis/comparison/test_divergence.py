@@ -74,7 +74,7 @@ def test_a_fault_is_found_at_its_step_phase_and_layer_above_the_noise_floor(
 def test_without_a_repeat_any_difference_counts(tmp_path: Path) -> None:
     plain, other = trained(tmp_path / "plain"), trained(tmp_path / "other", perturbed=1e-6)
     where = first_difference(plain, other)
-    assert where.step == 0 and where.floor is None
+    assert where.step == 0 and where.floor is None and where.table["floor"].isna().all()
     assert first_difference(plain, other, other).step is None
     same = first_difference(plain, trained(tmp_path / "same"))
     assert same.step is None and same.difference == 0
