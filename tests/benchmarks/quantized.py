@@ -121,10 +121,10 @@ def differences(folder: Path, operands: dict[tuple[str, str], torch.Tensor]) -> 
         for product, axis in zip(OPERANDS[kind], (-1, 0), strict=True):
             for recipe in RECIPES:
                 held = fake_quantize(tensor, recipe, axis=axis, kind=kind)
-                told = rows.loc[(name, kind, product, recipe)]
+                predicted = rows.loc[(name, kind, product, recipe)]
                 lost = float(((held == 0) & nonzero).sum() / nonzero.sum())
                 error = 20 * np.log10(float((held - values).norm() / values.norm()))
-                result[recipe].append((abs(told["underflow_frac"] - lost), abs(told["rel_error_db"] + error)))
+                result[recipe].append((abs(predicted["underflow_frac"] - lost), abs(predicted["rel_error_db"] + error)))
     return result
 
 

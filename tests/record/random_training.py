@@ -153,9 +153,9 @@ def _differences(unwatched: Outcome, watched_outcome: Outcome, acts: bool) -> It
         yield "garbage", "the model is not freed after close"
     if sorted(set(unwatched.messages)) != sorted(set(watched_outcome.messages)):
         for line in sorted(set(watched_outcome.messages) - set(unwatched.messages)):
-            yield "said when watched", line
+            yield "message when watched", line
         for line in sorted(set(unwatched.messages) - set(watched_outcome.messages)):
-            yield "not said when watched", line
+            yield "no message when watched", line
     more = [] if acts else [watched - own for watched, own in zip(watched_outcome.hooks, unwatched.hooks, strict=False)]
     if len(more) > 3 and more[-1] > max(more[: len(more) // 2 + 1]):
         yield "hooks grow", f"{more} more at the ends of the steps"

@@ -34,9 +34,9 @@ class Seen:
     received_bytes: int = 0
     elements: list[Any] = field(default_factory=list)
     not_found: bool = False
-    """Whether the browser was told, for however short a time, that there is no such page."""
+    """Whether the server answered, if only for a moment, that there is no such page."""
     sent_to: str = ""
-    """Where the browser was told to go, to sign in or out."""
+    """The redirect of the last answer: where to sign in or out."""
 
     def of(self, kind: str) -> list[Any]:
         """The elements of one type, e.g. `plotly_chart`."""

@@ -113,6 +113,11 @@ def _launch(trace: Made, family: Family, name: str, at: float, launched: float, 
 
 
 def _allocation(trace: Made, family: Family, at: float, mib: int, thread: int = 1) -> None:
-    told = {"Device Type": family.memory_type, "Device Id": 0, "Total Allocated": mib * 2**20, "Total Reserved": 2**26}
+    arguments = {
+        "Device Type": family.memory_type,
+        "Device Id": 0,
+        "Total Allocated": mib * 2**20,
+        "Total Reserved": 2**26,
+    }
     event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 77, "tid": thread, "ts": BASE + at}
-    trace.events.append({**event, "args": told})
+    trace.events.append({**event, "args": arguments})

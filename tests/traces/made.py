@@ -13,6 +13,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from amp_core.traces import Trace, read_trace
+
 BASE = 1_700_000_000_000_000
 """Microseconds since 1970."""
 
@@ -148,3 +152,9 @@ def write(file: Path, document: Any) -> Path:
     text = json.dumps(document).encode()
     file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
     return file
+
+
+def read(folder: Path, document: Any, name: str = "trace.json") -> tuple[Trace, pd.DataFrame]:
+    """The document as a file in `folder`, read back: the trace, and its kernels as a table."""
+    trace = read_trace(write(folder / name, document))
+    return trace, pd.DataFrame(trace.kernels)

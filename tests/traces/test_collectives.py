@@ -150,7 +150,7 @@ def test_without_a_message_the_kernel_tells_kind_and_type(tmp_path):
 
 def test_ranks_with_another_order_of_collectives_are_not_matched(tmp_path):
     documents = [ddp((300, 750), rank=rank) for rank in range(2)]
-    told = [e["args"] for e in documents[1]["traceEvents"] if e["name"] == "record_param_comms"]
-    told[1]["Collective name"] = "_allgather_base"
+    arguments = [e["args"] for e in documents[1]["traceEvents"] if e["name"] == "record_param_comms"]
+    arguments[1]["Collective name"] = "_allgather_base"
     rows = collective_rows(run_of(tmp_path, *documents))
     assert rows["last"].isna().all()

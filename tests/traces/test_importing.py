@@ -11,7 +11,7 @@ from amp_core.report import report_html
 from amp_core.traces import import_traces, read_trace
 from amp_core.views import KERNELS
 from tests.traces.made import GEMM, Made, training, write
-from tests.traces.test_read import queued
+from tests.traces.test_step_windows import queued
 
 
 def trace_of(tmp_path, rank=None, name="t.json", **head):
@@ -132,8 +132,8 @@ def test_the_time_that_importing_took_is_not_the_trainings(tmp_path):
 def test_the_numbering_of_traces_without_ranks_is_told(tmp_path, capsys):
     files = [str(trace_of(tmp_path, name=f"{n}.json")) for n in "ab"]
     assert main(["import-trace", *files, "--out", str(tmp_path / "run")]) == 0
-    told = "note: traces without ranks were numbered in the order given: a.json is rank 0, b.json is rank 1"
-    assert told in capsys.readouterr().out.splitlines()
+    note = "note: traces without ranks were numbered in the order given: a.json is rank 0, b.json is rank 1"
+    assert note in capsys.readouterr().out.splitlines()
 
 
 def test_a_chart_of_kernels_as_csv_has_their_names(tmp_path):

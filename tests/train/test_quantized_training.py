@@ -61,8 +61,8 @@ def test_each_recipe_trains_beside_bf16_and_says_that_it_is_emulated(tmp_path, p
 
 def test_the_command_says_that_it_is_emulated(tmp_path):
     config = TrainConfig(precision="mxfp8", device="cpu", steps=2, evaluate=False)
-    said = in_words(train(config, tmp_path / "r"))
-    assert "emulated: the numbers hold, times and memory do not" in said
+    words = in_words(train(config, tmp_path / "r"))
+    assert "emulated: the numbers hold, times and memory do not" in words
 
 
 @pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])

@@ -64,14 +64,14 @@ def test_predictions_agree_with_really_quantized_operands(tmp_path, dtype):
         for product, axis in zip(OPERANDS[kind], (-1, 0), strict=True):
             for recipe in EXACT:
                 held = fake_quantize(tensor, recipe, axis=axis, kind=kind)
-                told = frame.loc[name, kind, product, recipe]
+                predicted = frame.loc[name, kind, product, recipe]
                 lost = (held == 0) & nonzero
-                assert told["underflow_frac"] == pytest.approx(float(lost.sum() / nonzero.sum()), abs=BARS[dtype])
-                assert told["underflow_mass_frac"] == pytest.approx(
+                assert predicted["underflow_frac"] == pytest.approx(float(lost.sum() / nonzero.sum()), abs=BARS[dtype])
+                assert predicted["underflow_mass_frac"] == pytest.approx(
                     float(values[lost].abs().sum() / values.abs().sum()), abs=0.02
                 )
                 measured = 20 * np.log10(float((held - values).norm() / values.norm()))
-                errors.append(abs(told["rel_error_db"] + measured))
+                errors.append(abs(predicted["rel_error_db"] + measured))
     assert np.mean(np.array(errors) < 0.5) >= 0.9
 
 
@@ -82,8 +82,8 @@ def test_what_saturates_is_predicted(tmp_path):
         blocks = operands["0.weight", "weight"].view(-1, 32).abs()
         scale = 2.0 ** (torch.frexp(blocks.amax(1, keepdim=True)).exponent - 1)
         beyond = float((blocks / scale > largest).float().mean())
-        told = at(frame, name="0.weight", product="forward", format=name)
-        assert told.saturated_frac == pytest.approx(beyond, abs=1e-6) and beyond > 0
+        predicted = at(frame, name="0.weight", product="forward", format=name)
+        assert predicted.saturated_frac == pytest.approx(beyond, abs=1e-6) and beyond > 0
 
 
 def test_errors_of_operands_add_up_to_those_of_products(tmp_path):
@@ -141,10 +141,10 @@ def test_a_recipe_that_is_added_is_recorded_and_predicted(tmp_path, monkeypatch)
     own = dataclasses.replace(RECIPES["mxfp4-e2m1"], name="mxfp4-64", block=64, aliases=())
     monkeypatch.setitem(RECIPES, own.name, own)
     run, operands = recorded(tmp_path / "run", torch.float32)
-    told = at(what_if(run, "mxfp4-64", step=STEPS - 1, kinds="weight"), name="2.weight", product="forward")
+    predicted = at(what_if(run, "mxfp4-64", step=STEPS - 1, kinds="weight"), name="2.weight", product="forward")
     weight = operands["2.weight", "weight"]
     held = fake_quantize(weight, "mxfp4-64")
-    assert told.underflow_frac == pytest.approx(float(((held == 0) & (weight != 0)).float().mean()), abs=1e-6)
+    assert predicted.underflow_frac == pytest.approx(float(((held == 0) & (weight != 0)).float().mean()), abs=1e-6)
 
 
 def test_a_run_without_these_blocks_says_what_is_missing(tmp_path, monkeypatch):

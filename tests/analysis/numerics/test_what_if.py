@@ -240,9 +240,9 @@ def test_fp8_advice_has_the_scale_of_what_if(tmp_path):
     gradient = row("fc", [10] * 40, -40, kind="output_grad")
     run = run_of(tmp_path / "run", [gradient, row("fc.weight", [5], -8)])
     advice = layer_advice(run).set_index("layer").loc["fc"]
-    told = what_if(run, (advice["fp8_format"],), (0,), ("output_grad",), pure=True).iloc[0]
-    assert told["own_scale"] not in (1, 2.0 ** round(np.log2(told["own_scale"])))
-    assert advice["fp8_underflow_frac"] == told["underflow_frac"] > 0
+    predicted = what_if(run, (advice["fp8_format"],), (0,), ("output_grad",), pure=True).iloc[0]
+    assert predicted["own_scale"] not in (1, 2.0 ** round(np.log2(predicted["own_scale"])))
+    assert advice["fp8_underflow_frac"] == predicted["underflow_frac"] > 0
 
 
 def test_audits_are_paired_with_predictions_for_their_step(tmp_path):

@@ -1,4 +1,4 @@
-"""What frameworks were told about precision, beside the dtypes that were seen in real trainings."""
+"""The precision that was asked of frameworks, beside the dtypes that were seen in real trainings."""
 
 from pathlib import Path
 from typing import Any

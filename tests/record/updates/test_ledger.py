@@ -254,8 +254,8 @@ def test_an_optimizer_that_cannot_be_repeated_is_named_once(make: Any, why: str,
     before = CountingSgd.steps.clone()
     rows = updates_of(make, tmp_path / "run", updates=True)
     assert rows.empty
-    (said,) = why_not_recorded(tmp_path / "run")
-    assert why in said
+    (reason,) = why_not_recorded(tmp_path / "run")
+    assert why in reason
     assert CountingSgd.steps - before in (0, STEPS)
 
 

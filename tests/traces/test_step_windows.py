@@ -1,0 +1,110 @@
+"""Where a step of a trace begins and ends: by the device's own marks, the host's, and behind earlier work."""
+
+import pandas as pd
+import pytest
+
+from amp_core.traces import read_trace
+from tests.traces import made
+from tests.traces.made import Made, read, write
+
+
+def queued(steps=2, before=500, device_marks=False, gap=0):
+    """A loop that runs ahead of the device: it launches a step of 300 µs of kernels in 20 µs, behind `before` µs of
+    work that was launched before the trace began. `gap`: idle time of the device before each step."""
+    loop = Made()
+    loop.event("kernel", made.SIMT, 0, before, 7, correlation=1, device=0, stream=7)
+    at = before
+    for number in range(steps):
+        host = 40 * number
+        loop.event("mark", f"ProfilerStep#{number}", host, 30, 1)
+        loop.op("aten::mm", host + 2, 20)
+        loop.kernel(made.GEMM, at + gap, 200, host + 5)
+        loop.kernel(made.NCCL, at + gap + 200, 100, host + 15)
+        if device_marks:
+            loop.event("gpu_user_annotation", f"ProfilerStep#{number}", at + gap, 300, 7)
+        at += 300 + gap
+    return loop
+
+
+def test_work_launched_before_the_trace_began_is_in_no_step(tmp_path):
+    trace, rows = read(tmp_path, queued().document())
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    assert (window["wall_us"], window["busy_us"], window["idle_us"]) == (600, 600, 0)
+    assert (window["launches"], window["communication_alone_us"]) == (4, 200)
+    assert pd.DataFrame(trace.step_rows)["step_ms"].tolist() == [0.3, 0.3]
+    inside = rows[rows["step"].notna()]
+    assert inside["total_us"].sum() == 600 and set(rows[rows["step"].isna()]["name"]) == {made.SIMT}
+
+
+def test_a_step_begins_where_its_mark_on_the_device_does(tmp_path):
+    """The device may be idle between the work of the step before and the first kernel of this one."""
+    marked, _ = read(tmp_path, queued(1, device_marks=True, gap=10).document())
+    bare, _ = read(tmp_path, queued(1, gap=10).document())
+    assert (marked.windows["wall_us"], bare.windows["wall_us"]) == ([300], [310])
+    tiny = queued(1, gap=10)  # some versions of ROCm mark hardly any of the step
+    tiny.event("gpu_user_annotation", "ProfilerStep#0", 600, 2, 7)
+    assert read(tmp_path, tiny.document())[0].windows["wall_us"] == [310]
+
+
+def test_a_mark_on_the_device_does_not_hide_that_the_device_waited_for_the_host(tmp_path):
+    slow = Made()
+    slow.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    slow.op("aten::mm", 690, 20)
+    slow.kernel(made.GEMM, 700, 100, 695)
+    slow.event("gpu_user_annotation", "ProfilerStep#3", 700, 100, 7)
+    trace, _ = read(tmp_path, slow.document())
+    assert (trace.windows["wall_us"], trace.windows["idle_us"], trace.windows["lead_us"]) == ([100], [0], [700])
+
+
+def test_a_trace_without_steps_begins_where_earlier_work_ends(tmp_path):
+    loop = queued()
+    loop.events = [e for e in loop.events if not e["name"].startswith("ProfilerStep")]
+    trace, rows = read(tmp_path, loop.document())
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    assert (window["wall_us"], window["idle_us"], window["launches"]) == (600, 0, 4)
+    assert made.SIMT not in set(rows["name"])
+
+
+def test_unlaunched_work_counts_as_earlier_by_stream_or_correlation(tmp_path):
+    loop = queued()
+    loop.event("kernel", made.NORM, 450, 100, 9, correlation=2, device=0, stream=9)  # another stream, earlier launch
+    loop.event("kernel", made.RELU, 700, 10, 9, correlation=99_999, device=0, stream=9)  # its launch was lost
+    trace, rows = read(tmp_path, loop.document())
+    assert trace.windows["wall_us"] == [1100 - 550]
+    assert set(rows[rows["step"].isna()]["name"]) == {made.SIMT, made.NORM, made.RELU}
+
+
+def host_bound(steps=1, *, marked=True, covers=True):
+    """Steps of 1,000 µs whose first kernel comes 400 µs after the host began them, and which the GPU marks."""
+    trace = Made()
+    for number in range(steps):
+        at = 1000 * number
+        trace.event("mark", f"ProfilerStep#{3 + number}", at, 990, 1)
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 300, 1)
+        for start in (400, 700):
+            trace.op("aten::mm", at + start - 10, 8)
+            trace.kernel(made.GEMM, at + start, 200, at + start - 8)
+        if marked:
+            duration = 500 if covers else 20
+            trace.event("gpu_user_annotation", f"ProfilerStep#{3 + number}", at + 400, duration, "stream 7")
+    return trace.document()
+
+
+def test_a_step_is_what_the_gpu_marks_as_one(tmp_path):
+    trace = read_trace(write(tmp_path / "t.json", host_bound()))
+    assert trace.step_rows["step_ms"] == [0.5]
+    (window,) = [dict(zip(trace.windows, row, strict=True)) for row in zip(*trace.windows.values(), strict=True)]
+    assert (window["wall_us"], window["busy_us"], window["idle_us"]) == (500, 400, 100)
+    assert (window["lead_us"], window["lead_data_us"]) == (400, 300)
+
+
+def test_a_marked_step_lasts_until_the_next_begins(tmp_path):
+    trace = read_trace(write(tmp_path / "t.json", host_bound(steps=3)))
+    assert trace.step_rows["step_ms"] == [1.0, 1.0, 0.5]
+    assert trace.windows["wall_us"] == [2500] and trace.windows["idle_data_us"] == [600]
+
+
+@pytest.mark.parametrize("marks", [{"marked": False}, {"covers": False}])
+def test_without_a_mark_that_covers_the_work_a_step_begins_with_the_host(tmp_path, marks):
+    trace = read_trace(write(tmp_path / "t.json", host_bound(**marks)))
+    assert trace.step_rows["step_ms"] == [0.99] and trace.windows["lead_us"] == [0]
