@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
-from amp_core.analysis.performance.to_win import MIN_WIN_FRAC, Chance, Chances, to_win
+from amp_core.analysis.performance.to_win import MAX_UNKNOWN_FRAC, MIN_WIN_FRAC, Chance, Chances, to_win
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.store.run import Run
@@ -72,6 +72,12 @@ def _in_sentence(chance: Chance) -> str:
 
 def _nothing(chances: Chances) -> str:
     cost = chances.cost
+    if chances.unknown_frac > MAX_UNKNOWN_FRAC:
+        return (
+            f"The device is busy for {percent(_busy_frac(chances))} of the {chances.unit}. "
+            f"{percent(chances.unknown_frac)} of its kernel time is in kernels whose names do not show what they do, "
+            "so the share of GEMM/conv and what faster types would save are unknown."
+        )
     matrix = percent(cost.us(*MATRIX_PARTS) / cost.step_us)
     rest = f" {chances.found[0].what}." if chances.found else ""
     return (

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core import phases
-from amp_core.traces.collect import MARK, STEP, TraceEvents
+from amp_core.traces.collect import MARK, OP, STEP, TraceEvents
 from amp_core.traces.marks import MODULE, PHASE
 
 Ints = npt.NDArray[Any]
@@ -88,7 +88,20 @@ def link(events: TraceEvents) -> Host:
     for number, items in enumerate(sorted(parts, key=lambda part: _thread_priority(names, stepping, part))):
         one_pass.thread(items, other_thread=number > 0)
     host.steps.sort()
+    _drop_unfinished_step(host, events)
     return host
+
+
+def _drop_unfinished_step(host: Host, events: TraceEvents) -> None:
+    """Drop a last step in which nothing ran: the last `prof.step()` of a loop begins one."""
+    if len(host.steps) < 2:
+        return
+    operators = np.asarray(events.spans.kind) == OP
+    began = np.sort(np.concatenate([np.asarray(events.spans.start)[operators], np.asarray(events.calls.start)]))
+    (before, last) = ([start, end] for start, end, _ in host.steps[-2:])
+    ran_before, ran = (np.diff(np.searchsorted(began, span)).item() for span in (before, last))
+    if ran_before and not ran:
+        host.steps.pop()
 
 
 class _NameFacts:

@@ -6,6 +6,7 @@ from amp_core import RunError, diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.analysis import amdahl, compare, overview, step_cost
 from amp_core.figures.chart_data import chart_csv
+from amp_core.findings import first_sentence
 from amp_core.hardware.gpus import gpu_of
 from amp_core.report import report_html
 from amp_core.traces import import_traces, read_trace
@@ -222,6 +223,8 @@ def test_work_of_an_mtia_is_read_without_its_waits(tmp_path):
     trace = read_trace(write(tmp_path / "t.json", document))
     assert trace.kernels["name"] == ["add-dtype_Float"] and trace.windows["device"] == ["mtia:17"]
     assert trace.windows["device_name"] == ["ARTEMIS"]
+    sentence = first_sentence(load_run(import_traces([tmp_path / "t.json"], tmp_path / "run")))
+    assert "100 % of its kernel time is in kernels whose names do not show" in sentence
 
 
 @pytest.mark.parametrize(

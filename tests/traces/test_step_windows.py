@@ -108,3 +108,15 @@ def test_a_marked_step_lasts_until_the_next_begins(tmp_path):
 def test_without_a_mark_that_covers_the_work_a_step_begins_with_the_host(tmp_path, marks):
     trace = read_trace(write(tmp_path / "t.json", host_bound(**marks)))
     assert trace.step_rows["step_ms"] == [0.99] and trace.windows["lead_us"] == [0]
+
+
+def test_a_last_step_in_which_nothing_ran_is_none(tmp_path):
+    """The last `prof.step()` of a loop begins a step that ends with the profiler."""
+    trace = Made()
+    for number, took in enumerate((1000, 50)):
+        trace.event("mark", f"ProfilerStep#{number}", 1000 * number, took, 1)
+    trace.op("aten::mm", 100, 20)
+    trace.kernel(made.GEMM, 200, 300, 105)
+    assert read(tmp_path, trace.document())[0].step_rows["step"] == [0]
+    trace.op("aten::add", 1010, 10)
+    assert read(tmp_path, trace.document())[0].step_rows["step"] == [0, 1]

@@ -74,6 +74,8 @@ class Chances:
     """Whether anything of backward or an optimizer is in the trace."""
     cost: StepCost
     """With the time before the first kernel in `step_us`."""
+    unknown_frac: float
+    """Share of the kernel time in kernels whose names do not show what they do."""
 
 
 def to_win(run: Run) -> Chances | None:
@@ -106,7 +108,7 @@ def to_win(run: Run) -> Chances | None:
         what = f"{100 * share:.0f} % of the kernel time is in kernels whose names do not show what they do"
         worth.append(Chance("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
-    return Chances(tuple(sorted(worth, key=lambda c: -c.win_us)), unit, trains, cost)
+    return Chances(tuple(sorted(worth, key=lambda c: -c.win_us)), unit, trains, cost, share)
 
 
 def _share(us: float, cost: StepCost) -> str:
