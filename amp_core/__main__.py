@@ -23,6 +23,7 @@ from amp_core.cli import (
     forecast,
     import_tensorboard,
     import_trace,
+    mcp,
     packing,
     report,
     serve,
@@ -47,6 +48,7 @@ COMMANDS = (
     import_trace,
     import_tensorboard,
     export,
+    mcp,
 )
 
 CLOSED = 141

@@ -13,7 +13,7 @@ LAYERS = (
     "_version", "formats", "phases",
     "schema", "quantization", "text", "hardware", "store", "settings", "library", "jobs",
     "traces", "interop", "record", "analysis", "findings", "forecast", "train", "tune",
-    "figures", "views", "report", "notebook", "cli", "__main__",
+    "figures", "views", "report", "notebook", "assistants", "cli", "__main__",
 )  # fmt: skip
 """Bottom to top."""
 

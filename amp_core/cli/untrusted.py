@@ -3,10 +3,12 @@
 import argparse
 import contextlib
 from collections.abc import Iterator
-from unicodedata import category
 
 from amp_core.hardware.host import bounded_memory
 from amp_core.schema import RunError
+from amp_core.text.printable import printable
+
+__all__ = ["MAX_MEMORY_GIB", "RUN_HELP", "add_run_output", "printable", "reading_untrusted"]
 
 RUN_HELP = "run folder, packed run (.zip), or address such as s3://bucket/runs/a"
 """Help of the argument for a run to read."""
@@ -22,11 +24,6 @@ def reading_untrusted(what: str) -> Iterator[None]:
             yield
     except MemoryError:
         raise RunError(f"{what} needs more than {MAX_MEMORY_GIB} GiB to read") from None
-
-
-def printable(text: str) -> str:
-    """`text` without terminal control characters: names in a run are untrusted."""
-    return "".join(c if c == "\n" or not category(c).startswith("C") else "?" for c in text)
 
 
 def add_run_output(command: argparse.ArgumentParser) -> None:

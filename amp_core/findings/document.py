@@ -1,0 +1,33 @@
+"""A diagnosis as one plain document: `ampscope diagnose --json` and assistants give the same."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from amp_core.findings import diagnose, first_sentence
+from amp_core.store.run import Run
+
+SCHEMA = 1
+"""Version of the document. Keys may be added within a version; none is renamed or removed."""
+
+
+def diagnosis_document(run: Run, baseline: Run | None = None, muted: Collection[str] = ()) -> dict[str, Any]:
+    """The findings of `run` as values that JSON can hold, without those of codes in `muted`.
+
+    Keys: schema, run, status, end_reason, first_sentence, findings (the fields of `Finding`), muted (the codes that
+    were found and left out). NaN and infinities are text.
+    """
+    findings = diagnose(run, baseline)
+    return {
+        "schema": SCHEMA,
+        "run": run.name,
+        "status": run.status,
+        "end_reason": run.end_reason,
+        "first_sentence": first_sentence(run),
+        "findings": [_plain(f.to_dict()) for f in findings if f.code not in muted],
+        "muted": sorted({f.code for f in findings} & set(muted)),
+    }
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
