@@ -153,7 +153,7 @@ def _check(block: Block | None) -> None:
     sides = block if isinstance(block, tuple) else (block,)
     if block in (None, ROW, TENSOR) or all(isinstance(side, int) and side > 0 for side in sides):
         return
-    raise ValueError(f"block={block!r} is no number of values, row, tensor or (rows, columns)")
+    raise ValueError(f"block={block!r} is not a number of values, row, tensor or (rows, columns)")
 
 
 def _mx(name: str, label: str, element: str, rule: str = "floor", aliases: tuple[str, ...] = ()) -> Recipe:

@@ -62,7 +62,7 @@ class Cause:
         """A clause for a title: `first in forward at step 120: blocks.3.mlp.up (Linear, float16)`."""
         if self.phase == "divergence":
             rise = formatting.number(self.value or 0.0)
-            return f"the loss rose {rise}-fold while all was finite, up to step {self.step:,}"
+            return f"the loss rose {rise}-fold while every value was still finite, up to step {self.step:,}"
         what = ", ".join(part for part in (self.op, self.dtype) if part)
         return f"first in {self.phase} at step {self.step:,}: {self.where}" + (f" ({what})" if what else "")
 

@@ -61,7 +61,7 @@ def profiled(cost: StepCost) -> str:
     if cost.steps:
         steps = formatting.plural(cost.steps, "profiled step")
         return f"A step takes {formatting.duration(cost.step_us / 1e6)} (mean of {steps})."
-    return f"The profiled window takes {formatting.duration(cost.step_us / 1e6)}; it marks no steps."
+    return f"The profiled window takes {formatting.duration(cost.step_us / 1e6)}; it has no step markers."
 
 
 def finding_html(finding: Finding) -> Html:
@@ -84,7 +84,7 @@ def comparison_html(comparison: Comparison) -> Html:
     recipes, runs = comparison.recipes.to_dict("records"), comparison.table.to_dict("records")
     parity = {row["recipe"]: str(row["parity"]) for row in recipes}
     lines = [
-        tag("li", tag("b", answer), ". ", formatting.sentence(f"Learning: {parity.get(recipe, formatting.NONE)}"))
+        tag("li", tag("b", answer), ". ", formatting.sentence(f"Convergence: {parity.get(recipe, formatting.NONE)}"))
         for recipe, answer in comparison.answers.items()
     ]
     differing = comparison.differences

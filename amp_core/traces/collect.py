@@ -266,7 +266,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     events.threads = len(threads)
     if not (len(spans) or len(work)):
-        raise RunError("the trace holds no operator and no kernel; export it with torch.profiler's export_chrome_trace")
+        raise RunError("the trace has no operator and no kernel; export it with torch.profiler's export_chrome_trace")
     return events
 
 

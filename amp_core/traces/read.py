@@ -73,7 +73,7 @@ class Trace:
             notes.append(f"{self.name}: {self.repaired:,} {several} not valid JSON; they were repaired")
         if self.unrecorded:
             calls = f"{self.launches:,} launches" if self.launches else "operators of a GPU"
-            notes.append(f"{self.name}: {calls} and no kernel: work of the device was not recorded")
+            notes.append(f"{self.name}: {calls} but no kernel: device activity was not recorded")
         return notes
 
     @property
@@ -118,7 +118,7 @@ def read_trace(
     """
     if not Path(path).is_file():
         raise RunError(
-            f"trace={os.fspath(path)!r} is no file; give a trace (.json or .json.gz) that the profiler wrote"
+            f"trace={os.fspath(path)!r} is not a file; give a trace (.json or .json.gz) written by the profiler"
         )
     stream = TraceStream(path, progress)
     try:

@@ -75,7 +75,7 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
             watcher.out.setdefault(place, f"failed before its first step (exit code {code})")
     baseline = runs.get(0)
     if baseline is None or 0 in watcher.out:
-        raise RunError(f"{names[0]} itself fails: {watcher.out.get(0)}; mend that first")
+        raise RunError(f"{names[0]} itself fails: {watcher.out.get(0)}; fix that first")
     for place, run in runs.items():
         budget.took(names[place], run)
     for place, candidate in enumerate(candidates):

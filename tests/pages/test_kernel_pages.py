@@ -121,7 +121,7 @@ def test_a_device_without_tensor_cores_is_named_as_such(home, open_app, tmp_path
     with RunWriter(home.runs / "a", name="a", environment=environment) as writer:
         writer.append("kernels", columns([kernel("maxwell_sgemm_128x64_nn", 9.0, 1, "gemm", "aten::mm")]))
     app = open_app(TENSOR_CORES, run="run/a")
-    assert "No tensor cores: they came with compute capability 7.0" in words(app)
+    assert "No tensor cores: they start at compute capability 7.0" in words(app)
 
 
 def test_two_windows_can_be_shown_one_by_one(home, open_app):

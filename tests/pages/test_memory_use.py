@@ -69,7 +69,7 @@ def test_compared_with_fp32_each_category_has_a_reason_for_its_difference(home, 
     assert not app.exception and "Memory at the peak, side by side" in titles(app)
     table = app.dataframe[1].value.set_index("Part")
     assert table.loc["activations", "Difference"].startswith("−")
-    assert "matrix products keep 16 bits" in table.loc["activations", "Why"]
+    assert "GEMM/conv saves 16 bits" in table.loc["activations", "Why"]
     assert table.loc["autocast's copies of weights", "Difference"].startswith("+")
 
 

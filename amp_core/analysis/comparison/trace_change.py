@@ -62,22 +62,22 @@ class TraceChange:
         left = sorted(rows, key=lambda row: -row[2])[:3]
         now = ", ".join(f"{label} {percent(us / self.us)}" for label, _, us, _ in left if us > 0)
         casts = (
-            f"It runs {number(self.casts_added)} casts more per {self.unit}, which take "
+            f"Casts added: {number(self.casts_added)} per {self.unit}, taking "
             f"{number(self.casts_added_us / 1e3, 'ms')}."
         )
         lines = (
             f"{self.second} takes {times}: {verdict}.",
-            f"Gained: {'; '.join(gained)}." if gained else "No part of the step became notably faster.",
-            f"Paid: {'; '.join(paid)}." if paid else "",
+            f"Gained: {'; '.join(gained)}." if gained else "No part of the step became noticeably faster.",
+            f"Lost: {'; '.join(paid)}." if paid else "",
             casts if self.casts_added > 0 and self.casts_added_us > 0 else "",
-            f"What is left: {now}.",
+            f"Largest remaining parts: {now}.",
         )
         return tuple(line for line in lines if line)
 
 
 def _gain(label: str, first_us: float, us: float) -> str:
     text = f"{label} {number((first_us - us) / 1e3, 'ms')}"
-    return f"{text} ({number(first_us / us)} × as fast)" if us > 0 else f"{text} (gone)"
+    return f"{text} ({number(first_us / us)} × as fast)" if us > 0 else f"{text} (eliminated)"
 
 
 def trace_change(runs: Sequence[Run]) -> TraceChange:
@@ -174,7 +174,10 @@ def _steps(costs: Sequence[StepCost]) -> tuple[list[float], tuple[str, ...]]:
     marked = [cost.steps > 0 for cost in costs]
     if all(marked) or not any(marked):
         return [1.0] * len(costs), ()
-    note = "Only one of the two marks steps, so whole profiled windows are compared: they may hold different numbers."
+    note = (
+        "Only one of the two traces marks its steps, so whole profiled windows are compared, which may contain "
+        "different numbers of steps."
+    )
     return [float(max(1, cost.steps)) for cost in costs], (note,)
 
 

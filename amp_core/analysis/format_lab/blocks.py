@@ -35,7 +35,7 @@ def parse_values(text: str) -> list[float]:
     parts = re.split(r"[\s,;]+", re.sub(r"\b(tensor|array)\b|[\[\](){}]", " ", text).strip())
     parts = [part for part in parts if part]
     if not 1 <= len(parts) <= MAX_VALUES:
-        raise RunError(f"values has {len(parts)} numbers; give 1 to {MAX_VALUES}, with commas between")
+        raise RunError(f"values has {len(parts)} numbers; give 1 to {MAX_VALUES}, separated by commas")
     values = []
     for part in parts:
         try:

@@ -39,7 +39,7 @@ _WHY = {
     "disabled": "inside autocast(enabled=False)",
     "outside": "called outside of the autocast region",
     "attention": "attention without a fused kernel, which torch computes in FP32",
-    "not applied": "called in a way that autocast does not reach, such as from inside another operator",
+    "not applied": "called in a way that autocast does not intercept, such as from inside another operator",
     "no autocast": "no autocast in this step",
     "unknown": "this trace does not record autocast",
 }
@@ -224,7 +224,7 @@ def _islands(work: pd.DataFrame) -> pd.DataFrame:
     off = work["autocast"] == "disabled"
     listed = policy.isin(autocast.FP32_POLICIES) & work["autocast"].notna()
     islands = work[(off | listed) & work["ran"].isin(("fp32", "fp64"))]
-    why = np.where(islands["autocast"] == "disabled", _WHY["disabled"], "autocast's list has it in FP32")
+    why = np.where(islands["autocast"] == "disabled", _WHY["disabled"], "autocast's list keeps it in FP32")
     islands = islands.assign(why=why.astype(object), casts=islands["cast_bytes"])
     islands["alike"] = [fold(module) for module in islands["module"]]
     table = islands.groupby(["alike", "why"], sort=False).agg(

@@ -25,7 +25,7 @@ PARTS = {
     "data": "waiting for data",
     "gaps": "idle between kernels",
     "tensor": "GEMM/conv, on tensor cores",
-    "matrix_unknown": "GEMM/conv, unknown by name",
+    "matrix_unknown": "GEMM/conv, unclassified",
     "matrix": "GEMM/conv, on CUDA cores",
     "memory_bound": "memory-bound",
     "cast": "casts",
@@ -195,9 +195,9 @@ def _split(
     if not np.isfinite(idle_data_us):
         idle_data_us = recorded_us.get("data", np.nan)
         if np.isfinite(idle_data_us):
-            notes.append("Waiting for data is what the steps recorded, since nothing in the profile marks it.")
+            notes.append("Waiting for data is taken from the recorded steps, because nothing in the profile marks it.")
         else:
-            notes.append("Nothing marks the loading of data: waiting for it is part of the time the device was idle.")
+            notes.append("Nothing marks data loading, so waiting for data is part of the device's idle time.")
     idle_data = min(idle, _known(idle_data_us, 0.0))
     idle_watch = min(idle - idle_data, max(0.0, watch - own))
     watch = min(watch, own) + idle_watch
@@ -272,8 +272,8 @@ def _lead(windows: pd.DataFrame) -> list[str]:
     if not (lead >= NOTABLE_LEAD_FRAC * windows["wall_us"]).any():
         return []
     return [
-        f"The step begins with its first kernel, as the GPU marks it. Before that the GPU stood idle for "
-        f"{lead.max() / 1e3:.3g} ms in which the host was in the step already; that is not part of these times."
+        "The step starts with its first kernel, as the GPU marks it. Before that, the GPU was idle for "
+        f"{lead.max() / 1e3:.3g} ms while the host was already in the step; that time is not included."
     ]
 
 

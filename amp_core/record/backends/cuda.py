@@ -124,7 +124,7 @@ class Cuda(Backend):
     def kernels() -> dict[str, Kernel]:
         """Those in CUDA C++; ROCm has none."""
         if torch.version.hip is not None:
-            raise RuntimeError("the kernels are written for CUDA, and this torch is built for ROCm")
+            raise RuntimeError("the kernels are written for CUDA, but this torch is built for ROCm")
         from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
 
         return {"measure": measure_cuda, "channels": channels_cuda, "norms": norms_cuda, "outputs": outputs_cuda}
@@ -203,7 +203,7 @@ class Cuda(Backend):
         except (RuntimeError, AssertionError) as error:  # CUDA cannot be asked: the training will meet it too
             raise SampleError(str(error)) from error
         if torch.version.hip is not None:
-            raise SampleError("NVML is NVIDIA's, and this torch is built for ROCm")
+            raise SampleError("NVML is NVIDIA's, but this torch is built for ROCm")
         return NvmlSource(uuids, pci_bus_id)
 
 

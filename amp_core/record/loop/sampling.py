@@ -17,8 +17,8 @@ MAX_STRETCH = 2**10
 """The interval is at most `every` times this."""
 
 LEFT_OUT = (
-    "the first module with a non-finite output is named a step later",
-    "norms of gradients, and names of non-finite ones, are known of sampled steps alone",
+    "the first module with a non-finite output is named one step later",
+    "gradient norms and names of non-finite gradients are recorded only for sampled steps",
 )
 """What steps that are not sampled do without, one after the other, where they exceed the budget by themselves."""
 

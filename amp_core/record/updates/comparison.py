@@ -132,7 +132,7 @@ class Comparison:
             sums = sums._replace(moved=0, mass=0.0, decay=0.0)
         elif sums.off > MAX_OFF_FRAC * sums.elements + 1:
             share = f"{sums.off / sums.elements:.0%} of {part.name}"
-            raise ReplayError(f"differs from the one repeated on copies, in {share}")
+            raise ReplayError(f"differs from the replay on copies, in {share}")
         # Stochastic rounding moves each weight too far or not at all; on average nothing is lost.
         lost = sums.lost if cure != STOCHASTIC else max(0.0, sums.mass - sums.net)
         return {

@@ -187,7 +187,7 @@ def _own(value: Any, name: str) -> Any:
         or (kind is types.FunctionType and value.__closure__ is None)
     ):
         return value
-    raise ReplayError(f"may act through a {kind.__name__} that it holds as {name!r}")
+    raise ReplayError(f"may change a {kind.__name__} that it holds as {name!r}")
 
 
 def _resolved_eps(settings: dict[str, Any], parameters: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def changed(
         missing = [name for name in names if name not in dict(model.named_modules())]
         if missing:
             first = ", ".join(name for name, _ in model.named_children())
-            raise RunError(f"{setting}={missing[0]!r} is no module of the model; its first ones are {first}")
+            raise RunError(f"{setting}={missing[0]!r} is not a module of the model; its first ones are {first}")
     if config.channels_last:  # convolutions bring what passes through them into the layout of their weights
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.pad_to is not None:
@@ -65,8 +65,8 @@ def _quantized(
     if not names:
         kept = "the head" if config.keep_bf16 is None else ", ".join(config.keep_bf16) or "none"
         raise RunError(
-            f"precision={config.precision!r} quantizes linear layers with sizes that are multiples of {multiple}, and "
-            f"the model has none (kept in BF16: {kept}); choose bf16"
+            f"precision={config.precision!r} quantizes linear layers with sizes that are multiples of {multiple}, "
+            f"but the model has none (kept in BF16: {kept}); choose bf16"
         )
     plain = {name: model.get_submodule(name).forward for name in names}
     if recipe.by_tensor:

@@ -50,7 +50,7 @@ class Turns:
             if reason := self._stop():
                 return reason
             if not line.strip().isdecimal() or int(line) == 0:
-                return "stopped: the comparison that it was part of ended"
+                return "stopped: the comparison it was part of ended"
             self._left = int(line)
         self._left -= 1
         return None
