@@ -27,7 +27,7 @@ def chance_finding(run: Run, code: str, inference_advice: str = "", inference_sn
     won = chance.win_us > 0
     finding = make_finding(
         code,
-        f"{chance.what}: could save {chance.how_much}" if won else chance.what,
+        f"{chance.what}; could save {chance.how_much}" if won else chance.what,
         chance.where,
         value=chance.win_us / chance.step_us if won else None,
         limit=MIN_WIN_FRAC if won else None,
@@ -76,8 +76,8 @@ def _nothing(chances: Chances) -> str:
     if chances.unknown_frac > MAX_UNKNOWN_FRAC:
         return (
             f"The device is busy for {percent(_busy_frac(chances))} of the {chances.unit}. "
-            f"{percent(chances.unknown_frac)} of its kernel time is in kernels whose names do not show what they do, "
-            "so the share of GEMM/conv and what faster types would save are unknown."
+            f"{percent(chances.unknown_frac)} of its kernel time cannot be classified by kernel name, so the share of "
+            "GEMM/conv and the savings from 16 bits are unknown."
         )
     matrix = percent(cost.us(*MATRIX_PARTS) / cost.step_us)
     rest = f" {chances.found[0].what}." if chances.found else ""

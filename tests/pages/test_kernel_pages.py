@@ -182,7 +182,7 @@ def test_compare_takes_traces_and_says_what_was_bought(home, open_app, tmp_path)
         file = write_trace(tmp_path / f"{name}.json", forward(amp=name == "amp"))
         import_traces([file], home.runs / name)
     app = open_app("pages/compare_runs.py", **{"with": ["run/fp32", "run/amp"]})
-    assert "amp takes 0.700 ms a step, fp32 1.00 ms: 1.43 × as fast." in words(app)
+    assert "amp takes 0.700 ms per step, fp32 1.00 ms: 1.43 × as fast." in words(app)
     assert titles(app) == ["Time of a step"]
     assert "aten::mm" in app.dataframe[-1].value["name"].tolist()
     app.get("button_group")[-1].set_value("kernel").run()

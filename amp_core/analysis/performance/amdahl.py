@@ -25,7 +25,7 @@ class Amdahl:
     cuda_core_frac: float
     """Share in matrix kernels on CUDA cores."""
     unknown_frac: float
-    """Share in matrix kernels whose names do not show whether they use tensor cores."""
+    """Share in GEMM/conv kernels of which it is unclassified whether they use tensor cores."""
     bound: float
     """If all matrix kernels took no time. Infinite if there are no others."""
     cuda_core_bound: float

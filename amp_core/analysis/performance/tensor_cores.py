@@ -51,13 +51,13 @@ class TensorCoreUse:
     tensor_frac: float | None
     """Share of kernel time in kernels that use tensor cores."""
     unknown_frac: float | None
-    """Share of kernel time in kernels whose names do not show it."""
+    """Share of kernel time in unclassified kernels."""
     matrix_frac: float | None
     """Share of kernel time in kernels that multiply matrices."""
     matrix_tensor_frac: float | None
     """Share of matrix time in kernels that use tensor cores."""
     matrix_unknown_frac: float | None
-    """Share of matrix time in kernels whose names do not show it."""
+    """Share of GEMM/conv time in unclassified kernels."""
     tensor_wall_frac: float | None
     """Time in kernels that use tensor cores over the window's wall time, for comparison with the counter."""
     counter_frac: float | None

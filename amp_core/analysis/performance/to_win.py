@@ -75,7 +75,7 @@ class Chances:
     cost: StepCost
     """With the time before the first kernel in `step_us`."""
     unknown_frac: float
-    """Share of the kernel time in kernels whose names do not show what they do."""
+    """Share of the kernel time that cannot be classified by kernel name."""
 
 
 def to_win(run: Run) -> Chances | None:
@@ -138,7 +138,7 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
         Chance(code, host, cost.step_us, f"The GPU is idle for {_share(host, cost)} of the {unit} because the host "
                f"launches too late{kernels}{host_lead}", "host"),
         Chance("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
-               f"{number_of} with the host ({where})", where),
+               f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
         Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
                "work is queued: it waits for another GPU or rank, the host, or the start of a CUDA graph", "streams"),
     ]  # fmt: skip
