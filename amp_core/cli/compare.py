@@ -1,8 +1,9 @@
 """`ampscope compare`: train the same model on the same data in several precisions, and compare the runs. Or, without
 training: compare two profiler traces; with `--localise`, say where two recorded runs part.
 
-Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns, a
-block of steps each, so that a slowdown of the machine affects all of them; see `amp_core.train.turns.interleave`.
+Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They are
+interleaved, a block of steps each, so that a slowdown of the machine affects all of them; see
+`amp_core.train.turns.interleave`.
 """
 
 import argparse

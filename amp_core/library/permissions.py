@@ -165,7 +165,7 @@ def host_name(host: str | None) -> str | None:
         return None
     try:
         parts = urlsplit(f"//{host}")
-        _ = parts.port  # raises ValueError if it is no number
+        _ = parts.port  # raises ValueError if it is not a number
     except ValueError:
         return None
     return parts.hostname.rstrip(".").lower() if parts.hostname else None

@@ -45,7 +45,7 @@ from amp_core.store.writer import RunWriter
 log = logging.getLogger("amp_core")
 
 KINDS = ("weight_grad", "output_grad")
-"""Kinds that are recorded unless others are asked for."""
+"""Kinds that are recorded by default."""
 LEVELS = ("standard", "full")
 
 

@@ -143,7 +143,9 @@ TABLES: dict[str, Table] = {
             (
                 _column("time_s", "f", "seconds since the run was created", required=True),
                 _column("index", "i", "number of the device", 0),
-                _column("gpu_util_frac", "f", "share of time in which any kernel ran (says nothing of tensor cores)"),
+                _column(
+                    "gpu_util_frac", "f", "share of time in which any kernel ran (not a measure of tensor-core use)"
+                ),
                 _column("memory_used_bytes", "i", "device memory in use by all processes"),
                 _column("power_w", "f", "power drawn, watts"),
                 _column("temperature_c", "f", "temperature, degrees Celsius"),
@@ -164,7 +166,7 @@ TABLES: dict[str, Table] = {
             "one row per kernel × op × module × phase × shapes × profiled window",
             ("step", "rank"),
             (
-                _column("step", "i", "first step of the profiled window; null where the trace marks no steps"),
+                _column("step", "i", "first step of the profiled window; null if the trace has no step markers"),
                 _column("name", "s", "kernel name as the profiler gives it; on a CPU the operator", required=True),
                 _column("count", "i", "launches in the window"),
                 _column(
@@ -181,7 +183,7 @@ TABLES: dict[str, Table] = {
                 _column("phase", "s", "data, forward, backward, optimizer, or watch for AMPscope's own"),
                 _RANK,
                 _column("device", "s", "cuda:0, cpu, …"),
-                _column("steps", "i", "steps in the window; null where the trace marks none"),
+                _column("steps", "i", "steps in the window; null if the trace has no step markers"),
                 _column(
                     "category",
                     "s",
@@ -198,8 +200,8 @@ TABLES: dict[str, Table] = {
             "one row per profiled window × device",
             ("step", "rank"),
             (
-                _column("step", "i", "first step of the window; null where the trace marks no steps"),
-                _column("steps", "i", "whole steps in it; null where the trace marks none"),
+                _column("step", "i", "first step of the window; null if the trace has no step markers"),
+                _column("steps", "i", "whole steps in it; null if the trace has no step markers"),
                 _column("device", "s", "cuda:0, cpu, …", required=True),
                 _column("device_name", "s", "what the device calls itself"),
                 _column(
@@ -247,11 +249,11 @@ TABLES: dict[str, Table] = {
             "one row per communication kernel of a profiled window",
             ("step", "rank", "number"),
             (
-                _column("step", "i", "step in which it was launched; null where the trace marks no steps"),
+                _column("step", "i", "step in which it was launched; null if the trace has no step markers"),
                 _column("number", "i", "its number among those of its group in the step, in order of launch", 0),
                 _column("name", "s", "all_reduce, all_gather, reduce_scatter, all_to_all, …", "other"),
                 _column(
-                    "group", "s", "process group: its name, and its ranks where the trace tells them; null: not told"
+                    "group", "s", "process group: its name, and its ranks if the trace has them; null: not recorded"
                 ),
                 _column("group_size", "i", "ranks of the group"),
                 _column("dtype", "s", "dtype of the elements, e.g. bfloat16"),
@@ -273,7 +275,7 @@ TABLES: dict[str, Table] = {
             "one row per kernel, copy or fill of one profiled step, the one of median length",
             ("step", "rank", "start_us"),
             (
-                _column("step", "i", "the step; null where the trace marks no steps"),
+                _column("step", "i", "the step; null if the trace has no step markers"),
                 _column("name", "s", "name as the profiler gives it", required=True),
                 _column("start_us", "f", "when it began, from the start of the step on the device"),
                 _column("total_us", "f", "how long it ran"),
@@ -434,7 +436,7 @@ TABLES: dict[str, Table] = {
                 _column("detail", "s", "in words", ""),
                 _RANK,
                 _column("value", "f", "the number that was seen; what of, `EVENT_KINDS` says"),
-                _column("limit", "f", "the number it is held against"),
+                _column("limit", "f", "the limit it is compared with"),
                 _column("count", "i", "how many it concerns"),
                 _column("dtype", "s", "dtype of what was seen, e.g. float16"),
                 _column("phase", "s", "forward, backward or optimizer"),

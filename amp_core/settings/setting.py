@@ -157,7 +157,7 @@ def check_choice(argument: str, value: object, choices: Iterable[str], of: str =
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Raise `RunError` for a value that is no whole number from `least` to `most`."""
+    """Raise `RunError` for a value that is not a whole number from `least` to `most`."""
     right = f"a whole number of {least} or more" if most is None else f"a whole number from {least} to {most}"
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         raise RunError(f"{name}={value!r} is not possible; give {right}")

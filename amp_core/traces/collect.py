@@ -45,7 +45,7 @@ _QUERIES = re.compile(
 )
 """Calls that neither launch nor wait. They can outnumber all others."""
 _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
-"""Calls that start kernels. A copy or a wait is no sign of one: a profiler itself waits for the device."""
+"""Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
 
 

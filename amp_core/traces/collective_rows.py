@@ -1,6 +1,6 @@
 """The rows of `collectives` from a trace: one per communication kernel, with the message that it carries.
 
-What a collective carries is told by newer versions of torch in `record_param_comms` and in NCCL's kernels. Of older
+Newer versions of torch record what a collective carries in `record_param_comms` and in NCCL's kernels. Of older
 ones the range around the launch (`nccl:all_reduce`) has the shape and type of the input, and the kernel a name.
 """
 

@@ -45,7 +45,7 @@ def measured_row(
 ) -> Tried:
     """The row of `runs` against the runs `first` of another recipe.
 
-    Speed is taken from `pairs` of runs that took turns, else from all pairs in order. In the stage `confirm` parity is
+    Speed is taken from `pairs` of interleaved runs, else from all pairs in order. In the stage `confirm` parity is
     tested too, as one of repeated tests, since more seeds may follow.
     """
     row = unmeasured_row(candidate, stage, against, runs, into, out)

@@ -54,7 +54,7 @@ class RaceResult:
 
 
 def race(search: Search, stage: str, candidates: Sequence[Candidate], share: float) -> RaceResult:
-    """Train the candidates in turns, and add a row for each. The first is the baseline.
+    """Train the candidates interleaved, and add a row for each. The first is the baseline.
 
     Raises `RunError` if the baseline fails.
     """
@@ -205,7 +205,7 @@ def _surely_slower(lead: Sequence[Run], other: Sequence[Run], *, baseline: bool)
 
 def _clearly_slower(ratio: ratios.Ratio) -> bool:
     """Whether the whole interval lies beyond the margin. It is tested after each round for each pair, so equally fast
-    recipes now and then have an interval that excludes 1."""
+    recipes occasionally have an interval that excludes 1."""
     return ratio.speed_verdict == "slower" and ratio.high < 1 / (1 + ratios.SAME_SPEED_FRAC)
 
 

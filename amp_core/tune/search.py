@@ -4,7 +4,7 @@
     >>> result.answer, result.config["precision"]
 
 1. A short FP32 run is watched in full. It gives the loss scale for FP16, its FP32 islands, and what cannot work.
-2. The precisions race in turns, a block of steps each. A recipe that breaks or is surely slower leaves (`race`).
+2. The precisions race, interleaved in blocks of steps. A recipe that fails or is surely slower leaves (`race`).
 3. The fastest trains over several seeds beside FP32 until it is decided whether it can be shipped (`confirm`). If it
    cannot, the next fastest follows. If none can, the answer is FP32.
 4. Options race the confirmed recipe. The surely faster ones are combined and confirmed as in 3.

@@ -81,12 +81,11 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     emulated (whether it emulates 8 or 4 bits, so that its speed and memory are compared with nothing).
 
     `.recipes` has: recipe (label), run (its first, for colours and names), precision, seeds (how many), speed_ratio,
-    speed_ratio_low, speed_ratio_high, speed_verdict, paired (whether runs took turns), blocks; step_ms, samples_per_s,
-    memory_peak_bytes, memory_ratio, energy_j, energy_ratio, loss_final, eval_loss, skip_frac, tensor_frac (means over
-    repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high, noise_frac (deviation of the
-    final loss, its 95 % interval and the baseline's seed-to-seed deviation, over the baseline's loss), parity,
-    emulated.
-    """
+    speed_ratio_low, speed_ratio_high, speed_verdict, paired (whether runs were interleaved), blocks; step_ms,
+    samples_per_s, memory_peak_bytes, memory_ratio, energy_j, energy_ratio, loss_final, eval_loss, skip_frac,
+    tensor_frac (means over repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high,
+    noise_frac (deviation of the final loss, its 95 % interval and the baseline's seed-to-seed deviation, over the
+    baseline's loss), parity, emulated."""
     if isinstance(runs, Run | str) or not isinstance(runs, Sequence):
         raise RunError(
             f"runs={runs!r:.80} is not a list of runs; give one, as in [load_run('runs/a'), load_run('runs/b')]"

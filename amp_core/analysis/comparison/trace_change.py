@@ -7,7 +7,7 @@
     Slower: casts by 1.4 ms.
     >>> compare_kernels([run_fp32, run_amp], "op")[["name", "first_us", "us", "verdict"]]
 
-Times are per step and rank; per profiled window where a trace marks no steps.
+Times are per step and rank; per profiled window if a trace has no step markers.
 """
 
 from collections.abc import Sequence

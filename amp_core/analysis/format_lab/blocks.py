@@ -1,4 +1,4 @@
-"""A tensor of one's own in 8 and 4 bits, value by value, with the scale that each block of it shares.
+"""The user's own tensor in 8 and 4 bits, value by value, with the scale that each block of it shares.
 
     >>> values = quantized_values([0.1, 0.7, 6.0], "mxfp4")
     >>> values[["value", "scale", "element", "held"]].round(3).to_numpy().tolist()

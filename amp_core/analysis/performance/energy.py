@@ -5,7 +5,7 @@ Energy(joules=0.84, power_w=412.0, samples=118, why='')
 
 Energy is mean power times median step time over samples per step: idle power included, host not. NVML's power is an
 average over up to a second on newer GPUs (NVML API reference, `nvmlDeviceGetPowerUsage`), so that the first second of
-each turn of a run that took turns still includes the other run; it is left out.
+each block of an interleaved run still includes the other run; it is excluded.
 """
 
 from dataclasses import dataclass

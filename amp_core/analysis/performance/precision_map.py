@@ -53,7 +53,7 @@ class PrecisionMap:
     """The precision of one traced step."""
 
     step: int | None
-    """None if nothing was traced, or the trace marks no steps."""
+    """None if nothing was traced, or the trace has no step markers."""
     traced: bool
     """Whether there is a trace at all."""
     has_policies: bool

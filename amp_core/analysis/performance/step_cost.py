@@ -71,7 +71,7 @@ class StepCost:
     source: str
     """`profile` (a profiled window), `phases` (the recorded phases of steps) or `nothing`."""
     parts: pd.DataFrame
-    """part, label, us (per step; per window if it marks no steps), frac (of all). Adds up to `step_us`; NaN if a
+    """part, label, us (per step; per window if it has no step markers), frac (of all). Adds up to `step_us`; NaN if a
     part cannot be separated from the others, which then include it (see `notes`)."""
     step_us: float
     """Wall time of a step in microseconds; 0 with source `nothing`."""

@@ -105,8 +105,8 @@ def tensor_core_use(run: Run, step: int | None = None) -> TensorCoreUse:
 
 
 def profiled_windows(run: Run) -> pd.DataFrame:
-    """The windows of a run, one row each: step (its first; NaN if the trace marks no steps), steps, devices (number of
-    profiled devices and ranks), kernel_us."""
+    """The windows of a run, one row each: step (its first; NaN if the trace has no step markers), steps, devices
+    (number of profiled devices and ranks), kernel_us."""
     rows = kernel_rows(run)
     each = rows.groupby("step", dropna=False, sort=True)
     table = each.agg(steps=("steps", "max"), kernel_us=("total_us", "sum")).reset_index()

@@ -19,7 +19,7 @@ MAX_IDLE_FRAC = 0.5
 LAUNCH_US = 10.0
 """Approximate cost of launching a kernel on the CPU, microseconds: shorter kernels cannot keep a GPU busy."""
 TINY_STEP_MS, SHORT_RUN_MS = 5.0, 10_000.0
-"""In a shorter run of shorter steps, a share of their time is no cost that anyone notices."""
+"""In a shorter run of shorter steps, a share of their time is a negligible cost."""
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense", "aten::item")
 
 
@@ -213,7 +213,7 @@ def _get_scale_calls(run: Run) -> int:
     )
 )
 def watch_overhead(run: Run) -> list[Finding]:
-    """`watch-overhead`: watching takes a noticeable part of the time."""
+    """`watch-overhead`: recording takes a noticeable part of the time."""
     steps = attempts(run)
     steps = steps.iloc[warmup_steps(len(steps)) :]
     steps = steps[~steps["step"].isin(_steps_with_extra_cost(run))]
@@ -242,7 +242,7 @@ def _steps_with_extra_cost(run: Run) -> set[int]:
     """Steps that were audited, traced or profiled, and the one after each: their one-time cost was requested."""
     steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
     stop = int(run.steps["step"].max()) + 1 if len(run.steps) else 0
-    windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may mark no steps
+    windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may lack step markers
     for first, many in windows:
         steps.update(range(first, min(stop, first + many)))
     return {int(step) + after for step in steps for after in (0, 1)}

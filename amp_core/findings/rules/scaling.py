@@ -148,7 +148,7 @@ def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
     )
 )
 def scale_collapse(run: Run) -> list[Finding]:
-    """`scale-collapse`: step after step is skipped while the loss scale falls below 1. An error if the run does not
+    """`scale-collapse`: consecutive steps are skipped while the loss scale falls below 1. An error if the run does not
     recover, a warning if it does."""
     episodes = skip_episodes(run)
     if not len(episodes):

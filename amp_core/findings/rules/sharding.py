@@ -1,4 +1,4 @@
-"""Rules on FSDP's policies, DDP's hooks, FP32 master weights that were asked for, and optimizer states."""
+"""Rules on FSDP's policies, DDP's hooks, requested FP32 master weights, and optimizer states."""
 
 import re
 
@@ -12,7 +12,7 @@ from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
 MANY_SHARDS = 8
-"""Processes from which a reduction in 16 bits is reported that nobody asked for: FSDP2 reduces in `param_dtype` by
+"""Processes from which an unrequested reduction in 16 bits is reported: FSDP2 reduces in `param_dtype` by
 default."""
 _NARROW_HOOK = re.compile(r"(bf16|bfloat16)|fp16|float16|half", re.IGNORECASE)
 MIN_VANISHED_FRAC = 0.01
@@ -99,7 +99,7 @@ def half_reduction(run: Run) -> list[Finding]:
     )
 )
 def missing_fp32_masters(run: Run) -> list[Finding]:
-    """`missing-fp32-masters`: trained weights in bfloat16 where FSDP's policy, autocast or the framework was asked for
+    """`missing-fp32-masters`: trained weights in bfloat16 where FSDP's policy, autocast or the framework was set to
     mixed precision."""
     names = [n for n, d in facts(run.head.model, "dtypes").items() if d == "bfloat16"]
     settings = facts(run.head.config, "communication")

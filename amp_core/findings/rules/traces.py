@@ -1,4 +1,4 @@
-"""Rules on imported traces: what they hold, and what there is to win."""
+"""Rules on imported traces: what they contain, and possible savings."""
 
 from dataclasses import replace
 
@@ -268,7 +268,7 @@ def unfused_optimizer(run: Run) -> list[Finding]:
         severity="info",
         family=SPEED_AND_MEMORY,
         order=505,
-        what="Too much of the kernel time of an imported trace is in kernels whose names do not reveal what they do.",
+        what="Too much of the kernel time of an imported trace is in kernels that cannot be classified by name.",
         signal="Kernels that cannot be classified by name.",
         threshold="20 % of the kernel time.",
         advice="The tensor-core share is uncertain by that much. Record shapes, so that operator dtypes can be "

@@ -107,7 +107,7 @@ RULES = (
         r"^_?triton_|_0d1d",
         "unknown",
         None,
-        "Triton: its name does not show whether it multiplies matrices",
+        "Triton: its name does not reveal whether it is a GEMM",
         words="triton_ _0d1d",
     ),
     _rule(

@@ -149,7 +149,7 @@ class Cuda(Backend):
         return torch.cuda.current_stream(self.device)
 
     def come_after(self, stream: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Wait on the device; the allocator is told of the second stream."""
+        """Wait on the device; the allocator records the second stream."""
         current = self.current_stream()
         if stream != current:
             current.wait_stream(stream)

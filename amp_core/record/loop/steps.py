@@ -396,7 +396,7 @@ class Steps:
     def _due(self, index: int) -> bool:
         """Whether the gradients of optimizer `index` are measured tensor by tensor in the current step.
 
-        Where optimizers take turns, each in a step of its own, every tenth step may always belong to the same one: an
+        Where optimizers alternate, each in its own step, every tenth step may always belong to the same one: an
         optimizer that was not measured for an interval is measured too.
         """
         if self.error_budget.paused(self.number):

@@ -40,7 +40,7 @@ MAX_WAITING = 8
 """Sampled steps whose numbers may still be on the device."""
 
 MAX_TIME_FRAC = 0.01
-"""Share of the time of training that this takes unless all sampled steps are asked for."""
+"""Share of the time of training that this takes unless all sampled steps are requested."""
 FREE_S = 0.05
 """Processor time that this takes at first whatever share that is: a few steps of a small model. The first sampled step
 is measured in any case."""

@@ -6,7 +6,7 @@
     >>> state["step"]
     500
 
-`checkpoint.pt` lies in the run folder beside the tables; it is no part of the run, and packing leaves it out. It holds
+`checkpoint.pt` lies in the run folder beside the tables; it is not part of the run, and packing omits it. It holds
 weights, the optimizer's and the scaler's state, random number generators and the number of steps made. It is read with
 `weights_only`, so that an untrusted file cannot run code.
 """

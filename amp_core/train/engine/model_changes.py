@@ -36,7 +36,7 @@ def changed(
     """Apply the changes that `config` asks for to `model`, which is on its device; compile it after this.
 
     `emulated` is whether FP8 products are emulated, `generator` draws the random numbers of stochastic rounding.
-    Returns `model`, or a replacement of it. Raises `RunError` for a name that is no module of the model, for FP8
+    Returns `model`, or a replacement of it. Raises `RunError` for a name that is not a module of the model, for FP8
     without torchao, and for a precision in 8 or 4 bits that would quantize no layer.
     """
     for setting, names in (("islands", config.islands), ("keep_bf16", config.keep_bf16 or ())):

@@ -1,4 +1,4 @@
-"""A process that trains in turns with others, a block of steps at a time.
+"""A process whose training is interleaved with others, a block of steps at a time.
 
     python -m amp_core.train.turns.participant        started by `amp_core.train.turns.interleave`
 
