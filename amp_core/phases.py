@@ -35,7 +35,7 @@ PHASES: dict[str, Phase] = {
         Phase("forward", "forward", "forward and loss"),
         Phase("backward", "backward", "backward"),
         Phase("optimizer", "optimizer", "unscale, clip, optimizer step and scaler update"),
-        Phase("watch", "watching", "recording overhead within step_ms"),
+        Phase("watch", "recording overhead", "recording overhead within step_ms"),
     )
 }
 """All phases by name, in order."""

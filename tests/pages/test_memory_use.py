@@ -44,7 +44,7 @@ def test_a_cpu_run_names_the_memory_of_the_process(home, open_app):
     assert metric(app, "Process").delta == "resident set"
     assert app.dataframe[0].value["Share"].sum() == pytest.approx(100.0)
     assert app.dataframe[0].value["Share"].isna().tolist()[-1]
-    assert titles(app)[0] == "Held in tensors, at most"
+    assert titles(app)[0] == "Peak tensor memory"
     assert app.dataframe[0].value["Part"].tolist()[-1] == "other"
 
 

@@ -34,12 +34,12 @@ PARTS = {
     "communication": "communication",
     "copy": "copies and fills",
     "other": "other kernels",
-    "watch": "watching",
+    "watch": "recording overhead",
 }
 """Labels of the parts of a profiled step, in the order of charts."""
 CPU_LABELS = {"gaps": "Python and waiting", "matrix": "GEMM/conv", "other": "other operators"}
 """Labels that differ on a CPU, where the device is the host."""
-AMD_LABELS = {"tensor": "matrix, on matrix cores", "matrix": "matrix, in FP32"}
+AMD_LABELS = {"tensor": "GEMM/conv, on matrix cores", "matrix": "GEMM/conv, in FP32"}
 """The same on AMD's GPUs, whose FP32 products run on matrix cores too."""
 PHASE_LABELS = phases.LABELS
 """Labels of the parts of a step without a profiled window."""
