@@ -56,7 +56,8 @@ RULES = ("amax", "amax-pow2", "floor", "rceil")
 TENSOR, ROW = "tensor", "row"
 
 Block = int | str | tuple[int, int]
-"""Which values share a scale: so many in a row, a whole `row`, the whole `tensor`, or a tile of rows × columns."""
+"""Which values share a scale: a number of neighbours, a whole `row`, the whole `tensor`, or a tile of rows ×
+columns."""
 
 
 @dataclass(frozen=True)

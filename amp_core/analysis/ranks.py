@@ -8,7 +8,7 @@
 
 Every rank records independently. Ranks wait for each other where they exchange gradients: in backward, and with FSDP in
 forward too. So all have nearly the same step time, and a slow rank shows in the phases without waiting. Traces of
-several ranks tell how long each waits in collectives, and for whom.
+several ranks show how long each waits in collectives, and for which rank.
 """
 
 import re

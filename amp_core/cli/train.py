@@ -42,7 +42,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train. Returns 130 if it was asked to stop."""
+    """Train. Returns 130 after a stop request."""
     values = recorded_settings(Path(arguments.out)) if arguments.resume else {}
     values |= settings(arguments)
     config = TrainConfig.from_dict(values)

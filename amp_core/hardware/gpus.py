@@ -56,7 +56,7 @@ _AMD_PARTS = {
     (9, 4, 228): "AMD Instinct MI300A",
     (9, 5, 256): "AMD Instinct MI355X",
 }
-"""Parts by gfx version and number of compute units, where these tell which it is (AMD CDNA white papers)."""
+"""Parts by gfx version and number of compute units, where these identify it (AMD CDNA white papers)."""
 
 GPM_SINCE = (9, 0)
 """Hopper: from this capability on NVML has activity counters of the tensor cores (nvml.h, GPM)."""

@@ -38,7 +38,7 @@ class Recipe:
 
 
 EMULATED = "emulated: the numerics are valid, times and memory are not"
-"""Said of trainings in 8 and 4 bits whose products are computed in FP32 from values rounded to the format."""
+"""Describes trainings in 8 and 4 bits whose products are computed in FP32 from values rounded to the format."""
 
 RECIPES: dict[str, Recipe] = {
     r.name: r

@@ -231,7 +231,7 @@ class TrainConfig:
         "A,B,…",
         unset="the head",
     )
-    """Names of modules whose linear layers are not quantized; None is the last linear layer, as a rule the head."""
+    """Names of modules whose linear layers are not quantized; None is the last linear layer, usually the head."""
     stochastic_rounding: bool = setting(
         False,
         "switch",

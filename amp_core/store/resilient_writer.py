@@ -92,7 +92,7 @@ class TrainingWriter(RunWriter):
 
     @property
     def crowded(self) -> bool:
-        """Whether so many rows wait to be written that no step should be sampled."""
+        """Whether too many rows wait to be written for a step to be sampled."""
         return self._queued_bytes > MAX_BYTES // 4
 
     @property

@@ -32,7 +32,7 @@ MAX_HEAD_BYTES = 4 * 2**20
 MAX_ZIPPED_BYTES = 4 * 2**30
 """Memory that all tables of a zip together may take: many files of equal values would each be small."""
 LISTINGS = 5
-"""At most so many times a folder is listed again: segments appear meanwhile, or a number is missing."""
+"""How often a folder is listed again if segments appear meanwhile or a number is missing."""
 SEGMENT_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
 SINGLE_FILE_NAME = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 """Another program may write a table as one file beside `run.json`."""

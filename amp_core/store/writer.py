@@ -125,7 +125,7 @@ class RunWriter:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many rows wait to be written that no step should be sampled. This writer never queues rows."""
+        """Whether too many rows wait to be written for a step to be sampled. This writer never queues rows."""
         return False
 
     # rows and head

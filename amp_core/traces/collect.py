@@ -123,7 +123,7 @@ class Work:
     correlation: "array[int]" = field(default_factory=lambda: array("q"))
     external: "array[int]" = field(default_factory=lambda: array("q"))
     occupancy: "array[float]" = field(default_factory=lambda: array("f"))
-    """Achieved occupancy as the profiler estimates it, percent; NaN where it does not tell, as the next."""
+    """Achieved occupancy as the profiler estimates it, percent; NaN if not estimated, as the next."""
     blocks_per_sm: "array[float]" = field(default_factory=lambda: array("f"))
 
     def __len__(self) -> int:

@@ -170,7 +170,7 @@ def _elements(
     size: int | None,
     kernel: str,
 ) -> tuple[str | None, int | None]:
-    """dtype and number of elements of the whole message; None for what the trace does not tell."""
+    """dtype and number of elements of the whole message; None for what the trace does not record."""
     dtype = dtype_of(str(message.get("dtype", "")))
     elements = max((n for key in ("in", "out") if (n := _whole(message.get(key))) is not None), default=None)
     spans, within = events.spans, inner.get(op, -1)

@@ -113,8 +113,8 @@ def read_trace(
 ) -> Trace:
     """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else.
 
-    A trace numbers its devices; `accelerator` is their type, by default what the categories of its events tell. AMD's
-    GPUs are `cuda` too, as for torch. `progress` is called with the share of the file that has been read, 0–1.
+    A trace numbers its devices; `accelerator` is their type, by default derived from the categories of its events.
+    AMD's GPUs are `cuda` too, as for torch. `progress` is called with the share of the file that has been read, 0–1.
     """
     if not Path(path).is_file():
         raise RunError(

@@ -20,7 +20,7 @@ FIRST_STEP_ONLY = 10**6
 
 
 class Ended(Exception):  # noqa: N818 - no error: it carries the exit code of trainings that reported their errors
-    """A training refused its settings (2), or the search was asked to stop (130)."""
+    """A training refused its settings (2), or the search received a stop request (130)."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

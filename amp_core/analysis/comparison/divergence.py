@@ -21,7 +21,7 @@ from amp_core.store.run import Run
 from amp_core.text import formatting
 
 FLOOR_RATIO = 3.0
-"""Runs differ by more than noise if they are so many times as far apart as the repeat."""
+"""Runs differ by more than noise if they are this many times as far apart as the repeat."""
 PHASES = {"weight": "optimizer", "activation": "forward", "loss": "forward", "output_grad": "backward"}
 """The phase that produces a tensor of each kind; of others: backward."""
 ORDER = ("weight", "activation", "loss", "output_grad", "weight_grad", "grad_norm")

@@ -37,11 +37,11 @@ from amp_core.hardware.gpus import PRECISIONS, Gpu
 from amp_core.store.run import Run
 
 ALIGNED_BYTES = 16
-"""Sizes that are multiples of so many bytes are the most efficient (see above)."""
+"""Sizes that are multiples of this number of bytes are the most efficient (see above)."""
 
 REASONS = {
     "on": ("", "runs on tensor cores"),
-    "by-name": ("unknown", "the kernel's name does not tell"),
+    "by-name": ("unknown", "unclassified: the kernel's name does not reveal it"),
     "no-tensor-cores": ("no", "this GPU has no tensor cores"),
     "vector": ("no", "matrix-vector product: memory-bound, so tensor cores would not help"),
     "depthwise": ("no", "depthwise convolution: no tensor-core implementation"),

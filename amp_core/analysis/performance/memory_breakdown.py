@@ -77,7 +77,7 @@ class MemoryBreakdown:
 
     @property
     def categories_known(self) -> bool:
-        """Whether it was recorded what memory is held for; a trace tells only how much."""
+        """Whether the memory breakdown was recorded; a trace records totals only."""
         return bool(self.parts.loc[self.parts["category"].isin(_TENSORS), "bytes"].notna().any())
 
     @property

@@ -33,7 +33,7 @@ from amp_core.store.run import Run
 MAX_COLUMNS = 16
 """Most operators in the map: those with the most FLOPs, those in autocast's lists, those with the most calls."""
 MIN_FOLDED_MODULES = 30
-"""From so many modules on, those that differ only in a number are folded into one: `h.*.attn`."""
+"""Number of modules from which those that differ only in an index are folded into one: `h.*.attn`."""
 
 _WHY = {
     "disabled": "inside autocast(enabled=False)",

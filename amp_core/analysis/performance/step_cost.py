@@ -56,7 +56,7 @@ _PART_OF = {
 }
 
 MIN_SLOWED_RATIO = 1.05
-"""A note says so if profiled steps take more than so many times as long as others."""
+"""Ratio of profiled to other step times above which a note says that profiling slows the run."""
 
 NOTABLE_LEAD_FRAC = 0.02
 """A note says so if the device waits before the first kernel for more than this share of the window."""

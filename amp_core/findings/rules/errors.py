@@ -325,7 +325,7 @@ def custom_function_dtype(run: Run) -> list[Finding]:
     )
 )
 def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
-    """`checkpoint-dtype-mismatch`: a recomputation gave another dtype than forward."""
+    """`checkpoint-dtype-mismatch`: a recomputation has another dtype than forward."""
     frame = signals(run, "recomputed")
     error = ending_error(run)
     raised = any(message in error for message in _RECOMPUTED) and "dtype" in error

@@ -14,8 +14,8 @@ from amp_core.store.run import Run
 from amp_core.text import formatting
 
 MIN_UNRECORDED_BACKWARDS = 20
-"""At least so many backward passes after the last recorded step, and four times as many as any step had, are of steps
-that were not recorded."""
+"""At least this number of backward passes after the last recorded step, and four times as many as any step had, are of
+steps that were not recorded."""
 MIN_IDLE_S = 300.0
 """A run that lasted so long after its last step, and longer than its steps took, is reported."""
 MAX_REASON_CHARS = 200

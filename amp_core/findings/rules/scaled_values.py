@@ -15,7 +15,7 @@ from amp_core.findings.snippets import TORCH_EXAMPLES
 from amp_core.store.run import Run
 
 FOLLOWS_BITS = 0.25
-"""A norm moves with the loss scale if their changes agree within so many powers of two."""
+"""A norm moves with the loss scale if their changes agree within this many powers of two."""
 MIN_SCALE_CHANGES = 4
 """Fewest changes of the scale for a statement that a norm follows them."""
 

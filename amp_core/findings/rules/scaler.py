@@ -10,7 +10,7 @@ from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
 
 CALIBRATION_STEPS = 25
-"""Skips that begin within the first so many steps are calibration: from 2^16 down to 1 takes 16."""
+"""Skips that begin within this number of steps are calibration: from 2^16 down to 1 takes 16."""
 
 
 @rule(

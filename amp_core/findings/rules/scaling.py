@@ -27,7 +27,7 @@ from amp_core.store.run import Run
 MAX_STRETCHES = 32
 """Most stretches of failing steps whose cause is searched."""
 MIN_COLLAPSE_SKIPS = 5
-"""At least so many skips in a row below a scale of 1 are not calibration."""
+"""This number of skips in a row below a scale of 1 is not calibration."""
 HIGH_SCALE = 2.0**24
 """At this scale 2^-48 is not zero in FP16."""
 FAR_FROM_OVERFLOW_RATIO = 2.0**-8
@@ -61,7 +61,7 @@ FAR_FROM_OVERFLOW_RATIO = 2.0**-8
         "bfloat16.",
         snippet="def check(module, args, output):\n"
         "    if torch.is_tensor(output) and not output.isfinite().all():\n"
-        "        raise FloatingPointError(f'{names[module]} gave a non-finite output')\n"
+        "        raise FloatingPointError(f'{names[module]} produced a non-finite output')\n"
         "\n"
         "names = {module: name for name, module in model.named_modules()}\n"
         "for module in names:\n"

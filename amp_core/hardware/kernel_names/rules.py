@@ -1,4 +1,4 @@
-"""The rules by which `classify_kernel` tells tensor cores and precision from a kernel's name.
+"""The rules by which `classify_kernel` derives tensor-core use and precision from a kernel's name.
 
     RULES[0].pattern.search(name)      # the first rule that matches decides
 

@@ -200,7 +200,7 @@ class Cuda(Backend):
         """NVML, which is NVIDIA's: nothing samples a GPU under ROCm."""
         try:
             uuids, pci_bus_id = addresses(self.device)
-        except (RuntimeError, AssertionError) as error:  # CUDA cannot be asked: the training will meet it too
+        except (RuntimeError, AssertionError) as error:  # CUDA cannot be queried: the training will fail likewise
             raise SampleError(str(error)) from error
         if torch.version.hip is not None:
             raise SampleError("NVML is NVIDIA's, but this torch is built for ROCm")

@@ -183,7 +183,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._run.enter("backward")
 
     def _around_gradient(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The same on TensorFlow, where a tape is asked for gradients of the loss."""
+        """The same on TensorFlow, where a tape computes gradients of the loss."""
 
         @functools.wraps(original)
         def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:

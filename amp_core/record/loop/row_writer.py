@@ -62,7 +62,7 @@ class RowWriter:
             attempt.send()
 
     def _write(self, max_waiting: int) -> None:
-        """Write the steps whose numbers have arrived, and wait for the oldest while more than so many are pending."""
+        """Write the steps whose numbers have arrived, and wait for the oldest while too many are pending."""
         while self._waiting and self._waiting[0].transfer.ready(wait=len(self._waiting) > max_waiting):
             attempt = self._waiting.popleft()
             clocked = self._phases.totals(attempt.spans)

@@ -44,7 +44,7 @@ class Sampling:
         self._bare: deque[float] = deque(maxlen=4 * REMEMBERED)  # step_ms without watching
 
     def due(self, step: int) -> bool:
-        """Whether `step` is measured tensor by tensor. Steps are asked for in rising order."""
+        """Whether `step` is measured tensor by tensor. Steps are queried in ascending order."""
         if step >= self._next:
             self._last = step
             self._next = (step // self.interval + 1) * self.interval

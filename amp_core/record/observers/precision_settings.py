@@ -1,4 +1,4 @@
-"""What a program asked of the precision of each stage of training, and the dtypes that were seen there.
+"""The precision that a program requests for each stage of training, and the dtypes seen there.
 
 >>> asked(model)
 [{'stage': 'compute', 'dtype': 'bfloat16', 'source': 'MixedPrecisionPolicy.param_dtype'}, …]

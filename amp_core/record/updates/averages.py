@@ -27,7 +27,7 @@ MAX_TIME_FRAC = 0.005
 MIN_STEPS = 3
 """Steps that are compared even if that takes more of the time."""
 MIN_ULPS = 4.0
-"""Elements that moved by so many units in the last place show the decay within an eighth each."""
+"""Units in the last place by which an element has to move to show the decay within an eighth."""
 MIN_SHOWING = 16
 """Fewest such elements from which the decay is estimated."""
 MAX_LOST_FRAC = 1.1

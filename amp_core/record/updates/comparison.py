@@ -22,7 +22,7 @@ KAHAN_RATIO = 0.5
 """Kahan summation is at work if less than this share of the loss remains once its remainder is counted in."""
 MIN_JUMPS = 8
 JUMPS_RATIO = 0.5
-"""Weights are rounded stochastically if so many jump for updates that are far too small, and at least this share of
+"""Weights are rounded stochastically if this number of them jump for updates that are far too small, and this share of
 those that then would."""
 MAX_OFF_FRAC = 0.02
 """Share of a tensor's elements for which rounding may fail to explain the difference to the repeated step."""

@@ -29,7 +29,7 @@ MAX_ELEMENTS_UNASKED = 2**20
 MAX_ELEMENTS_AT_FIRST = 2**16
 """The same in the first `MIN_STEPS`, which are compared before it is known what share of the time that takes."""
 MAX_WHOLE = 2**18
-"""Optimizers of up to so many elements are compared whole also then."""
+"""Largest number of elements of an optimizer that is compared completely even then."""
 MAX_ELEMENTS_AT_ONCE = 2**18
 """Elements whose float64 copies exist at the same time. Larger tensors are compared by themselves."""
 MAX_TIME_FRAC = 0.01

@@ -85,7 +85,7 @@ def _quantized(
     return model
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # a graph takes neither generators nor products by hand
+@torch.compiler.disable  # type: ignore[untyped-decorator] # a graph supports neither generators nor manual products
 def _multiply(module: torch.nn.Linear, rounding: Rounding, x: torch.Tensor) -> torch.Tensor:
     out = quantized_linear(x, module.weight, rounding)
     return out + module.bias.to(out.dtype) if module.bias is not None else out
@@ -134,7 +134,7 @@ def pad_linears(model: torch.nn.Module, multiple: int) -> None:
 
 def layers_to_quantize(model: torch.nn.Module, keep: Sequence[str] | None, multiple: int) -> list[str]:
     """Names of the linear layers with sizes that are multiples of `multiple`, which matrix units for 8 and 4 bits need,
-    outside of the modules named in `keep`; None keeps the last linear layer, as a rule the head."""
+    outside of the modules named in `keep`; None keeps the last linear layer, usually the head."""
     linear = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     kept = list(linear)[-1:] if keep is None else keep
     return [
