@@ -31,11 +31,11 @@ class Phase:
 PHASES: dict[str, Phase] = {
     p.name: p
     for p in (
-        Phase("data", "waiting for data", "from the end of the step before to the start of forward: loading data"),
+        Phase("data", "waiting for data", "from the end of the previous step to the start of forward: data loading"),
         Phase("forward", "forward", "forward and loss"),
         Phase("backward", "backward", "backward"),
         Phase("optimizer", "optimizer", "unscale, clip, optimizer step and scaler update"),
-        Phase("watch", "watching", "time spent watching within step_ms"),
+        Phase("watch", "recording overhead", "recording overhead within step_ms"),
     )
 }
 """All phases by name, in order."""

@@ -56,7 +56,8 @@ RULES = ("amax", "amax-pow2", "floor", "rceil")
 TENSOR, ROW = "tensor", "row"
 
 Block = int | str | tuple[int, int]
-"""Which values share a scale: so many in a row, a whole `row`, the whole `tensor`, or a tile of rows × columns."""
+"""Which values share a scale: a number of neighbours, a whole `row`, the whole `tensor`, or a tile of rows ×
+columns."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _check(block: Block | None) -> None:
     sides = block if isinstance(block, tuple) else (block,)
     if block in (None, ROW, TENSOR) or all(isinstance(side, int) and side > 0 for side in sides):
         return
-    raise ValueError(f"block={block!r} is no number of values, row, tensor or (rows, columns)")
+    raise ValueError(f"block={block!r} is not a number of values, row, tensor or (rows, columns)")
 
 
 def _mx(name: str, label: str, element: str, rule: str = "floor", aliases: tuple[str, ...] = ()) -> Recipe:

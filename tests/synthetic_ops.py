@@ -3,7 +3,7 @@
     write(tmp_path / "a", "traced")                   # a scenario of tests.synthetic that has such a step
     add_trace(writer, "cuda")                         # or into any run; KINDS has the others
 
-Two blocks of attention (its products called in a way that autocast does not reach), LayerNorm and a linear layer, a
+Two blocks of attention (its products called in a way that autocast does not intercept), LayerNorm and a linear layer, a
 head that is kept in FP32 on purpose, and the loss. `cpu` is the same step under autocast's lists for the CPU, `foreign`
 its trace from a profiler, without policies and casts.
 """

@@ -38,7 +38,7 @@ def held_out() -> str:
     """Losses of the same GPT on held-out text; one seed each, which decides nothing."""
     losses = [sample(name).head.results["eval_loss"] for name in ("fp32", "bf16", "fp16-healthy")]
     fp32, bf16, fp16 = (f"{loss:.3f}" for loss in losses)
-    return f"held-out loss {fp32} in FP32, {bf16} in BF16, {fp16} in FP16; of one seed, so no verdict"
+    return f"held-out loss {fp32} in FP32, {bf16} in BF16, {fp16} in FP16; one seed, so parity is unknown"
 
 
 def in_the_band() -> str:
@@ -87,7 +87,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 def table() -> str:
     lines = [f"| {claim} | {measured} | `{command}` |" for claim, measured, command in rows()]
-    return "\n".join(["| said | measured | with |", "|---|---|---|", *lines])
+    return "\n".join(["| claim | measured | command |", "|---|---|---|", *lines])
 
 
 def section() -> str:

@@ -22,7 +22,7 @@ from amp_core.text import formatting
 TASK = ("workload", "size", "batch_size", "accumulate", "device")
 """Settings that must agree for two runs to train the same task on the same device."""
 MAX_MARKS = 2000
-"""At most so many skipped steps are marked, evenly chosen: more marks cannot be distinguished."""
+"""Largest number of skipped steps that are marked, evenly chosen: more marks cannot be distinguished."""
 _EVENT_TEXTS = {"phase change": "", "resumed": "training resumed", "traced": "operators traced"}
 """Kinds of events that begin a phase, and their texts; empty if the event has its own."""
 

@@ -8,7 +8,7 @@
 
 Every rank records independently. Ranks wait for each other where they exchange gradients: in backward, and with FSDP in
 forward too. So all have nearly the same step time, and a slow rank shows in the phases without waiting. Traces of
-several ranks tell how long each waits in collectives, and for whom.
+several ranks show how long each waits in collectives, and for which rank.
 """
 
 import re
@@ -34,7 +34,7 @@ _LOST_CONNECTION = re.compile(
 )
 """What torch reports when the peer process is gone: a consequence, not a cause."""
 
-NO_END = "it recorded no end: killed, out of memory, or its machine went down"
+NO_END = "it was killed, ran out of memory, or its machine went down"
 NEVER_BEGAN = "it never started recording"
 
 
@@ -54,7 +54,7 @@ class RankEnd:
     def in_words(self) -> str:
         """For instance `rank 1 failed after step 12: ValueError: boom`."""
         after = f" after step {self.last_step:,}" if self.last_step is not None else " before its first step"
-        verb = "is gone" if self.status == "gone" else self.status
+        verb = "recorded no end" if self.status == "gone" else self.status
         return f"rank {self.rank} {verb}{after}" + (f": {self.reason}" if self.reason else "")
 
 
@@ -227,7 +227,7 @@ _VERBS = {
     "finished": "finished",
     "stopped": "stopped",
     "failed": "failed too",
-    "gone": "gone without an end",
+    "gone": "recorded no end",
 }
 
 

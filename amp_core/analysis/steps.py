@@ -60,10 +60,10 @@ def _attempts(run: Run) -> pd.DataFrame:
 
 def attempts_with_axes(run: Run) -> pd.DataFrame:
     """`attempts` with the x axes of curves: `samples` cumulative from the start of the run, and `time_s`, which for a
-    run that took turns with others is the time of its own steps."""
+    run interleaved with others is the time of its own steps."""
     frame = attempts(run)
     frame["samples"], frame["time_s"] = frame["samples"].cumsum(), frame["time_s"].astype(float)
-    if "comparison" in run.head.config:  # it took turns: the clock ran on while others trained
+    if "comparison" in run.head.config:  # interleaved: the clock ran on while others trained
         frame["time_s"] = frame["step_ms"].cumsum() / 1e3
     return frame
 
@@ -87,7 +87,8 @@ def recipe(run: Run) -> str | None:
 
 
 def emulated(run: Run) -> bool:
-    """Whether the run emulates the 8- or 4-bit products of its recipe: its numbers hold, times and memory do not."""
+    """Whether the run emulates the 8- or 4-bit products of its recipe: its numerics are valid, times and memory are
+    not."""
     return run.head.config.get("emulated") is True
 
 

@@ -1,8 +1,9 @@
 """`ampscope compare`: train the same model on the same data in several precisions, and compare the runs. Or, without
 training: compare two profiler traces; with `--localise`, say where two recorded runs part.
 
-Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns, a
-block of steps each, so that a slowdown of the machine affects all of them; see `amp_core.train.turns.interleave`.
+Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They are
+interleaved, a block of steps each, so that a slowdown of the machine affects all of them; see
+`amp_core.train.turns.interleave`.
 """
 
 import argparse
@@ -31,9 +32,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser(
         "compare",
-        help="train in several precisions and set them side by side",
-        description="Seed, data and initial weights are the same for all; --loss-scale is for those with a scaler, "
-        "--stochastic-rounding and --hadamard for nvfp4. For instance: ampscope compare --workload text-gpt "
+        help="train in several precisions and compare the runs",
+        description="Seed, data and initial weights are the same for all; --loss-scale applies to recipes with a "
+        "scaler, --stochastic-rounding and --hadamard to nvfp4. Example: ampscope compare --workload text-gpt "
         "--precisions fp32,bf16,fp16 --seeds 3 --out runs/cmp",
         allow_abbrev=False,
     )
@@ -41,7 +42,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "traces",
         metavar="TRACE",
         nargs="*",
-        help="two traces of torch.profiler, or runs with a profiled window, to compare instead of training",
+        help="two torch.profiler traces, or runs with a profiled window, to compare instead of training",
     )
     command.add_argument("--out", metavar="DIR", help="folder for the runs, one subfolder each")
     command.add_argument(
@@ -49,13 +50,16 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         metavar="RUN",
         nargs=2,
         default=None,
-        help="train nothing: say at which step, phase and layer two recorded runs of one seed first differ",
+        help=(
+            "without training: report the first step, phase and layer at which two recorded runs of the same seed "
+            "differ"
+        ),
     )
     command.add_argument(
         "--floor",
         metavar="RUN",
         default=None,
-        help="with --localise: a perturbed repeat of the first run, which gives the noise floor (default: none, any "
+        help="with --localise: a perturbed repeat of the first run, which sets the noise floor (default: none, any "
         "difference counts)",
     )
     choices = ", ".join(RECIPES)
@@ -70,14 +74,17 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         metavar="N",
         type=number,
         default=1,
-        help="train each N times, from --seed on; three or more show whether a recipe learns the same (default 1)",
+        help=(
+            "train each recipe N times, from --seed on; three or more are needed to decide convergence parity "
+            "(default 1)"
+        ),
     )
     command.add_argument(
         "--block",
         metavar="N",
         type=number,
         default=None,
-        help="steps that each trains before it is another's turn (default: a twentieth of the steps, at most 10)",
+        help="steps per turn of each run; runs are interleaved (default: a twentieth of the steps, at most 10)",
     )
     add_settings(command)
     command.set_defaults(run=run)
@@ -88,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.localise is not None:
         return _localise(arguments)
     if arguments.floor is not None:
-        raise RunError(f"floor={arguments.floor!r} is a repeat for --localise; give that, with two runs")
+        raise RunError(f"floor={arguments.floor!r} only applies to --localise; give that, with two runs")
     if arguments.traces:
         return _traces(arguments)
     if arguments.out is None:
@@ -112,7 +119,11 @@ def run(arguments: argparse.Namespace) -> int:
     for number_, members in enumerate(rounds):
         seed_note = f", seed {members[0].config.seed} ({number_ + 1} of {seeds})" if seeds > 1 else ""
         names = ", ".join(config.precision for config in configs)
-        print(f"{names} in turns of {formatting.plural(block, 'step')}{seed_note}:", file=sys.stderr, flush=True)
+        print(
+            f"training {names}, interleaved every {formatting.plural(block, 'step')}{seed_note}:",
+            file=sys.stderr,
+            flush=True,
+        )
         codes = interleave(members, block, _progress(configs[0].steps))
         for code in (2, 130):  # the run printed the reason, which would stop the next one too
             if code in codes:
@@ -131,7 +142,7 @@ def _localise(arguments: argparse.Namespace) -> int:
     from amp_core.analysis import first_difference
 
     if arguments.traces or arguments.out is not None:
-        raise RunError("localise trains nothing and takes two runs; leave out --out and further arguments")
+        raise RunError("localise does not train and takes two runs; remove --out and other arguments")
     first, second = map(load_run, arguments.localise)
     floor = arguments.floor
     where = first_difference(first, second, None if floor is None else load_run(floor))
@@ -150,10 +161,10 @@ def _traces(arguments: argparse.Namespace) -> int:
 
     given = [name for name, value in settings(arguments).items() if value is not None]
     if given or arguments.out is not None:
-        raise RunError(f"{(given or ['out'])[0]} is for training; give two traces alone")
+        raise RunError(f"{(given or ['out'])[0]} applies to training; give two traces alone")
     if len(arguments.traces) != 2:
         count = formatting.plural(len(arguments.traces), "trace")
-        raise RunError(f"traces={arguments.traces!r:.200} names {count}; give two, the baseline first")
+        raise RunError(f"traces={arguments.traces!r:.200} lists {count}; give two, the baseline first")
     with reading_untrusted(f"traces={arguments.traces!r:.200}"), tempfile.TemporaryDirectory() as folder:
         runs, progress = [], Progress()
         for place, path in enumerate(arguments.traces):
@@ -178,7 +189,7 @@ def _progress(steps: int) -> Callable[[int], None]:
         if done == steps or now - last >= PROGRESS_EVERY_S:
             last = now
             left = (now - began) / done * (steps - done)
-            print(f"step {done} of {steps} of each | {left:.0f} s left", file=sys.stderr, flush=True)
+            print(f"step {done} of {steps} per run | {left:.0f} s left", file=sys.stderr, flush=True)
 
     return report
 
@@ -195,7 +206,7 @@ def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
         if name not in RECIPES:
             raise unknown("precisions", name, RECIPES)
         if names.count(name) > 1:
-            raise RunError(f"precisions={arguments.precisions!r} names {name} twice; name each once")
+            raise RunError(f"precisions={arguments.precisions!r} lists {name} twice; list each once")
         configs.append(TrainConfig.from_dict(values_of_all | taken(values, name) | {"precision": name}))
     return configs
 

@@ -78,7 +78,7 @@ def lost_updates(updates: "pd.DataFrame") -> list[str]:
     """What rounding takes from the updates of each run: lines of a table, none if no run has a tensor compared."""
     if not updates["tensors"].any():
         return []
-    rows = [["updates of weights", "dtype", "lost", "unchanged", "decay lost", "stand still", "cure"]]
+    rows = [["updates of weights", "dtype", "lost", "unchanged", "decay lost", "unchanged tensors", "remedy"]]
     rows += [
         [
             str(row["run"]),
@@ -95,7 +95,7 @@ def lost_updates(updates: "pd.DataFrame") -> list[str]:
 def kernels(frame: "pd.DataFrame", by: str, unit: str) -> list[str]:
     """The largest changes of `compare_kernels`: lines of a table."""
     head = "operator" if by == "op" else "kernel"
-    rows = [[head, *(["phase"] if by == "op" else []), f"ms a {unit}", "before", "change", "", "launches", "before"]]
+    rows = [[head, *(["phase"] if by == "op" else []), f"ms per {unit}", "before", "change", "", "launches", "before"]]
     rows += [
         [
             _short(str(row["name"]), MAX_KERNEL_CHARS),
@@ -117,7 +117,7 @@ def first_differences(where: "FirstDifference") -> list[str]:
     shown = where.table.dropna(subset="step").head(MAX_DIFFERENCES)
     if shown.empty:
         return []
-    rows = [["first at step", "phase", "tensor", "apart", "noise floor", "at most apart"]]
+    rows = [["first at step", "phase", "tensor", "difference", "noise floor", "max difference"]]
     for row in shown.to_dict("records"):
         what = f"{row['name']} ({row['kind']})" if row["name"] else str(row["kind"])
         apart, floor, most = (_number(row[name], ".2g") for name in ("difference", "floor", "largest_difference"))
@@ -136,7 +136,8 @@ def gradients(agreement: "pd.DataFrame") -> list[str]:
             middle, most = (formatting.percent(float(v)) for v in (measured["rel_error"].median(), worst["rel_error"]))
             cosine = f"cosine {worst['cosine']:.6f}"
             lines.append(
-                f"{run}: gradients are {middle} off FP32's in the median layer, {most} in {worst['name']} ({cosine})"
+                f"{run}: gradients deviate from FP32 by {middle} in the median layer, by {most} in {worst['name']} "
+                f"({cosine})"
             )
     return lines
 

@@ -22,9 +22,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser(
         "diagnose",
-        help="print what is wrong with a run",
-        description="Tells what is wrong, the worst first, with the evidence and what to change. For CI: "
-        "ampscope diagnose RUN --fail-on error ends with exit code 1 where there is an error.",
+        help="list a run's findings",
+        description="Lists the findings, most severe first, with evidence and what to change. In CI, ampscope "
+        "diagnose RUN --fail-on error exits with code 1 if there is an error.",
         allow_abbrev=False,
     )
     command.add_argument("folder", metavar="RUN", help=RUN_HELP)
@@ -33,17 +33,17 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--fail-on",
         metavar="LEVEL",
         choices=LEVELS,
-        help=f"exit with 1 where a finding is as bad or worse: {', '.join(LEVELS)}",
+        help=f"exit with 1 if a finding is at least this severe: {', '.join(LEVELS)}",
     )
-    command.add_argument("--against", metavar="RUN", help="a run of the same task in FP32 to hold it against")
+    command.add_argument("--against", metavar="RUN", help="an FP32 run of the same task, as the baseline")
     command.add_argument(
         "--mute",
         metavar="CODE",
         action="append",
         default=[],
-        help="leave findings of this code out from now on, e.g. watch-overhead; can be given several times",
+        help="mute findings of this code from now on, e.g. watch-overhead; repeatable",
     )
-    command.add_argument("--unmute", metavar="CODE", action="append", default=[], help="show this code again")
+    command.add_argument("--unmute", metavar="CODE", action="append", default=[], help="unmute this code")
     command.set_defaults(run=run)
 
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     for option in ("mute", "unmute"):
         for code in getattr(arguments, option):
             if code not in GUIDE:
-                raise RunError(f"--{option} {code} is no code of a finding; the Findings guide has them all")
+                raise RunError(f"--{option} {code} is not a finding code; the Findings guide lists them all")
             mute(arguments.folder, code, on=option == "mute")
     all_findings = diagnose(opened, load_run(arguments.against) if arguments.against else None)
     silenced = muted(arguments.folder)
@@ -99,7 +99,7 @@ def in_words(findings: "list[Finding]") -> str:
         lines = [f"{finding.severity}: {finding.title} [{finding.code}]"]
         lines.append(f"  {', '.join(finding.evidence())}")
         if finding.follows:
-            lines.append(f"  follows from {finding.follows}: see there")
+            lines.append(f"follows from {finding.follows}")
             parts.append("\n".join(lines))
             continue
         lines.append(textwrap.fill(finding.advice, 100, initial_indent="  ", subsequent_indent="  "))

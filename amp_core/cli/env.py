@@ -9,7 +9,9 @@ from typing import Any
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the command."""
-    command = subparsers.add_parser("env", help="what this machine has and can run", allow_abbrev=False)
+    command = subparsers.add_parser(
+        "env", help="show this machine's hardware and which precisions it runs", allow_abbrev=False
+    )
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.set_defaults(run=run)
 
@@ -36,7 +38,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
     lines += ["", f"precision recipes on {facts['device'] or 'no device'}:"]
     for name, recipe in facts["recipes"].items():
         lines.append(_line(name, f"{'yes' if recipe['runs'] else 'no':<4} {recipe['note']}"))
-    lines += ["", f"try first: {facts['advice']['recipe']}. {facts['advice']['why']}"]
+    lines += ["", f"recommended first: {facts['advice']['recipe']}. {facts['advice']['why']}"]
     return "\n".join(lines)
 
 
@@ -44,9 +46,9 @@ def _cpu(cpu: Mapping[str, Any]) -> list[str]:
     threads = f"{cpu['threads'] or '?'} torch threads"
     lines = [_line("CPU", f"{cpu['name']}, {cpu['cores']} cores, {threads}, {cpu['memory_bytes'] / 2**30:.1f} GiB")]
     if cpu["instructions"] is None:
-        return [*lines, _line("", "its instruction sets are not known")]
+        return [*lines, _line("", "instruction sets unknown")]
     for precision, names in cpu["instructions"].items():
-        has = ", ".join(names) if names else "no instructions for it: runs, but slowly"
+        has = ", ".join(names) if names else "no native instructions: runs, but slowly"
         lines.append(_line("", f"{precision.upper()}: {has}"))
     return lines
 
@@ -60,8 +62,8 @@ def _gpus(facts: Mapping[str, Any]) -> list[str]:
         usable = "" if gpu["usable"] else " (torch cannot use it)"
         lines += [_line(gpu["device"], f"{gpu['name']}{memory}{usable}"), _line("", gpu["says"])]
         if gpu["counts_tensor_use"] is not None:
-            counts = "counts how busy its tensor cores are (GPM)" if gpu["counts_tensor_use"] else None
-            lines.append(_line("", counts or "does not count how busy tensor cores are: that came with Hopper"))
+            counts = "reports tensor-core activity (GPM)" if gpu["counts_tensor_use"] else None
+            lines.append(_line("", counts or "does not report tensor-core activity, which needs Hopper or newer"))
     return lines
 
 

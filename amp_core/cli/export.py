@@ -10,7 +10,7 @@ from amp_core.store.run import load_run
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the command."""
     command = subparsers.add_parser(
-        "export", help="write a run as a TensorBoard log, Parquet or CSV files", allow_abbrev=False
+        "export", help="export a run as a TensorBoard log, Parquet or CSV files", allow_abbrev=False
     )
     command.add_argument("folder", metavar="RUN", help=RUN_HELP)
     command.add_argument("--to", metavar="FORM", choices=FORMS, required=True, help=", ".join(FORMS))

@@ -28,15 +28,15 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser(
         "forecast",
-        help="forecast step time, speed-up and memory on GPUs that are not here",
-        description="From one traced step, of a run or of a workload: the latter is traced without being run. For "
-        "instance: ampscope forecast --workload text-bert --size large --gpu H100,A100,L4",
+        help="forecast step time, speed-up and memory on other GPUs",
+        description="Forecasts from one traced step, either of a run or of a workload, which is traced without "
+        "executing it. Example: ampscope forecast --workload text-bert --size large --gpu H100,A100,L4",
         allow_abbrev=False,
     )
     command.add_argument("folder", metavar="RUN", nargs="?", help=f"{RUN_HELP}; with a traced step (train --trace-ops)")
-    command.add_argument("--workload", metavar="NAME", help="workload to trace in place of a run, or FILE.py:FUNCTION")
+    command.add_argument("--workload", metavar="NAME", help="workload to trace instead of a run, or FILE.py:FUNCTION")
     command.add_argument("--size", metavar="SIZE", help="size of the workload")
-    command.add_argument("--batch-size", metavar="N", type=int, help="samples of one step of the workload")
+    command.add_argument("--batch-size", metavar="N", type=int, help="samples per step of the workload")
     command.add_argument("--optimizer", metavar="NAME", help="optimizer of the workload")
     command.add_argument("--gpu", metavar="A,B,…", default="V100,A100,H100", help="GPUs (default %(default)s)")
     for bits in (8, 4):
@@ -44,7 +44,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
             f"--fp{bits}-frac",
             metavar="X",
             type=number,
-            help=f"share of the operations of matrix products that may take {bits} bits, 0 to 1: forecasts that too",
+            help=f"share of GEMM FLOPs that may run in {bits} bits, 0 to 1; forecasts this too",
         )
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.set_defaults(run=run)
@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name in gpus:
         named_part(name)  # fail before tracing
     if (arguments.folder is None) == (arguments.workload is None):
-        raise RunError("RUN or --workload is needed, and one of them only")
+        raise RunError("give either RUN or --workload")
     factor = None
     if arguments.folder is not None:
         extra = [name for name in ("size", "batch_size", "optimizer") if getattr(arguments, name) is not None]
         if extra:
-            raise RunError(f"{extra[0]} goes with --workload; a run has been traced as it is")
+            raise RunError(f"{extra[0]} applies to --workload; a run is forecast as it was traced")
         opened = load_run(arguments.folder)
         traces = traces_of_run(opened)
         measured = measured_factor(opened)
@@ -130,7 +130,7 @@ def _of_workload(arguments: argparse.Namespace) -> Any:
     spec = config.resolved().spec
     if spec is not None and spec.parameters >= LARGE_PARAMETERS:
         gigabytes = 4 * spec.parameters / 1e9
-        print(f"building the model takes {gigabytes:.1f} GB of memory for a moment …", file=sys.stderr, flush=True)
+        print(f"building the model temporarily takes {gigabytes:.1f} GB of memory …", file=sys.stderr, flush=True)
 
     from amp_core.train.step_on_fake_tensors import trace_workload
 

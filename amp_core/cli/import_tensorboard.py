@@ -12,10 +12,10 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser(
         "import-tensorboard",
-        help="make a run of a TensorBoard log: loss, loss scale, gradient norm, learning rate, histograms",
+        help="import a TensorBoard log as a run: loss, loss scale, gradient norm, learning rate, histograms",
         allow_abbrev=False,
     )
-    command.add_argument("logdir", metavar="LOGDIR", help="the folder that TensorBoard is pointed at, or an event file")
+    command.add_argument("logdir", metavar="LOGDIR", help="TensorBoard's log folder, or an event file")
     add_run_output(command)
     command.set_defaults(run=run)
 
@@ -33,9 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{kind}: {len(tags)} histograms, {_few(tags)}")
     missing = [column for column in ("loss", "loss_scale", "grad_norm", "lr") if column not in imported.understood]
     if missing:
-        print(f"not in the log, and null in the run: {', '.join(missing)}")
+        print(f"not in the log, so null in the run: {', '.join(missing)}")
     if imported.not_understood:
-        print(f"not understood, and left out: {_few(imported.not_understood)}")
+        print(f"not recognized and skipped: {_few(imported.not_understood)}")
     return 0
 
 

@@ -27,11 +27,9 @@ class Progress:
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the command."""
     command = subparsers.add_parser(
-        "import-trace", help="make a run of torch.profiler traces (.json, .json.gz)", allow_abbrev=False
+        "import-trace", help="import torch.profiler traces (.json, .json.gz) as a run", allow_abbrev=False
     )
-    command.add_argument(
-        "traces", metavar="TRACE", nargs="+", help="Chrome trace; one of each rank where there are more"
-    )
+    command.add_argument("traces", metavar="TRACE", nargs="+", help="Chrome trace; one per rank")
     add_run_output(command)
     command.set_defaults(run=run)
 
@@ -49,15 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
         print(printable(f"note: {note}"))
     kernels = imported.kernels
     if "launches_without_kernels" in imported.head.config:
-        print("work of the device is missing; ampscope diagnose tells how to record it")
+        print("the trace has no device activity; ampscope diagnose explains how to record it")
         return 0
     on_gpu = kernels[kernels["tensor_core"].notna()]
     total_us = float(on_gpu["total_us"].sum())
     if total_us > 0:
         shares = on_gpu.groupby("tensor_core")["total_us"].sum() / total_us
-        words = {"yes": "on tensor cores", "no": "without", "unknown": "unknown by name"}
+        words = {"yes": "on tensor cores", "no": "without", "unknown": "unclassified"}
         share_text = ", ".join(f"{shares.get(answer, 0.0):.1%} {word}" for answer, word in words.items())
         print(f"{total_us / 1e3:.1f} ms of kernels, copies and fills: {share_text}")
     else:
-        print(f"no kernels of a GPU; {float(kernels['total_us'].sum()) / 1e3:.1f} ms of operators on the CPU")
+        print(f"no GPU kernels; {float(kernels['total_us'].sum()) / 1e3:.1f} ms of operators on the CPU")
     return 0

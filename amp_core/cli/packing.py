@@ -13,9 +13,11 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command.add_argument("--out", metavar="FILE", help="the zip to write (default: beside the folder)")
     command.set_defaults(run=run_pack)
 
-    command = subparsers.add_parser("unpack", help="unpack a packed run, checked in full", allow_abbrev=False)
+    command = subparsers.add_parser(
+        "unpack", help="unpack a packed run after checking it completely", allow_abbrev=False
+    )
     command.add_argument("file", metavar="FILE", help="packed run (.zip)")
-    command.add_argument("--out", metavar="DIR", required=True, help="folder to make")
+    command.add_argument("--out", metavar="DIR", required=True, help="folder to create")
     command.set_defaults(run=run_unpack)
 
 

@@ -14,8 +14,8 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser(
         "report",
-        help="write one self-contained HTML file about a run, or several side by side",
-        description="The first of several runs is the baseline. The file needs no network, and prints well.",
+        help="write a self-contained HTML report on a run, or on several side by side",
+        description="The first of several runs is the baseline. The file works offline and can be printed.",
         allow_abbrev=False,
     )
     command.add_argument("folders", metavar="RUN", nargs="+", help=RUN_HELP)
@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     if out.suffix.lower() not in (".html", ".htm"):  # an HTML file cannot overwrite a run's tables
         check_outside_runs(out)
     if out.is_file() and not _is_html(out):
-        raise RunError(f"out={arguments.out!r} is a file of another kind; give an HTML file, or one to be made")
+        raise RunError(
+            f"out={arguments.out!r} is a different kind of file; give an HTML file, or one that does not exist yet"
+        )
     runs = [load_run(folder) for folder in arguments.folders]
     for opened in runs:
         opened.validate(full=not opened.is_live)

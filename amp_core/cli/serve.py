@@ -33,8 +33,8 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser(
         "serve",
-        help="the app, with a server's safety settings",
-        description="Serves the app to this machine alone unless --address and --host say otherwise.",
+        help="start the app with security settings for a server",
+        description="Serves the app only to this machine unless --address and --host say otherwise.",
         allow_abbrev=False,
     )
     command.add_argument("--runs", metavar="DIR", default="runs", help="folder of runs (default runs)")
@@ -43,43 +43,61 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         metavar="PLACE",
         action="append",
         default=[],
-        help="further folder, or address such as s3://bucket/runs, whose runs are shown; can be given several times",
+        help="additional folder, or address such as s3://bucket/runs, whose runs are shown; repeatable",
     )
-    command.add_argument("--read-only", action="store_true", help="no Start, Stop, upload or delete")
+    command.add_argument(
+        "--read-only", action="store_true", help=("disable starting, stopping, uploading and deleting runs")
+    )
     command.add_argument(
         "--scripts",
         metavar="DIR",
         action="append",
         default=[],
-        help="allow FILE.py:FUNCTION of this folder as workload; can be given several times (default: no script)",
+        help="allow FILE.py:FUNCTION from this folder as a workload; repeatable (default: no scripts)",
     )
     command.add_argument("--port", type=int, default=8501, metavar="N", help="port to listen on (default 8501)")
     command.add_argument("--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     command.add_argument(
-        "--host", metavar="NAME", action="append", default=[], help="further host name that browsers call the server by"
+        "--host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help=("additional host name under which browsers reach the server; repeatable"),
     )
     command.add_argument(
-        "--origin", metavar="URL", action="append", default=[], help="further origin, for a proxy that changes Host"
+        "--origin",
+        metavar="URL",
+        action="append",
+        default=[],
+        help=("additional allowed origin, for a proxy that rewrites Host"),
     )
     command.add_argument(
-        "--max-jobs", type=int, default=MAX_JOBS, metavar="N", help="trainings at one time (default %(default)s)"
+        "--max-jobs",
+        type=int,
+        default=MAX_JOBS,
+        metavar="N",
+        help=("maximum concurrent trainings (default %(default)s)"),
     )
     command.add_argument(
         "--max-sessions",
         type=int,
         default=MAX_SESSIONS,
         metavar="N",
-        help="browser tabs at one time (default %(default)s)",
+        help="maximum open browser tabs (default %(default)s)",
     )
     command.add_argument(
-        "--max-upload", type=int, default=MAX_UPLOAD_MIB, metavar="MIB", help="largest upload (default %(default)s)"
+        "--max-upload",
+        type=int,
+        default=MAX_UPLOAD_MIB,
+        metavar="MIB",
+        help=("maximum upload size (default %(default)s)"),
     )
     command.add_argument(
         "--max-disk",
         type=float,
         default=MAX_DISK_GIB,
         metavar="GIB",
-        help="size up to which the runs' folder may grow (default %(default)g)",
+        help="maximum total size of the runs folder (default %(default)g)",
     )
     command.add_argument("--no-browser", action="store_true", help="do not open a browser window")
     command.set_defaults(run=run)
@@ -102,7 +120,7 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         _check_open(arguments.address, rules)
     runs = Path(arguments.runs).absolute()
     if runs.exists() and not runs.is_dir():
-        raise RunError(f"runs={arguments.runs!r} is not a folder; give the folder that run folders lie in")
+        raise RunError(f"runs={arguments.runs!r} is not a folder; give the folder that contains the run folders")
     options = {
         "server.address": arguments.address,
         "server.port": str(arguments.port),
@@ -131,19 +149,21 @@ def rules_of(arguments: argparse.Namespace) -> Rules:
     for name in ("max_jobs", "max_sessions", "max_upload", "max_disk"):
         value = getattr(arguments, name)
         if not value > 0:
-            raise RunError(f"{name}={value} is no limit; give a number above 0")
+            raise RunError(f"{name}={value} is not a valid limit; give a number above 0")
     if not 0 < arguments.port < 65536:
-        raise RunError(f"port={arguments.port} is no port; give 1 to 65535")
+        raise RunError(f"port={arguments.port} is not a valid port; give 1 to 65535")
     for folder in arguments.scripts:
         if not Path(folder).is_dir():
-            raise RunError(f"scripts={folder!r} is not a folder; give the one whose scripts may be run")
+            raise RunError(f"scripts={folder!r} is not a folder; give the folder whose scripts may be run")
     for host in arguments.host:
         if host_name(host.removeprefix("*.")) != host.removeprefix("*.").lower():
-            raise RunError(f"host={host!r} is no host name; give one such as amp.example.org, without scheme and port")
+            raise RunError(
+                f"host={host!r} is not a host name; give one such as amp.example.org, without scheme and port"
+            )
     for origin in arguments.origin:
         parts = urlsplit(origin)
         if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin or not parts.netloc:
-            raise RunError(f"origin={origin!r} is no origin; give one such as https://amp.example.org")
+            raise RunError(f"origin={origin!r} is not an origin; give one such as https://amp.example.org")
     own = [] if _is_wildcard(arguments.address) else [arguments.address.lower()]
     return Rules(
         read_only=arguments.read_only,
@@ -184,8 +204,8 @@ def _check_open(address: str, rules: Rules) -> None:
                 raise RunError(f"sign-in is configured and {name} is not installed; {with_extra('auth')}")
     elif not rules.read_only:
         raise RunError(
-            f"address={address!r} lets everyone who can reach it start, stop and delete runs; add --read-only, or set "
-            "up sign-in: section [auth] in .streamlit/secrets.toml"
+            f"address={address!r} lets everyone who can reach it start, stop and delete runs; add --read-only, or "
+            "configure sign-in in section [auth] of .streamlit/secrets.toml"
         )
 
 
@@ -200,12 +220,12 @@ def _check_free(address: str, port: int) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise RunError(
-                f"port={port} is in use on {address}; give another --port, or end what listens there"
+                f"port={port} is in use on {address}; give another --port, or stop the program that uses it"
             ) from None
         if error.errno == errno.EACCES:
-            raise RunError(f"port={port} is not for this user to listen on; give one above 1023") from None
+            raise RunError(f"port={port} is reserved for privileged users; give one above 1023") from None
         raise RunError(
-            f"address={address!r} is none that this machine can listen on ({error.strerror}); give one of its own, or "
+            f"address={address!r} is not an address of this machine ({error.strerror}); give one of its own, or "
             "0.0.0.0 for all"
         ) from None
 

@@ -33,7 +33,7 @@ DEFAULTS = TrainConfig()
 def add_settings(command: argparse.ArgumentParser) -> None:
     """Declare `--config` and a flag for every setting that the commands share: all but the precision and `--nproc`."""
     command.add_argument(
-        "--config", metavar="FILE", help="JSON file of settings, - for standard input; flags win over it"
+        "--config", metavar="FILE", help="JSON file of settings, or - for standard input; flags override it"
     )
     group = command.add_argument_group("settings")
     for name, one in SETTINGS.items():

@@ -26,7 +26,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command = subparsers.add_parser(
         "train",
         help="train once and record the run",
-        description="For instance: ampscope train --workload text-gpt --precision fp16 --steps 200 --out runs/a",
+        description="Example: ampscope train --workload text-gpt --precision fp16 --steps 200 --out runs/a",
         allow_abbrev=False,
     )
     command.add_argument("--out", metavar="DIR", required=True, help="new folder for the run")
@@ -35,14 +35,14 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run in DIR from its checkpoint, with its settings, up to --steps in all",
+        help="resume the run in DIR from its checkpoint, with its settings, up to --steps in total",
     )
     add_settings(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train. Returns 130 if it was asked to stop."""
+    """Train. Returns 130 after a stop request."""
     values = recorded_settings(Path(arguments.out)) if arguments.resume else {}
     values |= settings(arguments)
     config = TrainConfig.from_dict(values)
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         if str(arguments.out).startswith("memory:"):
             out = f"out={str(arguments.out)!r}"
             raise RunError(
-                f"{out} is the memory of one process, and nproc={config.nproc} starts several; give a folder"
+                f"{out} is the memory of one process, but nproc={config.nproc} starts several; give a folder"
             )
         from amp_core.train.engine.torchrun import launch
 
@@ -97,7 +97,7 @@ def in_words(summary: "Summary") -> str:
         lines.append(f"loss {summary.loss_first:.4g} → {summary.loss_last:.4g}")
     lines += [f"{name.replace('eval_', 'held-out ')} {value:.4g}" for name, value in summary.results.items()]
     if summary.skipped is None:  # the folder was deleted; the log shows that
-        return "\n".join([*lines, f"final loss scale {summary.loss_scale:g}; the record is gone with its folder"])
+        return "\n".join([*lines, f"final loss scale {summary.loss_scale:g}; the recording was lost with its folder"])
     lines.append(f"{summary.skipped} steps skipped, final loss scale {summary.loss_scale:g}")
     lines.append(f"open it in the app's Library, or in Python: amp_core.load_run({str(summary.folder)!r})")
     return "\n".join(lines)

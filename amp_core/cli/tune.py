@@ -43,23 +43,25 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser(
         "tune",
-        help="find the fastest recipe that keeps the numerics, or the largest batch",
-        description="Tries precisions and options in turns, stops losers early, and prints the code for the fastest "
-        "whose loss is within FP32's own noise from seed to seed. With --max-batch: the largest batch that fits.",
+        help="find the fastest recipe that keeps convergence, or the largest batch size",
+        description="Tries precisions and options interleaved, stops slow ones early, and prints the code for the "
+        "fastest whose loss is within FP32's seed-to-seed noise. With --max-batch: the largest batch size that fits.",
         allow_abbrev=False,
     )
     tune_recipe.add_flags(command)
-    command.add_argument("--max-batch", action="store_true", help="search the largest batch that fits in memory")
+    command.add_argument("--max-batch", action="store_true", help="find the largest batch size that fits in memory")
     batch = command.add_argument_group("with --max-batch")
     add_flag(batch, "precision")
     batch.add_argument(
         "--memory-limit",
         metavar="SIZE",
-        help="how much a trial may take, e.g. 2GiB: of the device on CUDA, of the machine on a CPU (default there: "
-        f"{100 * FREE_MEMORY_FRAC:.0f} %% of what is free)",
+        help="memory limit of a trial, e.g. 2GiB: device memory on CUDA, the machine's memory on a CPU (default "
+        f"there: {100 * FREE_MEMORY_FRAC:.0f} %% of what is free)",
     )
-    batch.add_argument("--most", type=number, metavar="N", help=f"try no larger batch (default {MAX_BATCH_SIZE})")
-    batch.add_argument("--timeout", type=number, metavar="S", help=f"seconds for one trial (default {TIMEOUT_S:g})")
+    batch.add_argument(
+        "--most", type=number, metavar="N", help=(f"largest batch size to try (default {MAX_BATCH_SIZE})")
+    )
+    batch.add_argument("--timeout", type=number, metavar="S", help=f"seconds per trial (default {TIMEOUT_S:g})")
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     add_settings(command)
     command.set_defaults(run=run)
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in OF_BATCH if not arguments.max_batch else OF_RECIPE:
         if getattr(arguments, name, None) is not None:
             what = "FILE.py:FUNCTION" if name == "task" else f"--{name.replace('_', '-')}"
-            raise RunError(f"max_batch={arguments.max_batch} makes nothing of {what}; leave {what} out")
+            raise RunError(f"max_batch={arguments.max_batch} does not use {what}; remove {what}")
     if not arguments.max_batch:
         return tune_recipe.run(arguments)
     # Which limit applies depends on the device; a trial would report an error too late.
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     most: int = MAX_BATCH_SIZE if arguments.most is None else arguments.most
     timeout_s: float = TIMEOUT_S if arguments.timeout is None else arguments.timeout
     check(config, limit_bytes=limit, most=most, timeout_s=timeout_s)
-    bound = f"up to {formatting.size(limit)}" if limit is not None else "up to what the device has"
+    bound = f"up to {formatting.size(limit)}" if limit is not None else "up to the device's memory"
     size = config.resolved().size or ""
     print_progress(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
     before = signal.signal(signal.SIGTERM, interrupt)  # like Ctrl-C: ends the running trial too
@@ -107,7 +109,7 @@ def in_words(trial: Trial) -> str:
     parts = [formatting.size(trial.peak_bytes) if trial.peak_bytes is not None else "memory unknown"]
     if trial.step_ms is not None and trial.samples_per_s is not None:
         parts += [
-            f"{formatting.number(trial.step_ms)} ms a step",
+            f"{formatting.number(trial.step_ms)} ms per step",
             f"{formatting.number(trial.samples_per_s)} samples/s",
         ]
     return f"  {trial.batch_size:>7,}  fits: {', '.join(parts)}"
@@ -136,7 +138,7 @@ def _keep(folder: Path, document: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).write_text(document, encoding="utf-8")
     except OSError as error:
-        raise RunError(f"out={str(folder)!r} cannot hold the answer: {error.strerror or error}") from error
+        raise RunError(f"out={str(folder)!r}: the result cannot be written ({error.strerror or error})") from error
 
 
 def parse_size(text: str) -> int:
@@ -145,5 +147,5 @@ def parse_size(text: str) -> int:
     unit = match[2].replace("b", "B").replace("I", "i") if match else ""
     unit = unit[:1].upper() + unit[1:]
     if match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < 1:
-        raise RunError(f"memory_limit={text!r} is no size; give one such as 2GiB or 800MB")
+        raise RunError(f"memory_limit={text!r} is not a size; give one such as 2GiB or 800MB")
     return int(float(match[1]) * _UNITS[unit])

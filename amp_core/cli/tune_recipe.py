@@ -27,7 +27,7 @@ BUDGET_S = 300
 def add_flags(command: argparse.ArgumentParser) -> None:
     """Declare the flags of this search beside the settings."""
     command.add_argument("task", metavar="FILE.py:FUNCTION", nargs="?", help="workload to tune, instead of --workload")
-    command.add_argument("--budget", metavar="S", help=f"seconds that the search may take (default {BUDGET_S})")
+    command.add_argument("--budget", metavar="S", help=f"time limit of the search in seconds (default {BUDGET_S})")
     command.add_argument("--out", metavar="DIR", help="new folder for its runs (default: runs/tune-1, -2, …)")
     command.add_argument("--code", metavar="NAME", help=f"{', '.join(FRAMEWORKS)}, all (default {FRAMEWORKS[0]})")
 
@@ -40,7 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     given = settings(arguments)
     if arguments.task is not None:
         if "workload" in given:
-            raise RunError(f"workload={given['workload']!r} and {arguments.task!r} are both given; give one of them")
+            raise RunError(
+                f"workload={given['workload']!r} and {arguments.task!r} are both given; give only one of them"
+            )
         given["workload"] = arguments.task
     config = with_device(TrainConfig.from_dict({"precision": "fp32"} | given))  # the code names the device
     out = Path(arguments.out) if arguments.out is not None else _free_folder()
@@ -66,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(record, indent=1, allow_nan=False))
     else:
         print("\n".join([in_words(tuned), "", *(texts[name] for name in shown)]))
-        print_progress(f"the runs, and code for {', '.join(FRAMEWORKS)}, are in {out}; see them on the app's Tune page")
+        print_progress(f"runs and code for {', '.join(FRAMEWORKS)} are in {out}; see them on the app's Tune page")
     return 0
 
 

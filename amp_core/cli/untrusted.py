@@ -28,5 +28,5 @@ def reading_untrusted(what: str) -> Iterator[None]:
 
 def add_run_output(command: argparse.ArgumentParser) -> None:
     """Declare the flags for the run's folder and name."""
-    command.add_argument("--out", metavar="RUN", required=True, help="run folder to make")
-    command.add_argument("--name", metavar="NAME", help="what to call the run (default: the folder's name)")
+    command.add_argument("--out", metavar="RUN", required=True, help="run folder to create")
+    command.add_argument("--name", metavar="NAME", help="name of the run (default: the folder's name)")

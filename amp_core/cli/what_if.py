@@ -22,9 +22,10 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command = subparsers.add_parser(
         "what-if",
         help="predict which layers can run in 8 or 4 bits, and print the code",
-        description="From a run that recorded blocks (watch(…, blocks=True), or train --blocks): the predicted error "
-        "of each linear layer in each format, the share of GEMM FLOPs below the limit, and the layers that stay in "
-        "BF16 as code for torchao, torchtitan and Transformer Engine. A prediction: Recorder.audit measures.",
+        description="Needs a run with recorded blocks (watch(…, blocks=True), or train --blocks). Prints the "
+        "predicted error of each linear layer in each format, the share of GEMM FLOPs below the limit, and the "
+        "layers that stay in BF16 as code for torchao, torchtitan and Transformer Engine. For a measurement, use "
+        "Recorder.audit.",
         allow_abbrev=False,
     )
     command.add_argument("folder", metavar="RUN", help=RUN_HELP)
@@ -32,7 +33,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--formats", metavar="A,B,…", default="mxfp8,nvfp4", help=f"of {', '.join(RECIPES)} (default %(default)s)"
     )
     command.add_argument(
-        "--limit", metavar="ERROR", help="largest relative error of a product: 0.1, or in decibels, 20dB (default 0.15)"
+        "--limit",
+        metavar="ERROR",
+        help=("maximum relative error of a product: 0.1, or in decibels, 20dB (default 0.15)"),
     )
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.set_defaults(run=run)
@@ -47,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not is_recipe(name):
             raise RunError(f"formats={name!r} is unknown; choose from {', '.join(RECIPES)}")
     if not names:
-        raise RunError(f"formats={arguments.formats!r} names none; choose from {', '.join(RECIPES)}")
+        raise RunError(f"formats={arguments.formats!r} lists none; choose from {', '.join(RECIPES)}")
     recipes = list({recipe.name: recipe for recipe in map(find_recipe, names)}.values())
     limit = LIMIT if arguments.limit is None else parse_limit(arguments.limit)
     opened = load_run(arguments.folder)
@@ -69,14 +72,14 @@ def in_words(errors: "pd.DataFrame", choices: "list[Choice]") -> str:
         rows.append([layer or "(the model)", *(_cell(value, in_db(limit)) for value in values)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     parts = [
-        "Predicted, not measured: error of each layer's worst product, in dB (the larger, the better); the most "
-        f"harmful layers first. Beyond the limit of {_limit(limit)}: !",
+        "Predicted, not measured: error of each layer's worst product in dB (higher is better), the most harmful "
+        f"layers first. ! marks layers beyond the limit of {_limit(limit)}.",
         "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows),
     ]
     for choice in choices:
         share = formatting.percent(choice.flops_frac) if choice.flops_frac == choice.flops_frac else "an unknown share"
         count = f"{len(choice.go)} of {formatting.plural(len(choice.go) + len(choice.stay), 'layer')}"
-        parts.append(f"{choice.recipe.label}: {count}, {share} of GEMM FLOPs, can go to it")
+        parts.append(f"{choice.recipe.label}: {count}, {share} of GEMM FLOPs, qualify")
         parts += [f"# {title}\n{code_for(name, choice).rstrip()}" for name, title in FRAMEWORKS.items()]
     return "\n\n".join(parts)
 

@@ -24,7 +24,7 @@ MAX_BARS = 15
 
 _ANSWERS = {  # answer: words, meaning, hatching
     "yes": ("on tensor cores", "tensor_yes", ""),
-    "unknown": ("unknown by name", "tensor_unknown", "/"),
+    "unknown": ("unclassified", "tensor_unknown", "/"),
     "no": ("GEMM/conv not on tensor cores", "tensor_no", "x"),
     "none": ("no GEMM/conv", "no_matrix", ""),
     "matrix": ("GEMM/conv", "tensor_yes", ""),

@@ -66,7 +66,7 @@ def memory_moments_figure(
         return empty_figure(title, "No step's memory was recorded in this run.")
     left_out = {"temporary", "other"} if tensors_only else {"temporary"}
     shown = [c for c in CATEGORIES if c not in left_out and moments[c].notna().any() and moments[c].max() > 0]
-    labels = CATEGORIES | ({"other": "allocated"} if shown == ["other"] else {})  # a trace tells only how much
+    labels = CATEGORIES | ({"other": "allocated"} if shown == ["other"] else {})  # a trace records totals only
     stack = moments[shown].clip(lower=0).fillna(0.0)
     top = float(max(stack.sum(axis=1).max(), 0 if tensors_only else moments["peak_bytes"].max()))
     size, unit = _unit(top)

@@ -21,7 +21,7 @@ from amp_core.schema import RunError
 from amp_core.text.formatting import number, scale
 
 PEAK_RATIO = 4.0
-"""If a step takes more than so many times the median, the axis ends at `CUT_RATIO`, and a note says so."""
+"""Ratio to the median step time above which the axis ends at `CUT_RATIO`, with a note."""
 CUT_RATIO = 2.4
 """Times the median at which the axis ends: a typical step takes two fifths of the height."""
 

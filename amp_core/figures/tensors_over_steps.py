@@ -19,7 +19,7 @@ from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.schema import RunError
 
 MAX_CLICKABLE_CELLS = 600
-"""Up to so many cells have an invisible marker, since a heatmap's own cells report no clicks; merge steps to stay
+"""Largest number of cells with an invisible marker, since a heatmap's own cells report no clicks; merge steps to stay
 below. A browser takes about 0.1 ms for each marker, and cells of a few pixels are hard to hit."""
 
 

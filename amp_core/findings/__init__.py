@@ -37,7 +37,7 @@ load(rules)
 
 def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     """The findings of all rules on `run`, the worst first and causes before their consequences; empty if all is well.
-    Those of a trace come in the order of what there is to win.
+    Those of a trace are ordered by possible savings.
 
     With `baseline`, a run of the same task in FP32, also those of the rules that compare both. Raises `RunError` for
     damaged tables.

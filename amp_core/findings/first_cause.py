@@ -29,11 +29,11 @@ _ALL_BAD = re.compile(r"(\d+) of (\d+) gradients non-finite")
 DIVERGED_RATIO, EARLY_DIVERGED_RATIO = 10.0, 100.0
 """A loss that rose by such a factor diverged; the second applies with only one or two losses before the rise."""
 EXPLODED_NORM_RATIO = 10.0
-"""A gradient norm so many times that of the steps before, with a loss `PERSISTENT_RATIO` times theirs, exploded."""
+"""A gradient norm this many times that of the previous steps, with a loss `PERSISTENT_RATIO` times theirs, exploded."""
 RECENT_STEPS = 50
-"""A rise that began within the last so many steps, or in the second half of them, caused the failure after it."""
+"""A rise that began within this number of last steps, or in the second half of them, caused the failure after it."""
 PERSISTENT_RATIO = 3.0
-"""So did an earlier rise that persisted: its end is at so many times the median of all losses."""
+"""So did an earlier rise that persisted: it ends at this multiple of the median of all losses."""
 
 Steps = npt.NDArray[np.int64]
 
@@ -62,7 +62,7 @@ class Cause:
         """A clause for a title: `first in forward at step 120: blocks.3.mlp.up (Linear, float16)`."""
         if self.phase == "divergence":
             rise = formatting.number(self.value or 0.0)
-            return f"the loss rose {rise}-fold while all was finite, up to step {self.step:,}"
+            return f"the loss rose {rise}-fold while every value was still finite, up to step {self.step:,}"
         what = ", ".join(part for part in (self.op, self.dtype) if part)
         return f"first in {self.phase} at step {self.step:,}: {self.where}" + (f" ({what})" if what else "")
 

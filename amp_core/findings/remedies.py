@@ -35,9 +35,10 @@ for module in model.modules():
 
 
 _DERIVATIVE = Remedy(
-    "Forward and loss were finite, and what the loss gave back to the model's output was NaN: an operator after the "
-    "last module has no derivative there, such as a root or norm at zero, or a division in a branch that `where` "
-    "discards. No precision or loss scale repairs that. Keep its argument off that point.",
+    "The forward pass and the loss were finite, but the gradient of the loss with respect to the model's output was "
+    "NaN: an operator after the last module has no derivative at that point, such as a root or norm at zero, or a "
+    "division in a branch that `where` discards. Keep the operator's argument away from that point; neither "
+    "precision nor loss scale fixes it.",
     "distance = (difference.square().sum(1) + 1e-12).sqrt()\n"
     "y = torch.where(x > 0, torch.where(x > 0, x, 1.0).log(), 0.0)   # the inner `where` keeps log off zero",
 )
@@ -59,14 +60,14 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
         return _remedy_without_cause(run)
     if cause.where == INPUT_DATA:
         return Remedy(
-            "The input of the model was not finite, and no precision or loss scale repairs that. Find the samples with "
+            "The model's input was not finite, which neither precision nor loss scale fixes. Find the samples with "
             "NaN or infinity, and repair or drop them before they reach the model.",
             _FINITE_SAMPLES,
         )
     if cause.where == LEARNING_RATE:
         return Remedy(
-            "The training diverged: the loss grew while every number was finite, which no number format causes or "
-            "cures. Lower the learning rate, warm it up, or clip the gradients.",
+            "The training diverged: the loss grew while every value was still finite, so the number format is not "
+            "the cause. Lower the learning rate, add warm-up, or clip the gradients.",
             _SLOWER,
         )
     if cause.phase == "backward" and cause.where == LOSS:
@@ -75,24 +76,24 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
         return _gradient_remedy(run)
     if cause.op == "its weights":
         return Remedy(
-            f"The weights of {cause.where} were not finite before the module ran: they were loaded so, or an update "
-            "broke them, such as one divided by an eps that rounds to zero. Check the checkpoint, the optimizer, and "
-            "updates outside of it.",
+            f"The weights of {cause.where} were already non-finite before the module ran: either the checkpoint "
+            "contained them, or an update produced them, for example by dividing by an eps that rounds to zero. "
+            "Check the checkpoint, the optimizer, and any code that updates weights outside of it.",
             _BAD_WEIGHTS,
         )
     if cause.where == "loss":
         return _loss_function_remedy(cause)
     if cause.dtype == "float16":
         return Remedy(
-            "The forward pass overflowed float16, whose largest number is 65504, and no loss scale repairs that. Run "
-            f"{cause.where} in float32, bring its input or weights down, or use bfloat16.",
+            "The forward pass overflowed float16, whose largest value is 65504, and no loss scale fixes that. Run "
+            f"{cause.where} in float32, reduce its inputs or weights, or use bfloat16.",
             ISLAND,
             BF16,
         )
     return Remedy(
-        f"{cause.where} gave a value that is not finite, though numbers up to 3.4e38 fit there, so this is no matter "
-        "of precision. Look there for a division by zero, a logarithm or root of what is not positive, an exponential, "
-        "or weights that grew.",
+        f"{cause.where} produced a non-finite value, although its dtype holds values up to 3.4e38, so precision is "
+        "not the cause. Look for a division by zero, a logarithm or root of a non-positive value, an exponential, "
+        "or weights that grew too large.",
         GUIDE["loss-nonfinite"].snippet,
     )
 
@@ -104,9 +105,9 @@ def scale_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     if compute_dtype(run) not in FP32_RANGE_DTYPES:
         return None
     return Remedy(
-        "Gradients up to 3.4e38 fit in this run, so no loss scale helps: an operator has an infinite derivative, such "
-        "as a root or norm at zero, or the training diverges. Look for it in the module that is named, and turn the "
-        "GradScaler off.",
+        "Gradients up to 3.4e38 fit in this run, so no loss scale helps: either an operator has an infinite "
+        "derivative, such as a root or norm at zero, or the training diverges. Look for it in the module named "
+        "above, and turn the GradScaler off.",
         "scaler = torch.amp.GradScaler(device_type, enabled=False)",
     )
 
@@ -115,14 +116,14 @@ def statistics_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     """The remedy for non-finite running statistics; None if the guide's advice fits."""
     if cause is not None and cause.where == INPUT_DATA:
         return Remedy(
-            "Input that was not finite went into the statistics, which never forget it. Repair or drop such samples "
-            "before they reach the model, and reset the statistics.",
+            "Non-finite input entered the running statistics, which never recover from it. Repair or drop such "
+            "samples before they reach the model, and reset the statistics.",
             f"{_FINITE_SAMPLES}\n\n{_RESET}",
         )
     if cause is not None and cause.where == LEARNING_RATE:
         return Remedy(
-            "The training diverged until what went into the statistics was not finite, which no number format causes "
-            "or cures. Lower the learning rate or clip the gradients, and reset the statistics.",
+            "The training diverged until non-finite values entered the running statistics; the number format is not "
+            "the cause. Lower the learning rate or clip the gradients, and reset the statistics.",
             f"{_SLOWER}\n\n{_RESET}",
         )
     if cause is None and compute_dtype(run) not in FP32_RANGE_DTYPES:
@@ -130,8 +131,8 @@ def statistics_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     if cause is not None and cause.dtype == "float16" and cause.op != "its weights":
         return None
     return Remedy(
-        "What went into the layer was not finite, and an average that took it in never forgets it. Find what made it, "
-        "in the data or in the modules before, and reset the statistics.",
+        "The layer's input was not finite, and a running average never recovers from that. Find the source, in the "
+        "data or in an earlier module, and reset the statistics.",
         _RESET,
     )
 
@@ -139,21 +140,21 @@ def statistics_remedy(run: Run, cause: Cause | None) -> Remedy | None:
 def _gradient_remedy(run: Run) -> Remedy:
     if compute_dtype(run) != "float16":
         return Remedy(
-            "Gradients that were not finite were applied to the weights: an operator has an infinite derivative, such "
-            "as a root or norm at zero, or the gradient overflowed. Keep the operator off that point, clip the "
-            "gradients, and skip an update whose norm is not finite.",
+            "Non-finite gradients were applied to the weights: an operator has an infinite derivative, such as a "
+            "root or norm at zero, or the gradient overflowed. Keep the operator away from that point, clip the "
+            "gradients, and skip updates whose gradient norm is not finite.",
             _GUARDED,
         )
     if scaler_enabled(run):
         return Remedy(
-            "Gradients overflowed float16 in backward and were applied, though a GradScaler is there to skip such a "
-            "step. Step through `scaler.step(optimizer)` alone.",
+            "Gradients overflowed float16 in backward and were still applied, bypassing the GradScaler that would "
+            "have skipped the step. Step only through `scaler.step(optimizer)`.",
             LOOP,
         )
     entry = GUIDE["fp16-without-scaler"]
     return Remedy(
-        "Gradients overflowed float16 in backward and were applied, as no GradScaler skips such a step. Add one, or "
-        "use bfloat16.",
+        "Gradients overflowed float16 in backward and were applied, because no GradScaler is there to skip the "
+        "step. Add one, or use bfloat16.",
         entry.snippet,
         entry.frameworks,
     )
@@ -162,13 +163,14 @@ def _gradient_remedy(run: Run) -> Remedy:
 def _loss_function_remedy(cause: Cause) -> Remedy:
     if cause.dtype == "float16":
         return Remedy(
-            "Every module gave finite values, and the loss, which is computed in float16, does not fit: its largest "
-            "number is 65504, and sums over many elements exceed it. Compute the loss in float32.",
+            "Every module's output was finite, but the loss, computed in float16, overflowed: the largest float16 "
+            "value is 65504, and sums over many elements exceed it. Compute the loss in float32.",
             "loss = loss_fn(model(x).float(), y.float())",
         )
     return Remedy(
-        "Every module gave finite values, so the loss function broke: a logarithm or a division of zero, or a square "
-        "or an exponential of too large a value. Keep its arguments in their domain, or take a loss of logits.",
+        "Every module's output was finite, so the loss function itself produced the non-finite value: a logarithm "
+        "of zero, a division by zero, or the square or exponential of too large a value. Keep its arguments inside "
+        "their domain, or use a loss that takes logits.",
         "loss = torch.nn.functional.cross_entropy(logits, y)   # in place of the logarithm of a softmax",
     )
 
@@ -177,8 +179,8 @@ def _remedy_without_cause(run: Run) -> Remedy | None:
     if compute_dtype(run) not in FP32_RANGE_DTYPES:
         return None
     return Remedy(
-        "Numbers up to 3.4e38 fit in this run, so the cause is the data, the learning rate or an operation outside of "
-        "its domain. Check that the input is finite, lower the learning rate, and find the first "
-        "module whose output is not finite.",
+        "Values up to 3.4e38 fit in this run, so the cause is the data, the learning rate or an operation outside "
+        "its domain. Check that the input is finite, lower the learning rate, and find the first module with a "
+        "non-finite output.",
         GUIDE["loss-nonfinite"].snippet,
     )

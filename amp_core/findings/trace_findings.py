@@ -1,6 +1,6 @@
-"""Findings on imported traces from what there is to win, and the sentence that comes first.
+"""Findings on imported traces from possible savings, and the sentence that comes first.
 
-first_sentence(run)      # 'Most is to be won here: the GPU waits for data 51 % of the step (up to 619 of 1,211 ms).'
+first_sentence(run)      # 'Largest possible saving: the GPU waits for data 51 % of the step (up to 619 of 1,211 ms).'
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from amp_core.text.formatting import percent
 
 
 def chance_finding(run: Run, code: str, inference_advice: str = "", inference_snippet: str = "") -> list[Finding]:
-    """The finding `code` if a trace has that to win. The last two are for traces that train nothing."""
+    """The finding `code` if a trace has that saving. The last two arguments are for traces without training."""
     chances = to_win(run)
     chance = next((c for c in chances.found if c.code == code), None) if chances else None
     if chances is None or chance is None:
@@ -27,7 +27,7 @@ def chance_finding(run: Run, code: str, inference_advice: str = "", inference_sn
     won = chance.win_us > 0
     finding = make_finding(
         code,
-        f"{chance.what}: {chance.how_much} to win" if won else chance.what,
+        f"{chance.what}; could save {chance.how_much}" if won else chance.what,
         chance.where,
         value=chance.win_us / chance.step_us if won else None,
         limit=MIN_WIN_FRAC if won else None,
@@ -40,23 +40,23 @@ def chance_finding(run: Run, code: str, inference_advice: str = "", inference_sn
 
 
 def first_sentence(run: Run) -> str:
-    """The largest thing to win in a trace and how much, or that there is none; empty for other runs."""
+    """The largest possible saving in a trace, or that there is none; empty for other runs."""
     chances = to_win(run)
     if chances is None:
         if "launches_without_kernels" in run.head.config:
-            return "Work of the device was not recorded, so nothing can be said of its speed."
+            return "No device activity was recorded, so the device's performance cannot be analysed."
         return ""
     largest = chances.found[0] if chances.found else None
     if largest is not None and largest.code in GUIDE and largest.win_us > 0:
         hint = _IDLE_HINT if chances.unit != "step" and _busy_frac(chances) < MOSTLY_IDLE_FRAC else ""
-        return f"Most is to be won here: {_in_sentence(largest)} ({largest.how_much} per {chances.unit}).{hint}"
+        return f"Largest possible saving: {_in_sentence(largest)} ({largest.how_much} per {chances.unit}).{hint}"
     return _nothing(chances)
 
 
 MOSTLY_IDLE_FRAC = 0.1
 """A window without steps with less work than this share is hardly one of training."""
 _IDLE_HINT = (
-    " It marks no steps and holds little work, as at the start of a program or in a server that waits: call "
+    " The trace has no step markers and little device activity, like the start of a program or an idle server: call "
     "prof.step() and profile after a warm-up."
 )
 
@@ -67,7 +67,8 @@ def _busy_frac(chances: Chances) -> float:
 
 
 def _in_sentence(chance: Chance) -> str:
-    return f"{chance.what[0].lower()}{chance.what[1:]}"
+    text = chance.what
+    return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # GEMM/conv keeps its capitals
 
 
 def _nothing(chances: Chances) -> str:
@@ -75,12 +76,12 @@ def _nothing(chances: Chances) -> str:
     if chances.unknown_frac > MAX_UNKNOWN_FRAC:
         return (
             f"The device is busy for {percent(_busy_frac(chances))} of the {chances.unit}. "
-            f"{percent(chances.unknown_frac)} of its kernel time is in kernels whose names do not show what they do, "
-            "so the share of GEMM/conv and what faster types would save are unknown."
+            f"{percent(chances.unknown_frac)} of its kernel time cannot be classified by kernel name, so the share of "
+            "GEMM/conv and the savings from 16 bits are unknown."
         )
     matrix = percent(cost.us(*MATRIX_PARTS) / cost.step_us)
     rest = f" {chances.found[0].what}." if chances.found else ""
     return (
-        f"Nothing is to be won that is worth {percent(MIN_WIN_FRAC)} of the {chances.unit}: matrix work takes {matrix} "
-        f"of it.{rest}"
+        f"No change would save {percent(MIN_WIN_FRAC)} or more of the {chances.unit}: GEMM/conv takes {matrix} of "
+        f"it.{rest}"
     )

@@ -53,7 +53,7 @@ our own estimate of the host's time per eager operator, including autograd and d
 MIN_KERNEL_US = 2.0
 """Shortest kernel: starting and draining it takes as long on the device."""
 
-TERMS = ("matrix work", "memory traffic", "short kernels")
+TERMS = ("GEMM/conv", "memory bandwidth", "kernel latency")
 """What may bound an operator's time on the device."""
 
 

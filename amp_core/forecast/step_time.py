@@ -80,7 +80,7 @@ def _share(name: str, frac: object) -> float | None:
     if frac is None:
         return None
     if isinstance(frac, bool) or not isinstance(frac, int | float) or not 0 <= frac <= 1:
-        raise RunError(f"{name}={frac!r} is no share; give a number from 0 to 1")
+        raise RunError(f"{name}={frac!r} is not a share; give a number from 0 to 1")
     return float(frac)
 
 
@@ -148,8 +148,8 @@ def _row(
         "over_tf32_low": min(over_tf32) * (1 - unmodelled),
         "over_tf32_high": max(over_tf32) * (1 + unmodelled),
         "bound_by": likely.bound_by,
-        "matrix_frac": likely.by_term["matrix work"] / likely.device_us if likely.device_us else None,
-        "traffic_frac": likely.by_term["memory traffic"] / likely.device_us if likely.device_us else None,
+        "matrix_frac": likely.by_term["GEMM/conv"] / likely.device_us if likely.device_us else None,
+        "traffic_frac": likely.by_term["memory bandwidth"] / likely.device_us if likely.device_us else None,
     }
     if recipe in BITS:
         bf16 = device_time(narrow.work, rates, "bf16", efficiency.likely).total_us

@@ -127,8 +127,8 @@ def traces_of_run(run: Run) -> tuple[StepTrace, StepTrace]:
         )
     if not traced_steps(run) or not has_policies(run):
         raise RunError(
-            f"run {run.name!r} has no traced step; record one with trace_ops=2 (on the command line --trace-ops) "
-            "and forecast from that"
+            f"run {run.name!r} has no traced step; record one with trace_ops=2 (on the command line --trace-ops) and "
+            "forecast from it"
         )
     rows = traced_rows(run)
     steps = attempts(run)

@@ -29,7 +29,7 @@ POLICIES = MappingProxyType(
     {
         "lower_precision_fp": "runs in autocast's 16-bit dtype",
         "fp32": "runs in FP32",
-        "fp32_set_opt_dtype": "runs in FP32, unless the call itself asks for a dtype",
+        "fp32_set_opt_dtype": "runs in FP32, unless the call sets a dtype",
         "fp32_append_dtype": "runs in FP32",
         "promote": "runs in the widest dtype among its inputs",
         "banned": "raises an error",

@@ -226,7 +226,7 @@ class Gpm:
         if self._supported is None:
             self._supported = bool(library.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice)
         if not self._supported:
-            raise _Missing("counters of tensor cores need an NVIDIA GPU of the Hopper generation or newer")
+            raise _Missing("tensor-core counters need an NVIDIA GPU of the Hopper generation or newer")
         if self._spare is None:
             self._spare = library.nvmlGpmSampleAlloc()
         if self._instance is None:
@@ -268,7 +268,7 @@ class _Missing(Exception):  # noqa: N818 - not a failure: the reason why a value
     pass
 
 
-_AMBIGUOUS = "MIG is on and which instance this process uses is not known; name one in CUDA_VISIBLE_DEVICES"
+_AMBIGUOUS = "MIG is on and the instance that this process uses is unknown; name one in CUDA_VISIBLE_DEVICES"
 
 
 def throttle_words(reasons: int) -> str:

@@ -56,7 +56,7 @@ _AMD_PARTS = {
     (9, 4, 228): "AMD Instinct MI300A",
     (9, 5, 256): "AMD Instinct MI355X",
 }
-"""Parts by gfx version and number of compute units, where these tell which it is (AMD CDNA white papers)."""
+"""Parts by gfx version and number of compute units, where these identify it (AMD CDNA white papers)."""
 
 GPM_SINCE = (9, 0)
 """Hopper: from this capability on NVML has activity counters of the tensor cores (nvml.h, GPM)."""
@@ -121,9 +121,9 @@ class Gpu:
         if self.has_tensor_cores is None:
             return "Not an NVIDIA GPU of a known generation, so its matrix units are unknown."
         if not self.has_tensor_cores and self.capability == (7, 5):
-            return f"No tensor cores, though {at}: this Turing part was built without them."
+            return f"No tensor cores, despite {at}: this Turing chip was built without them."
         if not self.has_tensor_cores:
-            return f"No tensor cores: they came with compute capability 7.0, and this is {at}."
+            return f"No tensor cores: they start at compute capability 7.0, and this GPU has {at}."
         here = [p.upper() for p in ("fp16", "bf16", "tf32", "fp8", "fp4") if self.takes(p)]
         missing = [p.upper() for p in ("bf16", "tf32", "fp8") if not self.takes(p)]
         without = f"; not {join_words(missing, 'or')}" if missing else ""
@@ -160,29 +160,34 @@ def amd_name(major: int | None, minor: int | None, units: int | None) -> str:
 def first_recipe(gpu: Gpu) -> Advice:
     """The recipe to try first on `gpu`."""
     if gpu.has_tensor_cores is None:
-        return Advice("bf16", "FP32's range in 16 bits, so nothing has to be scaled; compare its speed with FP32 here.")
+        return Advice(
+            "bf16", ("It has FP32's range in 16 bits, so nothing needs scaling; compare its speed with FP32 here.")
+        )
     if gpu.takes("bf16"):
         return Advice(
             "bf16",
-            "Its tensor cores take BF16 as fast as FP16, and BF16 has FP32's range: no loss scale, no skipped steps. "
-            "Compare it with TF32, which is the fair FP32 baseline here.",
+            "Tensor cores run BF16 as fast as FP16, and BF16 has FP32's range: no loss scale, no skipped steps. "
+            "Compare it with TF32, the fair FP32 baseline on this GPU.",
         )
     if gpu.has_tensor_cores:
         return Advice(
             "fp16",
-            "Its tensor cores take FP16 and no other 16-bit format; BF16 would be emulated. FP16 needs a scaler.",
+            "FP16 is the only 16-bit format of these tensor cores; BF16 would be emulated. FP16 needs a scaler.",
         )
-    return Advice("fp32", "Without tensor cores 16 bits save memory but hardly time; use fp16 only to fit a model in.")
+    return Advice(
+        "fp32",
+        ("Without tensor cores, 16 bits save memory but hardly any time; use fp16 only to fit a model into memory."),
+    )
 
 
 def first_recipe_on_cpu(flags: Collection[str] | None) -> Advice:
     """The recipe to try first on a CPU with these flags of `/proc/cpuinfo`; `flags` is None if they are unknown."""
     if flags is None:
-        return Advice("fp32", "What this CPU can do in 16 bits is not known; compare bf16 with fp32.")
+        return Advice("fp32", "This CPU's 16-bit support is unknown; compare bf16 with fp32.")
     for precision in ("bf16", "fp16"):
         if names := cpu_abilities(flags)[precision]:
             scaler = "" if precision == "bf16" else " FP16 needs a scaler."
-            return Advice(precision, f"This CPU multiplies {precision.upper()} itself ({join_words(names)}).{scaler}")
+            return Advice(precision, f"This CPU has {precision.upper()} instructions ({join_words(names)}).{scaler}")
     return Advice("fp32", "This CPU has no 16-bit matrix instructions: 16 bits are emulated, and slower than FP32.")
 
 

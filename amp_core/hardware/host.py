@@ -14,7 +14,8 @@ import psutil
 
 
 def this_process() -> dict[str, Any]:
-    """Identity of this process: enough to tell later whether it is still alive, or that another machine must tell."""
+    """Identity of this process: enough to determine later whether it is still alive, or that only another machine
+    can."""
     return {"machine": this_machine(), "pid": os.getpid(), "started_s": psutil.Process().create_time()}
 
 

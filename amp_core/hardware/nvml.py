@@ -16,11 +16,13 @@ from typing import Any
 
 WORDS = {
     "NVML_ERROR_NOT_SUPPORTED": "this GPU does not report it",
-    "NVML_ERROR_NO_PERMISSION": "this user may not read it",
+    "NVML_ERROR_NO_PERMISSION": "this user lacks permission to read it",
     "NVML_ERROR_FUNCTION_NOT_FOUND": "the driver is too old for it",
-    "NVML_ERROR_LIBRARY_NOT_FOUND": "there is no NVIDIA driver here",
+    "NVML_ERROR_LIBRARY_NOT_FOUND": "no NVIDIA driver is installed",
     "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA driver is not loaded",
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "driver and NVML library are of different versions; restart the machine",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": (
+        "the driver and the NVML library have different versions; restart the machine"
+    ),
     "NVML_ERROR_GPU_IS_LOST": "the GPU is lost: it fell off the bus or has failed",
     "NVML_ERROR_RESET_REQUIRED": "the GPU needs a reset",
     "NVML_ERROR_NOT_FOUND": "the driver does not know it",

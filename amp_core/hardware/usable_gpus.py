@@ -1,9 +1,9 @@
-"""The GPUs that a training would see, asked without importing torch in this process.
+"""The GPUs that a training would see, determined without importing torch in this process.
 
     >>> [gpu.name for gpu in usable_gpus()]         # `cuda:0` first
     ['NVIDIA H200']
 
-The driver knows them at once. Where it does not answer (AMD's GPUs, a container without NVML), torch is asked, in a
+The driver knows them at once. Where it does not answer (AMD's GPUs, a container without NVML), torch is queried, in a
 process of its own.
 """
 

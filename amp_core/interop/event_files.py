@@ -57,7 +57,7 @@ class Log:
 def read_log(folder: Path) -> Log:
     """Read every event file below `folder`. Raises `RunError` if there is none, or without tensorboard."""
     if not folder.exists():
-        raise RunError(f"logdir={str(folder)!r} does not exist; give the folder that TensorBoard is pointed at")
+        raise RunError(f"logdir={str(folder)!r} does not exist; give TensorBoard's log folder")
     files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*tfevents*") if p.is_file())
     if not files:
         raise RunError(f"logdir={str(folder)!r} holds no event files (*tfevents*); give a TensorBoard log folder")

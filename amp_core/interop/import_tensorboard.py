@@ -58,8 +58,9 @@ def import_tensorboard(
     if not chosen and not drawn:
         tags = sorted([*log.scalars, *log.histograms, *log.others])
         raise RunError(
-            f"logdir={os.fspath(logdir)!r} holds nothing that a run has a place for: loss, loss scale, gradient norm, "
-            f"learning rate, or histograms of parameters and gradients; its tags are {', '.join(tags)[:300] or 'none'}"
+            f"logdir={os.fspath(logdir)!r} holds nothing that a run can store: loss, loss scale, gradient norm, "
+            "learning rate, or histograms of parameters and gradients; its tags are "
+            f"{', '.join(tags)[:300] or 'none'}"
         )
     left = sorted(({*log.scalars} - {*chosen.values()}) | ({*log.histograms} - {*drawn}) | log.others)
     with new_folder(out) as aside:

@@ -17,7 +17,7 @@ def step_trace(run: Run) -> bytes:
     stream. Phases are arguments of the kernels. Raises `RunError` if the run has no timeline."""
     rows = run.table("timeline").to_pylist()
     if not rows:
-        raise RunError(f"run={run.name!r} has no timeline: no profiled step has the times of its kernels")
+        raise RunError(f"run={run.name!r} has no timeline: no profiled step has kernel times")
     events: list[dict[str, Any]] = []
     places: dict[tuple[Any, Any], int] = {}
     for row in rows:

@@ -96,7 +96,7 @@ def read(folder: Path) -> Record:
             raise RunError(f"{file} is damaged: {name}={value!r:.80}")
     process = known.get("process")
     if process is not None and (not isinstance(process.get("pid"), int) or process["pid"] <= 1):
-        raise RunError(f"{file} is damaged: process={process!r:.80} is none that a job can have")
+        raise RunError(f"{file} is damaged: process={process!r:.80} is not a valid process")
     return Record(**known | {"argv": tuple(str(a) for a in known["argv"])})
 
 

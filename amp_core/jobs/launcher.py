@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     """Wait until no earlier job of the device is alive, then replace this process with the job's command."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        reason = f"stopped by {signal.Signals(number).name} before it began"
+        reason = f"stopped by {signal.Signals(number).name} before it started"
         write_end(folder, record, "stopped", reason)
         _print(reason)
         os._exit(128 + number)

@@ -273,7 +273,9 @@ def _state(
         return ("running" if run.status == "lost" and alive else run.status), run.end_reason, None
     if alive is None:  # on another machine: judge by its files
         fresh = time.time() - record.created_ns / 1e9 < STALE_S
-        return ("starting", None, None) if fresh else ("lost", "it runs on another machine and says nothing", None)
+        return (
+            ("starting", None, None) if fresh else ("lost", "it runs on another machine, which does not report", None)
+        )
     if not alive:
         return *reaper.end_of_job(folder, record), None
     ahead = job_file.ahead_of(folder, record, jobs)

@@ -49,7 +49,7 @@ def end_of_job(folder: Path, record: job_file.Record) -> tuple[str, str]:
     if record.stop_requested_s is not None:
         killed = code == -signal.SIGKILL or (code is None and time.time() > kill_due_s(record))
         how = (
-            f"killed: it did not end within {record.stop_grace_s:g} s of being asked to"
+            f"killed: it did not end within {record.stop_grace_s:g} s of the request to stop"
             if killed
             else "stopped on request"
         )
@@ -59,18 +59,18 @@ def end_of_job(folder: Path, record: job_file.Record) -> tuple[str, str]:
     if code is None:
         status, how = "failed", "it ended before it recorded anything"
         if record.makes == "runs":
-            status, how = "lost", "nobody saw it end"
+            status, how = "lost", "its end was not observed"
     elif code == 130 and record.makes == "runs":
         status, how = "stopped", "stopped on request"
     elif code >= 0:
-        wrote = "" if record.makes == "runs" else " and wrote no end"
+        wrote = "" if record.makes == "runs" else " without recording an end"
         status, how = "failed", f"ended with exit code {code}{wrote}"
     elif -code in _STOP_SIGNALS:
         status, how = "stopped", f"stopped by {signal.Signals(-code).name}"
     else:
         status, how = "failed", f"killed by {_signal(-code)}"
         if -code == signal.SIGKILL:
-            how += ", as the kernel does where memory runs out"
+            how += ", as the kernel does when memory runs out"
     return status, f"{how}. Last output: {' / '.join(lines)}" if lines else how
 
 

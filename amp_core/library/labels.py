@@ -48,7 +48,7 @@ def write_label(path: str | os.PathLike[str], label: Label) -> None:
     """
     current().check_change("label a run")
     if is_address(path):
-        raise RunError(f"path={str(path)!r} cannot be labelled: a label is kept beside a run on this machine's disks")
+        raise RunError(f"path={str(path)!r} cannot be labelled: labels are stored beside a run on this machine's disks")
     label, file = tidied(label), label_file(path)
     try:
         write_beside(file, dataclasses.asdict(label) if label != Label() else None)

@@ -41,5 +41,5 @@ def mute(path: str | os.PathLike[str], code: str, on: bool = True) -> None:
 def _file(path: str | os.PathLike[str]) -> Path:
     where = located(path)
     if isinstance(where, Address):
-        raise RunError(f"path={str(path)!r} cannot be muted: findings are muted beside a run on this machine's disks")
+        raise RunError(f"path={str(path)!r} cannot be muted: mutes are stored beside a run on this machine's disks")
     return file_beside(where, "muted")

@@ -83,18 +83,18 @@ class Rules:
             self._check_script(config.own[0])
         if self.most_jobs is not None and alive >= self.most_jobs:
             raise RunError(
-                f"{alive} trainings run or wait already, and this server takes {self.most_jobs}; "
-                "wait for one to end, or stop one"
+                f"{alive} trainings are already running or queued, and this server allows {self.most_jobs}; wait for "
+                "one to end, or stop one"
             )
         self.check_room(runs_dir)
 
     def check_upload(self, runs_dir: Path, size_bytes: int) -> None:
         """Raise `RunError` if an upload of this size is not allowed into `runs_dir`."""
-        self.check_change("take uploads")
+        self.check_change("accept uploads")
         if self.most_upload_bytes is not None and size_bytes > self.most_upload_bytes:
             raise RunError(
-                f"the upload holds {size_bytes / 2**20:.1f} MiB and this server takes "
-                f"{self.most_upload_bytes / 2**20:.0f} MiB at a time"
+                f"the upload is {size_bytes / 2**20:.1f} MiB, but this server accepts at most "
+                f"{self.most_upload_bytes / 2**20:.0f} MiB"
             )
         self.check_room(runs_dir, size_bytes)
 
@@ -105,25 +105,25 @@ class Rules:
         held = folder_bytes(runs_dir) + more_bytes
         if held > self.most_disk_bytes:
             raise RunError(
-                f"the runs take {held / 2**30:.2f} GiB and this server keeps at most "
+                f"the runs take {held / 2**30:.2f} GiB, and this server allows at most "
                 f"{self.most_disk_bytes / 2**30:.2f} GiB; delete some"
             )
         there = next((p for p in (runs_dir, *runs_dir.absolute().parents) if p.exists()), Path("/"))
         free = shutil.disk_usage(there).free - more_bytes
         if free < KEEP_FREE_BYTES:
-            raise RunError(f"the disk of the runs has {max(free, 0) / 2**30:.2f} GiB left; make room on it first")
+            raise RunError(f"the disk of the runs has {max(free, 0) / 2**30:.2f} GiB left; free some space first")
 
     def _check_script(self, file: Path) -> None:
         real = file.resolve()  # a link in an allowed folder may point outside
         if not any(real.is_relative_to(Path(folder).resolve()) for folder in self.scripts):
             allowed = ", ".join(self.scripts) or "none"
             raise RunError(
-                f"workload={str(file)!r} is a script that the app may not run; folders that `ampscope serve --scripts` "
-                f"allowed: {allowed}"
+                f"workload={str(file)!r} is a script that the app may not run; folders allowed with `ampscope serve "
+                f"--scripts`: {allowed}"
             )
         if not real.is_file():  # before the job waits for its turn
             others = ", ".join(sorted(path.name for path in real.parent.glob("*.py"))[:MAX_NAMED]) or "none"
-            raise RunError(f"workload={str(file)!r}: there is no such file; Python files in its folder: {others}")
+            raise RunError(f"workload={str(file)!r} does not exist; Python files in its folder: {others}")
 
     def host_allowed(self, host: str | None) -> bool:
         """Whether a request with this Host header is meant for this server: refuses DNS rebinding."""
@@ -156,7 +156,7 @@ def _parsed(text: str | None) -> Rules:
         lists = {name: tuple(record[name]) for name in ("scripts", "hosts", "origins") if record.get(name) is not None}
         return Rules(**record | lists)
     except (ValueError, TypeError, AttributeError):
-        raise RunError(f"{VARIABLE} does not hold the rules of a server; it is set by `ampscope serve` alone") from None
+        raise RunError(f"{VARIABLE} does not hold valid server rules; only `ampscope serve` sets it") from None
 
 
 def host_name(host: str | None) -> str | None:
@@ -165,7 +165,7 @@ def host_name(host: str | None) -> str | None:
         return None
     try:
         parts = urlsplit(f"//{host}")
-        _ = parts.port  # raises ValueError if it is no number
+        _ = parts.port  # raises ValueError if it is not a number
     except ValueError:
         return None
     return parts.hostname.rstrip(".").lower() if parts.hostname else None

@@ -80,7 +80,7 @@ def comparison_html(comparison: "Comparison") -> str:
     table = comparison.table
     speeds = [float(v) for v in table["speed_ratio"]]
     longest = max((v for v in speeds if math.isfinite(v)), default=1.0)
-    head = ("run", "precision", "steps", "step", "speed", "", "peak memory", "final loss", "learned the same?")
+    head = ("run", "precision", "steps", "step", "speed", "", "peak memory", "final loss", "convergence")
     rows = [
         (
             row["run"],

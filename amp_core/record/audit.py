@@ -65,8 +65,8 @@ class Replay:
             gradients = self._gradients(1.0)
         if products is not None and not products.reached:
             raise RunError(
-                f"precision={products.recipe.name!r} quantizes linear layers, and the closure ran none with a weight "
-                "of its own"
+                f"precision={products.recipe.name!r} quantizes linear layers, but the closure ran none that has its "
+                "own weight"
             )
         return gradients
 

@@ -248,4 +248,7 @@ def _check(tensor: object, axis: object, tensor_amax: object, kind: object) -> N
     if number and tensor_amax >= 0:  # type: ignore[operator]
         return
     if not (isinstance(tensor_amax, torch.Tensor) and tensor_amax.numel() == 1):
-        raise RunError(f"tensor_amax={tensor_amax!r:.80} is no magnitude; give a number from 0, or a tensor of one")
+        raise RunError(
+            f"tensor_amax={tensor_amax!r:.80} is not a magnitude; give a non-negative number, or a tensor with one "
+            "element"
+        )

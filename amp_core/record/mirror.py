@@ -28,7 +28,7 @@ class Mirror:
     def __init__(self, tracker: Any, writer: RunWriter) -> None:
         if not callable(getattr(tracker, "log", None)):
             raise RunError(
-                f"tracker={type(tracker).__name__} has no log(); give a run of wandb, or anything with log(dict, step=)"
+                f"tracker={type(tracker).__name__} has no log(); give a wandb run, or anything with log(dict, step=)"
             )
         self._tracker = tracker
         self._writer = writer
@@ -74,7 +74,7 @@ class Mirror:
         """Write the error as an event, once. Not from the mirror's thread: a closing writer does not wait for it."""
         if self._error is not None and not self._reported:
             self._reported = True
-            detail = f"no more is sent to the tracker: {type(self._error).__name__}: {self._error}"
+            detail = f"logging to the tracker stopped: {type(self._error).__name__}: {self._error}"
             self._writer.event("warning", name="mirror", detail=detail[:1000])
 
 

@@ -35,8 +35,8 @@ def place() -> tuple[int, int]:
     given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not all(text.isdecimal() for text in given) or int(given[0]) >= int(given[1]):
         raise RunError(
-            f"RANK={given[0]!r} of WORLD_SIZE={given[1]!r} in the environment is no place among processes; start them "
-            "with torchrun, or unset both"
+            f"RANK={given[0]!r} of WORLD_SIZE={given[1]!r} in the environment is not a valid rank; start the "
+            "processes with torchrun, or unset both"
         )
     return int(given[0]), int(given[1])
 

@@ -135,7 +135,7 @@ class Recorder:
         time of two more passes.
         """
         if not self._steps.precision.known:
-            raise RunError("audit was called before the model's first forward; call it once training has begun")
+            raise RunError("audit was called before the model's first forward; call it after training has started")
         quantized = find_recipe(precision) if is_recipe(precision) else None
         if precision is not None and precision not in AUTOCAST and quantized is None:
             choices = ", ".join([*AUTOCAST, *RECIPES])
@@ -147,8 +147,8 @@ class Recorder:
             )
         if quantized is not None and loss_scales is not None:
             raise RunError(
-                f"loss_scales={loss_scales!r} has no effect on precision={precision!r}, which scales by itself; "
-                "leave it out"
+                f"loss_scales={loss_scales!r} has no effect with precision={precision!r}, which has its own scales; "
+                "remove it"
             )
         with self._phases.watching(raises=True):
             given = {
@@ -227,4 +227,4 @@ def _number(key: str, value: Any) -> float:
             raise TypeError
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, OverflowError):
-        raise RunError(f"{key}={value!r:.80} is no number; log one number per step") from None
+        raise RunError(f"{key}={value!r:.80} is not a number; log one number per step") from None

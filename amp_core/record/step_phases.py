@@ -117,7 +117,7 @@ class Phases:
             self._spans.append((self.present, self._since, until))
 
     def _take_from(self, phase: str, seconds: float) -> None:
-        """Of the time of that phase, so much went to watching."""
+        """The recording overhead within the time of that phase."""
         self._called_in[phase] = self._called_in.get(phase, 0.0) + seconds
 
     def _be_in(self, phase: str, now: Any) -> None:

@@ -45,7 +45,7 @@ from amp_core.store.writer import RunWriter
 log = logging.getLogger("amp_core")
 
 KINDS = ("weight_grad", "output_grad")
-"""Kinds that are recorded unless others are asked for."""
+"""Kinds that are recorded by default."""
 LEVELS = ("standard", "full")
 
 
@@ -118,16 +118,16 @@ def watch(
         if not isinstance(item, torch.optim.Optimizer):
             raise RunError(f"optimizer={type(item).__name__} is not a torch.optim.Optimizer; give one or a list")
     if not optimizers:
-        raise RunError("optimizer=[] names none; give the optimizer of the loop, or a list of them")
+        raise RunError("optimizer=[] is empty; give the optimizer of the loop, or a list of them")
     scaler = scaler_of(given) if scaler is None else unwrap_scaler(scaler)
     if scaler is None and requested_precision(given) is None:
         scaler = reachable_scaler(sys._getframe(1))
     if scaler is not None and not all(hasattr(scaler, n) for n in ("scale", "unscale_", "step", "update")):
-        raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or leave it out")
+        raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or omit it")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures gradients on each tenth step")
+        raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures gradients on every tenth step")
     if not isinstance(into, str | os.PathLike):
-        raise RunError(f"into={into!r:.80} is no path; give the folder of the run, as text or a Path")
+        raise RunError(f"into={into!r:.80} is not a path; give the folder of the run, as a string or a Path")
     named = _listed("kinds", kinds)
     for kind in named:
         if kind not in ALL_KINDS:
@@ -143,7 +143,7 @@ def watch(
     if trace_ops is not None and (isinstance(trace_ops, bool) or not isinstance(trace_ops, int) or trace_ops < 0):
         raise RunError(f"trace_ops={trace_ops!r} is not the number of a step; trace_ops=2 traces the third step")
     if not isinstance(blocks, bool):
-        raise RunError(f"blocks={blocks!r} is neither True nor False; blocks=True records what block formats need")
+        raise RunError(f"blocks={blocks!r} is not True or False; blocks=True records what block formats need")
     chosen = list(ALL_KINDS) if level == "full" else named
     rank, world_size = ranks.place()
     if rank and not resume:
@@ -211,7 +211,7 @@ def _window(profile: Sequence[int] | None) -> tuple[int, int] | None:
         return None
     whole = isinstance(profile, tuple | list) and all(isinstance(n, int) and not isinstance(n, bool) for n in profile)
     if not whole or len(profile) != 2 or not 0 <= profile[0] < profile[1]:
-        raise RunError(f"profile={profile!r} is no window of steps; profile=(50, 53) profiles steps 50, 51 and 52")
+        raise RunError(f"profile={profile!r} is not a window of steps; profile=(50, 53) profiles steps 50, 51 and 52")
     return profile[0], profile[1]
 
 
@@ -250,7 +250,7 @@ def _listed(argument: str, names: object) -> list[str]:
         listed = list(given)
         if all(isinstance(name, str) for name in listed):
             return listed
-    raise RunError(f"{argument}={names!r:.80} is no text and no list of texts; give one or the other")
+    raise RunError(f"{argument}={names!r:.80} is neither a string nor a list of strings; give one of them")
 
 
 def _names_of(model: torch.nn.Module, kinds: Iterable[str]) -> Iterator[str]:

@@ -105,7 +105,9 @@ def _document(title: str, body: Html, charts: str) -> str:
         Html(f"<style>{style}</style>"),
     )
     button = tag("button", "Light or dark", type="button", id="theme", hidden=True)
-    foot = tag("footer", f"Made by AMPscope {__version__}. This file holds everything it shows and fetches nothing.")
+    foot = tag(
+        "footer", (f"Made by AMPscope {__version__}. This file is self-contained and loads nothing from the network.")
+    )
     scripts = Html(
         f'<script type="application/x-gzip" id="charts">{_packed(charts)}</script>'
         f'<script type="application/x-gzip" id="plotly">{_packed(drawing)}</script>'

@@ -46,7 +46,7 @@ def summary(view: Overview, cost: StepCost) -> str:
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {formatting.duration(view.duration_s)}" if view.duration_s is not None else ""
     ended = f"{view.status}: {view.steps_done:,}{planned} steps{time}"
-    loss = f"loss {formatting.loss(view.loss_first)} at first, {formatting.loss(view.loss_last)} at the end"
+    loss = f"loss {formatting.loss(view.loss_first)} at the start, {formatting.loss(view.loss_last)} at the end"
     reason = f" {formatting.sentence(view.end_reason)}" if view.end_reason and view.status != "finished" else ""
     return f"{ended}; {loss}.{reason}"
 
@@ -61,7 +61,7 @@ def profiled(cost: StepCost) -> str:
     if cost.steps:
         steps = formatting.plural(cost.steps, "profiled step")
         return f"A step takes {formatting.duration(cost.step_us / 1e6)} (mean of {steps})."
-    return f"The profiled window takes {formatting.duration(cost.step_us / 1e6)}; it marks no steps."
+    return f"The profiled window takes {formatting.duration(cost.step_us / 1e6)}; it has no step markers."
 
 
 def finding_html(finding: Finding) -> Html:
@@ -84,7 +84,7 @@ def comparison_html(comparison: Comparison) -> Html:
     recipes, runs = comparison.recipes.to_dict("records"), comparison.table.to_dict("records")
     parity = {row["recipe"]: str(row["parity"]) for row in recipes}
     lines = [
-        tag("li", tag("b", answer), ". ", formatting.sentence(f"Learning: {parity.get(recipe, formatting.NONE)}"))
+        tag("li", tag("b", answer), ". ", formatting.sentence(f"Convergence: {parity.get(recipe, formatting.NONE)}"))
         for recipe, answer in comparison.answers.items()
     ]
     differing = comparison.differences
@@ -159,7 +159,7 @@ def numbers(view: Overview, cost: StepCost) -> Html:
         ),
         ("Step time", f"{formatting.number(speed.step_ms, 'ms')}{spread if speed.step_ms is not None else ''}"),
         ("Samples per second", formatting.number(speed.samples_per_s)),
-        ("Watching", f"{formatting.percent(speed.watch_frac)} of the time"),
+        ("Recording overhead", formatting.percent(speed.watch_frac)),
         ("Peak memory", f"{formatting.size(memory.peak_bytes)} ({memory.what})"),
         *((str(name).replace("eval_", "held-out "), _value(value)) for name, value in view.results.items()),
     ]

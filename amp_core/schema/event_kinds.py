@@ -17,7 +17,7 @@ EVENT_KINDS: dict[str, str] = {
     "they are other than in the step before: backward, scale, unscale_, clip, scaler.step, optimizer.step (outside of "
     "scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is the number of its optimizer, behind "
     "clip of the one whose gradients were clipped, if known",
-    "non-finite output": "the first module, in the order of forward, that gave a non-finite output in the step; op: "
+    "non-finite output": "the first module, in forward order, with a non-finite output in the step; op: "
     "its class; value: largest magnitude of its input; limit: largest finite number of dtype; count: modules with such "
     "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
     "where its weights were not; op `loss` and no name where all outputs were finite and the loss was not: dtype is "
@@ -42,17 +42,17 @@ EVENT_KINDS: dict[str, str] = {
     "that is zero beside a first moment that is not; limit: 1 - beta2",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
     "threaded forward": "a module was run by another thread, without the autocast of the main one",
-    "recomputed": "a module was run again during backward and gave another dtype; dtype: the new; detail: the old",
+    "recomputed": "a module was recomputed during backward in another dtype; dtype: the new; detail: the old",
     "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
     "autocast in backward": "backward was called inside of an autocast region of dtype",
-    "autocast elsewhere": "the first steps asked for autocast of another device type than the model's; name: that type",
+    "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type",
     "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; optimizer: "
     "its number",
     "anomaly mode": "backward was called in anomaly mode",
     "loss dtype": "the loss that backward started from is of dtype; detail: `computed` where it was computed in dtype "
     "and then scaled or cast to a wider one",
     "create_graph": "gradients to be differentiated again; value: 1 where they were multiplied by the loss scale and "
-    "nobody asked for the scale, else 0",
+    "the scale was not read, else 0",
     "logged scaled": "the loop logged name multiplied by the loss scale; value: logged over true; limit: the scale",
     "missing gradients": "parameters in an optimizer without a gradient; name: the first; count: of limit parameters; "
     "detail: `no_grad` where the model ran without gradients in the same autocast region before",

@@ -37,8 +37,8 @@ class Recipe:
     every device."""
 
 
-EMULATED = "emulated: the numbers hold, times and memory do not"
-"""Said of trainings in 8 and 4 bits whose products are computed in FP32 from values rounded to the format."""
+EMULATED = "emulated: the numerics are valid, times and memory are not"
+"""Describes trainings in 8 and 4 bits whose products are computed in FP32 from values rounded to the format."""
 
 RECIPES: dict[str, Recipe] = {
     r.name: r
@@ -50,7 +50,7 @@ RECIPES: dict[str, Recipe] = {
             False,
             "float32",
             False,
-            "Everything in 32 bits with TF32 off: the reference that the others are set beside.",
+            "Everything in 32 bits with TF32 off: the baseline for the others.",
         ),
         Recipe(
             "tf32",
@@ -59,7 +59,7 @@ RECIPES: dict[str, Recipe] = {
             False,
             "float32",
             True,
-            "FP32 storage; CUDA matrix products round their inputs to 10 mantissa bits. On a CPU the same as fp32.",
+            "FP32 storage; CUDA matrix products round their inputs to 10 mantissa bits. On a CPU, the same as fp32.",
         ),
         Recipe(
             "fp16",
@@ -77,7 +77,7 @@ RECIPES: dict[str, Recipe] = {
             False,
             "float32",
             False,
-            "BF16 autocast over FP32 weights; FP32's range, so no loss scale is needed.",
+            "BF16 autocast over FP32 weights; it has FP32's range, so no loss scale is needed.",
         ),
         Recipe(
             "fp16-unscaled",
@@ -86,7 +86,7 @@ RECIPES: dict[str, Recipe] = {
             False,
             "float32",
             False,
-            "FP16 autocast without a loss scale: shows which gradients underflow when scaling is left out.",
+            "FP16 autocast without a loss scale: shows which gradients underflow without loss scaling.",
         ),
         Recipe(
             "fp16-pure",
@@ -95,8 +95,8 @@ RECIPES: dict[str, Recipe] = {
             False,
             "float16",
             False,
-            "FP16 weights, gradients and optimizer state with no FP32 copy: small updates are rounded away, and Adam's "
-            "epsilon of 1e-8 becomes 0, which ends in NaN.",
+            "FP16 weights, gradients and optimizer state without an FP32 copy: small updates are rounded away, and "
+            "Adam's epsilon of 1e-8 becomes 0, which ends in NaN.",
         ),
         Recipe(
             "bf16-pure",
@@ -105,7 +105,8 @@ RECIPES: dict[str, Recipe] = {
             False,
             "bfloat16",
             False,
-            "BF16 weights, gradients and optimizer state with no FP32 copy: updates below 1/256 of a weight are lost.",
+            "BF16 weights, gradients and optimizer state without an FP32 copy: updates below 1/256 of a weight are "
+            "lost.",
         ),
         Recipe(
             "fp8",
@@ -114,8 +115,8 @@ RECIPES: dict[str, Recipe] = {
             False,
             "float32",
             False,
-            "BF16 AMP whose linear layers multiply in FP8 with a scale per tensor, by torchao: on GPUs that take FP8, "
-            f"elsewhere {EMULATED}.",
+            "BF16 AMP with linear layers in FP8 with tensorwise scales, by torchao: native on GPUs that support "
+            f"FP8, elsewhere {EMULATED}.",
             "fp8-tensorwise",
             "fp8",
         ),
@@ -126,8 +127,7 @@ RECIPES: dict[str, Recipe] = {
             False,
             "float32",
             False,
-            "BF16 AMP whose linear layers multiply in FP8 E4M3 with a power-of-two scale for each 32 values, "
-            f"{EMULATED}.",
+            f"BF16 AMP with linear layers in FP8 E4M3 with a power-of-two scale per 32 values, {EMULATED}.",
             "mxfp8-e4m3",
         ),
         Recipe(
@@ -137,8 +137,7 @@ RECIPES: dict[str, Recipe] = {
             False,
             "float32",
             False,
-            "BF16 AMP whose linear layers multiply in FP4 with a scale in FP8 for each 16 values and one for the "
-            f"tensor, {EMULATED}.",
+            f"BF16 AMP with linear layers in FP4 with an FP8 scale per 16 values and one per tensor, {EMULATED}.",
             "nvfp4",
         ),
     )
@@ -186,8 +185,8 @@ class WorkloadSpec:
 
 
 QUICK = "Seconds on a CPU, FP16 included."
-MINUTES = "Minutes on a CPU in FP32; FP16 wants a GPU."
-GPU = "wants a GPU."
+MINUTES = "Minutes on a CPU in FP32; FP16 needs a GPU."
+GPU = "needs a GPU."
 ONE_VS_ALL = "A yes or no for each byte value, averaged over all: FP16 fails to learn it without a loss scale."
 
 
@@ -284,7 +283,7 @@ WORKLOADS: dict[str, WorkloadSpec] = {
                     "logistic", 1, 32, 32, batch=256, lr=1e-2, activations=25_600, text=ONE_VS_ALL, objective="logistic"
                 ),
                 _lstm("small", 2, 256, 128, batch=32, lr=3e-3, activations=590_000, text=MINUTES),
-                _lstm("medium", 2, 1024, 256, batch=64, lr=1e-3, activations=4_520_000, text="Wants a GPU."),
+                _lstm("medium", 2, 1024, 256, batch=64, lr=1e-3, activations=4_520_000, text="Needs a GPU."),
             ),
         ),
         WorkloadSpec(
@@ -317,7 +316,7 @@ WORKLOADS: dict[str, WorkloadSpec] = {
             "text-bert",
             "Text, BERT",
             "window of bytes",
-            "A BERT that fills in masked bytes of the Python standard library's own source.",
+            "A BERT that predicts masked bytes of the Python standard library's own source.",
             _sizes(
                 _transformer("tiny", 2, 64, 2, 32, 264, masked=True, batch=32, lr=3e-3, activations=60_300, text=QUICK),
                 _transformer(
@@ -344,7 +343,7 @@ WORKLOADS: dict[str, WorkloadSpec] = {
             "image-resnet",
             "Images, ResNet",
             "image",
-            "ResNets at their real shapes, for throughput, on scikit-learn's digits enlarged to the size they expect.",
+            "ResNets at their usual sizes, for throughput, on scikit-learn's digits enlarged to the size they expect.",
             _sizes(
                 _resnet("tiny", 10, 8, 32, 10, parameters=78_962, batch=32, lr=2e-3, activations=12_800, text=QUICK),
                 _resnet(

@@ -38,7 +38,7 @@ def check_workload(config: "TrainConfig") -> None:
     if not isinstance(workload, str) or OWN.fullmatch(workload) is None:
         raise unknown("workload", workload, [*WORKLOADS, "FILE.py:FUNCTION"])
     if size is not None:
-        raise RunError(f"size={size!r} cannot be set for {workload}; one's own workload has no sizes")
+        raise RunError(f"size={size!r} cannot be set for {workload}; a workload of your own has no sizes")
     if config.batch_size is not None:
         raise RunError(
             f"batch_size={config.batch_size!r} cannot be set for {workload}, which makes its own batches; "
@@ -70,10 +70,10 @@ def check_combination(config: "TrainConfig") -> None:
     if not isinstance(config.device, str) or not _DEVICE.fullmatch(config.device):
         raise RunError(f"device={config.device!r} is unknown; choose {DEVICES}")
     if config.nproc > 1 and ":" in config.device:
-        each = f"nproc={config.nproc} needs one each; choose {type_of(config.device)}"
+        each = f"nproc={config.nproc} needs one device each; choose {type_of(config.device)}"
         raise RunError(f"device={config.device!r} is one GPU, and {each}")
     if config.fp8 and precision not in ("bf16", "fp8"):
-        raise RunError(f"fp8=True goes with precision='bf16', not {precision!r}")
+        raise RunError(f"fp8=True requires precision='bf16', not {precision!r}")
     if config.keep_bf16 is not None and recipe.quantization is None and not config.fp8:
         quantized = ", ".join(r.name for r in RECIPES.values() if r.quantization)
         raise RunError(
@@ -82,6 +82,6 @@ def check_combination(config: "TrainConfig") -> None:
         )
     for switch in NVFP4_SWITCHES:
         if getattr(config, switch) and precision != "nvfp4":
-            raise RunError(f"{switch}=True goes with precision='nvfp4', not {precision!r}")
+            raise RunError(f"{switch}=True requires precision='nvfp4', not {precision!r}")
     if config.deterministic and config.cudnn_benchmark:
-        raise RunError("cudnn_benchmark=True lets cuDNN change its algorithms; leave it off with deterministic=True")
+        raise RunError("cudnn_benchmark=True lets cuDNN change its algorithms; turn it off with deterministic=True")

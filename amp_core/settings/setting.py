@@ -27,7 +27,7 @@ METAVARS = {
 }
 """Kinds of settings, and the metavar of their values."""
 
-FRONT, TRAINING, SWITCHES, SCALE, RECORDED = "front", "Training", "", "Dynamic loss scale", "What is recorded besides"
+FRONT, TRAINING, SWITCHES, SCALE, RECORDED = "front", "Training", "", "Dynamic loss scale", "What else is recorded"
 FOLDED = (TRAINING, SWITCHES, SCALE, RECORDED)
 """Groups of the form under "More settings", in order, by heading; fields in `FRONT` are always visible."""
 
@@ -102,7 +102,7 @@ class Setting:
         elif self.kind == "choice":
             check_choice(name, value, self.choices)
         elif self.kind == "switch" and not isinstance(value, bool):
-            right = f"true, false or nothing for {self.unset}" if optional else "true or false"
+            right = f"true, false or null for {self.unset}" if optional else "true or false"
             raise RunError(f"{name}={value!r} is not a switch; give {right}")
         return value
 
@@ -157,7 +157,7 @@ def check_choice(argument: str, value: object, choices: Iterable[str], of: str =
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Raise `RunError` for a value that is no whole number from `least` to `most`."""
+    """Raise `RunError` for a value that is not a whole number from `least` to `most`."""
     right = f"a whole number of {least} or more" if most is None else f"a whole number from {least} to {most}"
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         raise RunError(f"{name}={value!r} is not possible; give {right}")
@@ -179,7 +179,7 @@ def _window(name: str, value: object) -> tuple[int, int]:
         first, stop = (int(n) if isinstance(n, str) and n.isdecimal() else n for n in ends)
         if all(isinstance(n, int) and not isinstance(n, bool) for n in (first, stop)) and 0 <= first < stop:
             return first, stop
-    raise RunError(f"{name}={value!r} is no window of steps; 50:53 profiles steps 50, 51 and 52")
+    raise RunError(f"{name}={value!r} is not a window of steps; 50:53 profiles steps 50, 51 and 52")
 
 
 def _names(argument: str, value: object) -> tuple[str, ...]:
@@ -187,4 +187,4 @@ def _names(argument: str, value: object) -> tuple[str, ...]:
     names = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
     if isinstance(names, list | tuple) and all(isinstance(name, str) and name for name in names):
         return tuple(names)
-    raise RunError(f"{argument}={value!r} names no modules; give their names with commas between them")
+    raise RunError(f"{argument}={value!r} lists no modules; give their names separated by commas")

@@ -53,7 +53,7 @@ class TrainConfig:
         None,
         "whole",
         "samples of one micro-batch",
-        form=Form("Batch size", "Samples of a batch. Empty: what suits the size of the workload.", FRONT),
+        form=Form("Batch size", "Samples per batch. Empty: the default of the workload's size.", FRONT),
     )
     """Samples of one micro-batch; None is the size's own."""
     accumulate: int = setting(
@@ -62,7 +62,7 @@ class TrainConfig:
         "micro-batches per optimizer step",
         form=Form(
             "Batches per step",
-            "So many batches are run forward and backward before the optimizer steps once on their summed gradients.",
+            "Number of batches whose gradients are summed before the optimizer steps once.",
             place=2,
         ),
     )
@@ -72,7 +72,7 @@ class TrainConfig:
         "learning rate",
         form=Form(
             "Learning rate",
-            "Empty: what suits the size of the workload.",
+            "Empty: the default of the workload's size.",
             place=1,
             options=(("format", "%.3g"), ("placeholder", "default")),
         ),
@@ -85,14 +85,14 @@ class TrainConfig:
         "clip the unscaled gradients to this 2-norm",
         form=Form(
             "Clip gradient norm at",
-            "Unscaled gradients are shrunk to this 2-norm, all together, where theirs is larger.",
+            "If their joint 2-norm is larger, the unscaled gradients are shrunk to this value.",
             place=2,
             options=(("placeholder", "off"),),
         ),
     )
     loss_scale: float | str = setting("dynamic", "scale", "dynamic, or a fixed number such as 128", "dynamic|X")
     """`dynamic`, or a fixed positive number. Only recipes with a scaler take a number."""
-    init_scale: float = setting(65536.0, "positive", "loss scale that the dynamic one begins with")
+    init_scale: float = setting(65536.0, "positive", "initial value of a dynamic loss scale")
     growth_interval: int = setting(
         2000,
         "whole",
@@ -104,10 +104,10 @@ class TrainConfig:
     growth_factor: float = setting(
         2.0,
         "positive",
-        "by what the loss scale is multiplied then",
+        "factor by which the loss scale grows",
         form=Form(
             "Growth factor",
-            "By what the loss scale is multiplied when it grows.",
+            "Factor by which the loss scale grows.",
             SCALE,
             needs="scaler",
             options=(("format", "%.4g"),),
@@ -116,10 +116,10 @@ class TrainConfig:
     backoff_factor: float = setting(
         0.5,
         "positive",
-        "by what the loss scale is multiplied after a skipped step",
+        "factor by which the loss scale shrinks after a skipped step",
         form=Form(
             "Backoff factor",
-            "By what the loss scale is multiplied after a step that overflowed.",
+            "Factor by which the loss scale shrinks after a skipped step.",
             SCALE,
             needs="scaler",
             options=(("format", "%.4g"),),
@@ -130,18 +130,18 @@ class TrainConfig:
     seed: int = setting(
         0,
         "whole",
-        "decides initial weights, data order and dropout",
+        "sets initial weights, data order and dropout",
         least=0,
         most=2**63 - 1,
         form=Form(
-            "Seed", "Decides initial weights, data order and dropout: runs of one seed see the same numbers.", FRONT
+            "Seed", "Sets initial weights, data order and dropout: runs with the same seed see the same numbers.", FRONT
         ),
     )
     every: int = setting(
         10,
         "whole",
         "sample number ranges every N steps",
-        form=Form("Ranges every", "Number ranges are recorded every so many steps.", RECORDED, unit="steps"),
+        form=Form("Ranges every", "Number ranges are recorded every N steps.", RECORDED, unit="steps"),
         may_change=True,
     )
     audit_every: int | None = setting(
@@ -150,7 +150,7 @@ class TrainConfig:
         "replay a batch in FP32 every N steps and record what the recipe loses",
         form=Form(
             "Audit every",
-            "Every so many steps one batch is replayed in FP32, to measure what the recipe loses of its gradients.",
+            "Every N steps, one batch is replayed in FP32 to measure how much of its gradients the recipe loses.",
             RECORDED,
             unit="steps",
             options=(("placeholder", "off"), ("step", 50)),
@@ -167,7 +167,7 @@ class TrainConfig:
         "FIRST:STOP",
         form=Form(
             "Profile steps",
-            "From the first step up to, not including, the second, e.g. 20:23. Tensor cores and Step cost show them.",
+            "From the first step up to, not including, the second, e.g. 20:23. Shown on Tensor cores and Step cost.",
             RECORDED,
             initial="20:23",
             options=(("placeholder", "none"),),
@@ -179,23 +179,23 @@ class TrainConfig:
     trace_ops: int | None = setting(
         None,
         "whole",
-        "trace every operator of one step, with its dtypes; step 2 where none is named",
+        "trace every operator of one step, with its dtypes; step 2 if none is given",
         "STEP",
         least=0,
         alone=2,  # the third: the first two allocate state and buffers
         form=Form(
             "Trace operators",
-            "Which operator ran in which precision, and why, in the third step. Precision map shows it.",
+            "Which operator ran in which precision, and why, in the third step. Shown on Precision map.",
             RECORDED,
             initial=True,
         ),
         may_change=True,
     )
     blocks: bool = setting(
-        False, "switch", "record how operands lie in the blocks of 8- and 4-bit formats", may_change=True
+        False, "switch", "record how operands fill the blocks of 8- and 4-bit formats", may_change=True
     )
     updates: bool = setting(
-        False, "switch", "compare the updates of FP32 weights too with the exact ones", may_change=True
+        False, "switch", "compare the updates of FP32 weights with exact updates too", may_change=True
     )
     nproc: int = setting(
         1,
@@ -204,7 +204,7 @@ class TrainConfig:
         shared=False,
         form=Form(
             "Processes",
-            "So many that torchrun starts: they average their gradients (DDP), and on GPUs take one each.",
+            "Number of processes that torchrun starts: they average their gradients (DDP), and on GPUs take one each.",
             place=2,
             needs="gpus",
             options=(("step", 1),),
@@ -219,10 +219,10 @@ class TrainConfig:
     channels_last: bool = setting(
         False,
         "switch",
-        "lay images and the weights of convolutions out with the channels last",
-        form=Form("Channels last", "For convolutions, which tensor cores read so.", SWITCHES, place=2),
+        "store images and convolution weights in channels-last memory format",
+        form=Form("Channels last", "For convolutions: the layout that tensor cores prefer.", SWITCHES, place=2),
     )
-    fp8: bool = setting(False, "switch", "the same as precision fp8, where the precision is bf16")
+    fp8: bool = setting(False, "switch", "the same as precision fp8, with precision bf16")
     """An older spelling: with precision `bf16` it becomes precision `fp8`."""
     keep_bf16: tuple[str, ...] | None = setting(
         None,
@@ -231,14 +231,14 @@ class TrainConfig:
         "A,B,…",
         unset="the head",
     )
-    """Names of modules whose linear layers are not quantized; None is the last linear layer, as a rule the head."""
+    """Names of modules whose linear layers are not quantized; None is the last linear layer, usually the head."""
     stochastic_rounding: bool = setting(
         False,
         "switch",
-        "round output gradients up or down at random, so that their mean holds; with nvfp4",
+        "round output gradients stochastically, so that they are unbiased; with nvfp4",
         form=Form(
             "Stochastic rounding",
-            "Output gradients are rounded up or down at random, so that their mean holds. With NVFP4.",
+            "Rounds output gradients stochastically, so that they are unbiased. With NVFP4.",
             SWITCHES,
             place=3,
             needs="nvfp4",
@@ -247,10 +247,10 @@ class TrainConfig:
     hadamard: bool = setting(
         False,
         "switch",
-        "spread outliers by a random Hadamard transform before weight gradients are multiplied; with nvfp4",
+        "spread outliers with a random Hadamard transform in the weight-gradient GEMM; with nvfp4",
         form=Form(
             "Hadamard transform",
-            "Spreads outliers over 16 values before weight gradients are multiplied. With NVFP4.",
+            "Spreads outliers over 16 values in the weight-gradient GEMM. With NVFP4.",
             SWITCHES,
             place=3,
             needs="nvfp4",
@@ -262,7 +262,7 @@ class TrainConfig:
         "run the model through torch.compile",
         form=Form(
             "torch.compile",
-            "The first steps take much longer: the model is compiled then.",
+            "The first steps take much longer because the model is compiled.",
             SWITCHES,
             place=1,
             needs="compiler",
@@ -270,22 +270,22 @@ class TrainConfig:
         may_change=True,
     )
     tf32: bool | None = setting(
-        None, "switch", "TF32 inside CUDA's matrix units, whatever the recipe says", unset="the recipe's own"
+        None, "switch", "TF32 on CUDA tensor cores, overriding the recipe", unset="the recipe's own"
     )
     """TF32 inside CUDA's matrix units; None is what the recipe says."""
-    cudnn_benchmark: bool = setting(False, "switch", "let cuDNN try its algorithms and keep the fastest")
+    cudnn_benchmark: bool = setting(False, "switch", "let cuDNN benchmark its algorithms and use the fastest")
     deterministic: bool = setting(
         False,
         "switch",
         "deterministic algorithms only",
         form=Form(
             "Deterministic algorithms",
-            "The same run again gives the same bits; some operators are slower so, and a few are refused.",
+            "A repeated run gives identical bits; some operators become slower, and a few raise an error.",
             SWITCHES,
             place=1,
         ),
     )
-    evaluate: bool = setting(True, "switch", "measure loss on held-out data at the end", may_change=True)
+    evaluate: bool = setting(True, "switch", "evaluate the loss on held-out data at the end", may_change=True)
 
     def __post_init__(self) -> None:
         check_workload(self)
@@ -321,8 +321,8 @@ class TrainConfig:
         if self.profile and self.profile[0] >= self.steps:
             first, stop = self.profile
             raise RunError(
-                f"profile='{first}:{stop}' begins at step {first}, and steps={self.steps} ends with step "
-                f"{self.steps - 1}; begin it sooner or leave it out"
+                f"profile='{first}:{stop}' starts at step {first}, but steps={self.steps} ends with step "
+                f"{self.steps - 1}; start it earlier or leave it out"
             )
 
     def check_file(self) -> None:
@@ -331,7 +331,7 @@ class TrainConfig:
         if self.own is not None and not self.own[0].is_file():
             file = self.own[0]
             raise RunError(
-                f"workload={self.workload!r}: there is no file {file}; give the path of a Python file that exists"
+                f"workload={self.workload}: the file {file} does not exist; give the path of an existing Python file"
             )
 
     @property

@@ -31,7 +31,7 @@ def create_file(path: Path, data: bytes) -> None:
             raise
         except OSError:  # a file system without links: check first instead
             if path.exists():
-                raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from None
+                raise FileExistsError(errno.EEXIST, "it already exists", str(path)) from None
             unfinished.replace(path)
 
 
@@ -64,7 +64,7 @@ def check_outside_runs(place: str | os.PathLike[str], argument: str = "out") -> 
     for folder in Path(place).resolve().parents:
         if (folder / "run.json").is_file():
             raise RunError(
-                f"{argument}={os.fspath(place)!r} lies inside of the run {str(folder)!r}; give a place outside of it"
+                f"{argument}={os.fspath(place)!r} is inside the run {str(folder)!r}; give a place outside it"
             )
 
 
@@ -75,7 +75,7 @@ def check_holds_runs(out: str | os.PathLike[str]) -> None:
         raise RunError(f"out={os.fspath(out)!r} is a run; give a folder that does not exist yet, for several runs")
     check_outside_runs(out)
     if any(place.exists() and not place.is_dir() for place in (target, *target.parents)):
-        raise RunError(f"out={os.fspath(out)!r} is a file, or lies below one; give a folder that does not exist yet")
+        raise RunError(f"out={os.fspath(out)!r} is a file, or inside one; give a folder that does not exist yet")
 
 
 def check_new(out: str | os.PathLike[str]) -> None:

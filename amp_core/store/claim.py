@@ -29,7 +29,7 @@ def refuse_content(present: Collection[str], into: str | os.PathLike[str]) -> No
 def refuse_rows(folder: Path, rank: int, into: str | os.PathLike[str]) -> None:
     """Raise `RunError` if the folder holds rows of a rank other than 0 already."""
     if any(folder.glob(f"*/[0-9]*.r{rank}.*")):
-        raise RunError(f"into={str(into)!r} holds rows of rank {rank} already; give a folder that does not exist yet")
+        raise RunError(f"into={str(into)!r} already holds rows of rank {rank}; give a folder that does not exist yet")
 
 
 def already_used(into: str | os.PathLike[str]) -> RunError:

@@ -71,7 +71,9 @@ def _beside(run: Run) -> Path:
 def _refuse_to_replace(target: Path) -> None:
     check_outside_runs(target)
     if target.is_file() and target.stat().st_size and not zipfile.is_zipfile(target):
-        raise RunError(f"out={str(target)!r} is a file of another kind; give a zip, or a file that does not exist yet")
+        raise RunError(
+            f"out={str(target)!r} is a different kind of file; give a zip, or a file that does not exist yet"
+        )
 
 
 def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
@@ -119,7 +121,7 @@ def refuse_hostile(file: str | os.PathLike[str]) -> None:
 def _fault_of(member: zipfile.ZipInfo, earlier_names: set[str]) -> str | None:
     name = member.filename
     if name.startswith("/") or "\\" in name or re.match("[A-Za-z]:", name) or ".." in PurePosixPath(name).parts:
-        return "leads outside of it"
+        return "points outside it"
     if name in earlier_names:
         return "occurs twice"
     if stat.S_ISLNK(member.external_attr >> 16):

@@ -159,7 +159,7 @@ class RemoteZip(ZipSource):
 def read_head(data: bytes, path: Address) -> Head:
     """The head that `data`, the run.json at `path`, holds. Raises `RunError`."""
     if len(data) > MAX_HEAD_BYTES:
-        raise RunError(f"{path}/run.json is larger than {MAX_HEAD_BYTES // 2**20} MiB; that is no run head")
+        raise RunError(f"{path}/run.json is larger than {MAX_HEAD_BYTES // 2**20} MiB, so it is not a run head")
     return Head.from_json(data, f"{path}/run.json")
 
 

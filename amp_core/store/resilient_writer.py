@@ -92,7 +92,7 @@ class TrainingWriter(RunWriter):
 
     @property
     def crowded(self) -> bool:
-        """Whether so many rows wait to be written that no step should be sampled."""
+        """Whether too many rows wait to be written for a step to be sampled."""
         return self._queued_bytes > MAX_BYTES // 4
 
     @property
@@ -169,7 +169,7 @@ class TrainingWriter(RunWriter):
             return False
         if time.monotonic() - began > SLOW_S:
             self._direct = False
-            self._log_once(f"writing to {self.folder} is slow; from now on it is done in the background")
+            self._log_once(f"writing to {self.folder} is slow; it continues in the background")
         return True
 
     def _stop(self, status: str, end_reason: str | None) -> None:
@@ -270,7 +270,7 @@ class TrainingWriter(RunWriter):
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         if self._failure is None:
             self._failure = (reason, self.time_s())
-        self._log_once(f"{self.folder} cannot be written: {reason}; the training goes on, and rows wait in memory")
+        self._log_once(f"{self.folder} cannot be written: {reason}; training continues, and rows wait in memory")
 
     def _report(self) -> None:
         """If writing failed since the last report, record that in `events` and in the log."""
@@ -280,7 +280,7 @@ class TrainingWriter(RunWriter):
         lost = ", ".join(f"{count} of {table}" for table, count in sorted(self._dropped.items()))
         detail = f"the folder could not be written for {self.time_s() - since:.0f} s: {reason}; "
         detail += (
-            f"rows lost, for which memory had no room: {lost}" if lost else "all rows were kept, and are written now"
+            f"rows lost because memory was full: {lost}" if lost else ("all rows were kept and are being written now")
         )
         kind, name = ("warning", "not recorded") if lost else ("phase change", "writing")
         RunWriter.append(  # directly: the end may already be queued before it

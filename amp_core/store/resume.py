@@ -44,7 +44,7 @@ def earlier_part(folder: Path, rank: int) -> Earlier | None:
         return None
     run = load_run(folder)
     if rank == 0 and run.is_live:  # other ranks may see that rank 0 has resumed it already
-        raise RunError(f"into={str(folder)!r} holds a run that is still going; stop it before another goes on with it")
+        raise RunError(f"into={str(folder)!r} holds a run that is still running; stop it before resuming it")
     last = pc.max(run.table("steps").column("step")).as_py()
     config = {name: value for name, value in run.head.config.items() if name not in DETECTED_SETTINGS}
     head = dataclasses.replace(run.head, config=config)

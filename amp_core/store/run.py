@@ -45,7 +45,7 @@ def load_run(path: str | os.PathLike[str]) -> "Run":
     Raises `RunError`, and nothing else, if it is not a readable run.
     """
     if not isinstance(path, str | os.PathLike):
-        raise RunError(f"path={path!r:.80} is no path; give a run folder or a packed run (.zip), as text or a Path")
+        raise RunError(f"path={path!r} is not a path; give a run folder or a packed run (.zip), as a string or a Path")
     where = located(path)
     if isinstance(where, Address):
         from amp_core.store.remote import open_address
@@ -114,7 +114,7 @@ class Run:
         if self.status != "lost":
             return self.head.end_reason
         lines = [line for line in self.console(5) if line.strip()]
-        ending = "its process is gone and wrote no end: killed, out of memory, or the machine went down"
+        ending = "its process is gone without recording an end: killed, out of memory, or the machine went down"
         return f"{ending}. Last output: {' / '.join(lines)}" if lines else ending
 
     @property
@@ -205,7 +205,7 @@ class Run:
             raise RunError(f"kind={kind!r} is unknown; choose one of {', '.join(KINDS)}")
         pair = isinstance(steps, Sequence) and len(steps) == 2 and all(isinstance(n, Real) for n in steps)
         if steps is not None and not pair:
-            raise RunError(f"steps={steps!r} is no pair of steps; steps=(100, 200) takes those from 100 to 200")
+            raise RunError(f"steps={steps!r} is not a pair of steps; steps=(100, 200) takes steps 100 to 200")
         conditions = [
             pc.field(column) == value for column, value in (("kind", kind), ("name", name)) if value is not None
         ]

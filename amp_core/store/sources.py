@@ -32,7 +32,7 @@ MAX_HEAD_BYTES = 4 * 2**20
 MAX_ZIPPED_BYTES = 4 * 2**30
 """Memory that all tables of a zip together may take: many files of equal values would each be small."""
 LISTINGS = 5
-"""At most so many times a folder is listed again: segments appear meanwhile, or a number is missing."""
+"""How often a folder is listed again if segments appear meanwhile or a number is missing."""
 SEGMENT_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
 SINGLE_FILE_NAME = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 """Another program may write a table as one file beside `run.json`."""
@@ -68,9 +68,9 @@ class FolderSource:
             if not (
                 stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
             ):  # reading a pipe or a device might never end
-                raise RunError(f"{file} is no regular file; a run head is neither a link nor a pipe")
+                raise RunError(f"{file} is not a regular file; a run head is neither a link nor a pipe")
             if info.st_size > MAX_HEAD_BYTES:
-                raise RunError(f"{file} is larger than {MAX_HEAD_BYTES // 2**20} MiB; that is no run head")
+                raise RunError(f"{file} is larger than {MAX_HEAD_BYTES // 2**20} MiB, so it is not a run head")
             return Head.from_json(file.read_bytes(), str(file))
         except FileNotFoundError:
             raise RunError(f"path={str(self.path)!r} holds no run: run.json is missing") from None
@@ -170,7 +170,7 @@ class ZipSource:
             segment = read_stream(file, data, table, None, bounded=True)
         self._held[file.name] = segment.table.nbytes if segment.table is not None else 0
         if sum(self._held.values()) > MAX_ZIPPED_BYTES:
-            raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.3g} GiB of rows; unpack it by hand")
+            raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.0f} GiB of rows; unpack it first")
         return segment
 
     def content(self, file: File, table: Table, start: int = 0) -> bytes:  # noqa: ARG002
@@ -245,8 +245,8 @@ def retried(read: Callable[[], _T], what: Path | Address) -> _T:
         except OSError as error:
             raise RunError(f"{what} cannot be read: {error.strerror or error}") from None
         except MemoryError:
-            raise RunError(f"{what} needs more memory to be read than there is") from None
-    raise RunError(f"{what} cannot be read: its files vanish while they are opened")
+            raise RunError(f"{what} needs more memory than is available") from None
+    raise RunError(f"{what} cannot be read: its files disappear while they are opened")
 
 
 def console_tail(file: Path, lines: int = 20) -> list[str]:

@@ -73,7 +73,7 @@ class Shipment:
             with errors_as_run_error(self.address, "into", "cannot be written"):
                 self._put("run.json", head)
         except FileNotFoundError:  # buckets are not created: the name may be mistyped
-            raise RunError(f"into={str(self.address)!r} cannot be written: there is no such bucket") from None
+            raise RunError(f"into={str(self.address)!r} cannot be written: the bucket does not exist") from None
 
     def send(self, name: str, data: bytes | None = None) -> None:
         """Send the file `name` of the folder, or `data` under that name; never raises."""

@@ -125,7 +125,7 @@ class RunWriter:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many rows wait to be written that no step should be sampled. This writer never queues rows."""
+        """Whether too many rows wait to be written for a step to be sampled. This writer never queues rows."""
         return False
 
     # rows and head
@@ -262,7 +262,7 @@ class RunWriter:
 
     def _earlier(self) -> Earlier | None:
         if self._shipment is not None:
-            raise RunError(f"into={str(self.into)!r} is an address, where no run can be resumed; give a folder")
+            raise RunError(f"into={str(self.into)!r} is an address, where runs cannot be resumed; give a folder")
         return earlier_part(self.folder, self.rank)
 
     def _write_head(self) -> None:
@@ -282,7 +282,7 @@ class RunWriter:
             for table in removed:
                 if self._segments.write_again(table):
                     lost.remove(table)
-            kept = "all rows not yet sealed were kept, and are written now"
+            kept = "all rows not yet sealed were kept and are being written now"
             rest = f"rows lost: those in {', '.join(lost)}" if lost else kept
             for table in lost:
                 self._segments.abandon(table)
@@ -305,7 +305,7 @@ class RunWriter:
         head = self.folder / "run.json"
         try:
             if self.head.run_id.encode() not in head.read_bytes():
-                raise FileExistsError(errno.EEXIST, "another run is in that folder by now", str(head))
+                raise FileExistsError(errno.EEXIST, "the folder now holds another run", str(head))
         except FileNotFoundError:
             create_file(head, self.head.to_json().encode())
 

@@ -80,7 +80,7 @@ def _product(tokens: list[str], text: str) -> Number:
         divide = tokens.pop(0) == "/"
         other = _power(tokens, text)
         if divide and other == 0:
-            raise RunError(f"number={text!r} divides by 0; give a divisor that is not 0")
+            raise RunError(f"number={text!r} divides by 0; give a nonzero divisor")
         value = computed(operator.truediv if divide else operator.mul, value, other)
     return value
 
@@ -96,9 +96,9 @@ def _power(tokens: list[str], text: str) -> Number:
             tokens.pop(0)
         exponent = sign * _literal(tokens, text)
         if not is_finite(base) or not is_finite(exponent) or Fraction(exponent).denominator != 1:
-            raise RunError(f"number={text!r} has a power that is no whole one; give one such as 2^-24")
+            raise RunError(f"number={text!r} has a fractional exponent; give a whole one, as in 2^-24")
         if abs(exponent) > LARGEST_POWER or (base == 0 and exponent < 0) or not -(10**6) <= base <= 10**6:
-            raise RunError(f"number={text!r} has a power out of range; give exponents up to {LARGEST_POWER}")
+            raise RunError(f"number={text!r} has an exponent out of range; give exponents up to {LARGEST_POWER}")
         power: Fraction = Fraction(base) ** int(exponent)
         return power
     return base
@@ -111,9 +111,9 @@ def _literal(tokens: list[str], text: str) -> Number:
     if word in ("inf", "nan"):
         return float(word)
     if "e" in word and abs(int(word.split("e")[1])) > LARGEST_POWER:
-        raise RunError(f"number={text!r} has a power out of range; give exponents up to {LARGEST_POWER}")
+        raise RunError(f"number={text!r} has an exponent out of range; give exponents up to {LARGEST_POWER}")
     return Fraction(word)
 
 
 def _not_a_number(text: str) -> RunError:
-    return RunError(f"number={text!r} is no number; give one such as 0.1, 1e-8, 2^-24, 65504 or inf")
+    return RunError(f"number={text!r} is not a number; give one such as 0.1, 1e-8, 2^-24, 65504 or inf")

@@ -31,181 +31,183 @@ def _terms(*terms: Term) -> dict[str, Term]:
 TERMS: dict[str, Term] = _terms(
     Term(
         "Autocast",
-        "Inside `torch.autocast` each operator chooses its precision by a list: matrix products and convolutions in 16 "
-        "bits, sums, norms and losses in FP32. Weights stay FP32; their 16-bit copies are made when first used and "
-        "kept until the region ends.",
+        "Inside `torch.autocast`, each operator chooses its precision from a list: matrix products and convolutions "
+        "in 16 bits; sums, norms and losses in FP32. Weights stay FP32; their 16-bit copies are made at first use "
+        "and cached until the region ends.",
         "precision-map",
         "which operator ran in which precision, and why",
     ),
     Term(
         "Loss scaling",
-        "The loss is multiplied by a number before backward, so that small gradients do not fall below what FP16 can "
-        "hold; the optimizer divides by the same number. A dynamic scale doubles after many clean steps and halves at "
-        "an overflow.",
+        "The loss is multiplied by a factor before backward, so that small gradients do not underflow in FP16; the "
+        "optimizer step divides by the same factor. A dynamic scale doubles after many clean steps and halves at an "
+        "overflow.",
         "loss-scale",
-        "the scale at each step, inside the window in which nothing is lost",
+        "the scale at each step, over the window in which neither overflow nor underflow is expected",
     ),
     Term(
         "Skipped step",
-        "Where a gradient is infinite or NaN, `GradScaler` leaves the weights alone and halves its scale. A few at the "
-        "start, then about one in each growth interval, is how it works; more is wasted compute.",
+        "If a gradient is infinite or NaN, `GradScaler` skips the optimizer step and halves its scale. A few skips "
+        "at the start, and later about one per growth interval, are normal; more waste compute.",
         "loss-scale",
         "each skipped step as a cross, and which gradient caused it",
     ),
     Term(
         "Growth interval",
-        "So many steps without a skip (2,000 unless set otherwise), and a dynamic loss scale is doubled. It is a "
-        "probe: where the doubled scale is too large, the next step overflows, is skipped, and the scale halves again.",
+        "After this many steps without a skip (2,000 by default), a dynamic loss scale doubles. This is a probe: if "
+        "the doubled scale is too large, the next step overflows, is skipped, and the scale halves again.",
         "loss-scale",
-        "each growth as a step upwards of the trace",
+        "each growth as a step up in the chart",
     ),
     Term(
         "Backoff",
-        "After a skipped step a dynamic loss scale is multiplied by the backoff factor, one half unless set otherwise.",
+        "After a skipped step, a dynamic loss scale is multiplied by the backoff factor, one half by default.",
         "loss-scale",
-        "each backoff as a step downwards, behind its cross",
+        "each backoff as a step down, after its cross",
     ),
     Term(
         "Safe window",
-        "The loss scales at which no gradient overflows in FP16 and next to nothing of the gradient's mass underflows. "
-        "It is predicted from recorded histograms, and moves while a model trains.",
+        "The loss scales at which no gradient overflows in FP16 and almost none of the gradient's mass underflows. "
+        "It is predicted from recorded histograms, and moves during training.",
         "loss-scale",
-        "the window as a band behind the trace",
+        "the window as a band behind the loss scale",
     ),
     Term(
         "Master weights",
-        "The weights that the optimizer updates, in FP32. In 16 bits an update smaller than about a 2000th (FP16) or a "
-        "256th (BF16) of its weight rounds away. Under autocast the parameters themselves are the master weights.",
+        "The weights that the optimizer updates, in FP32. In 16 bits, an update smaller than about 1/2000 (FP16) or "
+        "1/256 (BF16) of its weight is rounded away. Under autocast, the parameters themselves are the master "
+        "weights.",
         "memory",
-        "parameters, and beside them autocast's 16-bit copies",
+        "parameters, and next to them autocast's 16-bit copies",
     ),
     Term(
         "Underflow",
-        "A value that was not zero becomes zero, because the format has nothing so small: in FP16 all of magnitude "
-        "2⁻²⁵ or less. A value that was zero before is no underflow.",
+        "A nonzero value becomes zero because it is too small for the format: in FP16, any magnitude up to 2⁻²⁵. A "
+        "value that was already zero is not an underflow.",
         "number-ranges",
-        "how many values lie at each power of two, and what another scale would lose",
+        "how many values have each exponent, and what another scale would lose",
     ),
     Term(
         "Subnormal",
-        "A value below a format's smallest normal one (FP16: 2⁻¹⁴, 6.1 × 10⁻⁵) but not yet zero. It has fewer "
-        "significant bits the smaller it is.",
+        "A nonzero value below a format's smallest normal number (FP16: 2⁻¹⁴, 6.1 × 10⁻⁵). The smaller it is, the "
+        "fewer significant bits it has.",
         "number-ranges",
         "the hatched share of each tensor",
     ),
     Term(
         "Overflow",
-        "A value larger than the format's largest (FP16: 65504) becomes infinite, and what is computed from it is "
+        "A finite value above the format's maximum (FP16: 65504) becomes infinite, and results computed from it are "
         "infinite or NaN.",
         "layer-detail",
-        "the first step at which a tensor held infinities or NaN",
+        "the first step at which a tensor contained infinities or NaN",
     ),
     Term(
         "Mass",
-        "The sum of magnitudes. Half of a gradient's elements may carry a billionth of its mass: underflow "
-        "is given in both, and mass is what matters to training.",
+        "The sum of magnitudes. Half of a gradient's elements may carry a billionth of its mass: underflow is given "
+        "as both shares, and mass is what matters for training.",
         "number-ranges",
-        "what another loss scale would lose, in elements and in mass",
+        "what another loss scale would lose, by elements and by mass",
     ),
     Term(
         "Audit",
         "One batch is replayed with the same weights and random numbers in FP32 and in the run's recipe, and the "
-        "gradients are compared: what was lost is measured then, not predicted.",
+        "gradients are compared. The loss of precision is then measured rather than predicted.",
         "number-ranges",
-        "prediction beside measurement, where a run was audited",
+        "prediction next to measurement, if a run was audited",
     ),
     Term(
         "FP16",
-        "IEEE half precision: 5 exponent bits, 10 stored mantissa bits. Normal from 2⁻¹⁴ to 65504; it needs a loss "
-        "scale because gradients are often smaller.",
+        "IEEE half precision: 5 exponent bits, 10 stored mantissa bits. Normal numbers from 2⁻¹⁴ to 65504; it needs "
+        "a loss scale because gradients are often smaller.",
         "number-ranges",
         "its limits as lines across your gradients",
     ),
     Term(
         "BF16",
-        "FP32's 8 exponent bits with 7 stored mantissa bits: the same range, less precision. It needs no loss scale. "
-        "NVIDIA GPUs from Ampere on multiply it on tensor cores; CPUs with AVX512-BF16 or AMX do too.",
+        "FP32's 8 exponent bits with 7 stored mantissa bits: the same range, less precision. It needs no loss "
+        "scale. NVIDIA GPUs support it on tensor cores from Ampere on; so do CPUs with AVX512-BF16 or AMX.",
         "compare",
-        "its loss, speed and gradients beside FP16 and FP32",
+        "its loss, speed and gradients compared with FP16 and FP32",
     ),
     Term(
         "TF32",
-        "FP32 values whose mantissa the tensor cores round to 10 bits before they multiply; sums stay FP32. It takes "
-        "up 32 bits, so it saves time and no memory. PyTorch has it on for convolutions and off for other products.",
+        "FP32 values whose mantissa tensor cores round to 10 bits before they multiply; sums stay FP32. Values "
+        "still take 32 bits, so it saves time but no memory. PyTorch enables it for convolutions but not for matmul "
+        "by default.",
         "tensor-cores",
         "which GEMM/conv ran in TF32",
     ),
     Term(
         "FP8",
-        "8-bit formats: E4M3 (up to 448) and E5M2 (up to 57344). They need a scale for each tensor. They are no IEEE "
-        "formats, and autocast does not use them.",
+        "8-bit formats: E4M3 (up to 448) and E5M2 (up to 57344). They need a scale per tensor or block. They are "
+        "not IEEE formats, and autocast does not use them.",
         "layer-detail",
-        "what either would lose of a tensor, each with a scale of its own",
+        "what either would lose of a tensor, each with its own scale",
     ),
     Term(
         "Block scale",
-        "A factor that neighbouring values share: 16, 32 or 128 of them along the contraction of a matrix product, or "
-        "a row. 8- and 4-bit formats hold few powers of two; a scale for each block puts its largest value at their "
-        "top, so that an outlier hurts its block and not its tensor.",
+        "A factor shared by neighbouring values: 16, 32 or 128 of them along the contraction of a matrix product, "
+        "or a row. 8- and 4-bit formats have few exponents; a scale per block maps the block's largest value to the "
+        "top of the format, so that an outlier affects only its block.",
         "format-lab",
-        "a block of your own values in each 8- and 4-bit recipe, with the scale that it shares",
+        "a block of your own values in each 8- and 4-bit recipe, with its shared scale",
     ),
     Term(
         "E8M0",
-        "The format of block scales in MX: 8 exponent bits and nothing else, so each scale is a power of two from "
-        "2⁻¹²⁷ to 2¹²⁷.",
+        "The format of block scales in MX: only 8 exponent bits, so each scale is a power of two from 2⁻¹²⁷ to 2¹²⁷.",
         "format-lab",
-        "a block of your own values in each 8- and 4-bit recipe, with the scale that it shares",
+        "a block of your own values in each 8- and 4-bit recipe, with its shared scale",
     ),
     Term(
         "Two-level scaling",
-        "In NVFP4 each block of 16 values has a scale in E4M3, and the whole tensor one in FP32 that brings the "
+        "In NVFP4, each block of 16 values has a scale in E4M3, and the whole tensor has one in FP32 that maps the "
         "largest block scale to the top of E4M3.",
         "format-lab",
-        "a block of your own values in each 8- and 4-bit recipe, with the scale that it shares",
+        "a block of your own values in each 8- and 4-bit recipe, with its shared scale",
     ),
     Term(
         "Saturation",
-        "A value beyond a format's largest becomes that largest value, where overflow would make it infinite. In MX a "
-        "block's largest value may saturate, because its scale is rounded down.",
+        "A value beyond a format's maximum becomes that maximum, instead of infinity. In MX a block's largest value "
+        "may saturate, because its scale is rounded down.",
         "format-lab",
-        "a block of your own values in each 8- and 4-bit recipe, with the scale that it shares",
+        "a block of your own values in each 8- and 4-bit recipe, with its shared scale",
     ),
     Term(
         "Stochastic rounding",
-        "A value is rounded to one of its two neighbours at random, the nearer the likelier, so that the mean is the "
-        "value itself. NVFP4 training rounds gradients so: what is below half a unit is not always lost.",
+        "A value is rounded to one of its two neighbours at random, more likely to the nearer one, so that the mean "
+        "equals the value. NVFP4 training rounds gradients this way, so values below half a unit are not always "
+        "lost.",
         "compare",
-        "the loss of an NVFP4 training with it beside one without",
+        "the loss of an NVFP4 training with and without it",
     ),
     Term(
         "FP32 island",
-        "A module that runs in FP32 inside of an autocast region, because an operator's list says so or somebody "
-        "turned autocast off around it. Values are cast on the way in and on the way out.",
+        "A module that runs in FP32 inside an autocast region, because an operator is on autocast's FP32 list or "
+        "the code turns autocast off around it. Values are cast on the way in and out.",
         "precision-map",
-        "the islands, and the bytes that are cast for each",
+        "the islands, and the bytes cast for each",
     ),
     Term(
         "Cast",
-        "Writing values again in another format. A weight is cast once in an autocast region and then taken from its "
-        "cache; an activation is cast for each operator that reads it. Casts take memory traffic and no arithmetic.",
+        "Converting values to another dtype. A weight is cast once per autocast region and then read from the "
+        "cache; an activation is cast for each operator that reads it. Casts cost memory traffic but no arithmetic.",
         "step-cost",
-        "the share of a step that casts take",
+        "the share of a step spent in casts",
     ),
     Term(
         "Launch-bound",
-        "The GPU finishes its kernels sooner than Python can start new ones, so it waits. Then 16 bits gain nothing: "
-        "larger batches, compiling or CUDA graphs do.",
+        "The GPU finishes kernels faster than Python launches new ones, so it waits. 16 bits then gain nothing; "
+        "larger batches, compilation or CUDA graphs help.",
         "step-cost",
         "the time in which the device was idle between kernels",
     ),
     Term(
         "Tensor core",
-        "A unit of NVIDIA GPUs that multiplies small matrices in one go: in FP16 from compute capability 7.0 on, in "
-        "BF16 and TF32 from 8.0 on, in FP8 from 8.9 on. Only GEMM/conv (matrix products and convolutions) gains from "
-        "it, and only in those formats.",
+        "A unit of NVIDIA GPUs that multiplies small matrices in one instruction: FP16 from compute capability 7.0 "
+        "on, BF16 and TF32 from 8.0, FP8 from 8.9. Only GEMM/conv (matrix products and convolutions) benefits, and "
+        "only in those formats.",
         "tensor-cores",
-        "the share of GEMM/conv time that ran on them, and why the rest did not",
+        "the share of GEMM/conv time on tensor cores, and the reasons for the rest",
     ),
 )
 

@@ -45,7 +45,7 @@ _QUERIES = re.compile(
 )
 """Calls that neither launch nor wait. They can outnumber all others."""
 _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
-"""Calls that start kernels. A copy or a wait is no sign of one: a profiler itself waits for the device."""
+"""Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
 
 
@@ -123,7 +123,7 @@ class Work:
     correlation: "array[int]" = field(default_factory=lambda: array("q"))
     external: "array[int]" = field(default_factory=lambda: array("q"))
     occupancy: "array[float]" = field(default_factory=lambda: array("f"))
-    """Achieved occupancy as the profiler estimates it, percent; NaN where it does not tell, as the next."""
+    """Achieved occupancy as the profiler estimates it, percent; NaN if not estimated, as the next."""
     blocks_per_sm: "array[float]" = field(default_factory=lambda: array("f"))
 
     def __len__(self) -> int:
@@ -266,7 +266,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     events.threads = len(threads)
     if not (len(spans) or len(work)):
-        raise RunError("the trace holds no operator and no kernel; export it with torch.profiler's export_chrome_trace")
+        raise RunError("the trace has no operator and no kernel; export it with torch.profiler's export_chrome_trace")
     return events
 
 

@@ -1,6 +1,6 @@
 """The rows of `collectives` from a trace: one per communication kernel, with the message that it carries.
 
-What a collective carries is told by newer versions of torch in `record_param_comms` and in NCCL's kernels. Of older
+Newer versions of torch record what a collective carries in `record_param_comms` and in NCCL's kernels. Of older
 ones the range around the launch (`nccl:all_reduce`) has the shape and type of the input, and the kernel a name.
 """
 
@@ -170,7 +170,7 @@ def _elements(
     size: int | None,
     kernel: str,
 ) -> tuple[str | None, int | None]:
-    """dtype and number of elements of the whole message; None for what the trace does not tell."""
+    """dtype and number of elements of the whole message; None for what the trace does not record."""
     dtype = dtype_of(str(message.get("dtype", "")))
     elements = max((n for key in ("in", "out") if (n := _whole(message.get(key))) is not None), default=None)
     spans, within = events.spans, inner.get(op, -1)

@@ -90,5 +90,5 @@ def whole_trace(events: TraceEvents, linked: LinkedWork) -> tuple[float, float]:
 
 
 def _calls(events: TraceEvents, times: "array[float]") -> Floats:
-    """Times of the calls that are no allocations: those go on after the work."""
+    """Times of the calls other than allocations, which continue after the work."""
     return np.delete(np.asarray(times), np.asarray(events.allocations.call))

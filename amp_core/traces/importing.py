@@ -30,7 +30,7 @@ def import_traces(
     read. `progress` is called with the name of a trace and the share of it that has been read, 0–1. Raises `RunError`.
     """
     if not paths:
-        raise RunError("traces=[] is empty; give one trace, or one of each rank")
+        raise RunError("traces=[] is empty; give one trace, or one per rank")
     check_new(out)  # before reading the traces, which may take a minute
     traces = _by_rank(
         [

@@ -72,7 +72,7 @@ class TraceStream:
         except (OSError, EOFError, zlib.error) as error:
             raise RunError(f"{self._name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         except RecursionError:
-            raise RunError(f"{self._name} is nested deeper than any trace is") from None
+            raise RunError(f"{self._name} is nested deeper than a trace can be") from None
 
     @property
     def _name(self) -> str:

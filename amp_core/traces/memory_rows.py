@@ -1,6 +1,6 @@
 """The rows of `memory` from a trace that was recorded with `profile_memory=True`.
 
-torch's allocator tells each allocation and free, with the total after it. A row is a stretch of these within one module
+torch's allocator records each allocation and free, with the total after it. A row is a group of these within one module
 or, outside of modules, within one operator: what was held at its end, and the highest in between.
 """
 

@@ -15,7 +15,7 @@ def infer_phases(host: Host, region: Ints, at: Floats) -> Ints:
     inside = {r: np.array(sorted(host.marks[r]), dtype=float).reshape(-1, 2) for r in (BACKWARD, OPTIMIZER, DATA)}
     backward, optimizer, data = inside[BACKWARD], inside[OPTIMIZER], inside[DATA]
     if not len(backward):
-        # Without backward there is no training, and all is forward. With an optimizer it remains unknown.
+        # Without backward there is no training, so everything is forward. With an optimizer it remains unknown.
         phase = region.copy()
         if not len(optimizer):
             phase[region == UNMARKED] = FORWARD

@@ -73,7 +73,7 @@ class Trace:
             notes.append(f"{self.name}: {self.repaired:,} {several} not valid JSON; they were repaired")
         if self.unrecorded:
             calls = f"{self.launches:,} launches" if self.launches else "operators of a GPU"
-            notes.append(f"{self.name}: {calls} and no kernel: work of the device was not recorded")
+            notes.append(f"{self.name}: {calls} but no kernel: device activity was not recorded")
         return notes
 
     @property
@@ -113,12 +113,12 @@ def read_trace(
 ) -> Trace:
     """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else.
 
-    A trace numbers its devices; `accelerator` is their type, by default what the categories of its events tell. AMD's
-    GPUs are `cuda` too, as for torch. `progress` is called with the share of the file that has been read, 0–1.
+    A trace numbers its devices; `accelerator` is their type, by default derived from the categories of its events.
+    AMD's GPUs are `cuda` too, as for torch. `progress` is called with the share of the file that has been read, 0–1.
     """
     if not Path(path).is_file():
         raise RunError(
-            f"trace={os.fspath(path)!r} is no file; give a trace (.json or .json.gz) that the profiler wrote"
+            f"trace={os.fspath(path)!r} is not a file; give a trace (.json or .json.gz) written by the profiler"
         )
     stream = TraceStream(path, progress)
     try:

@@ -153,7 +153,7 @@ def _note(recipe: Recipe, gpu: Gpu) -> str:
     if recipe.quantization is not None and not (recipe.in_hardware and gpu.takes(recipe.in_hardware)):
         return EMULATED
     if gpu.has_tensor_cores is None:
-        return "runs; what this GPU's matrix units do with it is not known"
+        return "runs; support by this GPU's matrix units is unknown"
     if recipe.tf32:
         there = "on tensor cores" if gpu.takes("tf32") else ""
         return there or "the same as fp32: TF32 needs an NVIDIA GPU of compute capability 8.0 or newer"
@@ -164,7 +164,7 @@ def _note(recipe: Recipe, gpu: Gpu) -> str:
     if gpu.takes(FORMAT_OF_DTYPE[low].name):
         return "on tensor cores"
     if low == "float16":
-        return "runs without tensor cores: saves memory, hardly time"
+        return "runs without tensor cores: saves memory but hardly any time"
     return "runs, but emulated: BF16 needs compute capability 8.0 or newer"
 
 
@@ -179,7 +179,7 @@ def _note_on_cpu(recipe: Recipe) -> str:
         return "native"
     flags = cpu_flags()
     if flags is None:
-        return "runs; what this CPU does with it is not known"
+        return "runs; this CPU's native support is unknown"
     names = cpu_abilities(flags)[FORMAT_OF_DTYPE[low].name]
     if names:
         return f"native ({', '.join(names)})"

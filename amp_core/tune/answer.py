@@ -22,7 +22,7 @@ from amp_core.tune.state import Search
 def save_confirmed(search: Search, result: ConfirmResult, undecided: Sequence[ConfirmResult]) -> None:
     """Save the recipe as one that can be shipped. `undecided` are faster ones that the budget did not decide."""
     row = result.row
-    why = " ".join([f"The fastest of those that keep parity: {row.parity}.", *map(undecided_reason, undecided)])
+    why = " ".join([f"The fastest recipe with convergence parity: {row.parity}.", *map(undecided_reason, undecided)])
     _save(search, result.candidate, f"{_title(result.candidate)}: {row.answer}", why)
 
 
@@ -30,14 +30,14 @@ def save_unconfirmed(search: Search, result: ConfirmResult) -> None:
     """Save the recipe as the one that looks fastest while it is undecided whether it can be shipped."""
     speed = _speed(_race_row(search, result))
     summary = (
-        f"{_title(result.candidate)} looks fastest, {speed} × FP32's speed, but whether it learns the same is not told"
+        f"{_title(result.candidate)} looks fastest, {speed} × FP32's speed, but its convergence parity is undecided"
     )
     if not result.needs_s:
         _save(search, result.candidate, f"{summary}: run it with more --steps", undecided_reason(result), sure=False)
         return
     needs = in_round_seconds(result.needs_s)
     more, anew = formatting.duration(result.more_s), formatting.duration(needs)
-    more = f"Some {more} more of trainings may tell: a new search of {anew}."
+    more = f"About {more} more training may decide: a new search of {anew}."
     _save(
         search,
         result.candidate,
@@ -59,7 +59,7 @@ def keep_fp32(search: Search, plain: Candidate, raced: RaceResult) -> None:
         and row.speed_ratio > 1 + SAME_SPEED_FRAC
     ]
     if not maybe:
-        why = "No recipe that was tried is surely faster and learns the same."
+        why = "None of the recipes tried is reliably faster with convergence parity."
         _save(search, plain, f"{_title(plain)}: stay with it", why)
         return
     best = max(maybe, key=lambda candidate: rows[candidate.name].speed_ratio)
@@ -67,7 +67,10 @@ def keep_fp32(search: Search, plain: Candidate, raced: RaceResult) -> None:
     speed = f"{_speed(row)} × FP32's speed ({_speed(row, 'low')}–{_speed(row, 'high')})"
     after = f"after {formatting.plural(row.steps, 'step')} of the race"
     if search.budget.left > 0:
-        why = f"No recipe that was tried is surely faster. {best.name} made {speed} {after}: too little to tell."
+        why = (
+            f"None of the recipes tried is reliably faster. {best.name} reached {speed} {after}, which is not "
+            "conclusive."
+        )
         _save(search, plain, f"{_title(plain)}: stay with it", why)
         return
     budget, steps = search.budget, min(MIN_STEPS, search.config.steps)
@@ -77,10 +80,9 @@ def keep_fp32(search: Search, plain: Candidate, raced: RaceResult) -> None:
     _save(
         search,
         best,
-        f"{_title(best)} looks fastest, but neither its speed nor whether it learns the same is told: run with "
-        f"--budget {needs}",
-        f"The budget was used up in the race: {best.name} made {speed} {after}. The rest of it and {MIN_SEEDS} seeds "
-        f"take about {formatting.duration(racing + confirming)}.",
+        f"{_title(best)} looks fastest, but its speed and convergence parity are undecided: run with --budget {needs}",
+        f"The budget was used up in the race: {best.name} reached {speed} {after}. The rest of the race and "
+        f"{MIN_SEEDS} seeds take about {formatting.duration(racing + confirming)}.",
         needs_s=float(needs),
         sure=False,
     )
@@ -90,7 +92,7 @@ def undecided_reason(result: ConfirmResult) -> str:
     """Why it is undecided whether the recipe can be shipped."""
     name, row = result.candidate.name, result.row
     if not result.seeds:
-        return f"{name} was not trained beside FP32 over any seed."
+        return f"{name} was not trained alongside FP32 for any seed."
     reason = row.parity if row.parity.startswith("cannot tell") or not row.parity else f"{row.parity}; {row.out}"
     seeds = f"{formatting.plural(result.seeds, 'seed')} of {formatting.plural(row.steps, 'step')}"
     return f"{name} over {seeds}, at {_speed(row)} × FP32's speed: {reason or row.out}."

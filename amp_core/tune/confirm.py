@@ -7,7 +7,7 @@
 A recipe can be shipped if two things are certain:
 
 1. *It is faster than FP32*: the 95 % interval of its speed lies above 1, and the speed above 1 by a margin
-   (`amp_core.analysis.comparison.ratios`). The race counts, and each seed in which it took turns with FP32.
+   (`amp_core.analysis.comparison.ratios`). The race counts, and each seed in which it was interleaved with FP32.
 2. *It keeps parity*: its final loss, and its held-out loss if there is one, are better than FP32's or at most two
    standard deviations between seeds worse (`amp_core.analysis.comparison.parity`). Shipping a recipe claims
    equivalence, so equivalence is what two one-sided tests must show (Schuirmann, "A comparison of the two one-sided

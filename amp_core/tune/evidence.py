@@ -45,7 +45,7 @@ def measured_row(
 ) -> Tried:
     """The row of `runs` against the runs `first` of another recipe.
 
-    Speed is taken from `pairs` of runs that took turns, else from all pairs in order. In the stage `confirm` parity is
+    Speed is taken from `pairs` of interleaved runs, else from all pairs in order. In the stage `confirm` parity is
     tested too, as one of repeated tests, since more seeds may follow.
     """
     row = unmeasured_row(candidate, stage, against, runs, into, out)
@@ -73,10 +73,10 @@ def measured_row(
 def in_words(row: Tried) -> str:
     """One line of text for a row."""
     if row.speed_verdict == "reference":
-        return f"  {row.name}: what the others are held against"
+        return f"  {row.name}: the baseline"
     parts = [formatting.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)]
     if row.parity:
         parts.append(row.parity)
     if row.out and row.out != row.parity:
-        parts.append(f"out: {row.out}")
+        parts.append(f"eliminated: {row.out}")
     return f"  {row.name}: {'; '.join(parts)}"

@@ -129,7 +129,7 @@ def largest_batch(
         else:
             fails = batch_size
         if trial.failed and fails == 1:
-            raise RunError(f"a training with batch_size=1 fails, and not for memory: {trial.why}")
+            raise RunError(f"a training with batch_size=1 fails for a reason other than memory: {trial.why}")
         batch_size = _next(fits, fails, most, trials, limit_bytes)
     tried = [t.batch_size for t in trials if not t.fits]
     return MaxBatch(
@@ -145,10 +145,10 @@ def check(config: TrainConfig, *, limit_bytes: int | None, most: int, timeout_s:
     """Raise `RunError` for arguments with which no search is possible."""
     if config.spec is None:
         raise RunError(
-            f"workload={config.workload!r} makes its own batches; give a built-in one to search its batch size"
+            f"workload={config.workload!r} makes its own batches; give a built-in workload to search its batch size"
         )
     if config.device == "auto":
-        raise RunError("device='auto' does not say what guards the memory; give cpu, cuda or cuda:N")
+        raise RunError("device='auto' does not say whose memory is limited; give cpu, cuda or cuda:N")
     for name, value in (("most", most), ("memory_limit", limit_bytes if limit_bytes is not None else 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise RunError(f"{name}={value!r} is not possible; give a whole number of 1 or more")
@@ -207,7 +207,9 @@ def try_batch(config: TrainConfig, limit_bytes: int | None, timeout_s: float) ->
                 raise
         result = _result(Path(folder), child.returncode, killed)
     if "error" in result:
-        raise RunError(f"a training with batch_size={config.batch_size} fails, and not for memory: {result['error']}")
+        raise RunError(
+            f"a training with batch_size={config.batch_size} fails for a reason other than memory: {result['error']}"
+        )
     if "refused" in result:
         raise RunError(str(result["refused"]))
     return Trial(
@@ -244,7 +246,7 @@ def _watch_over(
         try:
             if watched is not None and limit_bytes is not None and watched.memory_info().rss > limit_bytes:
                 child.kill()
-                return f"its resident set passed {formatting.size(limit_bytes)}"
+                return f"its resident set exceeded {formatting.size(limit_bytes)}"
         except psutil.NoSuchProcess:
             continue
         if time.monotonic() > until:
@@ -265,7 +267,7 @@ def _result(folder: Path, code: int, killed: str | None) -> dict[str, object]:
     if code == -signal.SIGKILL:
         return {"fits": False, "why": "the system killed it, as it does when memory runs out"}
     text = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return {"error": f"its process ended with code {code}{': ' + text[-1] if text else ''}"}
+    return {"error": f"its process exited with code {code}{': ' + text[-1] if text else ''}"}
 
 
 def free_bytes() -> int:

@@ -101,9 +101,9 @@ def options(lead: Candidate, probe_run: Run, seconds_left: float, start_s: float
     linear = [n for n, kind in _facts(probe_run, "layers").items() if kind == "Linear"]
     odd = [n for n in linear if any(size % TILE for size in shapes.get(f"{n}.weight", []))]
     if gpu is None or not gpu.has_tensor_cores:
-        choices.leave_out("padding", "is for tensor cores, and there are none here")
+        choices.leave_out("padding", "helps on tensor cores, which this device lacks")
     elif not odd or config.precision == "fp8":
-        choices.leave_out("padding", f"the sizes of all its linear layers are multiples of {TILE}")
+        choices.leave_out("padding", f"all linear layers already have sizes that are multiples of {TILE}")
     elif config.pad_to is None:
         choices.add(
             "padding", dataclasses.replace(config, pad_to=TILE), f"for {formatting.plural(len(odd), 'linear layer')}"
@@ -113,7 +113,7 @@ def options(lead: Candidate, probe_run: Run, seconds_left: float, start_s: float
     elif seconds_left < max(COMPILE_S, COMPILE_START_RATIO * start_s):
         time_left = formatting.duration(max(seconds_left, 0.0))
         choices.leave_out(
-            "compile", f"takes a minute or more, and {time_left} of the budget are left; give a larger one"
+            "compile", f"takes a minute or more, but only {time_left} of the budget is left; give a larger one"
         )
     elif not config.compile:
         choices.add("compile", dataclasses.replace(config, compile=True), "torch.compile")
@@ -135,13 +135,13 @@ def _scaled(config: TrainConfig, probe_run: Run) -> tuple[TrainConfig, str]:
     """FP16 with the loss scale that the safe window recommends, unless `config` sets one."""
     default = TrainConfig()
     if (config.loss_scale, config.init_scale) != (default.loss_scale, default.init_scale):
-        return config, "the loss scale that was asked for"
+        return config, "the loss scale given"
     try:
         window = safe_window(probe_run, "fp16")
     except RunError as error:
-        return config, f"PyTorch's own scale: {error}"
+        return config, f"PyTorch's default: {error}"
     if not window.exists:
-        return config, f"PyTorch's own scale. {window.why}"
+        return config, f"PyTorch's default. {window.why}"
     scale = min(max(window.recommended, 1.0), 2.0**24)
     low, high = formatting.scale(window.lowest), formatting.scale(window.highest)
     note = f"loss scale from {formatting.scale(scale)}: safe from {low} to {high}"
@@ -159,10 +159,12 @@ def _islands(probe_run: Run) -> tuple[tuple[str, ...], str]:
         narrow = set()
     islands = tuple(name for name in layers if name in wide | narrow)
     if not islands:
-        return (), "every activation fits FP16, and one loss scale serves every gradient"
+        return (), "every activation fits FP16, and one loss scale suits every gradient"
     if len(islands) > MAX_ISLANDS_FRAC * len(layers):
         return (), f"{len(islands)} of {len(layers)} layers would have to stay in FP32"
-    reasons = ["activations too large for FP16"] * bool(wide) + ["gradients that no common scale serves"] * bool(narrow)
+    reasons = ["activations too large for FP16"] * bool(wide) + ["gradients that no common loss scale suits"] * bool(
+        narrow
+    )
     return islands, f"{', '.join(islands)} in FP32: {' and '.join(reasons)}"
 
 
@@ -180,7 +182,9 @@ def _narrower(choices: Choices, plain: TrainConfig, probe_run: Run, gpu: Gpu | N
     fit = [n for n in linear[:-1] if not any(size % FP8_TILE for size in shapes.get(f"{n}.weight", [1]))]
     for name, recipe in RECIPES.items():
         if recipe.quantization is not None and recipe.in_hardware is None:
-            choices.leave_out(name, f"{EMULATED}; ampscope compare --precisions fp32,bf16,{name} shows what it learns")
+            choices.leave_out(
+                name, (f"{EMULATED}; ampscope compare --precisions fp32,bf16,{name} shows its convergence")
+            )
     if gpu is None or not gpu.takes("fp8"):
         choices.leave_out("fp8", "needs an NVIDIA GPU of compute capability 8.9 or newer")
     elif find_spec("torchao") is None:

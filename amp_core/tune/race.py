@@ -54,7 +54,7 @@ class RaceResult:
 
 
 def race(search: Search, stage: str, candidates: Sequence[Candidate], share: float) -> RaceResult:
-    """Train the candidates in turns, and add a row for each. The first is the baseline.
+    """Train the candidates interleaved, and add a row for each. The first is the baseline.
 
     Raises `RunError` if the baseline fails.
     """
@@ -75,7 +75,7 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
             watcher.out.setdefault(place, f"failed before its first step (exit code {code})")
     baseline = runs.get(0)
     if baseline is None or 0 in watcher.out:
-        raise RunError(f"{names[0]} itself fails: {watcher.out.get(0)}; mend that first")
+        raise RunError(f"{names[0]} itself fails: {watcher.out.get(0)}; fix that first")
     for place, run in runs.items():
         budget.took(names[place], run)
     for place, candidate in enumerate(candidates):
@@ -205,7 +205,7 @@ def _surely_slower(lead: Sequence[Run], other: Sequence[Run], *, baseline: bool)
 
 def _clearly_slower(ratio: ratios.Ratio) -> bool:
     """Whether the whole interval lies beyond the margin. It is tested after each round for each pair, so equally fast
-    recipes now and then have an interval that excludes 1."""
+    recipes occasionally have an interval that excludes 1."""
     return ratio.speed_verdict == "slower" and ratio.high < 1 / (1 + ratios.SAME_SPEED_FRAC)
 
 

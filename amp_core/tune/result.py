@@ -24,9 +24,9 @@ from amp_core.store.atomic import replace_file
 FILE = "tune.json"
 SCHEMA = 1
 STAGES = {
-    "race": "precisions race each other",
+    "race": "race of the precisions",
     "confirm": "the fastest, against FP32 over several seeds",
-    "options": "options race the recipe that was confirmed",
+    "options": "race of the options on the confirmed recipe",
 }
 
 
@@ -132,9 +132,13 @@ def load_tuned(folder: str | os.PathLike[str]) -> Tuned:
     except RunError:
         raise
     except OSError as error:
-        raise RunError(f"folder={str(folder)!r} holds no search: {error.strerror}; give one of ampscope tune") from None
+        raise RunError(
+            f"folder={str(folder)!r} holds no search: {error.strerror}; give the folder of an ampscope tune search"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise RunError(f"{file} is not what ampscope tune writes; tune again into a new folder") from None
+        raise RunError(
+            f"{file} was not written by ampscope tune, or is damaged; tune again into a new folder"
+        ) from None
 
 
 def _row(row: Mapping[str, Any]) -> Tried:

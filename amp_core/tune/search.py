@@ -4,7 +4,7 @@
     >>> result.answer, result.config["precision"]
 
 1. A short FP32 run is watched in full. It gives the loss scale for FP16, its FP32 islands, and what cannot work.
-2. The precisions race in turns, a block of steps each. A recipe that breaks or is surely slower leaves (`race`).
+2. The precisions race, interleaved in blocks of steps. A recipe that fails or is surely slower leaves (`race`).
 3. The fastest trains over several seeds beside FP32 until it is decided whether it can be shipped (`confirm`). If it
    cannot, the next fastest follows. If none can, the answer is FP32.
 4. Options race the confirmed recipe. The surely faster ones are combined and confirmed as in 3.
@@ -80,10 +80,10 @@ def _run(search: Search) -> Tuned:
         _stages(search)
     except Ended as ended:
         status = "stopped" if ended.code == 130 else "failed"
-        search.save(status=status, why=search.result.why or "The search ended before it had an answer.")
+        search.save(status=status, why=search.result.why or "The search ended before it reached an answer.")
         raise
     except KeyboardInterrupt:
-        search.save(status="stopped", why=search.result.why or "The search was stopped before it had an answer.")
+        search.save(status="stopped", why=search.result.why or "The search was stopped before it reached an answer.")
         raise
     except RunError as error:
         search.save(status="failed", why=formatting.sentence(error))
@@ -125,7 +125,7 @@ def _stages(search: Search) -> None:
 
 def _probe(search: Search) -> Run:
     """A short FP32 run, watched in full."""
-    search.on_progress(f"looking at the workload in fp32 for {PROBE_STEPS} steps")
+    search.on_progress(f"tracing the workload in fp32 for {PROBE_STEPS} steps")
     steps = min(PROBE_STEPS, search.config.steps)
     config = dataclasses.replace(
         search.config,
@@ -142,7 +142,7 @@ def _probe(search: Search) -> Run:
     search.train([("look", member)], steps)
     probe_run = load_run(member.folder)
     if why := failure_reason(probe_run):
-        raise RunError(f"workload={search.config.workload!r} does not train in fp32: {why}; mend that first")
+        raise RunError(f"workload={search.config.workload!r} does not train in fp32: {why}; fix that first")
     search.budget.took("fp32", probe_run)
     search.budget.start_s = max(0.0, search.budget.used - began - float(probe_run.steps["step_ms"].sum()) / 1e3)
     search.budget.probe_s = search.budget.used
@@ -177,7 +177,7 @@ def _options(search: Search, plain: Candidate, base: Candidate, extra: Sequence[
     budget, least = search.budget, min(MIN_STEPS, search.config.steps)
     confirming = budget.takes([plain.name, base.name], least, OPTIONS_SEEDS)
     if budget.left < budget.takes(names, RACE_STEPS[0]) + confirming:
-        why = "too little of the budget is left to race and confirm them; give a larger one"
+        why = "the remaining budget is too small to race and confirm them; give a larger one"
         search.leave_out([(", ".join(names[1:]), why)])
         return []
     named = [dataclasses.replace(c, name=f"{base.name}+{c.name}") for c in extra]

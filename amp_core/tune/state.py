@@ -20,7 +20,7 @@ FIRST_STEP_ONLY = 10**6
 
 
 class Ended(Exception):  # noqa: N818 - no error: it carries the exit code of trainings that reported their errors
-    """A training refused its settings (2), or the search was asked to stop (130)."""
+    """A training refused its settings (2), or the search received a stop request (130)."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -28,8 +28,8 @@ class Ended(Exception):  # noqa: N818 - no error: it carries the exit code of tr
 
 
 Trainer = Callable[[Sequence[Member], int, Callable[[int], None], Callable[[int], Collection[int]] | None], list[int]]
-"""Trains members in turns: `interleave` with the search's pool, or a test's own. Takes the members, steps per block, a
-progress callback and a callback for the indices that continue; returns exit codes."""
+"""Trains members interleaved: `interleave` with the search's pool, or a test's own. Takes the members, steps per block,
+a progress callback and a callback for the indices that continue; returns exit codes."""
 
 
 class Search:
@@ -62,7 +62,8 @@ class Search:
         block_steps: int,
         keep: Callable[[int], Collection[int]] | None = None,
     ) -> list[int]:
-        """Train these in turns; returns exit codes. Raises `Ended` if they were stopped or refused their settings."""
+        """Train these interleaved; returns exit codes. Raises `Ended` if they were stopped or refused their
+        settings."""
         codes = self._trainer([member for _, member in named], block_steps, lambda _done: None, keep)
         stopped = len(codes) < len(named) or (keep is None and 130 in codes)  # with `keep`, 130 marks those that left
         if stopped or 2 in codes:

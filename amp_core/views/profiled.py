@@ -36,7 +36,7 @@ class Titled:
 
 def _memory_parts(run: Run, ask: Ask, step: int | None = None) -> Titled:
     breakdown = ask(memory_breakdown, run, step) if step is not None else ask(memory_breakdown, run)
-    title = "Held in tensors, at most" if breakdown.on_cpu else "Memory at the peak"
+    title = "Peak tensor memory" if breakdown.on_cpu else "Memory at the peak"
     return Titled(memory_parts([breakdown], [run.name]), title)
 
 

@@ -122,7 +122,7 @@ def main(repeats: int, now: Callable[[], float]) -> int:
         variants = {"first": {"products": products}, "second": {"products": products + extra}}
         with tempfile.TemporaryDirectory() as folder:
             row = compare(by_turns(Path(folder), variants, STEPS, repeat)).table.iloc[1]
-        same = str(row["parity"]).startswith("within noise: the loss is the same at each step")
+        same = str(row["parity"]).startswith("within noise: the loss is bitwise identical at every step")
         return str(row["speed_verdict"]) if same else "the losses differ"
 
     def biased(repeat: int) -> str:

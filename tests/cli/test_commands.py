@@ -39,19 +39,19 @@ def train(folder, *more):
         (["train", "--out", "x", "--size", "huge"], "size='huge' is unknown; choose one of tiny, mini"),
         (["train", "--out", "x", "--precision", "fp12"], "precision='fp12' is unknown; choose one of fp32"),
         (["train", "--out", "x", "--batch-size", "-4"], "batch_size=-4 is not possible; give a whole number of 1"),
-        (["train", "--out", "x", "--profile", "500:503"], "profile='500:503' begins at step 500, and steps=200"),
+        (["train", "--out", "x", "--profile", "500:503"], "profile='500:503' starts at step 500, but steps=200"),
         (["train", "--out", "x", "--steps", "ten"], "steps='ten' is not possible; give a whole number"),
         (["train", "--out", "x", "--loss-scale", "static"], "loss_scale='static' is unknown; give dynamic or"),
-        (["train", "--out", "x", "--workload", "no.py:f"], "there is no file no.py"),
+        (["train", "--out", "x", "--workload", "no.py:f"], "the file no.py does not exist"),
         (["train", "--out", "x", "--config", "no.json"], "config='no.json' cannot be read"),
         (["compare", "--out", "x", "--precisions", "fp32,fp9"], "precisions='fp9' is unknown; choose one of fp32"),
         (["compare", "--out", "x", "--precisions", "fp32,fp32"], "precisions='fp32,fp32' names fp32 twice"),
-        (["compare", "--out", "x", "--workload", "no.py:f"], "there is no file no.py"),
+        (["compare", "--out", "x", "--workload", "no.py:f"], "the file no.py does not exist"),
         (
             ["compare", "--out", "x", "--precisions", "fp32,bf16", "--loss-scale", "128"],
             "loss_scale=128.0 has no effect",
         ),
-        (["tune", "no.py:f", "--device", "cpu"], "there is no file no.py"),
+        (["tune", "no.py:f", "--device", "cpu"], "the file no.py does not exist"),
         (["pack", "no-run"], "path='no-run' does not exist"),
         (["unpack", "no.zip", "--out", "x"], "no.zip"),
     ],
@@ -88,7 +88,7 @@ def test_the_flags_of_a_training_reproduce_its_settings(settings):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")
 def test_a_missing_cuda_device_is_exit_code_2(tmp_path, capsys):
     assert train(tmp_path / "r", "--device", "cuda") == 2
-    assert "device='cuda' is not there" in capsys.readouterr().err
+    assert "device='cuda' is not available" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
 
@@ -109,12 +109,12 @@ def test_no_training_is_written_into_an_existing_run(tmp_path, capsys):
     capsys.readouterr()
     (tmp_path / "file").write_text("a file, not a folder")
     for argv, output in (
-        (["train", "--out", run / "again"], "lies inside of the run"),
+        (["train", "--out", run / "again"], "is inside the run"),
         (["compare", "--out", run], "is a run; give a folder that does not exist yet"),
-        (["compare", "--out", run / "steps"], "lies inside of the run"),
-        (["tune", "--out", run / "tune", "--device", "cpu"], "lies inside of the run"),
-        (["compare", "--out", tmp_path / "file"], "is a file, or lies below one"),
-        (["tune", "--out", tmp_path / "file", "--device", "cpu"], "is a file, or lies below one"),
+        (["compare", "--out", run / "steps"], "is inside the run"),
+        (["tune", "--out", run / "tune", "--device", "cpu"], "is inside the run"),
+        (["compare", "--out", tmp_path / "file"], "is a file, or inside one"),
+        (["tune", "--out", tmp_path / "file", "--device", "cpu"], "is a file, or inside one"),
     ):
         assert main([os.fspath(part) for part in argv]) == 2
         err = capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_a_comparison_as_text_has_only_measured_columns():
     text = in_full(result, gradient_agreement(runs), updates)
     assert text.startswith("differs")
     assert not any(word in text for word in ("updates of weights", "J/sample", "tensor cores"))
-    assert "fp16-underflow: gradients are 0.1" in text and " off FP32's in the median layer, " in text
+    assert "fp16-underflow: gradients deviate from FP32 by 0.1" in text and " in the median layer, " in text
     assert "fp32: gradients" not in text
     result.table["energy_j"], result.table["tensor_frac"] = [0.51, 0.25], [0.0, 0.875]
     updates.loc[1, ["tensors", "still", "lost_mass_frac", "cure"]] = [14, 12, 0.8765, "kahan summation"]

@@ -17,7 +17,7 @@ from amp_core.train.engine.torchrun import launch
 
 
 def broken_off(folder):
-    """A run of two ranks, the second of which was killed and wrote no end."""
+    """A run of two ranks, the second of which was killed without recording an end."""
     writers = [RunWriter(folder, rank=rank, world_size=2, config={"precision": "fp16"}) for rank in (0, 1)]
     for writer in writers:
         writer.event("started", value=1000.0)
@@ -71,7 +71,10 @@ def test_a_stopped_launch_has_not_failed(tmp_path, torchrun_ends):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"nproc": 0}, "nproc=0 is not possible"), ({"nproc": 2, "device": "cuda:1"}, "needs one each; choose cuda")],
+    [
+        ({"nproc": 0}, "nproc=0 is not possible"),
+        ({"nproc": 2, "device": "cuda:1"}, "needs one device each; choose cuda"),
+    ],
 )
 def test_invalid_numbers_of_processes_are_refused(settings, message):
     with pytest.raises(RunError, match=message):
@@ -100,4 +103,4 @@ def test_two_processes_train_from_the_command_line(tmp_path):
 def test_several_processes_do_not_share_the_memory_of_one(capsys):
     command = ["train", "--workload", "digits-cnn", "--precision", "fp32", "--nproc", "2", "--out", "memory://x/a"]
     assert main(command) == 2
-    assert "memory of one process, and nproc=2" in capsys.readouterr().err
+    assert "memory of one process, but nproc=2" in capsys.readouterr().err

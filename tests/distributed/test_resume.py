@@ -110,7 +110,7 @@ def test_the_engine_refuses_to_resume_without_a_usable_checkpoint(tmp_path):
         train(config, tmp_path / "none", resume=True)
     train(dataclasses.replace(config, checkpoint_every=1), tmp_path / "run")
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(RunError, match="no checkpoint that can be read"):
+    with pytest.raises(RunError, match="not a readable checkpoint"):
         train(config, tmp_path / "run", resume=True)
 
 
@@ -135,10 +135,10 @@ def test_the_command_resumes_with_the_settings_of_the_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--steps", "3"), "steps=3 is what the run is to make in all, and it has made 4; give more"),
-        ((), "steps=4 is what the run is to make in all, and it has made 4; give more"),
-        (("--steps", "9", "--precision", "bf16"), "precision='bf16' is not what the run in"),
-        (("--steps", "9", "--lr", "5"), "lr=5.0 is not what the run in"),
+        (("--steps", "3"), "steps=3 is the total number of steps, and the run has already made 4; give more"),
+        ((), "steps=4 is the total number of steps, and the run has already made 4; give more"),
+        (("--steps", "9", "--precision", "bf16"), "precision='bf16' differs from the setting of the run in"),
+        (("--steps", "9", "--lr", "5"), "lr=5.0 differs from the setting of the run in"),
     ],
 )
 def test_a_resume_with_other_settings_or_no_steps_left_is_refused(tmp_path, capsys, flags, message):

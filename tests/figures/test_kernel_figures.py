@@ -22,11 +22,11 @@ def test_tensor_core_classes_fill_the_whole_bar_and_differ_in_hatching(runs: dic
     shares = tensor_core_shares(runs["profiled"])
     figure = tensor_core_figure(shares)
     assert [trace.name for trace in figure.data] == [
-        "on tensor cores", "unknown by name", "GEMM/conv not on tensor cores", "no GEMM/conv",
+        "on tensor cores", "unclassified", "GEMM/conv not on tensor cores", "no GEMM/conv",
     ]  # fmt: skip
     assert np.sum([trace.x for trace in figure.data], axis=0) == pytest.approx([1.0, 1.0], rel=1e-6)
     assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in figure.data}) == 4
-    assert [bar(figure, n).marker.pattern.shape for n in ("on tensor cores", "unknown by name")] == ["", "/"]
+    assert [bar(figure, n).marker.pattern.shape for n in ("on tensor cores", "unclassified")] == ["", "/"]
     yes = shares.set_index(["answer", "of"]).loc["yes", "frac"]
     assert bar(figure, "on tensor cores").x.tolist() == pytest.approx(yes.tolist(), rel=1e-6)
     assert figure.layout.meta["alt"].startswith(
@@ -44,7 +44,7 @@ def test_kernels_are_drawn_longest_first_with_their_tensor_core_class(runs: dict
     }
     assert [drawn[str(i)] for i in range(len(table))] == pytest.approx(table["time_frac"].tolist(), rel=1e-6)
     at = {trace.name: set(trace.y) for trace in figure.data if trace.type == "bar"}
-    for name, answer in (("on tensor cores", "yes"), ("unknown by name", "unknown")):
+    for name, answer in (("on tensor cores", "yes"), ("unclassified", "unknown")):
         assert at[name] == {str(i) for i in table.index[table["tensor_core"] == answer]}
     assert at["GEMM/conv not on tensor cores"] == {str(table.index[table["name"].str.contains("simt")][0])}
 

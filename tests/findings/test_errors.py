@@ -14,7 +14,7 @@ from amp_core.store.writer import RunWriter
     [
         ({"class": "Adam"}, "has a gradient"),  # a missing record does not indicate parameters of another model
         ({"class": "Adam", "parameters": 4, "outside_model": 0}, "has a gradient"),
-        ({"class": "Adam", "parameters": 4, "outside_model": 4}, "has a gradient (they are not the model's)"),
+        ({"class": "Adam", "parameters": 4, "outside_model": 4}, "has a gradient (they do not belong to the model)"),
     ],
 )
 def test_parameters_are_called_foreign_only_if_that_was_recorded(
@@ -36,7 +36,7 @@ def test_an_unknown_call_is_not_parsed_as_an_optimizer_index(tmp_path: Path) -> 
     assert finding.where == "Adam (optimizer 0)"
 
 
-@pytest.mark.parametrize(("steps", "text"), [(1, "called twice for one step"), (0, "before any optimizer stepped")])
+@pytest.mark.parametrize(("steps", "text"), [(1, "called twice for one step"), (0, "before any optimizer step")])
 def test_an_update_without_a_step_is_not_reported_as_missing_gradients(steps: int, text: str, tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam"], "optimizer_settings": [{}]})
     if steps:
@@ -55,4 +55,4 @@ def test_the_largest_modules_entirely_in_16_bits_are_named(tmp_path: Path) -> No
         writer.append("steps", {"step": [0]})
     (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "half-model"]
     assert finding.where == "blocks.1.mlp" and finding.value == 0.5
-    assert finding.title.startswith("blocks.1.mlp and 2 more modules were turned to float16: 4 of 8 parameters")
+    assert finding.title.startswith("blocks.1.mlp and 2 more modules were converted to float16: 4 of 8 parameters")

@@ -40,7 +40,7 @@ def test_forward_comes_before_the_gradients_that_it_spoils(tmp_path: Path) -> No
     assert {by_code[c].where for c in ("activation-overflow", "loss-nonfinite", "scale-collapse")} == {"blocks.1.up"}
     assert by_code["loss-nonfinite"].follows == by_code["scale-collapse"].follows == "activation-overflow"
     assert by_code["activation-overflow"].follows == ""
-    assert by_code["activation-overflow"].title.endswith("(Linear) overflows float16 from input of up to 300")
+    assert by_code["activation-overflow"].title.endswith("(Linear) overflows float16, from inputs of up to 300")
 
 
 def test_an_input_without_a_recorded_magnitude_is_not_mentioned(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_loss_that_rose_while_all_values_were_finite_is_a_divergence(
     finding = by_code["loss-nonfinite"]
     rose = "588" if broken == "backward" else "800"  # the last step's own gradients were not finite
     assert finding.where == "learning rate" and finding.follows == "" and "activation-overflow" not in by_code
-    assert f"the loss rose {rose}-fold while all was finite" in finding.title or broken == "backward"
+    assert f"the loss rose {rose}-fold while every value was still finite" in finding.title or broken == "backward"
     assert "learning rate" in finding.advice and not re.search("float16|float32|bfloat16", finding.advice)
 
 

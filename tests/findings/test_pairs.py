@@ -12,7 +12,7 @@ def test_a_run_that_learns_worse_than_its_baseline_is_reported(tmp_path: Path) -
     broken = load_run(write(tmp_path / "fp16", "healthy", loss_breaks_at=60))
     (finding,) = [f for f in diagnose(broken, baseline) if f.code == "amp-loss-gap"]
     assert finding.where == "loss" and finding.title.startswith(
-        "The run learns worse than fp32: the loss is not finite"
+        "The run converges worse than fp32: the loss is not finite"
     )
     assert finding.follows == "loss-nonfinite"
     assert not [f for f in diagnose(broken) if f.code == "amp-loss-gap"]

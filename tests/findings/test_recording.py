@@ -41,11 +41,11 @@ def test_a_run_without_steps_is_an_error_once_it_has_ended(tmp_path: Path) -> No
     assert not recorded(tmp_path / "imported", steps=0, watching=False)
     backward = ("calls", " ".join(["backward"] * 60), "", 0)
     (finding,) = recorded(tmp_path / "failed", backward, steps=0, status="failed")
-    assert "backward was called 60 times or more" in finding.title and "optimizer" in finding.advice
+    assert "backward was called at least 60 times" in finding.title and "optimizer" in finding.advice
 
 
 def test_the_recorder_s_reason_for_missing_steps_is_reported(tmp_path: Path) -> None:
-    text = "watching failed, and nothing is recorded; the training goes on: TypeError: complex gradients"
+    text = "watching failed, and nothing is recorded; training continues: TypeError: complex gradients"
     (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", text, 0), steps=0)
     assert finding.severity == "error" and "complex gradients" in finding.title
 
@@ -83,7 +83,7 @@ def test_calls_for_one_of_two_optimizers_do_not_count_for_the_other(tmp_path: Pa
     ("name", "text", "severity", "where"),
     [
         ("not recorded", "watching failed, and nothing is sampled until step 19; …: MemoryError", "warning", "watch"),
-        ("not recorded", "rows lost, for which memory had no room: 40 of tensors", "warning", "run folder"),
+        ("not recorded", "rows lost because memory was full: 40 of tensors", "warning", "run folder"),
         ("not recorded", "Branches stopped at step_ended: KeyError: 3", "warning", "watch"),
         ("not recorded", "steps: another optimizer steps than the one given", "warning", "steps"),
         ("not recorded", NO_MORE_STEPS.format(count=60), "warning", "steps"),
@@ -118,13 +118,13 @@ def test_warnings_of_the_recorder_are_reported(
     ("text", "advised"),
     [
         (NO_STEP, "torch.optim.Optimizer"),
-        (NOTHING, "the model and the optimizer that the loop uses"),
+        (NOTHING, "the model and optimizer that the loop uses"),
         (NO_MORE_STEPS.format(count=60), "torch.optim.Optimizer"),
         (NO_LOSS.format(step=3), "Log the loss"),
-        (NO_FORWARD, "the model and the optimizer that the loop uses"),
-        (NO_FORWARD_ANY_MORE, "the model and the optimizer that the loop uses"),
-        (NO_VALUES, "weights before `watch`"),
-        (UNSEEN, "outside of the graph"),
+        (NO_FORWARD, "the model and optimizer that the loop uses"),
+        (NO_FORWARD_ANY_MORE, "the model and optimizer that the loop uses"),
+        (NO_VALUES, "weights before calling `watch`"),
+        (UNSEEN, "outside the graph"),
         ("loss scale and skipped steps: a GradScaler is at work that watch was not given", "the scaler"),
         ("operators: another TorchDispatchMode was active", "another mode"),
     ],

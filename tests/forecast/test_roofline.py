@@ -24,14 +24,14 @@ def trace(recipe="fp32", flops=0.0, moved=0.0, count=1, samples=8, memory=None):
 def test_the_time_of_a_large_product_is_its_flops_over_the_peak():
     work = trace("amp", flops=312e12).work
     time = device_time(work, A100, "fp16", FULL)
-    assert time.total_us == pytest.approx(1e6) and time.bound_by == "matrix work"
+    assert time.total_us == pytest.approx(1e6) and time.bound_by == "GEMM/conv"
     assert device_time(trace(flops=19.5e12).work, A100, "fp32", FULL).total_us == pytest.approx(1e6)
     assert device_time(trace(flops=156e12).work, A100, "tf32", FULL).total_us == pytest.approx(1e6)
 
 
 def test_the_time_of_an_elementwise_operator_is_its_bytes_over_the_bandwidth():
     time = device_time(trace(moved=2039e9).work, A100, "fp32", FULL)
-    assert time.total_us == pytest.approx(1e6) and time.bound_by == "memory traffic"
+    assert time.total_us == pytest.approx(1e6) and time.bound_by == "memory bandwidth"
 
 
 def test_the_time_of_many_small_operators_is_that_of_the_host():
@@ -144,5 +144,5 @@ def test_gpus_without_8_or_4_bits_say_so_and_without_shares_nothing_changes():
 
 @pytest.mark.parametrize("wrong", [1.5, -0.1, "half", True, math.nan])
 def test_a_share_beyond_one_is_refused(wrong):
-    with pytest.raises(RunError, match=r"^fp4_frac=.* is no share; give a number from 0 to 1"):
+    with pytest.raises(RunError, match=r"^fp4_frac=.* is not a share; give a number from 0 to 1"):
         forecast((trace(), trace("amp")), ["B200"], fp4_frac=wrong)

@@ -93,7 +93,7 @@ def test_the_command_prints_that_nothing_was_measured(runs, capsys):
     [
         (["--gpu", "A100"], "RUN or --workload"),
         (["--workload", "text-gpt", "--gpu", "GTX"], "gpu='GTX'"),
-        (["somewhere", "--size", "tiny"], "size goes with --workload"),
+        (["somewhere", "--size", "tiny"], "size applies to --workload"),
         (["--workload", "text-gpt", "--size", "huge"], "size"),
     ],
 )

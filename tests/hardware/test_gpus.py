@@ -57,13 +57,13 @@ def test_each_generation_has_the_formats_of_its_white_paper(name):
 def test_turing_gpus_without_tensor_cores_are_known_by_name(name):
     gpu = Gpu(name, (7, 5))
     assert gpu.has_tensor_cores is False and not any(gpu.takes(p) for p in PRECISIONS)
-    assert gpu.in_words().startswith("No tensor cores, though compute capability 7.5")
+    assert gpu.in_words().startswith("No tensor cores, despite compute capability 7.5")
     assert first_recipe(gpu).recipe == "fp32" and "Without tensor cores" in first_recipe(gpu).why
 
 
 def test_gpus_before_volta_have_no_tensor_cores():
     text = Gpu("Tesla P100", (6, 0)).in_words()
-    assert text == "No tensor cores: they came with compute capability 7.0, and this is compute capability 6.0."
+    assert text == "No tensor cores: they start at compute capability 7.0, and this GPU has compute capability 6.0."
     assert first_recipe(Gpu("Tesla P100", (6, 0))).recipe == "fp32"
 
 

@@ -120,7 +120,9 @@ def test_counters_of_tensor_cores_are_those_of_the_structure(driver: Callable[..
 def test_what_may_not_be_read_is_missing_with_the_reason(driver: Callable[..., Any]) -> None:
     driver(fakes.FORBIDDEN)
     values, missing = read_twice(Nvml(), fakes.FORBIDDEN.uuid)
-    assert "tensor_active_frac" not in values and missing["tensor_active_frac"] == "this user may not read it"
+    assert (
+        "tensor_active_frac" not in values and missing["tensor_active_frac"] == "this user lacks permission to read it"
+    )
 
 
 def test_a_gpu_that_is_lost_in_the_middle_and_comes_back(driver: Callable[..., Any]) -> None:
@@ -157,7 +159,7 @@ def find_by_address(bus: int) -> str:
     [
         ("NVML_ERROR_DRIVER_NOT_LOADED", "the NVIDIA driver is not loaded"),
         ("NVML_ERROR_LIB_RM_VERSION_MISMATCH", "restart the machine"),
-        ("NVML_ERROR_NO_PERMISSION", "this user may not read it"),
+        ("NVML_ERROR_NO_PERMISSION", "this user lacks permission to read it"),
     ],
 )
 def test_a_driver_that_does_not_start_says_why(error: str, message: str, driver: Callable[..., Any]) -> None:

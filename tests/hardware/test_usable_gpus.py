@@ -50,7 +50,7 @@ def test_torch_is_asked_once_where_the_driver_does_not_answer(monkeypatch: pytes
 @pytest.mark.parametrize("version", ["2.13.0+cu130", "2.13.0+cpu"])
 def test_where_neither_knows_a_gpu_the_drivers_reason_is_given(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = machine(monkeypatch, version=version)
-    with pytest.raises(NvmlError, match="there is no NVIDIA driver here"):
+    with pytest.raises(NvmlError, match="no NVIDIA driver is installed"):
         usable.usable_gpus()
     assert len(asked) == ("+cpu" not in version)
 

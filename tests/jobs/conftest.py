@@ -16,7 +16,7 @@ from amp_core.store.writer import RunWriter
 mode, folder = sys.argv[1], sys.argv[sys.argv.index("--out") + 1]
 print("mode", mode, "config", sys.argv[sys.argv.index("--config") + 1])
 if mode == "bad-input":
-    print("ampscope: device='cuda' is not there; choose cpu or auto", file=sys.stderr)
+    print("ampscope: device='cuda' is not available; choose cpu or auto", file=sys.stderr)
     sys.exit(2)
 if mode == "crash-first":
     raise RuntimeError("no such luck")

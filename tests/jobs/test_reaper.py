@@ -48,7 +48,7 @@ def test_a_waiting_job_stopped_by_another_process_records_it(runs: Path, stand_i
     assert second.pid is not None
     os.kill(second.pid, signal.SIGTERM)
     job = wait_for_state(second.folder, "stopped")
-    assert job.reason == "stopped by SIGTERM before it began"
+    assert job.reason == "stopped by SIGTERM before it started"
 
 
 def test_a_stop_finishes_the_step_and_the_run_has_status_stopped(
@@ -79,7 +79,7 @@ def test_a_job_that_ignores_the_stop_is_killed_after_its_grace_period(
     recorded = steps_recorded(job.folder)
     job = wait_for_state(job.folder, "stopped")
     assert time.monotonic() - began >= 3.0
-    assert job.reason == "killed: it did not end within 3 s of being asked to"
+    assert job.reason == "killed: it did not end within 3 s of the request to stop"
     assert load_run(job.folder).status == "stopped" and steps_recorded(job.folder) >= recorded
 
 
@@ -98,14 +98,17 @@ def test_a_process_that_raises_crashes_or_is_killed_has_its_end_recorded(
     runs: Path, stand_in: Callable[[str], list[str]]
 ) -> None:
     expected = {
-        "bad-input": (r"device='cuda' is not there; choose cpu or auto", None),
-        "crash-first": (r"ended with exit code 1 and wrote no end\. Last output: .*RuntimeError: no such luck", None),
+        "bad-input": (r"device='cuda' is not available; choose cpu or auto", None),
+        "crash-first": (
+            r"ended with exit code 1 without recording an end\. Last output: .*RuntimeError: no such luck",
+            None,
+        ),
         "raises": (r"ValueError: loss went away", 3),
         "dies": (
-            r"killed by signal 9 \(SIGKILL\), as the kernel does where memory runs out\. Last output: .*step 2",
+            r"killed by signal 9 \(SIGKILL\), as the kernel does when memory runs out\. Last output: .*step 2",
             3,
         ),
-        "aborts": (r"ended with exit code 7 and wrote no end\. Last output: .*step 2", 3),
+        "aborts": (r"ended with exit code 7 without recording an end\. Last output: .*step 2", 3),
     }
     devices = (dataclasses.replace(CPU, device=f"cuda:{i}") for i in range(len(expected)))  # so that no job waits
     started = {mode: start(next(devices), runs, command=stand_in(mode)) for mode in expected}

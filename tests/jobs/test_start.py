@@ -128,5 +128,5 @@ def test_a_real_training_runs_and_stops_and_a_missing_device_is_refused(runs: Pa
     assert run.head.config["precision"] == "fp16" and len(run.tensors()) > 0
     assert len(run.steps) > 3 and run.steps["loss"].notna().all()
     job = wait_for_state(refused.folder, "failed")
-    assert job.reason is not None and job.reason.startswith("device='cuda:99' is not there")
+    assert job.reason is not None and job.reason.startswith("device='cuda:99' is not available")
     assert load_run(refused.folder).end_reason == job.reason

@@ -70,13 +70,13 @@ def test_a_queued_comparison_trains_in_turns_and_is_listed_in_the_library(home, 
     configs = [TrainConfig(precision=name, **QUICK) for name in ("fp32", "bf16")]
     name = comparisons.begin(configs, "mine")
     job = jobs.find(home.runs / name)
-    form.label(job.folder / "bf16", {"tags": "turns", "note": "before it began"})
+    form.label(job.folder / "bf16", {"tags": "turns", "note": "before it started"})
     assert job.state in ("running", "queued")
     wait_for(lambda: not jobs.find(job.folder).alive)
     done = jobs.find(job.folder)
     assert done.state == "finished", done.console()
     runs = [load_run(job.folder / precision) for precision in ("fp32", "bf16")]
-    assert label_of(runs[1].path) == Label(tags=("turns",), note="before it began")
+    assert label_of(runs[1].path) == Label(tags=("turns",), note="before it started")
     assert "products_seen" not in set(compare(runs).differences["setting"])  # derived, not set
     assert {run.status for run in runs} == {"finished"}
     assert runs[0].head.config["comparison"] == runs[1].head.config["comparison"]

@@ -59,7 +59,7 @@ def test_a_live_run_shows_problems_as_they_occur(home, open_app):
     with live(home.runs / "a", "underflowing") as run:
         run.advance(20)
         app = open_app(run="run/a")
-        assert "Training in float16 without a loss scale" in words(app)
+        assert "Training in float16 without loss scaling" in words(app)
 
 
 def test_the_guide_explains_every_code_and_can_be_searched(open_app):

@@ -83,7 +83,7 @@ def test_an_example_fills_the_field(open_app):
 def test_text_that_is_not_a_number_has_a_sentence(open_app):
     app = open_app(LAB, number="2^")
     assert not app.exception and len(app.error) == 1
-    assert "is no number; give one such as" in app.error[0].value.replace("\\", "")
+    assert "is not a number; give one such as" in app.error[0].value.replace("\\", "")
     field(app, "number").set_value("1").run()
     assert not app.error and app.dataframe
 

@@ -46,8 +46,8 @@ def test_a_counter_that_a_gpu_lacks_is_not_zero(home, open_app):
         ({"device": "cuda:0"}, None, "No device gauges yet: the GPU has not been sampled."),
         (
             {"device": "cuda:0"},
-            "device samples: there is no NVIDIA driver here",
-            "No device gauges: there is no NVIDIA",
+            "device samples: no NVIDIA driver is installed",
+            "No device gauges: no NVIDIA",
         ),
     ],
 )
@@ -97,13 +97,13 @@ def test_the_card_says_what_this_machine_can_do(home, open_app, machine):
 def test_the_card_says_that_there_are_no_tensor_cores(home, open_app, machine):
     machine(fakes.GTX16)
     page_text = words(open_app(START))
-    assert "No tensor cores, though compute capability 7.5" in page_text and "Try **FP32** first." in page_text
+    assert "No tensor cores, despite compute capability 7.5" in page_text and "Try **FP32** first." in page_text
 
 
 def test_the_card_of_a_cpu(home, open_app, machine):
     machine()
     page_text = words(open_app(START))
-    assert "No GPU to train on: there is no NVIDIA driver here." in page_text
+    assert "No GPU to train on: no NVIDIA driver is installed." in page_text
     assert "no 16-bit matrix instructions" in page_text and "Try **FP32** first." in page_text
 
 
@@ -134,7 +134,7 @@ TENSOR_CORES = "pages/tensor_cores.py"
         ),
         (
             {"gpus": [{"name": "GeForce GTX 1080", "capability": "6.1"}]},
-            ["No tensor cores: they came with", "Try FP32"],
+            ["No tensor cores: they start at", "Try FP32"],
         ),
         ({"gpus": [], "cpu": "Xeon", "cpu_16bit": ["amx_bf16"]}, ["Xeon: BF16 by AMX tiles.", "Try BF16 AMP first."]),
         ({"cpu": "Xeon", "cpu_16bit": []}, ["Xeon: no 16-bit matrix instructions", "Try FP32 first."]),

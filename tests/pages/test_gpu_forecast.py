@@ -63,4 +63,4 @@ def test_a_run_that_emulates_its_recipe_is_not_forecast(home, open_app):
     (folder / "run.json").write_text(json.dumps(head))
     page_text = words(open_app(PAGE, run="run/a"))
     assert "emulates nvfp4, so its operators are those of the emulation; trace a run in bf16" in page_text
-    assert "NVFP4 is emulated: the numbers hold, times and memory do not" in page_text
+    assert "NVFP4 is emulated: the numerics are valid, times and memory are not" in page_text

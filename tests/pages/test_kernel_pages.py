@@ -121,7 +121,7 @@ def test_a_device_without_tensor_cores_is_named_as_such(home, open_app, tmp_path
     with RunWriter(home.runs / "a", name="a", environment=environment) as writer:
         writer.append("kernels", columns([kernel("maxwell_sgemm_128x64_nn", 9.0, 1, "gemm", "aten::mm")]))
     app = open_app(TENSOR_CORES, run="run/a")
-    assert "No tensor cores: they came with compute capability 7.0" in words(app)
+    assert "No tensor cores: they start at compute capability 7.0" in words(app)
 
 
 def test_two_windows_can_be_shown_one_by_one(home, open_app):
@@ -182,7 +182,7 @@ def test_compare_takes_traces_and_says_what_was_bought(home, open_app, tmp_path)
         file = write_trace(tmp_path / f"{name}.json", forward(amp=name == "amp"))
         import_traces([file], home.runs / name)
     app = open_app("pages/compare_runs.py", **{"with": ["run/fp32", "run/amp"]})
-    assert "amp takes 0.700 ms a step, fp32 1.00 ms: 1.43 × as fast." in words(app)
+    assert "amp takes 0.700 ms per step, fp32 1.00 ms: 1.43 × as fast." in words(app)
     assert titles(app) == ["Time of a step"]
     assert "aten::mm" in app.dataframe[-1].value["name"].tolist()
     app.get("button_group")[-1].set_value("kernel").run()

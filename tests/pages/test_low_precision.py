@@ -60,7 +60,7 @@ def test_a_stricter_limit_keeps_layers_in_bf16(app_of):
     app = app_of(limit="0.08", formats="nvfp4")
     assert "Predicted: no layer can go to NVFP4." in words(app)
     assert set(app.dataframe[0].value["goes"]) == {"BF16"}
-    assert "# No layer goes to NVFP4 under this limit: train in BF16." in app.code[0].value
+    assert "# No layer qualifies for NVFP4 under this limit: train in BF16." in app.code[0].value
 
 
 def test_code_is_written_for_the_chosen_library(app_of):
@@ -79,7 +79,7 @@ def test_measured_errors_stand_beside_predicted_ones(app_of):
 def test_a_limit_that_is_none_is_one_sentence(app_of):
     app = app_of(limit="much")
     assert not app.exception
-    assert len(app.error) == 1 and "'much' is no error; give a relative error above 0" in app.error[0].value
+    assert len(app.error) == 1 and "'much' is not a valid error; give a relative error above 0" in app.error[0].value
 
 
 def test_a_click_opens_a_tensor_of_that_layer(app_of):

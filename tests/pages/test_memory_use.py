@@ -44,7 +44,7 @@ def test_a_cpu_run_names_the_memory_of_the_process(home, open_app):
     assert metric(app, "Process").delta == "resident set"
     assert app.dataframe[0].value["Share"].sum() == pytest.approx(100.0)
     assert app.dataframe[0].value["Share"].isna().tolist()[-1]
-    assert titles(app)[0] == "Held in tensors, at most"
+    assert titles(app)[0] == "Peak tensor memory"
     assert app.dataframe[0].value["Part"].tolist()[-1] == "other"
 
 
@@ -69,7 +69,7 @@ def test_compared_with_fp32_each_category_has_a_reason_for_its_difference(home, 
     assert not app.exception and "Memory at the peak, side by side" in titles(app)
     table = app.dataframe[1].value.set_index("Part")
     assert table.loc["activations", "Difference"].startswith("−")
-    assert "matrix products keep 16 bits" in table.loc["activations", "Why"]
+    assert "GEMM/conv saves 16 bits" in table.loc["activations", "Why"]
     assert table.loc["autocast's copies of weights", "Difference"].startswith("+")
 
 

@@ -251,7 +251,7 @@ def test_a_failed_run_is_not_called_healthy(home, open_app):
 def test_a_run_without_steps_is_not_judged(home, open_app):
     for name, status in (("a", "stopped"), ("b", "failed")):
         with RunWriter(home.runs / name) as writer:
-            writer.close(status, "before it began")
+            writer.close(status, "before it started")
     table = open_app(LIBRARY).dataframe[0].value.set_index("Name")
     assert dict(table["Verdict"]) == {"a": "stopped", "b": "failed"}
 

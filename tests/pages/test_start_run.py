@@ -26,10 +26,10 @@ def test_the_form_starts_with_defaults_for_a_newcomer(home, open_app):
 
 
 def test_the_absence_of_a_gpu_is_explained(home, open_app, monkeypatch):
-    monkeypatch.setattr(devices, "available", lambda: ([("cpu", "CPU")], "there is no NVIDIA driver here"))
+    monkeypatch.setattr(devices, "available", lambda: ([("cpu", "CPU")], "no NVIDIA driver is installed"))
     app = open_app(START)
     assert field(app, "device").options == ["CPU"]
-    assert "No CUDA: there is no NVIDIA driver here." in words(app)
+    assert "No CUDA: no NVIDIA driver is installed." in words(app)
 
 
 def test_available_gpus_are_listed_first(home, open_app, monkeypatch):
@@ -78,7 +78,7 @@ def test_an_invalid_profile_window_is_refused_beside_its_field(started, open_app
     field(app, "profile").set_value("53:50")
     app = submit(app)
     assert not configs
-    assert "is no window of steps" in app.error[0].value
+    assert "is not a window of steps" in app.error[0].value
 
 
 def test_a_profile_window_after_the_last_step_is_refused_beside_its_field(started, open_app):
@@ -87,7 +87,7 @@ def test_a_profile_window_after_the_last_step_is_refused_beside_its_field(starte
     field(app, "profile").set_value("500:503")
     app = submit(app)
     assert not configs
-    assert app.error[0].value.replace("\\", "").startswith("profile='500:503' begins at step 500, and steps=200 ends")
+    assert app.error[0].value.replace("\\", "").startswith("profile='500:503' starts at step 500, but steps=200 ends")
     assert app.session_state["start.refused"][0] == "profile"
 
 
@@ -184,7 +184,7 @@ def test_8_and_4_bits_are_offered_with_the_switches_of_nvfp4(started, open_app):
     configs, _ = started
     app = open_app(START)
     assert field(app, "hadamard").disabled and field(app, "hadamard").help == "Needs the precision NVFP4."
-    assert "emulated: the numbers hold, times and memory do not" in field(app, "precisions").help
+    assert "emulated: the numerics are valid, times and memory are not" in field(app, "precisions").help
     field(app, "precisions").set_value(["bf16", "mxfp8", "nvfp4"]).run()
     field(app, "hadamard").set_value(True)
     submit(app)

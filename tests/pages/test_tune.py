@@ -35,7 +35,7 @@ FOUND = Tuned(
     chosen="bf16",
     config=TrainConfig(precision="bf16", device="cpu").to_dict(),
     answer="BF16: 2.5 × faster, 30 % less memory, same loss within noise",
-    why="The fastest of those that keep parity: within noise.",
+    why="The fastest recipe with convergence parity: within noise.",
     tried=(
         dataclasses.replace(BF16, stage="race", parity=""),
         Tried("fp16", "race", "fp32", (), 0, out="the loss is not finite in its last 20 steps"),
@@ -78,7 +78,7 @@ def test_the_address_selects_the_search(home, open_app):
 
 
 def test_an_unmeasured_outcome_is_not_called_a_result(home, open_app):
-    answer = "BF16 looks fastest, 2.5 × FP32's speed, but whether it learns the same is not told: run with --budget 240"
+    answer = "BF16 looks fastest, 2.5 × FP32's speed, but its convergence parity is undecided: run with --budget 240"
     write(home, "tune-1", dataclasses.replace(FOUND, answer=answer, confirmed=False, needs_s=240.0))
     write(home, "tune-2")
     app = open_app(PAGE, search="tune-1")
@@ -97,7 +97,7 @@ def test_a_damaged_search_has_one_sentence(home, open_app):
     folder = write(home, "tune-1")
     (folder / "tune.json").write_text("{")
     app = open_app(PAGE)
-    assert not app.exception and len(app.error) == 1 and "is not what ampscope tune writes" in app.error[0].value
+    assert not app.exception and len(app.error) == 1 and "was not written by ampscope tune" in app.error[0].value
 
 
 def test_a_search_of_another_version_has_one_sentence(home, open_app):

@@ -105,6 +105,6 @@ def test_compare_says_where_two_runs_part_and_takes_the_noise_floor_from_a_third
     for name, losses in (("a", [3.0, 2.0, 1.0]), ("b", [3.0, 2.02, 1.5]), ("c", [3.0, 2.01, 1.02])):
         write_rows(home.runs / name, steps=STEPS | {"loss": losses})
     app = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b", "run/c"]})
-    assert "They part at step 10, in the forward, first in the loss" in words(app)
+    assert "They diverge at step 10, in the forward, first in the loss" in words(app)
     app.selectbox(key="compare.floor").select("c").run()
-    assert not app.exception and "They part at step 20, in the forward, first in the loss" in words(app)
+    assert not app.exception and "They diverge at step 20, in the forward, first in the loss" in words(app)

@@ -57,7 +57,7 @@ def test_a_count_of_one_is_in_the_singular():
 def test_memory_is_compared_in_percent_or_as_a_ratio():
     row = {"recipe": "b", "precision": "fp16", "speed_ratio": 1.0, "speed_verdict": "not measured", "parity": "worse"}
     page_text = [in_one_line(row | {"memory_ratio": ratio}).split(", ")[1] for ratio in (0.6, 1.01, 1.5, 8.2)]
-    assert page_text == ["40.0 % less memory", "as much memory", "50.0 % more memory", "8.20 × the memory"]
+    assert page_text == ["40.0 % less memory", "the same memory", "50.0 % more memory", "8.20 × the memory"]
 
 
 def test_a_nan_loss_is_distinguished_from_a_missing_one():

@@ -316,9 +316,9 @@ def test_a_wrong_tensor_or_recipe_is_one_sentence(arguments: tuple, says: str) -
         ({"axis": 2}, r"^axis=2 is out of range; a tensor of 2 dimensions has -2 to 1$"),
         ({"axis": -3}, r"^axis=-3 is out of range"),
         ({"axis": 1.0}, r"^axis=1.0 is out of range"),
-        ({"tensor_amax": -1.0}, r"^tensor_amax=-1.0 is no magnitude"),
-        ({"tensor_amax": "6"}, r"^tensor_amax='6' is no magnitude"),
-        ({"tensor_amax": torch.ones(2)}, r"^tensor_amax=tensor\(\[1., 1.\]\) is no magnitude"),
+        ({"tensor_amax": -1.0}, r"^tensor_amax=-1.0 is not a magnitude"),
+        ({"tensor_amax": "6"}, r"^tensor_amax='6' is not a magnitude"),
+        ({"tensor_amax": torch.ones(2)}, r"^tensor_amax=tensor\(\[1., 1.\]\) is not a magnitude"),
         ({"kind": "bias"}, r"^kind='bias' is unknown; choose one of weight, activation, output_grad$"),
     ],
 )

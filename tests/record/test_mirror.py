@@ -97,7 +97,7 @@ def test_a_tracker_that_hangs_delays_neither_steps_nor_the_end(tmp_path: Path, m
 def test_an_object_without_a_log_method_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     rec = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "a")
-    with rec, pytest.raises(RunError, match=r"^tracker=str has no log\(\); give a run of wandb"):
+    with rec, pytest.raises(RunError, match=r"^tracker=str has no log\(\); give a wandb run"):
         rec.mirror("wandb")
 
 

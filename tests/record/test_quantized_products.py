@@ -157,7 +157,7 @@ def test_a_model_without_linear_layers_is_refused_in_a_sentence(tmp_path):
     with watch(net, optimizer, into=tmp_path / "run") as rec:
         net(torch.randn(2, 4, 8)).sum().backward()
         optimizer.step()
-        with pytest.raises(RunError, match=r"^precision='nvfp4' quantizes linear layers, and the closure ran none"):
+        with pytest.raises(RunError, match=r"^precision='nvfp4' quantizes linear layers, but the closure ran none"):
             rec.audit(lambda: net(torch.randn(2, 4, 8)).sum(), precision="nvfp4")
 
 
@@ -175,7 +175,7 @@ def test_a_compiled_model_is_refused_in_a_sentence(tmp_path):
     ("options", "sentence"),
     [
         ({"precision": "nvfp5"}, r"^precision='nvfp5' cannot be audited; choose one of fp16, bf16, fp8-tensorwise,"),
-        ({"precision": "nvfp4", "loss_scales": (1, 2)}, r"^loss_scales=\(1, 2\) has no effect on precision='nvfp4'"),
+        ({"precision": "nvfp4", "loss_scales": (1, 2)}, r"^loss_scales=\(1, 2\) has no effect with precision='nvfp4'"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, options, sentence):

@@ -74,17 +74,17 @@ def test_the_head_has_settings_and_model(tmp_path):
         ({"every": 0}, "every=0 is not a whole number from 1"),
         ({"every": 2.5}, "every=2.5 is not a whole number from 1"),
         ({"kinds": ("gradients",)}, "kinds='gradients' cannot be recorded; choose from weight_grad"),
-        ({"kinds": None}, "kinds=None is no text and no list of texts"),
-        ({"include": 5}, "include=5 is no text and no list of texts"),
-        ({"exclude": [5]}, "exclude=[5] is no text and no list of texts"),
-        ({"into": None}, "into=None is no path; give the folder of the run"),
+        ({"kinds": None}, "kinds=None is neither a string nor a list of strings"),
+        ({"include": 5}, "include=5 is neither a string nor a list of strings"),
+        ({"exclude": [5]}, "exclude=[5] is neither a string nor a list of strings"),
+        ({"into": None}, "into=None is not a path; give the folder of the run"),
         ({"level": "fullest"}, "level='fullest' is unknown; choose one of standard, full"),
         ({"budget": 3}, "budget=3 is not a share between 0 and 1"),
-        ({"profile": (3, 3)}, "profile=(3, 3) is no window of steps; profile=(50, 53) profiles steps 50, 51 and 52"),
-        ({"profile": 50}, "profile=50 is no window of steps"),
+        ({"profile": (3, 3)}, "profile=(3, 3) is not a window of steps; profile=(50, 53) profiles steps 50, 51 and 52"),
+        ({"profile": 50}, "profile=50 is not a window of steps"),
         ({"trace_ops": -2}, "trace_ops=-2 is not the number of a step"),
         ({"model": "net"}, "model=str is not a torch.nn.Module"),
-        ({"optimizer": []}, "optimizer=[] names none"),
+        ({"optimizer": []}, "optimizer=[] is empty"),
         ({"optimizer": [3]}, "optimizer=int is not a torch.optim.Optimizer"),
         ({"scaler": 65536}, "scaler=int is not a GradScaler"),
     ],
@@ -107,7 +107,7 @@ def test_log_refuses_unknown_names_and_values_that_are_not_numbers(tmp_path):
         with pytest.raises(RunError, match="loss is a tensor of shape"):
             rec.log(loss=torch.ones(3))
         for nothing in ("4.0", np.ones(2), [1.0], 10**400):
-            with pytest.raises(RunError, match="is no number; log one number per step"):
+            with pytest.raises(RunError, match="is not a number; log one number per step"):
                 rec.log(loss=nothing)
 
 

@@ -147,7 +147,7 @@ def test_an_address_that_holds_a_run_is_refused(memory: str) -> None:
 
 
 def test_a_missing_bucket_is_refused_and_not_created(s3: str) -> None:
-    with pytest.raises(RunError, match=r"^into='s3://no-such-bucket-here/a' .* is no such bucket"):
+    with pytest.raises(RunError, match=r"^into='s3://no-such-bucket-here/a' .* the bucket does not exist"):
         RunWriter("s3://no-such-bucket-here/a")
     assert not filesystem(s3)[0].exists("no-such-bucket-here")
 

@@ -126,10 +126,10 @@ def test_the_command_replaces_no_file_that_is_not_a_report(tmp_path, capsys):
     run = write_rows(tmp_path / "run")
     head = (run / "run.json").read_bytes()
     assert main(["report", str(SAMPLES["bf16"]), "--out", str(run / "run.json")]) == 2
-    assert "lies inside of the run" in capsys.readouterr().err
+    assert "is inside the run" in capsys.readouterr().err
     (tmp_path / "mine.txt").write_text("mine")
     assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "mine.txt")]) == 2
-    assert "is a file of another kind" in capsys.readouterr().err
+    assert "is a different kind of file" in capsys.readouterr().err
     assert main(["report", str(SAMPLES["bf16"]), "--out", str(run / "report.html")]) == 0  # beside the tables
     assert (run / "run.json").read_bytes() == head and (tmp_path / "mine.txt").read_text() == "mine"
     (tmp_path / "r.html").write_text("<!doctype html>")

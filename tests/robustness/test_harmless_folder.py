@@ -35,7 +35,7 @@ def test_rows_wait_while_nothing_can_be_written(
     assert sorted(set(run.tensors()["step"])) == list(range(0, STEPS, 3))
     (detail,) = message(run, "writing")
     assert os.strerror(number) in detail and "all rows were kept" in detail
-    assert caplog.text.count("the training goes on, and rows wait in memory") == 1
+    assert caplog.text.count("training continues, and rows wait in memory") == 1
 
 
 def test_a_disk_that_stays_full_loses_only_the_rows(
@@ -119,7 +119,7 @@ def test_files_that_vanish_just_before_the_end_are_written_again(
     assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
     assert sorted(set(run.tensors()["step"])) == list(range(0, STEPS, 3))
     (detail,) = message(run, "writing")
-    assert detail == "the run's files were removed; all rows not yet sealed were kept, and are written now"
+    assert detail == "the run's files were removed; all rows not yet sealed were kept and are being written now"
     assert caplog.text.count(detail) == 1
 
 
@@ -217,7 +217,7 @@ def test_rows_dropped_for_lack_of_memory_are_counted(
 
     run = trained(tmp_path / "a", between)
     steps = run.steps["step"].tolist()
-    detail = next(d for d in message(run, "not recorded") if "memory had no room" in d)
+    detail = next(d for d in message(run, "not recorded") if "memory was full" in d)
     assert f"{STEPS - len(steps)} of steps" in detail and steps[:4] == [0, 1, 2, 3] and steps[-1] == STEPS - 1
 
 

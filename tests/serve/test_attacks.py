@@ -276,7 +276,7 @@ def test_a_script_of_the_allowed_folder_starts_within_the_limit_of_trainings(hom
         start_script(training, "mine.py:workload")
         started = folders(home) - before
         assert len(started) == 1
-        assert "1 trainings run or wait already" in start_script(training, "mine.py:workload").words
+        assert "1 trainings are already running or queued" in start_script(training, "mine.py:workload").words
     finally:
         for name in folders(home) - before:
             jobs.find(home / "runs" / name).stop()

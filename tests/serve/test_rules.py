@@ -159,7 +159,7 @@ def test_scripts_are_refused_unless_their_folder_is_allowed(tmp_path: Path) -> N
     outside = TrainConfig(workload=f"{tmp_path}/allowed/../own.py:f")
     rules = Rules(scripts=(str(tmp_path / "allowed"),))
     rules.check_start(inside, tmp_path, 0)
-    with pytest.raises(RunError, match=r"there is no such file; Python files in its folder: own\.py"):
+    with pytest.raises(RunError, match=r"does not exist; Python files in its folder: own\.py"):
         rules.check_start(TrainConfig(workload=f"{tmp_path}/allowed/onw.py:f"), tmp_path, 0)
     for refused, by in ((outside, rules), (inside, Rules())):
         with pytest.raises(RunError, match="may not run"):
@@ -175,8 +175,8 @@ def test_limits_on_jobs_uploads_and_disk(tmp_path: Path) -> None:
     rules.check_start(TrainConfig(), tmp_path, 1)
     rules.check_upload(tmp_path, 200)
     for refused, message in (
-        (lambda: rules.check_start(TrainConfig(), tmp_path, 2), "2 trainings run or wait"),
-        (lambda: rules.check_upload(tmp_path, 501), "the upload holds"),
+        (lambda: rules.check_start(TrainConfig(), tmp_path, 2), "2 trainings are already running or queued"),
+        (lambda: rules.check_upload(tmp_path, 501), "the upload is"),
         (lambda: rules.check_upload(tmp_path, 201), "the runs take"),
     ):
         with pytest.raises(RunError, match=message):
@@ -186,7 +186,7 @@ def test_limits_on_jobs_uploads_and_disk(tmp_path: Path) -> None:
 def test_uploads_to_a_full_disk_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 2**30 - 1})
     monkeypatch.setattr("amp_core.library.permissions.shutil.disk_usage", lambda path: usage)
-    with pytest.raises(RunError, match="left; make room"):
+    with pytest.raises(RunError, match="left; free some space"):
         Rules(most_disk_bytes=2**40).check_room(tmp_path)
 
 

@@ -91,11 +91,11 @@ def test_written_flags_are_parsed_to_the_same_settings(changed, flags):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tf32": "yes"}, "tf32='yes' is not a switch; give true, false or nothing for the recipe's own"),
+        ({"tf32": "yes"}, "tf32='yes' is not a switch; give true, false or null for the recipe's own"),
         ({"fused": None}, "fused=None is not a switch; give true or false"),
         ({"seed": -1}, f"seed=-1 is not possible; give a whole number from 0 to {2**63 - 1}"),
         ({"every": None}, "every=None is not possible; give a whole number of 1 or more"),
-        ({"profile": "5:5"}, "profile='5:5' is no window of steps; 50:53 profiles steps 50, 51 and 52"),
+        ({"profile": "5:5"}, "profile='5:5' is not a window of steps; 50:53 profiles steps 50, 51 and 52"),
         ({"optimizer": "adamm"}, "optimizer='adamm' is unknown; choose one of adamw, adam, sgd (did you mean adam?)"),
     ],
 )

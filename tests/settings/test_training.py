@@ -47,14 +47,14 @@ from amp_core.settings.training import RECIPES, WORKLOADS, TrainConfig
         ({"device": 0}, "device=0 is unknown"),
         ({"compile": "yes"}, "compile='yes' is not a switch; give true or false"),
         ({"tf32": 1}, "tf32=1 is not a switch"),
-        ({"profile": "53:50"}, "profile='53:50' is no window of steps; 50:53 profiles steps 50, 51 and 52"),
-        ({"profile": [1, 2, 3]}, "profile=[1, 2, 3] is no window"),
-        ({"profile": 50}, "profile=50 is no window"),
-        ({"profile": "a:b"}, "profile='a:b' is no window"),
-        ({"profile": (-1, 3)}, "profile=(-1, 3) is no window"),
+        ({"profile": "53:50"}, "profile='53:50' is not a window of steps; 50:53 profiles steps 50, 51 and 52"),
+        ({"profile": [1, 2, 3]}, "profile=[1, 2, 3] is not a window"),
+        ({"profile": 50}, "profile=50 is not a window"),
+        ({"profile": "a:b"}, "profile='a:b' is not a window"),
+        ({"profile": (-1, 3)}, "profile=(-1, 3) is not a window"),
         ({"trace_ops": -1}, "trace_ops=-1 is not possible"),
         ({"trace_ops": True}, "trace_ops=True is not possible"),
-        ({"deterministic": True, "cudnn_benchmark": True}, "leave it off with deterministic=True"),
+        ({"deterministic": True, "cudnn_benchmark": True}, "turn it off with deterministic=True"),
     ],
 )
 def test_an_invalid_setting_is_refused_by_name(wrong, message):
@@ -106,7 +106,7 @@ def test_config_and_its_package_do_not_import_torch():
 
 def test_an_explicit_window_after_the_last_step_is_refused():
     TrainConfig(profile="199:203", steps=200).check_profile()  # the training may end within the window
-    message = "profile='200:203' begins at step 200, and steps=200 ends with step 199; begin it sooner or leave it out"
+    message = "profile='200:203' starts at step 200, but steps=200 ends with step 199; start it earlier or leave it out"
     with pytest.raises(RunError) as refused:
         TrainConfig(profile=(200, 203), steps=200).check_profile()
     assert str(refused.value) == message

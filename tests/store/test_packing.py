@@ -286,7 +286,7 @@ def test_a_large_directory_is_refused_before_it_is_read(large: bool, tmp_path: P
     file = tmp_path / "many.zip"
     file.write_bytes(bytes(100) + end_of_zip(zip_directory.MAX_DIRECTORY_BYTES + 2**20, large=large))
     for taken in (lambda: unpack(file, tmp_path / "b"), lambda: load_run(file)):
-        with pytest.raises(RunError, match=r"its directory has 5\.0 MiB; that of a packed run has at most 4 MiB"):
+        with pytest.raises(RunError, match=r"its directory is 5\.0 MiB; that of a packed run is at most 4 MiB"):
             taken()
 
 
@@ -375,11 +375,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("out", ["run.json", "steps/00000.parquet", "new.zip"])
 def test_nothing_is_written_inside_a_run(finished: Path, tmp_path: Path, out: str) -> None:
     before = contents(finished)
-    with pytest.raises(RunError, match=r"out=.* lies inside of the run .*; give a place outside of it"):
+    with pytest.raises(RunError, match=r"out=.* is inside the run .*; give a place outside it"):
         pack(finished, finished / out)
     file = pack(finished)
     for write in (lambda: unpack(file, finished / "b"), lambda: export(load_run(finished), "csv", finished / "b")):
-        with pytest.raises(RunError, match="lies inside of the run"):
+        with pytest.raises(RunError, match="is inside the run"):
             write()
     assert contents(finished) == before
 
@@ -393,7 +393,7 @@ def test_the_zip_of_the_current_folder_is_written_beside_it(
 
 def test_only_a_zip_is_replaced(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(RunError, match=r"out=.*thesis.tex' is a file of another kind"):
+    with pytest.raises(RunError, match=r"out=.*thesis.tex' is a different kind of file"):
         pack(finished, tmp_path / "thesis.tex")
     assert (tmp_path / "thesis.tex").read_text() == "mine"
     assert pack(finished, pack(finished)) == tmp_path / "a.zip"

@@ -149,7 +149,7 @@ def test_a_path_without_a_run_raises_one_sentence(tmp_path: Path, make: Callable
 
 @pytest.mark.parametrize("path", [None, 5, b"runs/a"])
 def test_a_value_that_is_not_a_path_raises_one_sentence(path: Any) -> None:
-    with pytest.raises(RunError, match=f"path={path!r} is no path; give a run folder or a packed run"):
+    with pytest.raises(RunError, match=f"path={path!r} is not a path; give a run folder or a packed run"):
         load_run(path)
 
 
@@ -157,9 +157,9 @@ def test_a_value_that_is_not_a_path_raises_one_sentence(path: Any) -> None:
     ("wrong", "says"),
     [
         ({"kind": "foo"}, "kind='foo' is unknown; choose one of weight_grad"),
-        ({"steps": 5}, "steps=5 is no pair of steps"),
-        ({"steps": (1, 2, 3)}, r"steps=\(1, 2, 3\) is no pair of steps"),
-        ({"steps": ("1", "2")}, "is no pair of steps"),
+        ({"steps": 5}, "steps=5 is not a pair of steps"),
+        ({"steps": (1, 2, 3)}, r"steps=\(1, 2, 3\) is not a pair of steps"),
+        ({"steps": ("1", "2")}, "is not a pair of steps"),
     ],
 )
 def test_an_invalid_selection_of_tensors_is_refused(tmp_path: Path, wrong: dict[str, Any], says: str) -> None:
@@ -180,7 +180,10 @@ def test_the_run_of_a_dead_process_is_lost_and_shows_its_last_output(foreign_run
     (foreign_run / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": dead_process}))
     run = load_run(foreign_run)
     assert run.status == "lost" and not run.is_live
-    assert run.end_reason == "its process is gone and wrote no end: killed, out of memory, or the machine went down"
+    assert (
+        run.end_reason
+        == "its process is gone without recording an end: killed, out of memory, or the machine went down"
+    )
     (foreign_run / "console.log").write_bytes(b"step 1\rstep 2\rstep 3\r\n\nKilled\n\n")
     assert run.console() == ["step 3", "", "Killed"]
     assert str(run.end_reason).endswith("went down. Last output: step 3 / Killed")
@@ -301,7 +304,7 @@ def test_files_that_vanish_while_being_listed_are_listed_again(tmp_path: Path, m
     fails += [FileNotFoundError(2, "gone")]
     assert len(run.fingerprint()) == 3
     fails += [FileNotFoundError(2, "gone")] * 100
-    with pytest.raises(RunError, match="its files vanish"):
+    with pytest.raises(RunError, match="its files disappear"):
         run.fingerprint()
     fails[:] = [PermissionError(13, "Permission denied")]  # type: ignore[list-item]
     with pytest.raises(RunError, match="cannot be read: Permission denied"):

@@ -178,7 +178,7 @@ def test_deleted_files_are_restored_with_their_rows_even_at_the_end(tmp_path: Pa
     writer.close()
     run = load_run(tmp_path / "a")
     assert run.steps["step"].tolist() == [0, 1, 2]
-    message = "the run's files were removed; all rows not yet sealed were kept, and are written now"
+    message = "the run's files were removed; all rows not yet sealed were kept and are being written now"
     assert run.events["detail"].tolist().count(message) == 1
 
 

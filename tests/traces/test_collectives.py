@@ -116,7 +116,7 @@ def test_gradients_in_fp32_are_named_in_the_advice_and_16_bit_ones_too(tmp_path)
     half = run_of(tmp_path / "b", ddp((300, 750), dtype="BFloat16"))
     assert gradient_dtype(half) == "bfloat16"
     (finding,) = [f for f in diagnose(half) if f.code == "exposed-communication"]
-    assert "bfloat16 already" in finding.advice and "compress" not in finding.advice + finding.snippet
+    assert "already reduced in bfloat16" in finding.advice and "compress" not in finding.advice + finding.snippet
 
 
 def test_exposed_communication_says_who_is_waited_for(tmp_path):

@@ -50,9 +50,7 @@ def test_a_trace_with_nothing_to_win_says_so(tmp_path):
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 10, 990, 2)
     run = run_of(tmp_path, trace)
-    assert first_sentence(run).startswith(
-        "Nothing is to be won that is worth 5.00 % of the step: matrix work takes 99.0 %"
-    )
+    assert first_sentence(run).startswith("No change would save 5.00 % or more of the step: GEMM/conv takes 99.0 %")
     assert [f for f in diagnose(run) if f.severity == "warning"] == []
 
 
@@ -97,7 +95,7 @@ def test_the_profilers_own_time_is_no_idle_time_of_a_trace_without_steps(tmp_pat
     trace.kernel(made.GEMM, 5000, 1000, 6)
     trace.event("call", "cudaDeviceSynchronize", 100, 20_000, 1, correlation=9)
     run = run_of(tmp_path, trace)
-    assert first_sentence(run).startswith("Nothing is to be won") and diagnose(run) == []
+    assert first_sentence(run).startswith("No change would save") and diagnose(run) == []
 
 
 def test_a_window_that_is_hardly_used_is_told_to_be_start_up(tmp_path):

@@ -53,9 +53,9 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
         (b'{"schema": 1, "run_id": "a"}', "has no list of traceEvents"),
         (b'{"traceEvents": {}}', "has no list of traceEvents"),
         (b'{"traceEvents": [1]}', "has a int among its events"),
-        (b'{"traceEvents": []}', "holds no operator and no kernel"),
-        (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "holds no operator and no kernel"),
-        (b"[]", "holds no operator and no kernel"),
+        (b'{"traceEvents": []}', "has no operator and no kernel"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "has no operator and no kernel"),
+        (b"[]", "has no operator and no kernel"),
         (b'{"traceEvents": [{"ph": }]}', "is damaged"),
         (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "is damaged"),
         (b'{"traceEvents": [' + b'{"a":' * 100_000, "is nested deeper"),
@@ -74,8 +74,8 @@ def test_a_file_that_is_not_a_trace_raises_one_sentence(tmp_path, data, text):
 
 
 def test_a_path_that_is_not_a_file_raises_one_sentence(tmp_path):
-    assert "is no file" in sentence(tmp_path)
-    assert "is no file" in sentence(tmp_path / "none.json")
+    assert "is not a file" in sentence(tmp_path)
+    assert "is not a file" in sentence(tmp_path / "none.json")
 
 
 def test_a_trace_truncated_anywhere_raises_one_sentence(tmp_path):

@@ -45,11 +45,11 @@ def test_the_change_says_what_was_bought_what_it_cost_and_what_is_left(runs):
         {"GEMM/conv": -400, "memory-bound": -100, "casts": 50, "idle between kernels": 150}
     )
     assert change.sentences == (
-        "amp takes 0.700 ms a step, fp32 1.00 ms: 1.43 × as fast.",
-        "Gained: GEMM/conv 0.400 ms (3.00 × as fast); memory-bound 0.100 ms (2.00 × as fast).",
-        "Paid: idle between kernels 0.150 ms more; casts 0.0500 ms more.",
-        "It runs 1.00 casts more per step, which take 0.0500 ms.",
-        "What is left: idle between kernels 50.0 %, GEMM/conv 28.6 %, memory-bound 14.3 %.",
+        "amp takes 0.700 ms per step, fp32 1.00 ms: 1.43 × as fast.",
+        "Faster: GEMM/conv by 0.400 ms (3.00 ×); memory-bound by 0.100 ms (2.00 ×).",
+        "Slower: idle between kernels by 0.150 ms; casts by 0.0500 ms.",
+        "Casts added: 1.00 per step, taking 0.0500 ms.",
+        "Largest remaining parts: idle between kernels 50.0 %, GEMM/conv 28.6 %, memory-bound 14.3 %.",
     )
 
 
@@ -87,13 +87,13 @@ def test_traces_without_steps_are_compared_by_window(tmp_path):
 
 def test_only_one_with_steps_is_said(tmp_path, runs):
     plain = load_run(import_traces([write(tmp_path / "n.json", forward(amp=True, steps=False))], tmp_path / "n"))
-    assert "Only one of the two marks steps" in trace_change([runs[0], plain]).notes[0]
+    assert "Only one of the two traces marks its steps" in trace_change([runs[0], plain]).notes[0]
 
 
 def test_the_command_takes_traces(files, capsys):
     assert main(["compare", *map(str, files)]) == 0
     out = capsys.readouterr().out
-    assert "amp.json takes 0.700 ms a step, fp32.json 1.00 ms: 1.43 × as fast." in out
+    assert "amp.json takes 0.700 ms per step, fp32.json 1.00 ms: 1.43 × as fast." in out
     assert "aten::mm" in out and "vanished" in out
 
 
@@ -102,8 +102,8 @@ def test_the_command_takes_traces(files, capsys):
     [
         ([], "give --out DIR for the runs, or two traces"),
         (["a"], "give two, the baseline first"),
-        (["a", "b", "--steps", "5"], "steps is for training"),
-        (["a", "b", "--out", "c"], "out is for training"),
+        (["a", "b", "--steps", "5"], "steps applies to training"),
+        (["a", "b", "--out", "c"], "out applies to training"),
     ],
 )
 def test_bad_arguments_are_told_in_one_sentence(arguments, says, capsys):

@@ -212,7 +212,7 @@ def test_empty_batches_are_refused(tmp_path, own_file):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
 def test_a_missing_cuda_device_is_refused(tmp_path, device):
-    with pytest.raises(RunError, match=rf"device='{device}' is not there: torch .*; choose cpu or auto"):
+    with pytest.raises(RunError, match=rf"device='{device}' is not available: torch .*; choose cpu or auto"):
         run_of(tmp_path / "r", device=device)
     assert not (tmp_path / "r").exists()
 

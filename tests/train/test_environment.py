@@ -65,8 +65,8 @@ def test_each_gpu_lists_the_formats_of_its_tensor_cores(machine, card, recipe, n
 
 
 def test_a_gpu_without_tensor_cores_is_reported_as_such(machine):
-    assert "No tensor cores: they came with compute capability 7.0" in in_words(machine(fakes.PASCAL))
-    assert "No tensor cores, though compute capability 7.5" in in_words(machine(fakes.GTX16))
+    assert "No tensor cores: they start at compute capability 7.0" in in_words(machine(fakes.PASCAL))
+    assert "No tensor cores, despite compute capability 7.5" in in_words(machine(fakes.GTX16))
 
 
 def test_driver_and_its_cuda_are_named(machine):
@@ -87,14 +87,14 @@ def test_a_gpu_that_torch_cannot_use_is_reported_and_the_cpu_is_advised(machine)
     [
         (("avx2",), "fp32", "runs, but slowly: this CPU has no FP16", "runs, but slowly: this CPU has no BF16"),
         (("amx_bf16", "avx512_fp16"), "bf16", "native (AVX512-FP16)", "native (AMX tiles)"),
-        (None, "fp32", "runs; what this CPU does with it is not known", "runs; what this CPU does"),
+        (None, "fp32", "runs; this CPU's native support is unknown", "runs; this CPU's native support"),
     ],
 )
 def test_a_cpu_lists_its_16_bit_instructions(machine, flags, recipe, fp16, bf16):
     result = machine(flags=flags, nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
     assert result["advice"]["recipe"] == recipe
     assert result["recipes"]["fp16"]["note"].startswith(fp16) and result["recipes"]["bf16"]["note"].startswith(bf16)
-    assert "GPU           none: there is no NVIDIA driver here" in in_words(result)
+    assert "GPU           none: no NVIDIA driver is installed" in in_words(result)
     assert list(result["recipes"]) == list(RECIPES)
 
 
@@ -104,7 +104,7 @@ def test_an_amd_gpu_is_not_mistaken_for_an_nvidia_one_with_the_same_number(machi
     gpu = result["gpus"][0]
     assert gpu["name"] == "AMD Instinct MI250X" and gpu["capability"] is None
     assert set(gpu["tensor_cores"].values()) == {None} and "its matrix units are unknown" in gpu["says"]
-    assert result["recipes"]["bf16"]["note"].startswith("runs; what this GPU")
+    assert result["recipes"]["bf16"]["note"].startswith("runs; support by this GPU")
 
 
 def test_flags_are_the_defaults_and_those_set_by_environment_variables(machine, monkeypatch, capsys):

@@ -78,9 +78,9 @@ def test_torchao_converts_the_suitable_layers_to_fp8(monkeypatch):
     ("wrong", "message"),
     [
         ({"islands": "a", "precision": "fp32"}, "islands has no effect with precision='fp32'"),
-        ({"islands": 3}, "islands=3 names no modules"),
+        ({"islands": 3}, "islands=3 lists no modules"),
         ({"pad_to": 0}, "pad_to=0 is not possible"),
-        ({"fp8": True, "precision": "fp16"}, "fp8=True goes with precision='bf16', not 'fp16'"),
+        ({"fp8": True, "precision": "fp16"}, "fp8=True requires precision='bf16', not 'fp16'"),
     ],
 )
 def test_an_option_without_effect_is_refused(wrong, message):
@@ -90,5 +90,5 @@ def test_an_option_without_effect_is_refused(wrong, message):
 
 
 def test_an_unknown_island_is_refused_by_name():
-    with pytest.raises(RunError, match=r"islands='nine' is no module of the model; its first ones are 0, 1, 2"):
+    with pytest.raises(RunError, match=r"islands='nine' is not a module of the model; its first ones are 0, 1, 2"):
         changed(model(), TrainConfig(islands="0,nine"))

@@ -108,10 +108,12 @@ def test_a_removed_folder_loses_the_record_and_not_the_training(tmp_path, caplog
         summary = train(config, tmp_path / "r", progress=progress, stop=stop)
     assert (summary.status, summary.steps, summary.loss_last, summary.skipped) == ("finished", 6, None, None)
     assert summary.loss_scale == 65536.0
-    assert caplog.text.count("is gone, and the record of this run with it") == 1
+    assert caplog.text.count("is gone, and with it the recording of this run") == 1
     message = in_words(summary)
     assert (
-        message.endswith("the record is gone with its folder") and "load_run" not in message and "None" not in message
+        message.endswith("the recording was lost with its folder")
+        and "load_run" not in message
+        and "None" not in message
     )
     assert ("no checkpoint after step 6" in caplog.text) == (checkpoint_every is not None)
 

@@ -55,14 +55,14 @@ def test_each_recipe_trains_beside_bf16_and_says_that_it_is_emulated(tmp_path, p
     comparison = compare([plain, run])
     assert comparison.recipes["speed_verdict"].tolist() == ["reference", "emulated"]
     assert math.isnan(comparison.recipes["speed_ratio"][1]) and math.isnan(comparison.table["memory_ratio"][1])
-    assert "speed and memory cannot be told from emulation" in comparison.answers[precision]
-    assert f"{precision} is emulated: the numbers hold, times and memory do not" in " ".join(comparison.notes)
+    assert "emulated, so speed and memory are not compared" in comparison.answers[precision]
+    assert f"{precision} is emulated: the numerics are valid, times and memory are not" in " ".join(comparison.notes)
 
 
 def test_the_command_says_that_it_is_emulated(tmp_path):
     config = TrainConfig(precision="mxfp8", device="cpu", steps=2, evaluate=False)
     words = in_words(train(config, tmp_path / "r"))
-    assert "emulated: the numbers hold, times and memory do not" in words
+    assert "emulated: the numerics are valid, times and memory are not" in words
 
 
 @pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
@@ -217,10 +217,10 @@ def test_precision_bf16_with_fp8_is_precision_fp8():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"precision": "bf16", "hadamard": True}, "hadamard=True goes with precision='nvfp4', not 'bf16'"),
+        ({"precision": "bf16", "hadamard": True}, "hadamard=True requires precision='nvfp4', not 'bf16'"),
         (
             {"precision": "mxfp8", "stochastic_rounding": True},
-            "stochastic_rounding=True goes with precision='nvfp4', not 'mxfp8'",
+            "stochastic_rounding=True requires precision='nvfp4', not 'mxfp8'",
         ),
         (
             {"precision": "fp16", "keep_bf16": "head"},
@@ -238,7 +238,7 @@ def test_settings_that_do_not_go_together_are_refused(wrong, message):
 
 
 def test_a_layer_to_keep_that_does_not_exist_is_refused():
-    with pytest.raises(RunError, match="keep_bf16='hed' is no module of the model; its first ones are 0, 1"):
+    with pytest.raises(RunError, match="keep_bf16='hed' is not a module of the model; its first ones are 0, 1"):
         changed(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), TrainConfig(precision="mxfp8", keep_bf16="hed"))
 
 
@@ -246,7 +246,7 @@ def test_a_model_without_a_layer_to_quantize_is_refused(tmp_path):
     with pytest.raises(RunError) as refused:
         run_of(tmp_path / "r", workload="digits-cnn", precision="mxfp8")
     assert str(refused.value) == (
-        "precision='mxfp8' quantizes linear layers with sizes that are multiples of 32, and the model has none (kept "
+        "precision='mxfp8' quantizes linear layers with sizes that are multiples of 32, but the model has none (kept "
         "in BF16: the head); choose bf16"
     )
 

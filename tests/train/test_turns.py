@@ -67,7 +67,7 @@ def test_a_training_requests_its_turn_and_ends_without_a_reply() -> None:
     turns = Turns(lambda: None, io.StringIO("2\n1\n"), message, lambda: settled.append(1))
     assert [turns(), turns(), turns()] == [None, None, None]
     assert message.getvalue() == "ready\ndone\n"
-    assert turns() == "stopped: the comparison that it was part of ended"
+    assert turns() == "stopped: the comparison it was part of ended"
     assert len(settled) == 3  # the device is idle before the turn of another
 
 

@@ -28,7 +28,7 @@ def test_stated_parameters_and_activations_are_those_of_the_model(workload, size
 @pytest.mark.parametrize("workload", ["digits-cnn", "image-resnet"])
 def test_workloads_on_images_need_scikit_learn_and_say_so(workload, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(RunError, match=f"workload='{workload}' takes its images from scikit-learn; install"):
+    with pytest.raises(RunError, match=f"workload='{workload}' uses scikit-learn's images; install"):
         build(TrainConfig(workload=workload).resolved())
 
 
@@ -205,7 +205,7 @@ def test_checking_a_user_workload_does_not_consume_its_batches(own_file):
         ("not_a_function", "has no function not_a_function"),
         ("pair", "returned a tuple of 2; return (model, batches, loss_fn)"),
         ("no_model", "returned a value of type str as model"),
-        ("one_pass", "give a list or a DataLoader, which can be gone through again"),
+        ("one_pass", "give a list or a DataLoader, which can be iterated more than once"),
         ("no_loss", "returned a value of type int as loss_fn"),
         ("breaks", "failed at line 26: KeyError: 'x'"),
     ],
@@ -217,7 +217,7 @@ def test_an_invalid_user_workload_is_refused(own_file, function, message):
 
 
 def test_a_user_workload_without_its_file_is_refused(tmp_path):
-    with pytest.raises(RunError, match="there is no file"):
+    with pytest.raises(RunError, match="there is not a file"):
         build(TrainConfig(workload=f"{tmp_path}/none.py:f"))
 
 

@@ -227,7 +227,7 @@ def test_the_lstm_fallback_leaves_random_numbers_and_fp32_alone(tmp_path):
 
 def test_an_unsupported_framework_or_precision_is_refused():
     with pytest.raises(
-        RunError, match="precision='fp16-pure' has no code to ship; choose one of fp32, tf32, bf16, fp16"
+        RunError, match="precision='fp16-pure' has no generated code; choose one of fp32, tf32, bf16, fp16"
     ):
         code_for(TrainConfig(precision="fp16-pure"), "plain")
     with pytest.raises(RunError, match="framework='jax' is unknown; choose one of plain"):

@@ -67,7 +67,7 @@ def test_a_training_that_fails_at_every_size_is_tried_with_one_sample_and_no_mor
         asked.append(config.batch_size)
         return Trial(config.batch_size, False, "shapes do not match", None, None, None, 0.1, failed=True)
 
-    with pytest.raises(RunError, match="batch_size=1 fails, and not for memory: shapes do not match"):
+    with pytest.raises(RunError, match="batch_size=1 fails for a reason other than memory: shapes do not match"):
         search(1, attempt=attempt)
     assert asked[1:] == [1]
 
@@ -156,7 +156,7 @@ def test_a_trial_that_fits_reports_memory_and_speed():
 
 def test_a_trial_that_grows_beyond_the_limit_is_killed():
     trial = max_batch.try_batch(quick(8), 64 * MIB, 120.0)
-    assert not trial.fits and trial.why == "its resident set passed 64.0 MiB" and trial.peak_bytes is None
+    assert not trial.fits and trial.why == "its resident set exceeded 64.0 MiB" and trial.peak_bytes is None
 
 
 def test_a_trial_that_takes_too_long_is_ended():
@@ -195,7 +195,7 @@ def test_a_trial_killed_by_the_system_counts_as_out_of_memory(monkeypatch):
 )
 def test_another_failure_does_not_count_as_out_of_memory(monkeypatch, code):
     as_child(monkeypatch, code)
-    with pytest.raises(RunError, match=r"batch_size=8 fails, and not for memory: .*ValueError: a bug"):
+    with pytest.raises(RunError, match=r"batch_size=8 fails for a reason other than memory: .*ValueError: a bug"):
         max_batch.try_batch(quick(8), None, 600.0)
 
 
@@ -224,7 +224,7 @@ def test_a_trial_distinguishes_out_of_memory_from_other_errors(tmp_path, monkeyp
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), {"fits": False}),
         (RuntimeError("cuBLAS error: CUBLAS_STATUS_ALLOC_FAILED"), {"fits": False}),
         (MemoryError(), {"fits": False, "why": "out of memory"}),
-        (RunError("device='cuda' is not there"), {"refused": "device='cuda' is not there"}),
+        (RunError("device='cuda' is not available"), {"refused": "device='cuda' is not available"}),
         (RuntimeError("input must fit into 32-bit index math"), {"fits": False, "failed": True}),
         (ValueError("a bug"), {"error": "ValueError: a bug"}),
     ):
@@ -285,7 +285,7 @@ def test_the_result_is_saved_if_a_folder_is_given(monkeypatch, capsys, tmp_path)
     assert result["largest_batch"] == 48 and result["answer"].startswith("largest batch that fits: 48")
     (tmp_path / "file").write_text("")
     assert main([*argv, str(tmp_path / "file")]) == 2
-    assert "cannot hold the answer" in capsys.readouterr().err
+    assert "the result cannot be written" in capsys.readouterr().err
 
 
 def test_the_exit_code_shows_that_nothing_fits(monkeypatch, capsys):
@@ -298,13 +298,13 @@ def test_the_exit_code_shows_that_nothing_fits(monkeypatch, capsys):
     ("argv", "message"),
     [
         (["tune", "--max-batch", "own.py:f"], "leave FILE.py:FUNCTION out"),
-        (["tune", "--max-batch", "--budget", "60"], "max_batch=True makes nothing of --budget; leave --budget out"),
+        (["tune", "--max-batch", "--budget", "60"], "max_batch=True does not use --budget; remove --budget"),
         (["tune", "--max-batch", "--code", "plain"], "leave --code out"),
-        (["tune", "--precision", "bf16"], "max_batch=False makes nothing of --precision"),
-        (["tune", "--memory-limit", "2GiB"], "max_batch=False makes nothing of --memory-limit"),
-        (["tune", "--most", "8"], "max_batch=False makes nothing of --most"),
-        (["tune", "--timeout", "8"], "max_batch=False makes nothing of --timeout"),
-        (["tune", "--max-batch", "--memory-limit", "much"], "memory_limit='much' is no size; give one such as 2GiB"),
+        (["tune", "--precision", "bf16"], "max_batch=False does not use --precision"),
+        (["tune", "--memory-limit", "2GiB"], "max_batch=False does not use --memory-limit"),
+        (["tune", "--most", "8"], "max_batch=False does not use --most"),
+        (["tune", "--timeout", "8"], "max_batch=False does not use --timeout"),
+        (["tune", "--max-batch", "--memory-limit", "much"], "memory_limit='much' is not a size; give one such as 2GiB"),
         (["tune", "--max-batch", "--device", "cpu", "--most", "none"], "most='none' is not possible"),
         (["tune", "--max-batch", "--device", "cpu", "--timeout", "soon"], "timeout='soon' is not possible"),
         (["tune", "--max-batch", "--workload", "own.py:f", "--device", "cpu"], "makes its own batches"),
@@ -320,7 +320,7 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, message, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")
 def test_the_command_refuses_what_a_trial_refuses(capsys):
     assert main(["tune", "--max-batch", "--device", "cuda"]) == 2
-    assert "device='cuda' is not there" in capsys.readouterr().err
+    assert "device='cuda' is not available" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_sizes_are_read_as_people_write_them(text, size):
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "2 GiX", "0", "1e9"])
 def test_text_that_is_not_a_size_is_refused(text):
-    with pytest.raises(RunError, match="is no size; give one such as 2GiB"):
+    with pytest.raises(RunError, match="is not a size; give one such as 2GiB"):
         parse_size(text)
 
 

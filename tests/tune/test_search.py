@@ -153,9 +153,9 @@ def test_too_small_a_budget_gives_the_best_so_far_and_names_a_sufficient_budget(
     assert result.chosen == "bf16" and not result.confirmed  # the best so far, labelled as unconfirmed
     assert result.answer.startswith("BF16 looks fastest, 2.5")
     assert result.answer.endswith(
-        f" × FP32's speed, but whether it learns the same is not told: run with --budget {result.needs_s:.0f}"
+        f" × FP32's speed, but its convergence parity is undecided: run with --budget {result.needs_s:.0f}"
     )
-    assert "was not trained beside FP32 over any seed" in result.why and reported[-1] == result.answer
+    assert "was not trained alongside FP32 for any seed" in result.why and reported[-1] == result.answer
     assert result.seconds < 2 * result.budget_s
     again, _, _ = search(tmp_path / "again", "healthy", SLOW, budget_s=result.needs_s)
     assert again.chosen == "bf16" and again.confirmed and again.seconds <= again.budget_s
@@ -165,7 +165,7 @@ def test_too_small_a_budget_gives_the_best_so_far_and_names_a_sufficient_budget(
 def test_a_race_cut_short_by_the_budget_is_unconfirmed(tmp_path):
     result, _, _ = search(tmp_path, "healthy", SLOW, budget_s=24.0)
     assert result.chosen in ("bf16", "fp16") and not result.confirmed
-    assert "neither its speed nor whether it learns the same is told" in result.answer
+    assert "its speed and convergence parity are undecided" in result.answer
     again, _, _ = search(tmp_path / "again", "healthy", SLOW, budget_s=result.needs_s)
     assert again.confirmed and again.config["precision"] == "bf16"
 

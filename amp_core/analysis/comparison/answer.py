@@ -1,4 +1,4 @@
-"""One line on a recipe: speed, memory, learning.
+"""One line on a recipe: speed, memory, convergence.
 
 >>> in_one_line(comparison.recipes.iloc[1].to_dict())
 'BF16: 2.31 × faster, 38 % less memory, same loss within noise'
@@ -15,10 +15,9 @@ SAME_MEMORY_FRAC = 0.02
 
 _LEARNED = {
     "within noise": "same loss within noise",
-    "worse": "learns worse",
-    "better": "learns better",
-    "not comparable": "trains another task",
-    "cannot tell": "cannot tell whether it learns the same",
+    "worse": "higher final loss",
+    "better": "lower final loss",
+    "not comparable": "trains a different task",
 }
 
 
@@ -28,14 +27,16 @@ def in_one_line(row: Mapping[str, Any]) -> str:
     name = name.upper() if name == precision else name
     costs = f"{_speed(row)}, {_memory(float(row['memory_ratio']))}"
     if str(row["speed_verdict"]) == "emulated":
-        costs = "speed and memory cannot be told from emulation"
-    return f"{name}: {costs}, {_parity(str(row['parity']))}"
+        costs = "emulated, so speed and memory are not compared"
+    return f"{name}: {costs}, {_parity(row)}"
 
 
-def _parity(parity: str) -> str:
-    """The parity of learning in a few words."""
-    if parity.startswith("cannot tell: run more"):
-        return "too few seeds to tell whether it learns the same"
+def _parity(row: Mapping[str, Any]) -> str:
+    """The parity of convergence in a few words."""
+    parity = str(row["parity"])
+    if parity.startswith("cannot tell"):
+        seeds = f" ({formatting.plural(int(row['seeds']), 'seed')})" if "seeds" in row else ""
+        return f"convergence parity unknown{seeds}"
     return next((text for start, text in _LEARNED.items() if parity.startswith(start)), parity)
 
 
@@ -50,17 +51,17 @@ def _speed(row: Mapping[str, Any]) -> str:
             else f"{formatting.percent(1 / ratio - 1)} slower"
         )
     if speed == "no difference seen":
-        return "no difference seen in speed"
+        return "no significant difference in speed"
     if speed == "not measured":
         return "speed not measured"
-    return "too few or too uneven steps to tell its speed"
+    return "speed unknown (too few or too uneven steps)"
 
 
 def _memory(ratio: float) -> str:
     if not math.isfinite(ratio):
         return "memory not measured"
     if abs(ratio - 1) < SAME_MEMORY_FRAC:
-        return "as much memory"
+        return "the same memory"
     if ratio >= 2:
         return f"{formatting.number(ratio)} × the memory"
     return f"{formatting.percent(abs(ratio - 1))} {'less' if ratio < 1 else 'more'} memory"

@@ -1,8 +1,8 @@
-"""Runs side by side: what each costs, what differs between them, and whether they learned the same.
+"""Runs side by side: what each costs, what differs between them, and whether they converge alike.
 
 >>> comparison = compare([run_fp32, run_bf16])
 >>> comparison.answers["bf16"]
-'BF16: 2.31 × faster, 38 % less memory, too few seeds to tell whether it learns the same'
+'BF16: 2.31 × faster, 38 % less memory, convergence parity unknown (1 seed)'
 >>> comparison.table[["run", "speed_ratio", "speed_ratio_low", "speed_ratio_high", "speed_verdict", "memory_ratio"]]
 >>> comparison.parity["bf16"]
 'cannot tell: run more seeds (final loss +0.3 % against fp32, over 200 common steps)'
@@ -48,13 +48,13 @@ class Comparison:
     recipes: pd.DataFrame
     """One row per recipe, its repeats taken together; see `compare`."""
     parity: dict[str, str]
-    """Parity by label of the run: whether its recipe learned as well as the baseline, then the evidence in words."""
+    """Parity by label of the run: whether its recipe converges as well as the baseline, then the evidence in words."""
     answers: dict[str, str]
-    """Speed, memory and learning in one line, by label of each recipe except the baseline."""
+    """Speed, memory and convergence in one line, by label of each recipe except the baseline."""
     differences: pd.DataFrame
     """Settings that are not the same in all runs: column `setting`, then one column of text per run."""
     notes: tuple[str, ...]
-    """Caveats of the comparison: what was left out, what is not alike."""
+    """Caveats of the comparison: what was excluded, and what differs between runs."""
 
     def _repr_html_(self) -> str:
         """The comparison as a notebook shows it."""
@@ -81,15 +81,14 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     emulated (whether it emulates 8 or 4 bits, so that its speed and memory are compared with nothing).
 
     `.recipes` has: recipe (label), run (its first, for colours and names), precision, seeds (how many), speed_ratio,
-    speed_ratio_low, speed_ratio_high, speed_verdict, paired (whether runs took turns), blocks; step_ms, samples_per_s,
-    memory_peak_bytes, memory_ratio, energy_j, energy_ratio, loss_final, eval_loss, skip_frac, tensor_frac (means over
-    repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high, noise_frac (deviation of the
-    final loss, its 95 % interval and the baseline's seed-to-seed deviation, over the baseline's loss), parity,
-    emulated.
-    """
+    speed_ratio_low, speed_ratio_high, speed_verdict, paired (whether runs were interleaved), blocks; step_ms,
+    samples_per_s, memory_peak_bytes, memory_ratio, energy_j, energy_ratio, loss_final, eval_loss, skip_frac,
+    tensor_frac (means over repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high,
+    noise_frac (deviation of the final loss, its 95 % interval and the baseline's seed-to-seed deviation, over the
+    baseline's loss), parity, emulated."""
     if isinstance(runs, Run | str) or not isinstance(runs, Sequence):
         raise RunError(
-            f"runs={runs!r:.80} is no list of runs; give one, as in [load_run('runs/a'), load_run('runs/b')]"
+            f"runs={runs!r:.80} is not a list of runs; give one, as in [load_run('runs/a'), load_run('runs/b')]"
         )
     if not runs:
         raise RunError("runs=[] is empty; give one run or more")
@@ -225,32 +224,33 @@ def _notes(
     notes = []
     if len({len(f) for f in frames}) > 1:
         notes.append(
-            "The runs are of unequal length; losses are compared over the steps that each shares with the first."
+            "Runs have different lengths: losses are compared over the steps that each has in common with the first."
         )
     if len({float(f["samples"].median()) for f in frames if f["samples"].notna().any()}) > 1:
-        notes.append("Batches are not of one size: losses are compared over common samples, speeds per sample.")
+        notes.append("Batch sizes differ: losses are compared over common samples, speeds per sample.")
     left_out = sorted({t.warmup for t in timed if t.warmup})
     if left_out:
         counts = " or ".join(str(n) for n in left_out)
-        notes.append(f"The first {counts} steps of each run are left out of speeds: they pay for warming up.")
+        notes.append(f"The first {counts} steps of each run are excluded from timings as warm-up.")
     names = [str(row["recipe"]) for row in recipes.to_dict("records") if row["emulated"]]
     if names:
-        notes.append(f"{join_words(names)} {'is' if len(names) == 1 else 'are'} {EMULATED}; those are not compared.")
+        notes.append(f"{join_words(names)} {'is' if len(names) == 1 else 'are'} {EMULATED}, so these are not compared.")
     others = recipes.iloc[1:]
     others = others[others["speed_verdict"] != "emulated"]
     if len(others) and others["paired"].all():
-        notes.append("The runs took turns, so that what slows the machine down slowed all: blocks of steps are paired.")
+        notes.append(
+            "Runs were interleaved, so background load affects all alike; timings compare paired blocks of steps."
+        )
     elif len(others):
         notes.append(
-            "The runs did not take turns: other load on the machine may look like a difference in speed. "
-            "With ampscope compare they do."
+            "Runs were not interleaved; background load may bias timings. `ampscope compare` runs them interleaved."
         )
     if len({tuple(str(run.head.config.get(k)) for k in TASK) for run in runs}) > 1:
-        notes.append("The runs do not train the same task, so their losses cannot be compared.")
+        notes.append("The runs train different tasks, so their losses cannot be compared.")
     if memory_description(runs[0]) == "resident set of the process":
         notes.append(
-            "On a CPU memory is that of the whole process, Python and libraries included: what a recipe saves of a "
-            "small model's tensors hardly shows in it, but in memory by category."
+            "On a CPU, memory is that of the whole process, including Python and libraries, which hides most of what a "
+            "recipe saves in a small model's tensors; memory by category shows it."
         )
     return (*notes, *_tf32(runs[0]))
 
@@ -264,13 +264,13 @@ def _tf32(baseline: Run) -> tuple[str, ...]:
     recorded = flags if isinstance(flags, Mapping) else {}
     if not is_accelerator(baseline.head.config.get("device", baseline.head.environment.get("device"))):
         return ()
-    inside = {"matrix products": recorded.get("tf32_matmul"), "cuDNN": recorded.get("tf32_cudnn")}
+    inside = {"matmul": recorded.get("tf32_matmul"), "cuDNN": recorded.get("tf32_cudnn")}
     if any(value is None for value in inside.values()):
-        return (f"Whether TF32 was on in {name} is not recorded.",)
+        return (f"{name} does not record whether TF32 was on.",)
     on = [what for what, value in inside.items() if value]
     if on:
         return (f"TF32 was on in {name} for {' and '.join(on)}: the baseline is not pure FP32.",)
-    return (f"TF32 was off in {name}, in matrix products and in cuDNN.",)
+    return (f"TF32 was off in {name}, for matmul and cuDNN.",)
 
 
 def _number(value: object) -> float:

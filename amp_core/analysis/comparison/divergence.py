@@ -2,7 +2,7 @@
 
 >>> where = first_difference(run_fp32, run_bf16, floor=run_fp32_perturbed)
 >>> where.sentence
-'They part at step 40, in the forward, first in blocks.3 (activation): 2.10 % apart; the noise floor is 0.100 %.'
+'They diverge at step 40, in the forward, first in blocks.3 (activation): 2.10 % apart; the noise floor is 0.100 %.'
 
 Compared are what both runs recorded: loss and gradient norm of each step, root mean square and mean magnitude of each
 sampled tensor, loss scales taken out. The noise floor is how far the first run and a perturbed repeat of it are apart
@@ -21,7 +21,7 @@ from amp_core.store.run import Run
 from amp_core.text import formatting
 
 FLOOR_RATIO = 3.0
-"""Runs differ by more than noise if they are so many times as far apart as the repeat."""
+"""Runs differ by more than noise if they are this many times as far apart as the repeat."""
 PHASES = {"weight": "optimizer", "activation": "forward", "loss": "forward", "output_grad": "backward"}
 """The phase that produces a tensor of each kind; of others: backward."""
 ORDER = ("weight", "activation", "loss", "output_grad", "weight_grad", "grad_norm")
@@ -58,15 +58,15 @@ class FirstDifference:
         floor = (
             f"the noise floor is {_percent(self.floor)}"
             if self.floor is not None
-            else "any difference counts, since no perturbed repeat was given"
+            else "without a perturbed repeat, any difference counts"
         )
         before = (
             f" Tensors were last sampled at step {self.sampled_before:,}: the cause may lie after it."
             if self.sampled_before is not None and self.sampled_before < self.step - 1
             else ""
         )
-        of = f"the {self.phase}" if self.phase != "optimizer" else "the optimizer's step before it"
-        return f"They part at step {self.step:,}, in {of}, first in {what}: {apart}; {floor}.{before}"
+        of = f"the {self.phase}" if self.phase != "optimizer" else "the preceding optimizer step"
+        return f"They diverge at step {self.step:,}, in {of}, first in {what}: {apart}; {floor}.{before}"
 
 
 def first_difference(first: Run, second: Run, floor: Run | None = None) -> FirstDifference:

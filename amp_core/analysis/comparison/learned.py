@@ -88,19 +88,19 @@ def learning(
     """
     unlike = [k for k, a, b in zip(TASK, first[0].task, this[0].task, strict=True) if a != b]
     if unlike:
-        return f"not comparable: {unlike[0]} is not the same as in {name}", None
+        return f"not comparable: {unlike[0]} differs from {name}", None
     extent = common([run.frame for run in (*first, *this)])
     baseline = {run.seed: final(extent.cut(run.frame)) for run in first}
     recipe = {run.seed: final(extent.cut(run.frame)) for run in this}
     broken = [end.broken_at for end in recipe.values() if end.broken_at is not None]
     if broken and all(end.broken_at is None for end in baseline.values()):
-        return f"worse: the loss is not finite from step {min(broken)} on, that of {name} is", None
+        return f"worse: the loss is not finite from step {min(broken)} on, while that of {name} is", None
     if not all(np.isfinite(end.mean) for end in (*baseline.values(), *recipe.values())):
         return "cannot tell: too few steps with a finite loss", None
     test = judge(_means(baseline), _means(recipe), repeatedly=repeatedly)
     change = f"final loss {_change(test.deviation, test.baseline)} against {name}, over {extent}"
     if _identical(first, this, extent):
-        return f"within noise: the loss is the same at each step, bit for bit ({change})", test
+        return f"within noise: the loss is bitwise identical at every step ({change})", test
     step_noise = max(end.noise for end in (*baseline.values(), *recipe.values()))
     if len(baseline) < MIN_SEEDS:
         if test.deviation > max(GROSS_CHANGE_FRAC * abs(test.baseline), 2 * step_noise):
@@ -155,7 +155,7 @@ def _detail(change: str, test: ParityTest, name: str) -> str:
     interval = ""
     if np.isfinite(test.low) and np.isfinite(share):
         interval = f", 95 % interval {test.low * share:+.2g} to {test.high * share:+.2g} %"
-    return f"{change}{interval}; from seed to seed {name} itself differs by {spread}"
+    return f"{change}{interval}; seed-to-seed noise of {name} {spread}"
 
 
 def _change(deviation: float, reference: float) -> str:

@@ -25,7 +25,7 @@ def loss_curves(
 ) -> pd.DataFrame:
     """The losses of several runs in one frame: run (label), precision, `x`, loss, smooth.
 
-    `samples` is cumulative from the start of each run; the time of a run that took turns with others is that of its own
+    `samples` is cumulative from the start of each run; the time of an interleaved run is that of its own
     steps. `smooth` is an exponential mean over about 1/25 of the run; it is NaN if the loss is not finite.
     Steps without a recorded loss are left out. With `max_points`, each run is downsampled to about that many rows.
     Raises `RunError` for another `x`.

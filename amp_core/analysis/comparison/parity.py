@@ -27,7 +27,7 @@ import numpy as np
 MIN_SEEDS = 3
 """Fewest seeds of the baseline from which its noise is known."""
 NOISE_STDS = 2.0
-"""Deviations up to so many standard deviations over seeds count as noise."""
+"""Standard deviations over seeds up to which a deviation counts as noise."""
 _FREEDOM = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 20, 30)
 _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.753, 1.725, 1.697)
 _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.131, 2.086, 2.042)

@@ -4,16 +4,15 @@
 >>> ratio.value, ratio.low, ratio.high, ratio.speed_verdict
 (2.31, 2.28, 2.35, 'faster')
 
-Where two runs took turns (`ampscope compare`), block n of one is paired with block n of the other: both ran at the same
-clock speed, load and temperature of the machine. The median time of each block gives one log ratio; their
+Where two runs were interleaved (`ampscope compare`), block n of one is paired with block n of the other: both ran at
+the same clock speed, load and temperature of the machine. The median time of each block gives one log ratio; their
 mean, trimmed by a fifth at both ends, is the result, and its percentile bootstrap over blocks the interval (Efron and
 Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13; trimming after Wilcox, "Introduction to Robust
-Estimation", section 3.3). Runs that did not take turns are resampled separately in blocks of neighbouring steps,
-because step times are autocorrelated (Künsch, "The jackknife and the bootstrap for general stationary
-observations", 1989). The log ratios of several pairs, such as seeds, are averaged, and from three pairs on the pairs
-are resampled too: speed varies more between processes than within one (Kalibera and Jones, "Rigorous
-benchmarking in reasonable time", 2013).
-"""
+Estimation", section 3.3). Runs that were not interleaved are resampled separately in blocks of neighbouring steps,
+because step times are autocorrelated (Künsch, "The jackknife and the bootstrap for general stationary observations",
+1989). The log ratios of several pairs, such as seeds, are averaged, and from three pairs on the pairs are resampled
+too: speed varies more between processes than within one (Kalibera and Jones, "Rigorous benchmarking in reasonable
+time", 2013)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ MIN_STEPS = 20
 MIN_BLOCKS = 8
 """Fewest pairs of blocks for a statement on speed."""
 _DRAWS = 1000
-_BLOCK_STEPS = 10  # steps drawn together where runs did not take turns
+_BLOCK_STEPS = 10  # steps drawn together where runs were not interleaved
 _TRIM_FRAC = 0.2
 _MAX_STEPS = 2000  # the last steps of a long run suffice for an interval
 
@@ -51,7 +50,7 @@ class Ratio:
     high: float
     """Ends of the 95 % interval; NaN with a single block, which has no spread."""
     paired: bool
-    """Whether the runs took turns, so that blocks could be paired."""
+    """Whether the runs were interleaved, so that blocks could be paired."""
     blocks: int
     """Pairs of blocks, or blocks of the shorter run, summed over pairs of runs."""
     enough: bool
@@ -113,7 +112,7 @@ def timed(run: Run) -> Timed:
 
 
 def took_turns(one: Run, other: Run) -> int | None:
-    """Steps per block if these two took turns in one comparison with the same seed; else None."""
+    """Steps per block if these two were interleaved in one comparison with the same seed; else None."""
     first, second = (_comparison(run) for run in (one, other))
     if not first or first.get("id") is None or first.get("id") != second.get("id"):
         return None

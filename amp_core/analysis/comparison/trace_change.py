@@ -2,12 +2,12 @@
 
     >>> change = trace_change([run_fp32, run_amp])
     >>> print(*change.sentences, sep="\\n")
-    amp takes 21.3 ms a step, fp32 33.1 ms: 1.55 × as fast.
-    Gained: GEMM/conv 11.9 ms (2.10 × as fast).
-    Paid: casts 1.4 ms more.
+    amp takes 21.3 ms per step, fp32 33.1 ms: 1.55 × as fast.
+    Faster: GEMM/conv by 11.9 ms (2.10 ×).
+    Slower: casts by 1.4 ms.
     >>> compare_kernels([run_fp32, run_amp], "op")[["name", "first_us", "us", "verdict"]]
 
-Times are per step and rank; per profiled window where a trace marks no steps.
+Times are per step and rank; per profiled window if a trace has no step markers.
 """
 
 from collections.abc import Sequence
@@ -50,34 +50,34 @@ class TraceChange:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the change bought, what it cost, and what takes the time now."""
-        a = "a" if self.unit == "step" else "in the"
+        """What became faster, what slower, and what takes the time now."""
+        a = "per" if self.unit == "step" else "in the"
         ratio = self.first_us / self.us
         verdict = f"{number(ratio)} × as fast" if ratio >= 1 else f"{number(1 / ratio)} × as long"
         times = f"{number(self.us / 1e3, 'ms')} {a} {self.unit}, {self.first} {number(self.first_us / 1e3, 'ms')}"
         least = SAME_FRAC * self.first_us
         rows = list(zip(*(self.parts[name] for name in ("label", "first_us", "us", "change_us")), strict=True))
         gained = [_gain(label, before, us) for label, before, us, change in rows if change <= -least]
-        paid = [f"{label} {number(change / 1e3, 'ms')} more" for label, _, _, change in rows[::-1] if change >= least]
+        paid = [f"{label} by {number(change / 1e3, 'ms')}" for label, _, _, change in rows[::-1] if change >= least]
         left = sorted(rows, key=lambda row: -row[2])[:3]
         now = ", ".join(f"{label} {percent(us / self.us)}" for label, _, us, _ in left if us > 0)
         casts = (
-            f"It runs {number(self.casts_added)} casts more per {self.unit}, which take "
+            f"Casts added: {number(self.casts_added)} per {self.unit}, taking "
             f"{number(self.casts_added_us / 1e3, 'ms')}."
         )
         lines = (
             f"{self.second} takes {times}: {verdict}.",
-            f"Gained: {'; '.join(gained)}." if gained else "No part of the step became notably faster.",
-            f"Paid: {'; '.join(paid)}." if paid else "",
+            f"Faster: {'; '.join(gained)}." if gained else "No part of the step became noticeably faster.",
+            f"Slower: {'; '.join(paid)}." if paid else "",
             casts if self.casts_added > 0 and self.casts_added_us > 0 else "",
-            f"What is left: {now}.",
+            f"Largest remaining parts: {now}.",
         )
         return tuple(line for line in lines if line)
 
 
 def _gain(label: str, first_us: float, us: float) -> str:
-    text = f"{label} {number((first_us - us) / 1e3, 'ms')}"
-    return f"{text} ({number(first_us / us)} × as fast)" if us > 0 else f"{text} (gone)"
+    text = f"{label} by {number((first_us - us) / 1e3, 'ms')}"
+    return f"{text} ({number(first_us / us)} ×)" if us > 0 else f"{text} (eliminated)"
 
 
 def trace_change(runs: Sequence[Run]) -> TraceChange:
@@ -174,7 +174,10 @@ def _steps(costs: Sequence[StepCost]) -> tuple[list[float], tuple[str, ...]]:
     marked = [cost.steps > 0 for cost in costs]
     if all(marked) or not any(marked):
         return [1.0] * len(costs), ()
-    note = "Only one of the two marks steps, so whole profiled windows are compared: they may hold different numbers."
+    note = (
+        "Only one of the two traces marks its steps, so whole profiled windows are compared, which may contain "
+        "different numbers of steps."
+    )
     return [float(max(1, cost.steps)) for cost in costs], (note,)
 
 

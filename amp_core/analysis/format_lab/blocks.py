@@ -1,4 +1,4 @@
-"""A tensor of one's own in 8 and 4 bits, value by value, with the scale that each block of it shares.
+"""The user's own tensor in 8 and 4 bits, value by value, with the scale that each block of it shares.
 
     >>> values = quantized_values([0.1, 0.7, 6.0], "mxfp4")
     >>> values[["value", "scale", "element", "held"]].round(3).to_numpy().tolist()
@@ -35,7 +35,7 @@ def parse_values(text: str) -> list[float]:
     parts = re.split(r"[\s,;]+", re.sub(r"\b(tensor|array)\b|[\[\](){}]", " ", text).strip())
     parts = [part for part in parts if part]
     if not 1 <= len(parts) <= MAX_VALUES:
-        raise RunError(f"values has {len(parts)} numbers; give 1 to {MAX_VALUES}, with commas between")
+        raise RunError(f"values has {len(parts)} numbers; give 1 to {MAX_VALUES}, separated by commas")
     values = []
     for part in parts:
         try:

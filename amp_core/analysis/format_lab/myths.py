@@ -51,28 +51,28 @@ def format_myths() -> list[FormatMyth]:
             "Numbers below 6e-5 are 0 in FP16",
             "false",
             f"{number(fp16.min_normal)} = 2^{_signed(fp16.min_normal_exponent)} is the smallest normal value. "
-            f"Subnormal ones reach down to {number(least)} = 2^{_signed(fp16.min_subnormal_exponent)} with fewer and "
-            f"fewer bits: 10^−5 is stored as {number(sixth, digits=4)}. "
-            f"Only {number(tie)} = 2^{_signed(fp16.min_subnormal_exponent - 1)} and less "
-            f"becomes {rounded(tie, fp16):g}; the next FP32 number above it becomes {number(rounded(over_tie, fp16))}.",
+            f"Subnormals extend down to {number(least)} = 2^{_signed(fp16.min_subnormal_exponent)} with "
+            f"progressively fewer bits: 10^−5 is stored as {number(sixth, digits=4)}. "
+            f"Only values up to {number(tie)} = 2^{_signed(fp16.min_subnormal_exponent - 1)} "
+            f"become {rounded(tie, fp16):g};  the next FP32 number above it becomes {number(rounded(over_tie, fp16))}.",
         ),
         FormatMyth(
             "Gradients from 2^−27 to 2^−24 vanish in FP16 without loss scaling",
             "imprecise",
-            f"Up to 2^−25 they become 0. Between 2^−25 and 2^−24 all become 2^−24: 1.5 × 2^−25 is stored as "
-            f"{number(band)}, so they survive with an error of up to 100 %.",
+            f"Values up to 2^−25 become 0. Those between 2^−25 and 2^−24 become 2^−24: 1.5 × 2^−25 is stored as "
+            f"{number(band)}, so they survive, with a relative error of up to 100 %.",
         ),
         FormatMyth(
             f"FP16 has {fp16.powers_of_two} powers of two, FP32 has 264",
             "imprecise",
-            f"FP16 has {fp16.powers_of_two}, subnormal ones included. Counted alike, FP32 has {fp32.powers_of_two} "
+            f"FP16 has {fp16.powers_of_two}, including subnormals. Counted the same way, FP32 has {fp32.powers_of_two} "
             f"({tf32.powers_of_two} is TF32's number); "
-            f"without the subnormal ones it is {_normal_powers(fp16)} and {_normal_powers(fp32)}.",
+            f"without subnormals, they have {_normal_powers(fp16)} and {_normal_powers(fp32)}.",
         ),
         FormatMyth(
             "An update 2,048 times smaller than its weight is lost in FP16",
             "imprecise",
-            f"It depends on where the weight stands between two powers of two. 1 + 1/2048 stays {lost.stored:g}, but "
+            f"It depends on where the weight lies between two powers of two. 1 + 1/2048 stays {lost.stored:g}, but "
             f"1.5 + 1.5/2048 becomes {kept.stored:.8g}. Near 2 it takes a ratio of 4,096 or more: there "
             f"{sure.a:.6g} + {sure.a:.6g}/4096 stays {sure.stored:.6g}. In BF16 the ratios are 256 to 512.",
         ),
@@ -80,20 +80,20 @@ def format_myths() -> list[FormatMyth]:
             "BF16 has the range of FP32 with less precision",
             "true",
             f"Both have {bf16.exponent_bits} exponent bits: the largest values are {number(bf16.max_value)} and "
-            f"{number(fp32.max_value)}. BF16 keeps {bf16.mantissa_bits + 1} significant bits of "
-            f"{fp32.mantissa_bits + 1}: 256 + 1 is {rounded(257, bf16):g} in it.",
+            f"{number(fp32.max_value)}. BF16 keeps {bf16.mantissa_bits + 1} of "
+            f"{fp32.mantissa_bits + 1} significant bits: in BF16, 256 + 1 is {rounded(257, bf16):g}.",
         ),
         FormatMyth(
             "PyTorch supports BF16 only on CPUs",
             "false",
-            "Out of date: GPUs of compute capability 8.0 (Ampere) and newer have BF16 matrix units, and autocast uses "
-            "them.",
+            "Outdated: GPUs of compute capability 8.0 (Ampere) and newer support BF16 on tensor cores, and autocast "
+            "uses them.",
         ),
         FormatMyth(
             "TF32 has 19 bits",
             "true",
-            f"{_layout(tf32)}, in all {1 + tf32.exponent_bits + tf32.mantissa_bits}. It exists only inside matrix "
-            "units: in memory the number takes 32 bits.",
+            f"{_layout(tf32)}, {1 + tf32.exponent_bits + tf32.mantissa_bits} in total. It exists only inside "
+            "tensor cores: in memory, a value takes 32 bits.",
         ),
         FormatMyth(
             "IEEE 754 defines the formats from FP16 to FP256",
@@ -105,16 +105,15 @@ def format_myths() -> list[FormatMyth]:
         FormatMyth(
             "Types have 64 or 32 bits; an INT32 has 1 sign bit and 31 for the number",
             "imprecise",
-            "Integers are no floating-point numbers, and quantization to them is another subject. An INT32 has equal "
-            f"steps everywhere; FP32 with as many bits cannot hold {integer:,} and stores "
-            f"{rounded(integer, fp32):,.0f}.",
+            "True of integers, but mixed precision concerns floating-point formats. INT32 values are evenly spaced; "
+            f"FP32, with as many bits, cannot represent {integer:,} and stores {rounded(integer, fp32):,.0f}.",
         ),
         FormatMyth(
             "With mixed precision the parameters are stored in FP16",
             "false",
-            "Under autocast they stay in FP32; each region casts them when an operator wants 16 bits and keeps the "
-            "copy until it ends. Models that were turned to 16 bits as a whole with model.half() do store them so, and "
-            "lose updates as above.",
+            "Under autocast they stay in FP32; an autocast region casts them when an operator runs in 16 bits and "
+            "caches the copy until the region ends. A model converted with model.half() does store them in 16 bits, "
+            "and loses updates as above.",
         ),
     ]
 

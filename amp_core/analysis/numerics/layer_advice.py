@@ -111,5 +111,5 @@ def _why(best_format: str, island: bool, lowest: float, highest: float, common: 
     high = f"at most 2^{highest:.0f}" if np.isfinite(highest) else ""
     needs = " and ".join(part for part in (low, high) if part) or "any scale"
     if island:
-        return f"needs {needs}, and 2^{common} serves the most layers: keep it in BF16, or in FP32 with autocast off"
-    return f"safe in FP16 at 2^{common}, which serves the most layers; alone it needs {needs}"
+        return f"needs {needs}, but 2^{common} suits the most layers: keep it in BF16, or in FP32 with autocast off"
+    return f"safe in FP16 at 2^{common}, the scale that suits the most layers; on its own it needs {needs}"

@@ -104,7 +104,9 @@ def parse_limit(text: str) -> float:
         value = math.nan
     limit = 10 ** (-value / 20) if by_db and math.isfinite(value) else value
     if not 0 < limit < math.inf or (by_db and value <= 0):
-        raise RunError(f"limit={text!r} is no error; give a relative error above 0, such as 0.1, or decibels: 20dB")
+        raise RunError(
+            f"limit={text!r} is not a valid error; give a relative error above 0, such as 0.1, or decibels: 20dB"
+        )
     return limit
 
 

@@ -58,9 +58,9 @@ def code_for(framework: str, choice: Choice) -> str:
     label = choice.recipe.label
     write, known = _WRITERS[framework]
     if choice.recipe.name not in known:
-        return f"# {FRAMEWORKS[framework]} does not train in {label}.\n"
+        return f"# {FRAMEWORKS[framework]} does not support training in {label}.\n"
     if not choice.go:
-        return f"# No layer goes to {label} under this limit: train in BF16.\n"
+        return f"# No layer qualifies for {label} under this limit: train in BF16.\n"
     return write(choice)
 
 

@@ -46,101 +46,101 @@ MYTHS = (
         "operators",
         "Forward and backward run in FP16, the loss in FP32",
         "imprecise",
-        "Each operator follows a list: matrix products and convolutions run in 16 bits, sums, norms and losses in "
-        "FP32, and what no list names runs in the format of its inputs. Backward follows forward.",
+        "Each operator follows a list: matrix products and convolutions run in 16 bits; sums, norms and losses in "
+        "FP32; operators in no list run in the dtype of their inputs. Backward follows forward.",
         "precision-map",
     ),
     Myth(
         "scaling",
         "Loss scaling is not entirely necessary; small gradients come towards the end of training",
         "imprecise",
-        "FP16 needs it where gradients fall below 2⁻²⁴; BF16 and FP32 never do. When they are small differs from model "
-        "to model: the safe window over time shows it.",
+        "FP16 needs it where gradients fall below 2⁻²⁴; BF16 and FP32 never do. When in training gradients are small "
+        "differs between models: the safe window over time shows it.",
         "loss-scale",
     ),
     Myth(
         "band",
         "Gradients between 2⁻²⁷ and 2⁻²⁴ matter, and without scaling they vanish",
         "imprecise",
-        "In FP16 what is 2⁻²⁵ or less becomes 0; from there to 2⁻²⁴ all becomes 2⁻²⁴. Whether they matter is a "
-        "question of the mass they carry.",
+        "In FP16, values up to 2⁻²⁵ become 0, and those between 2⁻²⁵ and 2⁻²⁴ become 2⁻²⁴. Whether they matter "
+        "depends on their share of the gradient's mass.",
         "number-ranges",
     ),
     Myth(
         "loop",
         "Scale the loss, call backward, let the scaler step and update, and clear the gradients",
         "true",
-        "`scaler.step` unscales, and leaves the optimizer out where a gradient is not finite. What reads gradients "
-        "before it, clipping above all, needs `scaler.unscale_(optimizer)` first. Only forward and loss belong into "
-        "`torch.autocast`, as a context or as a decorator: backward follows by itself.",
+        "`scaler.step` unscales, and skips the optimizer step if a gradient is not finite. Code that reads gradients "
+        "before that, such as clipping, has to call `scaler.unscale_(optimizer)` first. Only forward and loss belong "
+        "inside `torch.autocast`; backward uses the dtypes of forward by itself.",
         "loss-scale",
     ),
     Myth(
         "frameworks",
         "`mixed_precision`, `fp16=True`, a precision argument or a mixed policy is all it takes",
         "imprecise",
-        "Accelerate, Transformers and Lightning (`16-mixed`) then call autocast and a scaler, Keras casts in each "
-        "layer and keeps its variables in FP32 (older texts rewrite TensorFlow's graph around the optimizer instead). "
-        "But `16-true`, and a model loaded in 16 bits, store the weights so, "
-        "and some take FP16 on a CPU and train in FP32 without a word. The run says what really ran.",
+        "Accelerate, Transformers and Lightning (`16-mixed`) then use autocast and a scaler; Keras casts in each layer "
+        "and keeps its variables in FP32 (older tutorials rewrite TensorFlow's graph around the optimizer instead). "
+        "But `16-true`, or a model loaded in 16 bits, stores the weights in 16 bits, and some frameworks accept FP16 "
+        "on a CPU and silently train in FP32. The run records which precision was really used.",
         "precision-map",
     ),
     Myth(
         "flags",
         "The switches for TF32 and for cuDNN's benchmark belong to mixed precision",
         "imprecise",
-        "They are apart from autocast. TF32 changes what is left in FP32, and the FP32 run that you compare with; the "
-        "benchmark lets cuDNN try its convolutions first, which also makes two runs differ. Compare lists them where "
-        "they differ.",
+        "They are independent of autocast. TF32 affects everything that stays in FP32, including the FP32 run that you "
+        "compare with; benchmark mode lets cuDNN time its convolution algorithms first, so two runs may use different "
+        "ones. Compare lists these settings if they differ.",
         "compare",
     ),
     Myth(
         "divergence",
         "Without scaling training diverges, with a scale of 128 it matches FP32",
         "imprecise",
-        "So it was for one language model in 2017. Small models often train unscaled; others need far more than 128. "
-        "The preset “Loss-scale ablation” of Start a run trains a small LSTM four ways and draws the four curves.",
+        "That was measured for one language model in 2017. Small models often train without scaling; others need far "
+        "more than 128. The preset “Loss-scale ablation” of Start a run trains a small LSTM in four ways and plots "
+        "the four loss curves.",
         "compare",
     ),
     Myth(
         "speed",
         "Training becomes 1.5 to 5.5 times as fast, about half the time across the board; BERT-large near 6 times",
         "imprecise",
-        "Only GEMM/conv on tensor cores becomes that much faster, so 1 / (1 − its share of the step) is the most "
-        "that can come of it. NVIDIA's own examples (DeepLearningExamples, 2024) gain 1.3 to 5.5 times over FP32 on a "
-        "V100, BERT-large 3.9 to 4.5, and 0.8 to 2.6 times over TF32 on an A100: hold it against FP32 with TF32 on, "
-        "too.",
+        "Only GEMM/conv on tensor cores becomes that much faster, so the speed-up is limited to 1 / (1 − its share of "
+        "the step). NVIDIA's own examples (DeepLearningExamples, 2024) reach 1.3 to 5.5 × over FP32 on a V100 "
+        "(BERT-large 3.9 to 4.5 ×), and 0.8 to 2.6 × over TF32 on an A100: compare with FP32 with TF32 on, too.",
         "step-cost",
     ),
     Myth(
         "memory",
         "It takes less memory, so models and batches can be larger",
         "imprecise",
-        "What forward keeps for backward halves. Parameters, gradients and optimizer state stay in FP32, and "
-        "autocast's copies of the weights come on top: a large model with a small batch gains nothing.",
+        "Only the activations saved for backward are halved. Parameters, gradients and optimizer state stay in FP32, "
+        "and autocast adds 16-bit copies of the weights, so a large model with a small batch gains nothing.",
         "memory",
     ),
     Myth(
         "quality",
         "The result is as good as with FP32",
         "imprecise",
-        "Usually. One pair of runs does not show it: compare the difference with the noise between seeds.",
+        "Usually. One pair of runs cannot show it: compare the difference with the noise between seeds.",
         "compare",
     ),
     Myth(
         "hardware",
         "Use it on compute capability 7.0 and newer; older GPUs gain memory and bandwidth only",
         "true",
-        "Tensor cores multiply FP16 from 7.0 on, BF16 and TF32 from 8.0 on, FP8 from 8.9 on. CPUs with AVX512-BF16 or "
-        "AMX multiply BF16 too.",
+        "Tensor cores support FP16 from 7.0 on, BF16 and TF32 from 8.0 on, FP8 from 8.9 on. CPUs with AVX512-BF16 or "
+        "AMX also support BF16.",
         "tensor-cores",
     ),
     Myth(
         "always",
         "On such GPUs automatic mixed precision should always be used",
         "imprecise",
-        "It does not pay where the GPU waits for Python, where little of a step is GEMM/conv, or where casts cost "
-        "more than faster products save.",
+        "It does not help if the GPU waits for Python, if little of the step is GEMM/conv, or if casts cost more than "
+        "faster GEMMs save.",
         "step-cost",
     ),
 )

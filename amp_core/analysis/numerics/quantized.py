@@ -60,8 +60,8 @@ def quantized(
     if table.empty:
         name = recipes[0].name
         raise RunError(
-            f"format={name!r} has a scale per {_per(recipes[0])}, and the run was recorded without blocks; "
-            "record one with watch(…, blocks=True) or ampscope train --blocks"
+            f"format={name!r} has a scale per {_per(recipes[0])}, but the run was recorded without blocks; record "
+            "one with watch(…, blocks=True) or ampscope train --blocks"
         )
     if step is not None:
         before = table["step"][table["step"] <= step]
@@ -74,7 +74,7 @@ def quantized(
             continue
         recorded = ", ".join(sorted(set(table["block"])))
         raise RunError(
-            f"format={recipe.name!r} has a scale per {_per(recipe)}, and the run recorded blocks of {recorded}; "
+            f"format={recipe.name!r} has a scale per {_per(recipe)}, but the run recorded blocks of {recorded}; "
             "record it again with this version"
         )
     if not frames:

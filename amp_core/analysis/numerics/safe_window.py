@@ -110,7 +110,7 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
     form = find_format(format)
     window_limits = limits(run, form, MAX_ERROR, step, since=first_step(run) if step is None else None)
     if not len(window_limits.steps):
-        raise RunError(f"run={run.name!r} has no recorded gradients; record weight_grad and output_grad to predict")
+        raise RunError(f"run={run.name!r} has no recorded gradients; a prediction needs weight_grad and output_grad")
     needed = np.argsort(window_limits.lowest, kind="stable")
     low, high = int(needed[int(np.ceil(SERVED_STEPS_FRAC * (len(needed) - 1)))]), int(window_limits.highest.argmin())
     lowest, highest = float(window_limits.lowest[low]), float(window_limits.highest[high])
@@ -176,29 +176,30 @@ def _rise(window_limits: Limits) -> float:
 def _scale_in_words(lowest: float, highest: float, recommended: float) -> str:
     if lowest > highest:
         return (
-            f"No scale serves all: one gradient needs at least 2^{lowest:.0f}, another at most 2^{highest:.0f}; "
+            f"No loss scale suits all gradients: one needs at least 2^{lowest:.0f}, another at most 2^{highest:.0f}; "
             f"2^{recommended:.0f} overflows nowhere."
         )
     above, below = recommended - lowest, highest - recommended
     return (
-        f"2^{recommended:.0f} lies {below:.0f} octaves below the first overflow and {above:.0f} above the first loss."
+        f"2^{recommended:.0f} is {below:.0f} octaves below the first overflow and {above:.0f} above the first "
+        "underflow."
     )
 
 
 def _interval_in_words(interval: int, rise: float) -> str:
     if interval < GROWTH_INTERVAL:
         return (
-            f" The window rises by an octave in {1 / rise:.0f} steps; growing every {interval} clean steps keeps up, "
-            f"and at the top skips at most one step in {interval}."
+            f" The window rises by one octave every {1 / rise:.0f} steps; a growth interval of {interval} keeps up, "
+            f"and once at the upper bound skips at most one step in {interval}."
         )
-    return f" Growing every {interval} clean steps skips at most {100 / interval:.2f} % of all steps once at the top."
+    return f" A growth interval of {interval} skips at most {100 / interval:.2f} % of steps once at the upper bound."
 
 
 def _caveat(run: Run) -> str | None:
-    """What the recording lacks for the prediction, or lost to underflow itself."""
+    """What the recording lacks for the prediction, or what had already underflowed in it."""
     table = run.table("tensors")
     if not pc.any(pc.equal(table.column("kind"), "output_grad")).as_py():
-        return "no output gradients were recorded, so the lowest scale is a guess from the weight gradients alone"
+        return "no output gradients were recorded, so the lower bound is estimated from the weight gradients alone"
     for form in (f for f in narrowest_first()[::-1] if f.dtype is not None and not f.has_fp32_range):
         chosen = pc.and_(
             pc.is_in(table.column("kind"), pa.array(GRADIENTS)), pc.equal(table.column("dtype"), form.dtype)
@@ -212,9 +213,8 @@ def _caveat(run: Run) -> str | None:
         worst = int(share.argmax())
         if share[worst] > MAX_BOTTOM_FRAC:
             return (
-                f"{100 * share[worst]:.0f} % of what was recorded of {histograms.names[worst]} lies at the bottom of "
-                f"{form.label}: "
-                "as much again was lost before it could be counted, so predict from a run with a higher loss scale, in "
-                "BF16 or in FP32"
+                f"{100 * share[worst]:.0f} % of the recorded values of {histograms.names[worst]} lie at the smallest "
+                f"magnitudes of {form.label}, so about as many had already underflowed before they were counted; "
+                "predict from a run with a higher loss scale, in BF16 or in FP32"
             )
     return None

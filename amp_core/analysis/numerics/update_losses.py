@@ -83,8 +83,8 @@ def update_losses_over_steps(run: Run, max_steps: int = 200) -> pd.DataFrame:
 
 
 def average_losses(run: Run) -> pd.DataFrame:
-    """One row per averaged 16-bit copy of a parameter (EMA, SWA), those that stand still most first: name, dtype,
-    decay, steps, unchanged_frac, lost_mass_frac (medians over the compared steps)."""
+    """One row per averaged 16-bit copy of a parameter (EMA, SWA), those with most unchanged elements first: name,
+    dtype, decay, steps, unchanged_frac, lost_mass_frac (medians over the compared steps)."""
     frame = run.averages
     frame = frame[frame["unchanged_frac"].notna()]
     losses = frame.groupby("name", sort=False).agg(

@@ -163,7 +163,7 @@ def _whole_numbers(log2_scales: Iterable[int]) -> np.ndarray:
     for power in given:
         if not isinstance(power, int | float | np.number) or not float(power).is_integer():
             raise RunError(
-                f"log2_scales={power!r} is no whole number; log2_scales=(0, 16) takes the scales 1 and 65536"
+                f"log2_scales={power!r} is not a whole number; log2_scales=(0, 16) gives the scales 1 and 65536"
             )
     return np.array(given, dtype=np.int64)
 
@@ -175,11 +175,11 @@ def find_format(name: str) -> Format:
     if name not in FORMATS and not is_recipe(name):
         raise RunError(f"format={name!r} is unknown; choose one of {', '.join([*choices, *RECIPES])}")
     if name not in FORMATS:
-        raise RunError(f"format={name!r} is a recipe with scales of its own; choose one of {', '.join(choices)}")
+        raise RunError(f"format={name!r} is a recipe with its own scales; choose one of {', '.join(choices)}")
     form = FORMATS[name]
     if form.by_block:
         raise RunError(
-            f"format={name!r} has a scale per block of {form.scaling.block} values, and the run recorded histograms "
+            f"format={name!r} has a scale per block of {form.scaling.block} values, but the run recorded histograms "
             f"of whole tensors, without blocks; choose one of {', '.join(choices)}"
         )
     return form

@@ -1,7 +1,7 @@
 """Amdahl's law on the result of `step_cost`: how much faster matrix products alone could make a step.
 
     >>> amdahl(step_cost(run)).sentence
-    'At most 1.8 × is to be had from faster GEMM/conv kernels, as 55 % of the time is not GEMM/conv.'
+    'Amdahl limit: 1.8 × if GEMM/conv were free; 55 % of the time is not GEMM/conv.'
 
 If a share p of the time becomes r times as fast, the whole becomes 1 / (1 − p + p / r) times as fast: 1 / (1 − p) at
 most (Amdahl 1967). 16-bit values also halve the bytes that memory-bound kernels move, so autocast may give a little
@@ -25,7 +25,7 @@ class Amdahl:
     cuda_core_frac: float
     """Share in matrix kernels on CUDA cores."""
     unknown_frac: float
-    """Share in matrix kernels whose names do not show whether they use tensor cores."""
+    """Share in GEMM/conv kernels of which it is unclassified whether they use tensor cores."""
     bound: float
     """If all matrix kernels took no time. Infinite if there are no others."""
     cuda_core_bound: float
@@ -63,10 +63,10 @@ def amdahl(cost: StepCost) -> Amdahl | None:
     memory = cost.us("memory_bound") / cost.step_us
     bound = _faster(matrix)
     rest = f"{100 * (1 - matrix):.0f} %"
-    most = f"{number(bound, digits=2)} ×" if bound < 1e3 else "any factor"
-    sentence = f"At most {most} is to be had from faster GEMM/conv kernels, as {rest} of the time is not GEMM/conv."
+    most = f"{number(bound, digits=2)} ×" if bound < 1e3 else "unbounded"
+    sentence = f"Amdahl limit: {most} if GEMM/conv were free; {rest} of the time is not GEMM/conv."
     if matrix < 0.005:
-        sentence = "Nothing is to be had from faster GEMM/conv kernels: hardly any of the time is GEMM/conv."
+        sentence = "Amdahl limit: 1 ×, because hardly any of the time is GEMM/conv."
     return Amdahl(
         matrix_frac=matrix,
         cuda_core_frac=on_cuda_cores,

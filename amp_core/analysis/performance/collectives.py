@@ -145,7 +145,7 @@ def waited_for(run: Run) -> WaitedFor | None:
 
 
 def gradient_dtype(run: Run) -> str | None:
-    """The dtype in which most bytes of gradients are reduced; None where no collective of backward tells it."""
+    """The dtype in which most bytes of gradients are reduced; None if no collective of backward records it."""
     frame = collective_rows(run)
     frame = frame[(frame["phase"] == "backward") & frame["name"].isin(REDUCING) & (frame["dtype"] != "")]
     us = frame.groupby("dtype")["total_us"].sum()

@@ -37,21 +37,21 @@ from amp_core.hardware.gpus import PRECISIONS, Gpu
 from amp_core.store.run import Run
 
 ALIGNED_BYTES = 16
-"""Sizes that are multiples of so many bytes are the most efficient (see above)."""
+"""Sizes that are multiples of this number of bytes are the most efficient (see above)."""
 
 REASONS = {
     "on": ("", "runs on tensor cores"),
-    "by-name": ("unknown", "the kernel's name does not show it"),
+    "by-name": ("unknown", "unclassified: the kernel's name does not reveal it"),
     "no-tensor-cores": ("no", "this GPU has no tensor cores"),
-    "vector": ("no", "a matrix times a vector: memory-bound, so tensor cores would not help"),
-    "depthwise": ("no", "a depthwise convolution: no implementation on tensor cores"),
-    "fp64": ("no", "FP64, for which this GPU has no tensor cores"),
-    "dtype": ("no", "tensor cores of this GPU do not take these inputs"),
-    "fp32": ("yes", "FP32 without TF32: allow TF32, or let autocast cast it"),
-    "tf32-left": ("yes", "a kernel without TF32 was chosen though TF32 was allowed: let autocast cast it"),
-    "fp32-early": ("yes", "FP32: before Ampere only FP16 runs on tensor cores, so autocast to FP16"),
-    "bf16-early": ("yes", "BF16 before Ampere: tensor cores take FP16 there, so autocast to FP16"),
-    "simt": ("yes", "a CUDA-core (SIMT) kernel was chosen though tensor cores take its inputs"),
+    "vector": ("no", "matrix-vector product: memory-bound, so tensor cores would not help"),
+    "depthwise": ("no", "depthwise convolution: no tensor-core implementation"),
+    "fp64": ("no", "FP64, which this GPU's tensor cores do not support"),
+    "dtype": ("no", "this GPU's tensor cores do not support these inputs"),
+    "fp32": ("yes", "FP32 without TF32: allow TF32, or use autocast"),
+    "tf32-left": ("yes", "a kernel without TF32 was chosen although TF32 was allowed: use autocast"),
+    "fp32-early": ("yes", "FP32: before Ampere, tensor cores support only FP16, so use FP16 autocast"),
+    "bf16-early": ("yes", "BF16 before Ampere: tensor cores support FP16 there, so use FP16 autocast"),
+    "simt": ("yes", "a CUDA-core (SIMT) kernel was chosen although tensor cores support its inputs"),
     "no-dtype": ("unknown", "the precision of its inputs was not recorded"),
     "no-device": ("unknown", "the compute capability was not recorded"),
 }

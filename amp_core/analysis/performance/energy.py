@@ -5,7 +5,7 @@ Energy(joules=0.84, power_w=412.0, samples=118, why='')
 
 Energy is mean power times median step time over samples per step: idle power included, host not. NVML's power is an
 average over up to a second on newer GPUs (NVML API reference, `nvmlDeviceGetPowerUsage`), so that the first second of
-each turn of a run that took turns still includes the other run; it is left out.
+each block of an interleaved run still includes the other run; it is excluded.
 """
 
 from dataclasses import dataclass
@@ -44,11 +44,11 @@ def energy_per_sample(run: Run) -> Energy:
     timed = np.isfinite(frame["time_s"].astype(float)) & np.isfinite(frame["step_ms"])
     frame = frame[timed & (frame["samples"] > 0)]
     if device.empty:
-        return Energy(None, None, 0, "no device reported its power")
+        return Energy(None, None, 0, "no device reported its power draw")
     if frame.empty:
-        return Energy(None, None, 0, "no step was timed, or none counted its samples")
+        return Energy(None, None, 0, "no step was timed, or no step recorded its samples")
     if run.head.world_size > 1:
-        return Energy(None, None, 0, "the power of only one of the run's devices would be counted")
+        return Energy(None, None, 0, "only one of the run's devices reported its power draw")
     end = frame["time_s"].to_numpy(dtype=np.float64)
     begin = end - frame["step_ms"].to_numpy() / 1e3
     # A step that begins well after the end of the one before begins a turn: another run had the device in between. A
@@ -64,9 +64,13 @@ def energy_per_sample(run: Run) -> Energy:
     place = np.searchsorted(first, times, side="right") - 1
     inside = (place >= 0) & (times <= last[np.maximum(place, 0)])
     if inside.sum() < MIN_SAMPLES:
-        short = "turns too short for the second that a GPU's power is averaged over" if waits.sum() > 1 else "steps"
+        short = (
+            "the interleaved blocks are shorter than the second over which a GPU averages its power"
+            if waits.sum() > 1
+            else "steps"
+        )
         return Energy(
-            None, None, int(inside.sum()), f"fewer than {MIN_SAMPLES} samples of power fell in the run's {short}"
+            None, None, int(inside.sum()), f"fewer than {MIN_SAMPLES} power samples fall in the run's {short}"
         )
     power = float(device["power_w"].to_numpy()[inside].mean())
     per_sample_s = median(frame["step_ms"] / frame["samples"]) or np.nan

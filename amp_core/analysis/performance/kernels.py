@@ -86,7 +86,7 @@ def is_trace(run: Run) -> bool:
 
 def traced_step_us(run: Run) -> float | None:
     """Mean wall time of a step in an imported trace, over its windows, in microseconds; None for other runs and where
-    the trace marks no steps."""
+    the trace has no step markers."""
     if run.head.config.get("source") != "import":
         return None
     windows = window_rows(run)

@@ -41,13 +41,13 @@ _ABOUT = {
     "parameters": "the weights, in the dtype in which they are stored",
     "gradients": "in .grad, in the dtype of the weights",
     "optimizer": "what optimizers keep for each weight: Adam's moments",
-    "activations": "what forward keeps for backward; grows with the batch",
-    "autocast": "16-bit casts of weights for backward, whatever the batch",
+    "activations": "what forward saves for backward; grows with the batch",
+    "autocast": "16-bit casts of weights, kept for backward; independent of the batch",
     "buffers": "such as BatchNorm's running statistics",
-    "temporary": "came and went: workspaces, gradients of activations",
-    "other": "of no tensor above: inputs, workspaces, rounding",
+    "temporary": "temporary: workspaces, gradients of activations",
+    "other": "in none of the tensors above: inputs, workspaces, rounding",
 }
-_OTHER_ON_CPU = "Python, libraries, data, freed memory that is kept"
+_OTHER_ON_CPU = "Python, libraries, data, freed memory that is not returned"
 _SAME_FRAC = 0.02  # relative differences below it count as none
 
 
@@ -77,7 +77,7 @@ class MemoryBreakdown:
 
     @property
     def categories_known(self) -> bool:
-        """Whether it was recorded what memory is held for; a trace tells only how much."""
+        """Whether the memory breakdown was recorded; a trace records totals only."""
         return bool(self.parts.loc[self.parts["category"].isin(_TENSORS), "bytes"].notna().any())
 
     @property
@@ -208,7 +208,7 @@ def _in_words(moment: str, name: str) -> str:
     if moment == "module":
         return f"in the forward of {name}"
     if moment == "gradient":
-        return f"in backward, as the gradient of {name} arrived"
+        return f"in backward, when the gradient of {name} was computed"
     if moment == "operator":
         return f"in {name}"
     words = {
@@ -216,7 +216,7 @@ def _in_words(moment: str, name: str) -> str:
         "step begins": "before the forward",
         "forward ends": "at the end of the forward",
         "loss computed": "when the loss was computed",
-        "backward begins": "as backward began",
+        "backward begins": "at the start of backward",
         "backward ends": "at the end of backward",
         "optimizer begins": "before the optimizer's step",
         "step ends": "in the optimizer's step",
@@ -237,19 +237,19 @@ def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
         wide = precision in ("fp32", "tf32")
         ways = ("A smaller batch", "activation checkpointing", *(("16 bits",) if wide else ()))
         smaller = f"{join_words(ways, 'or')} makes"
-        notes.append(f"{100 * kept:.0f} % of what tensors hold are activations. {smaller} them smaller.")
+        notes.append(f"{100 * kept:.0f} % of tensor memory is activations. {smaller} them smaller.")
     elif fixed >= 0.5:
         notes.append(
-            f"{100 * fixed:.0f} % of what tensors hold are weights, gradients and optimizer state, which autocast "
-            "leaves in FP32: here it saves little memory. A larger batch is nearly free."
+            f"{100 * fixed:.0f} % of tensor memory is weights, gradients and optimizer state, which autocast leaves "
+            "in FP32, so autocast saves little memory here. A larger batch costs almost none."
         )
     if size["autocast"] > 0.02 * tensors:
         notes.append(
-            f"Autocast's 16-bit copies of weights take {100 * float(size['autocast']) / tensors:.0f} %: "
-            "they come on top of the FP32 weights."
+            f"Autocast's 16-bit copies of weights take {100 * float(size['autocast']) / tensors:.0f} %, in addition "
+            "to the FP32 weights."
         )
     if precision in ("fp32", "tf32") and kept >= 0.5:
-        notes.append("Autocast would halve those activations that matrix products and convolutions keep.")
+        notes.append("Autocast would halve the activations saved by GEMM/conv.")
     return tuple(notes)
 
 
@@ -266,11 +266,11 @@ def _why(category: str, first: float, now: float, before: str | None, recipe_now
     if same:
         return "the same" if first == now else f"the same within {100 * _SAME_FRAC:.0f} %"
     if category == "activations" and now < first:
-        return f"{now / first:.2f} ×: matrix products keep 16 bits, norms and loss FP32"
+        return f"{now / first:.2f} ×: GEMM/conv saves 16 bits, norms and loss FP32"
     if category == "activations":
-        return "more: casts keep copies of both widths, or a larger batch"
+        return "more: casts keep copies in both widths, or the batch is larger"
     if category == "autocast" and now > first:
-        return "16-bit copies of weights, which FP32 does without"
+        return "16-bit copies of weights, which FP32 does not need"
     if category == "temporary":
         return "what the largest operation at the peak needs"
     if category == "other":

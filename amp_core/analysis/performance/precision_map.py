@@ -33,13 +33,13 @@ from amp_core.store.run import Run
 MAX_COLUMNS = 16
 """Most operators in the map: those with the most FLOPs, those in autocast's lists, those with the most calls."""
 MIN_FOLDED_MODULES = 30
-"""From so many modules on, those that differ only in a number are folded into one: `h.*.attn`."""
+"""Number of modules from which those that differ only in an index are folded into one: `h.*.attn`."""
 
 _WHY = {
     "disabled": "inside autocast(enabled=False)",
     "outside": "called outside of the autocast region",
     "attention": "attention without a fused kernel, which torch computes in FP32",
-    "not applied": "called in a way that autocast does not reach, such as from inside another operator",
+    "not applied": "called in a way that autocast does not intercept, such as from inside another operator",
     "no autocast": "no autocast in this step",
     "unknown": "this trace does not record autocast",
 }
@@ -53,7 +53,7 @@ class PrecisionMap:
     """The precision of one traced step."""
 
     step: int | None
-    """None if nothing was traced, or the trace marks no steps."""
+    """None if nothing was traced, or the trace has no step markers."""
     traced: bool
     """Whether there is a trace at all."""
     has_policies: bool
@@ -224,7 +224,7 @@ def _islands(work: pd.DataFrame) -> pd.DataFrame:
     off = work["autocast"] == "disabled"
     listed = policy.isin(autocast.FP32_POLICIES) & work["autocast"].notna()
     islands = work[(off | listed) & work["ran"].isin(("fp32", "fp64"))]
-    why = np.where(islands["autocast"] == "disabled", _WHY["disabled"], "autocast's list has it in FP32")
+    why = np.where(islands["autocast"] == "disabled", _WHY["disabled"], "autocast's list keeps it in FP32")
     islands = islands.assign(why=why.astype(object), casts=islands["cast_bytes"])
     islands["alike"] = [fold(module) for module in islands["module"]]
     table = islands.groupby(["alike", "why"], sort=False).agg(

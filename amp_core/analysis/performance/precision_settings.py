@@ -1,4 +1,4 @@
-"""What a program asked of the precision of each stage, beside the dtypes that were seen there.
+"""The precision that a program requests for each stage, and the dtypes seen there.
 
 >>> precision_settings(run)[["stage", "asked", "source", "seen", "differs"]]
 """
@@ -16,7 +16,7 @@ _LIGHTNING = {"16": "float16", "bf16": "bfloat16", "32": "float32", "64": "float
 
 def precision_settings(run: Run) -> pd.DataFrame:
     """One row per stage and setting, or per stage that was seen alone: stage, asked (dtype), source (of the setting),
-    seen (dtypes in the first step; None: not seen), differs (asked for one dtype and another one was seen)."""
+    seen (dtypes in the first step; None: not seen), differs (one dtype was requested and another one seen)."""
     seen = dict(run.head.model.get("precision_seen") or {})
     rows: list[tuple[str, str | None, str | None]] = [row for row in _asked(run) if row[0] in STAGES]
     rows += [(stage, None, None) for stage in seen if stage in STAGES and stage not in {row[0] for row in rows}]

@@ -25,7 +25,7 @@ PARTS = {
     "data": "waiting for data",
     "gaps": "idle between kernels",
     "tensor": "GEMM/conv, on tensor cores",
-    "matrix_unknown": "GEMM/conv, unknown by name",
+    "matrix_unknown": "GEMM/conv, unclassified",
     "matrix": "GEMM/conv, on CUDA cores",
     "memory_bound": "memory-bound",
     "cast": "casts",
@@ -34,12 +34,12 @@ PARTS = {
     "communication": "communication",
     "copy": "copies and fills",
     "other": "other kernels",
-    "watch": "watching",
+    "watch": "recording overhead",
 }
 """Labels of the parts of a profiled step, in the order of charts."""
 CPU_LABELS = {"gaps": "Python and waiting", "matrix": "GEMM/conv", "other": "other operators"}
 """Labels that differ on a CPU, where the device is the host."""
-AMD_LABELS = {"tensor": "matrix, on matrix cores", "matrix": "matrix, in FP32"}
+AMD_LABELS = {"tensor": "GEMM/conv, on matrix cores", "matrix": "GEMM/conv, in FP32"}
 """The same on AMD's GPUs, whose FP32 products run on matrix cores too."""
 PHASE_LABELS = phases.LABELS
 """Labels of the parts of a step without a profiled window."""
@@ -56,7 +56,7 @@ _PART_OF = {
 }
 
 MIN_SLOWED_RATIO = 1.05
-"""A note says so if profiled steps take more than so many times as long as others."""
+"""Ratio of profiled to other step times above which a note says that profiling slows the run."""
 
 NOTABLE_LEAD_FRAC = 0.02
 """A note says so if the device waits before the first kernel for more than this share of the window."""
@@ -71,7 +71,7 @@ class StepCost:
     source: str
     """`profile` (a profiled window), `phases` (the recorded phases of steps) or `nothing`."""
     parts: pd.DataFrame
-    """part, label, us (per step; per window if it marks no steps), frac (of all). Adds up to `step_us`; NaN if a
+    """part, label, us (per step; per window if it has no step markers), frac (of all). Adds up to `step_us`; NaN if a
     part cannot be separated from the others, which then include it (see `notes`)."""
     step_us: float
     """Wall time of a step in microseconds; 0 with source `nothing`."""
@@ -195,9 +195,9 @@ def _split(
     if not np.isfinite(idle_data_us):
         idle_data_us = recorded_us.get("data", np.nan)
         if np.isfinite(idle_data_us):
-            notes.append("Waiting for data is what the steps recorded, since nothing in the profile marks it.")
+            notes.append("Waiting for data is taken from the recorded steps, because nothing in the profile marks it.")
         else:
-            notes.append("Nothing marks the loading of data: waiting for it is part of the time the device was idle.")
+            notes.append("Nothing marks data loading, so waiting for data is part of the device's idle time.")
     idle_data = min(idle, _known(idle_data_us, 0.0))
     idle_watch = min(idle - idle_data, max(0.0, watch - own))
     watch = min(watch, own) + idle_watch
@@ -272,8 +272,8 @@ def _lead(windows: pd.DataFrame) -> list[str]:
     if not (lead >= NOTABLE_LEAD_FRAC * windows["wall_us"]).any():
         return []
     return [
-        f"The step begins with its first kernel, as the GPU marks it. Before that the GPU stood idle for "
-        f"{lead.max() / 1e3:.3g} ms in which the host was in the step already; that is not part of these times."
+        "The step starts with its first kernel, as the GPU marks it. Before that, the GPU was idle for "
+        f"{lead.max() / 1e3:.3g} ms while the host was already in the step; that time is not included."
     ]
 
 

@@ -51,13 +51,13 @@ class TensorCoreUse:
     tensor_frac: float | None
     """Share of kernel time in kernels that use tensor cores."""
     unknown_frac: float | None
-    """Share of kernel time in kernels whose names do not show it."""
+    """Share of kernel time in unclassified kernels."""
     matrix_frac: float | None
     """Share of kernel time in kernels that multiply matrices."""
     matrix_tensor_frac: float | None
     """Share of matrix time in kernels that use tensor cores."""
     matrix_unknown_frac: float | None
-    """Share of matrix time in kernels whose names do not show it."""
+    """Share of GEMM/conv time in unclassified kernels."""
     tensor_wall_frac: float | None
     """Time in kernels that use tensor cores over the window's wall time, for comparison with the counter."""
     counter_frac: float | None
@@ -105,8 +105,8 @@ def tensor_core_use(run: Run, step: int | None = None) -> TensorCoreUse:
 
 
 def profiled_windows(run: Run) -> pd.DataFrame:
-    """The windows of a run, one row each: step (its first; NaN if the trace marks no steps), steps, devices (number of
-    profiled devices and ranks), kernel_us."""
+    """The windows of a run, one row each: step (its first; NaN if the trace has no step markers), steps, devices
+    (number of profiled devices and ranks), kernel_us."""
     rows = kernel_rows(run)
     each = rows.groupby("step", dropna=False, sort=True)
     table = each.agg(steps=("steps", "max"), kernel_us=("total_us", "sum")).reset_index()

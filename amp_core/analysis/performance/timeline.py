@@ -15,7 +15,7 @@ from amp_core.analysis.performance.step_cost import PARTS, part_of
 from amp_core.store.run import Run
 
 MAX_BARS = 3000
-"""About so many bars at most are drawn: closer neighbours of one part are merged."""
+"""Approximate largest number of bars: closer neighbours of one part are merged."""
 PHASE_LANE = "phase"
 _TEXTS = ["name", "device", "category", "tensor_core", "precision", "phase", "module", "op"]
 _NUMBERS = ["step", "start_us", "total_us", "queue_us", "stream", "occupancy_frac", "blocks_per_sm", "rank"]
@@ -23,7 +23,7 @@ _NUMBERS = ["step", "start_us", "total_us", "queue_us", "stream", "occupancy_fra
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """How the device was used in the step. None where the trace does not tell."""
+    """How the device was used in the step. None if the trace does not record it."""
 
     queue_length: float | None
     """Work that is launched and has not begun, mean over time."""

@@ -1,12 +1,12 @@
-"""What a trace's step has to win, and at most how much: the largest first.
+"""Upper bounds on the time that each change could save per step of a trace, the largest first.
 
     >>> for chance in to_win(run): print(chance.code, chance.win_us / chance.step_us, chance.what)
-    exposed-communication 0.64 The GPU does nothing but communicate for 64 % of the step
+    exposed-communication 0.64 The GPU only communicates for 64 % of the step
 
-Each is an upper bound by itself; they do not add up. Idle time and communication can be hidden in full. Products in
-FP32 gain the ratio of the data sheet's dense rates; products on tensor cores what lies between them and
-`GOOD_PEAK_FRAC` of that rate, or the time that memory needs. Kernels bound by memory, one per operator, are fused to
-half their time (`FUSED_FRAC`): each value is then read and written once instead of twice.
+Each bound stands alone; they do not add up. Idle time and communication can be hidden completely. Products in
+FP32 gain the ratio of the data sheet's dense rates; products on tensor cores gain the distance to `GOOD_PEAK_FRAC` of
+that rate, or to the time that memory needs. Memory-bound kernels, one per operator, are assumed to fuse to half their
+time (`FUSED_FRAC`): each value is then read and written once instead of twice.
 """
 
 from collections.abc import Hashable, Mapping
@@ -28,9 +28,9 @@ from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
 MIN_WIN_FRAC = 0.05
-"""Less of a step is not worth a finding."""
+"""Smaller savings are not reported."""
 MAX_UNKNOWN_FRAC = 0.2
-"""With more kernel time unknown by name the shares of products are uncertain."""
+"""With more unclassified kernel time the shares of GEMM/conv are uncertain."""
 GOOD_PEAK_FRAC = 0.6
 """Share of the dense rate that large, well-shaped products reach on current GPUs (cuBLAS: 60 to 75 %)."""
 SLOW_PEAK_FRAC = 0.3
@@ -44,17 +44,17 @@ UNKNOWN_RATIO = 2.0
 
 @dataclass(frozen=True)
 class Chance:
-    """One thing to win."""
+    """One possible saving."""
 
     code: str
     """Code of the finding."""
     win_us: float
-    """At most, microseconds per step (or window)."""
+    """Upper bound in microseconds per step (or window)."""
     step_us: float
     what: str
     where: str
     here: str = ""
-    """What the trace adds to the advice of the finding: sizes to pad to, who is waited for."""
+    """What the trace adds to the finding's advice: sizes to pad to, the rank that others wait for."""
 
     @property
     def how_much(self) -> str:
@@ -64,22 +64,22 @@ class Chance:
 
 @dataclass(frozen=True)
 class Chances:
-    """All that there is to win in a trace."""
+    """All possible savings in a trace."""
 
     found: tuple[Chance, ...]
     """The largest first."""
     unit: str
     """`step` or `profiled window`."""
     trains: bool
-    """Whether anything of backward or an optimizer is in the trace."""
+    """Whether the trace contains backward or optimizer kernels."""
     cost: StepCost
     """With the time before the first kernel in `step_us`."""
     unknown_frac: float
-    """Share of the kernel time in kernels whose names do not show what they do."""
+    """Share of the kernel time that cannot be classified by kernel name."""
 
 
 def to_win(run: Run) -> Chances | None:
-    """What an imported trace has to win; None for other runs, for a CPU and without a window."""
+    """Possible savings in an imported trace; None for other runs, for a CPU and without a profiled window."""
     if not is_trace(run):
         return None
     cost, rows = step_cost(run), kernel_rows(run)
@@ -90,7 +90,7 @@ def to_win(run: Run) -> Chances | None:
     unit = "step" if cost.steps else "profiled window"
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
-    # A step that begins with its first kernel leaves out the time before, in which the device waits for the host.
+    # A step that begins with its first kernel omits the time before it, in which the device waits for the host.
     cost = replace(cost, step_us=cost.step_us + float(windows["lead_us"].fillna(0.0).sum()) / steps)
     chances = [
         *_idle(windows, rows, cost, steps, unit),
@@ -105,7 +105,7 @@ def to_win(run: Run) -> Chances | None:
     unknown = rows[rows["tensor_core"] == "unknown"]
     share = float(unknown["total_us"].sum() / rows["total_us"].sum())
     if share > MAX_UNKNOWN_FRAC and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "privateuse")).any():
-        what = f"{100 * share:.0f} % of the kernel time is in kernels whose names do not show what they do"
+        what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
         worth.append(Chance("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
     return Chances(tuple(sorted(worth, key=lambda c: -c.win_us)), unit, trains, cost, share)
@@ -129,16 +129,18 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     data_lead, host_lead = (_before_first_kernel(us, cost) for us in (lead_data, lead - lead_data))
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
-    number_of = f"{cost.syncs:.3g} wait{'s' if cost.syncs != 1 else ''}" if cost.syncs else "waits"
+    number_of = (
+        f"{cost.syncs:.3g} synchronization{'s' if cost.syncs != 1 else ''}" if cost.syncs else "synchronizations"
+    )
     return [
         Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the "
                f"{unit}{data_lead}", "data loading"),
         Chance(code, host, cost.step_us, f"The GPU is idle for {_share(host, cost)} of the {unit} because the host "
                f"launches too late{kernels}{host_lead}", "host"),
-        Chance("host-syncs", sync, cost.step_us, f"The GPU runs dry for {_share(sync, cost)} of the {unit} after "
-               f"{number_of} of the host for it ({where})", where),
-        Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} though work "
-               "is launched: it waits for another GPU or rank, the host, or the start of a CUDA graph", "streams"),
+        Chance("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
+               f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
+        Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
+               "work is queued: it waits for another GPU or rank, the host, or the start of a CUDA graph", "streams"),
     ]  # fmt: skip
 
 
@@ -152,28 +154,28 @@ def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chan
     where = _longest(collectives, "name")
     waits, here = _waits(run, cost)
     return [
-        Chance("exposed-communication", communication, cost.step_us, "The GPU does nothing but communicate for "
+        Chance("exposed-communication", communication, cost.step_us, "The GPU only communicates for "
                f"{_share(communication, cost)} of the {unit}{waits}", where, here),
         Chance("copies", copies, cost.step_us, f"Copies and fills take {_share(copies, cost)} of the {unit}", "copies"),
     ]  # fmt: skip
 
 
 def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
-    """How much of the time in collectives is waiting and for whom, as part of a sentence; and what to do about it."""
+    """How much of the time in collectives is spent waiting, as part of a sentence; and which rank to look at."""
     waited, dtype = waited_for(run), gradient_dtype(run)
     if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_WIN_FRAC * cost.step_us:
         share = _share(1e3 * waited.all_waiting_ms, cost)
         return (
             f"; a rank spends {share} in collectives waiting for others",
             f"rank {waited.rank} enters {percent(waited.last_frac)} of the collectives last, and each other rank waits "
-            f"{number(waited.waiting_ms, 'ms')} for it: look at what it does before them",
+            f"{number(waited.waiting_ms, 'ms')} for it: look at what it does before the collectives",
         )
     if dtype == "float32":
         return "", (
             "gradients are reduced in FP32, and 16 bits halve the bytes: "
             "`model.register_comm_hook(None, default_hooks.bf16_compress_hook)`"
         )
-    return "", f"gradients are reduced in {dtype} already" if dtype else ""
+    return "", f"gradients are already reduced in {dtype}" if dtype else ""
 
 
 def _types(
@@ -193,11 +195,9 @@ def _types(
         f"{_share(us, cost)} of the {unit} in {name}" for us, name in ((slow_us, "FP32"), (tf32_us, "TF32")) if us > 0
     ]
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
-    gain = (
-        f"16 bits are {number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast here by the data sheet"
-    )
+    gain = f"by the data sheet, 16 bits are {number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
     longest = _longest(fp32 if slow_us >= tf32_us else tf32, "name")
-    what = f"Matrix products and convolutions take {' and '.join(parts)}{f'; {gain}' if rates else ''}"
+    what = f"GEMM/conv takes {' and '.join(parts)}{f'; {gain}' if rates else ''}"
     return [Chance("fp32-products", win, cost.step_us, what, longest)]
 
 
@@ -211,8 +211,8 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     worst = ops.loc[wins.idxmax()]
     total = float(ops["total_us"].sum()) / steps
     what = (
-        f"Products that take {_share(total, cost)} of the {unit} run below {percent(SLOW_PEAK_FRAC)} of the tensor "
-        f"cores' rate, {worst['op']} ({worst['sizes']}) at {percent(worst['of_peak_frac'])}"
+        f"GEMMs that take {_share(total, cost)} of the {unit} run below {percent(SLOW_PEAK_FRAC)} of the tensor-core "
+        f"peak, {worst['op']} ({worst['sizes']}) at {percent(worst['of_peak_frac'])}"
     )
     return [
         Chance("slow-products", float(wins.sum()) / steps, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
@@ -242,8 +242,8 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     step_us = float(stepping["total_us"].sum()) * scale
     each = float(stepping["count"].sum()) * scale
     return [
-        Chance("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Norms, elementwise kernels, casts and sums, one "
-               f"kernel each, take {_share(us, cost)} of the {unit}; fusing them halves what they read and write",
+        Chance("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Unfused norms, elementwise kernels, casts and "
+               f"reductions take {_share(us, cost)} of the {unit}; fusing them halves their memory traffic",
                _longest(bound, "op") or _longest(bound, "name")),
         Chance("unfused-optimizer", FUSED_FRAC * step_us, cost.step_us, f"The optimizer takes {_share(step_us, cost)} "
                f"of the {unit} in {each:,.0f} kernels", _longest(stepping, "op") or "optimizer"),
@@ -251,6 +251,6 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
 
 
 def _longest(rows: pd.DataFrame, column: str) -> str:
-    """What most of the time of these rows is in; empty for none."""
+    """The value of `column` with most of the time; empty for no rows."""
     us = rows.groupby(column)["total_us"].sum()
     return str(us.idxmax()) if len(us) else ""

@@ -25,7 +25,7 @@ UNKNOWN = "(module unknown)"
 
 
 def traced_steps(run: Run) -> list[int]:
-    """Steps whose operators were traced, in order; empty if none was, or the trace marks no steps."""
+    """Steps whose operators were traced, in order; empty if none was, or the trace has no step markers."""
     return [int(step) for step in sorted(run.ops["step"].dropna().unique())]
 
 

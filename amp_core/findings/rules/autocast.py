@@ -22,11 +22,12 @@ from amp_core.text import formatting
         family=RANGE_AND_PRECISION,
         order=370,
         what="backward() is called inside the autocast region.",
-        signal="Autocast at the call of backward.",
-        threshold="Once. torch.amp: backward under autocast is not recommended; operators run in the dtypes of "
-        "forward anyway. A remark in Lightning's manual optimization, which does so by design.",
-        advice="Operators of backward that have no counterpart in forward are cast again, which costs time and can "
-        "overflow. Close the region before backward.",
+        signal="Autocast state when backward is called.",
+        threshold="One call. The torch.amp documentation advises against backward under autocast: backward "
+        "operators run in the dtypes of the forward pass anyway. Informational in Lightning's manual optimization, "
+        "which does this by design.",
+        advice="Backward operators without a counterpart in the forward pass are cast again, which costs time and "
+        "can overflow. Close the region before backward.",
         snippet=LOOP,
         page="",
     )
@@ -57,12 +58,14 @@ def backward_under_autocast(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=380,
-        what="A compiled model and autocast disagree: backward inherits autocast, or a graph break leaves it in "
-        "another state.",
-        signal="A compiled model with autocast on at backward, or other after forward than before.",
-        threshold="Once, with torch.compile.",
-        advice="The compiled backward is traced under the autocast that is on when it is called. Call backward "
-        "outside of the region, and compare its gradients with those of the eager model.",
+        what="Autocast differs between forward and backward of a compiled model: backward runs under autocast, or a "
+        "graph break leaves autocast in another state.",
+        signal=(
+            "In a compiled model, autocast is on at backward, or its state after forward differs from that before."
+        ),
+        threshold="One occurrence, with torch.compile.",
+        advice="The compiled backward is traced with the autocast state at the time of the call. Call backward "
+        "outside the region, and compare its gradients with those of the eager model.",
         snippet="model = torch.compile(model)\n\n" + LOOP,
         page="",
     )
@@ -95,12 +98,12 @@ def compile_autocast_mismatch(run: Run) -> list[Finding]:
         severity="info",
         family=RANGE_AND_PRECISION,
         order=385,
-        what="A compiled model keeps float32 between operators where the eager one rounds to 16 bits.",
-        signal="torch.compile with Inductor, 16-bit compute, and its switch `emulate_precision_casts`.",
-        threshold="The switch is off, as by default (pytorch issues 168126, 168186, 190626): fused kernels leave "
-        "out pairs of casts, so compiled and eager losses differ in the last bits of 16.",
-        advice="The compiled numbers are the more exact ones, and nothing needs to change for training. To compare "
-        "with an eager run bit for bit, let Inductor emulate the casts.",
+        what="A compiled model keeps float32 between operators where eager mode rounds to 16 bits.",
+        signal="torch.compile with Inductor, 16-bit compute, and Inductor's option `emulate_precision_casts`.",
+        threshold="The option is off, which is the default (pytorch issues 168126, 168186, 190626): fused kernels "
+        "omit casts to 16 bits and back, so compiled and eager losses differ by 16-bit rounding error.",
+        advice="The compiled results are the more accurate ones, and training needs no change. To compare with an "
+        "eager run bit for bit, let Inductor emulate the casts.",
         snippet="import torch._inductor.config\n"
         "\n"
         "torch._inductor.config.emulate_precision_casts = True   # before the first compiled call",
@@ -115,7 +118,7 @@ def compile_elides_casts(run: Run) -> list[Finding]:
     return [
         make_finding(
             "compile-elides-casts",
-            f"Inductor leaves out casts to {dtype} that the eager model makes",
+            f"Inductor omits casts to {dtype} that eager mode performs",
             "torch.compile",
             value=0.0,
             limit=1.0,
@@ -135,12 +138,11 @@ def _compiled(run: Run) -> bool:
         severity="error",
         family=RANGE_AND_PRECISION,
         order=260,
-        what="The model ran without gradients and then with, in one autocast region: the cached 16-bit weights of the "
-        "first run have no graph, so these weights get no gradient.",
-        signal="Parameters without a gradient in a step that had a forward under no_grad inside autocast.",
+        what="The model ran under no_grad and then with gradients in the same autocast region: the 16-bit weights "
+        "cached by the first pass have no graph, so those weights get no gradient.",
+        signal="Parameters without a gradient in a step that had a forward pass under no_grad inside autocast.",
         threshold="One such parameter.",
-        advice="Autocast keeps the cast weights of the first run to the end of its region. Give the run without "
-        "gradients its own region.",
+        advice="Autocast caches the cast weights until its region ends. Give the no_grad pass its own region.",
         snippet="with torch.no_grad(), torch.autocast(device_type, dtype=dtype):\n"
         "    target = model(x)\n"
         "with torch.autocast(device_type, dtype=dtype):\n"
@@ -158,8 +160,8 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
     return [
         make_finding(
             "autocast-cache-no-grad",
-            f"{formatting.plural(int(row['count']), 'parameter')} without a gradient after a forward under no_grad in "
-            "the same autocast region",
+            f"{formatting.plural(int(row['count']), 'parameter')} without a gradient after a forward pass under "
+            "no_grad in the same autocast region",
             str(row["name"]),
             steps=(int(frame["step"].min()), int(frame["step"].max())),
             value=float(row["count"]),
@@ -175,12 +177,15 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=390,
-        what="A part of the model runs in another thread, which does not inherit autocast and so computes in float32.",
-        signal="Autocast in the threads in which modules run.",
-        threshold="A module run by another thread without autocast while it is on in the main one: autocast is a "
-        "thread-local state.",
-        advice="This part is neither faster nor smaller than in float32. Open autocast inside the function that the "
-        "thread runs, or use DistributedDataParallel.",
+        what=(
+            "Part of the model runs in another thread, which does not inherit autocast and therefore computes in "
+            "float32."
+        ),
+        signal="Autocast state in the threads that run modules.",
+        threshold="A module runs in a thread without autocast while it is on in the main thread: autocast state is "
+        "thread-local.",
+        advice="This part gets neither the speed nor the memory savings of 16 bits. Open autocast inside the "
+        "function that the thread runs, or use DistributedDataParallel.",
         snippet="def work(x):\n    with torch.autocast(device_type, dtype=dtype):\n        return block(x)",
         page="",
     )
@@ -194,7 +199,7 @@ def autocast_not_in_thread(run: Run) -> list[Finding]:
     return [
         make_finding(
             "autocast-not-in-thread",
-            f"{name or model_name(run)} is run by a thread that has no autocast",
+            f"{name or model_name(run)} runs in a thread without autocast",
             name or model_name(run),
             steps=(at, at),
             value=1.0,
@@ -213,9 +218,12 @@ def autocast_not_in_thread(run: Run) -> list[Finding]:
         follows=("autocast-not-in-thread",),
         what="A layer that autocast should run in 16 bits runs in float32.",
         signal="dtypes of output gradients, operators and kernels of linear layers and convolutions.",
-        threshold="5 % of the weights of such layers; below that a remark, as a small float32 part is often intended.",
-        advice="The layer lies in a region where autocast is off, in another thread, or behind an operator that "
-        "autocast does not know. Open the region around it, or leave it if float32 is intended.",
+        threshold=(
+            "5 % of the weights of such layers. Below that it is informational, as a small float32 part is often "
+            "intended."
+        ),
+        advice="The layer is inside a region where autocast is off, runs in another thread, or uses an operator "
+        "that autocast does not cover. Extend the autocast region to it, or leave it if float32 is intended.",
         snippet="with torch.autocast(device_type, dtype=dtype):\n    y = layer(x)",
         page="precision-map",
     )
@@ -269,14 +277,14 @@ def _not_as_requested(run: Run) -> list[Finding]:
     return [
         make_finding(
             "autocast-inactive",
-            f"{requested} was asked for, but no autocast is active: the training runs in {ran}{without}",
+            f"{requested} was requested, but no autocast is active: the model trains in {ran}{without}",
             model_name(run),
             value=1.0,
             limit=MIN_REPORTED_FRAC,
             unit="share of matrix weights",
-            advice=f"The framework took {requested} as its precision and does not use it here: Accelerate and the "
-            "Transformers Trainer do so for fp16 on a CPU. What is measured here is a training in float32. Ask for "
-            "bf16, or train on a GPU.",
+            advice=f"The framework accepts {requested} as the precision but does not apply it here: Accelerate and "
+            "the Transformers Trainer do so for fp16 on a CPU. This run is a float32 training. Request bf16, or "
+            "train on a GPU.",
         )
     ]
 
@@ -285,14 +293,14 @@ def _of_another_device(run: Run, kind: str) -> Finding:
     device = str(run.head.config.get("device") or "cpu").partition(":")[0]
     return make_finding(
         "autocast-inactive",
-        f"Autocast is opened for {kind}, and the model runs on {device}: nothing is cast",
+        f"Autocast is enabled for {kind}, but the model runs on {device}: nothing is cast",
         f'torch.autocast("{kind}")',
         value=1.0,
         limit=MIN_REPORTED_FRAC,
         unit="share of matrix weights",
         remedy=Remedy(
-            f"An autocast region casts operators of its own device type alone. Open it for {device}, the device of the "
-            "model, or move the model.",
+            f"An autocast region only casts operators of its own device type. Open it for {device}, where the model "
+            "is, or move the model.",
             "device_type = next(model.parameters()).device.type\n"
             "with torch.autocast(device_type, dtype=dtype):\n"
             "    loss = loss_fn(model(x), y)",
@@ -310,8 +318,8 @@ def _wide_products(run: Run) -> list[Finding]:
     return [
         make_finding(
             "autocast-inactive",
-            f"{100 * share:.0f} % of the multiplications are in float32 under {autocast_dtype(run)} autocast, most in "
-            f"{where}",
+            f"{100 * share:.0f} % of multiply-adds run in float32 under {autocast_dtype(run)} autocast, most of them "
+            f"in {where}",
             where,
             severity=None if share >= MIN_REPORTED_FRAC else "info",
             steps=(int(frame["step"].iloc[0]), int(frame["step"].iloc[0])),
@@ -337,7 +345,7 @@ def _wide_kernels(run: Run) -> list[Finding]:
     return [
         make_finding(
             "autocast-inactive",
-            f"{100 * share:.0f} % of the time of matrix kernels runs in float32 under autocast",
+            f"{100 * share:.0f} % of GEMM/conv kernel time is spent in float32 under autocast",
             str(longest["module"]) or str(longest["op"]) or str(longest["name"]) or model_name(run),
             steps=steps_of(wide),
             value=share,

@@ -35,15 +35,16 @@ MAX_RESUMED_SKIPS = 8
         severity="info",
         family=LOSS_SCALING,
         order=520,
-        what="The scaler skips steps while it finds its scale, and once after a growth. That is normal "
-        "as long as it costs few steps.",
-        signal="Steps whose gradients were not finite, with the scale before and after.",
-        threshold="Skips that begin in the first 25 steps (from 2^16 to 1 takes 16), later ones no more than growths. "
-        "A warning if growing costs more than 2 % of the steps, as PyTorch expects one skip in some hundreds, if "
-        "the first scale took more than 25 halvings, or 8 in a resumed training.",
-        advice="An info needs no change: a GradScaler starts high, backs off at an overflow, and tries a larger scale "
-        "after each growth interval. A warning costs a batch at each skip: use the default `growth_interval=2000` "
-        "where the scale grows too often, and `init_scale=2.0**16` where it began too high.",
+        what="The scaler skips steps while it searches for a loss scale, and once after a growth. That is normal as "
+        "long as few steps are lost.",
+        signal="Steps with non-finite gradients, and the scale before and after each.",
+        threshold="Skips that start in the first 25 steps (from 2^16 to 1 takes 16), and later ones no more "
+        "frequent than growths. A warning if growing the scale costs more than 2 % of the steps (PyTorch expects "
+        "about one skip in several hundred), or if the initial scale needed more than 25 halvings, or 8 in a "
+        "resumed training.",
+        advice="An info needs no change: a GradScaler starts high, backs off at an overflow, and tries a larger "
+        "scale after each growth interval. As a warning, every skip wastes a batch: use the default "
+        "`growth_interval=2000` if the scale grows too often, and `init_scale=2.0**16` if it started too high.",
     )
 )
 def calibration_skips(run: Run) -> list[Finding]:
@@ -75,14 +76,14 @@ def calibration_skips(run: Run) -> list[Finding]:
     return [
         make_finding(
             "calibration-skips",
-            f"{summary.skips:,} of {summary.attempts:,} steps {was} skipped while the loss scale was being found",
+            f"{summary.skips:,} of {summary.attempts:,} steps {was} skipped while the scaler calibrated the loss scale",
             "loss scale",
             steps=(first, last),
             value=float(summary.skips),
             unit="skipped steps",
             advice=(
-                "This is how a GradScaler works: it starts high, backs off at an overflow, and tries a larger scale "
-                "after each growth interval. Nothing needs to change."
+                "GradScaler is designed this way: it starts high, backs off at an overflow, and tries a larger "
+                "scale after each growth interval. Nothing needs to change."
             ),
         )
     ]
@@ -91,7 +92,7 @@ def calibration_skips(run: Run) -> list[Finding]:
 def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
     scaler = run.head.config.get("scaler")
     interval = scaler.get("growth_interval") if isinstance(scaler, dict) else None
-    every = f"every {interval} clean steps" if interval else "after few clean steps"
+    every = f"every {interval} clean steps" if interval else "after only a few clean steps"
     finding = make_finding(
         "calibration-skips",
         f"One step in {1 / share:.0f} is skipped because the loss scale grows too often",
@@ -102,8 +103,8 @@ def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
         limit=MAX_SKIP_FRAC,
         unit="share of steps",
         advice=(
-            f"The scale doubles {every}, overflows, and halves again: each time a batch is wasted. "
-            "A healthy scaler skips one step in some hundreds; the default interval is 2000."
+            f"The scale doubles {every}, overflows, and halves again, so each doubling wastes a batch. A healthy "
+            "scaler skips about one step in several hundred; the default growth interval is 2000."
         ),
     )
     return replace(finding, snippet="scaler = torch.amp.GradScaler(device_type, growth_interval=2000)")
@@ -112,7 +113,8 @@ def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
 def _begins_too_high(skips: int, limit: int, attempts: int, steps: tuple[int, int]) -> Finding:
     finding = make_finding(
         "calibration-skips",
-        f"The loss scale began 2^{skips} times too high: {skips:,} of {attempts:,} steps were skipped until it fitted",
+        f"The initial loss scale was 2^{skips} times too high: {skips:,} of {attempts:,} steps were skipped until it "
+        "came down",
         "loss scale",
         severity="warning",
         steps=steps,
@@ -120,9 +122,9 @@ def _begins_too_high(skips: int, limit: int, attempts: int, steps: tuple[int, in
         limit=float(limit),
         unit="skipped steps",
         advice=(
-            "Each skipped step halves the scale and wastes a batch. Begin with the usual 2^16: a scaler "
-            "finds its scale in a few steps from there. If the scale was restored, check that its checkpoint is of "
-            "this training."
+            "Each skipped step halves the scale and wastes a batch. Start with the usual 2^16, from which a scaler "
+            "calibrates within a few steps. If the scale was restored, check that its checkpoint belongs to this "
+            "training."
         ),
     )
     return replace(finding, snippet="scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16)", frameworks={})
@@ -134,12 +136,14 @@ def _begins_too_high(skips: int, limit: int, attempts: int, steps: tuple[int, in
         severity="warning",
         family=LOSS_SCALING,
         order=325,
-        what="Steps are skipped again and again after the loss scale was found, and no other rule names the cause.",
-        signal="Skipped steps after the first 25, and the scale before them.",
-        threshold="3 or more, and more than 2 % of these steps: PyTorch expects one skip in some hundreds of steps.",
-        advice="Each skipped step wastes a batch, and all of those batches have something in common: outliers in the "
-        "data, a term of the loss that spikes, or a loss scale that the program set. Clip or drop outliers, leave the "
-        "scale to the scaler, or use bfloat16.",
+        what="Steps keep being skipped after the loss scale was calibrated, and no other rule explains why.",
+        signal="Skipped steps after the first 25, and the scale before each.",
+        threshold=(
+            "3 or more, and more than 2 % of these steps: PyTorch expects about one skip in several hundred steps."
+        ),
+        advice="Each skipped step wastes a batch; look for what these batches have in common, such as outliers in "
+        "the data, a loss term that spikes, or a loss scale that the program sets itself. Clip or drop outliers, "
+        "leave the scale to the scaler, or use bfloat16.",
         snippet="before = scaler.get_scale()\n"
         "scaler.step(optimizer)\n"
         "scaler.update()\n"
@@ -188,4 +192,4 @@ def _raised(trace: pd.DataFrame, step: int) -> str:
         return ""
     before, after = (formatting.number(s) for s in scales[at : at + 2])
     when = int(trace["step"].iloc[at + 1])
-    return f", since the program raised the loss scale from {before} to {after} at step {when:,}"
+    return f", because the program raised the loss scale from {before} to {after} at step {when:,}"

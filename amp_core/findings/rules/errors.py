@@ -53,13 +53,13 @@ def _failing_steps(run: Run) -> tuple[int, int] | None:
         severity="error",
         family=LOSS_SCALING,
         order=20,
-        what="Parameters that train are stored in float16 beside a GradScaler, which refuses to unscale their "
+        what="Trainable parameters are stored in float16 alongside a GradScaler, which refuses to unscale their "
         "gradients.",
         signal="dtypes of the parameters, and the error that ended the run.",
-        threshold="One float16 parameter that trains, with a scaler (torch/amp/grad_scaler.py: “Attempting to unscale "
+        threshold="One trainable float16 parameter, with a scaler (torch/amp/grad_scaler.py: “Attempting to unscale "
         "FP16 gradients”).",
-        advice="Unscaled float16 gradients would underflow, and small updates would not move float16 weights. Keep "
-        "the parameters that train in float32 and let autocast cast them.",
+        advice="Without scaling, float16 gradients would underflow, and small updates would not change float16 "
+        "weights. Keep trainable parameters in float32 and let autocast cast them.",
         snippet="for parameter in model.parameters():\n"
         "    if parameter.requires_grad:\n"
         "        parameter.data = parameter.data.float()",
@@ -77,7 +77,7 @@ def fp16_parameters(run: Run) -> list[Finding]:
         return []
     title = "Gradients are float16"
     if narrow:
-        title = f"{formatting.plural(len(narrow), 'trained parameter')} stored in float16"
+        title = f"{formatting.plural(len(narrow), 'trainable parameter')} stored in float16"
     return [
         make_finding(
             "fp16-parameters",
@@ -97,12 +97,12 @@ def fp16_parameters(run: Run) -> list[Finding]:
         severity="error",
         family=TRAINING_LOOP,
         order=70,
-        what="An optimizer steps and none of its parameters has a gradient.",
-        signal="The error of the scaler, or a step without any gradient.",
+        what="An optimizer steps although none of its parameters has a gradient.",
+        signal="The scaler's error, or a step without any gradient.",
         threshold="No parameter of the optimizer has a gradient (torch/amp/grad_scaler.py, “No inf checks were "
         "recorded”).",
-        advice="The loss does not depend on these parameters: it was detached, they are frozen, or they belong to "
-        "another model than the one that was called. Make the optimizer from the parameters that train.",
+        advice="The loss does not depend on these parameters: it was detached, they are frozen, or they belong to a "
+        "different model than the one that was called. Create the optimizer from the parameters that train.",
         snippet="optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)\n"
         "assert loss.requires_grad",
     )
@@ -125,7 +125,7 @@ def no_gradients(run: Run) -> list[Finding]:
         last = str(calls.iloc[-1]).split()[-1] if len(calls) else ""
         index = split_call(last)[1]
     where = optimizer_name(run, index if foreign is None else foreign)
-    why = " (they are not the model's)" if foreign is not None else ""
+    why = "(they do not belong to the model)" if foreign is not None else ""
     if raised == _NO_CHECKS[1]:
         where, why = "loss", " (the loss depends on none)"
     at = _failing_steps(run) if raised else (int(none["step"].iloc[0]), int(none["step"].iloc[-1]))
@@ -148,12 +148,12 @@ def no_gradients(run: Run) -> list[Finding]:
         severity="error",
         family=TRAINING_LOOP,
         order=80,
-        what="`scaler.update()` is called twice for one step, or before any step, which the scaler refuses.",
+        what="`scaler.update()` is called twice for one step, or before any step, which raises an error.",
         signal="The error that ended the run.",
-        threshold="An `update` with no `unscale_` or `step` since the one before (torch/amp/grad_scaler.py, “No inf "
-        "checks were recorded prior to update”).",
-        advice="`update()` consumes the overflow checks of the steps since the last call, so a second call "
-        "has nothing. Call it once per iteration, after the steps of all optimizers.",
+        threshold="An `update` without an `unscale_` or `step` since the previous one (torch/amp/grad_scaler.py, "
+        "“No inf checks were recorded prior to update”).",
+        advice="`update()` consumes the inf checks recorded since the last call, so a second call finds none. Call "
+        "it once per iteration, after all optimizers have stepped.",
         snippet=LOOP,
         page="",
     )
@@ -167,9 +167,9 @@ def update_without_step(run: Run) -> list[Finding]:
     return [
         make_finding(
             "update-without-step",
-            "scaler.update was called twice for one step, which the scaler refused"
+            "scaler.update was called twice for one step, which raised an error"
             if stepped
-            else "scaler.update was called before any optimizer stepped, which the scaler refused",
+            else "scaler.update was called before any optimizer step, which raised an error",
             "scaler.update",
             steps=_failing_steps(run),
             value=2.0 if stepped else 1.0,
@@ -185,13 +185,15 @@ def update_without_step(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=50,
-        what="A mask uses a constant such as -1e9, which float16 cannot hold: it raises an error or becomes -inf.",
-        signal="The error that ended the run; constants above 65504 in operators whose result is 16-bit, in the first "
+        what=(
+            "A mask uses a constant such as -1e9, which float16 cannot represent: it raises an error or becomes -inf."
+        ),
+        signal="The error that ended the run; constants above 65504 in operators with a 16-bit result, in the first "
         "step.",
-        threshold="Any finite constant above the largest number of its dtype. An error if it ended the run or "
-        "something was not finite.",
-        advice="A fully masked row is then -inf everywhere, and its softmax NaN. Take the smallest "
-        "number of the dtype in use.",
+        threshold="Any finite constant above the largest value of its dtype. An error if it ended the run or "
+        "produced non-finite values.",
+        advice="A fully masked row is then all -inf, and its softmax is NaN. Use the smallest value of the dtype in "
+        "use.",
         snippet="scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         page="layer-detail",
     )
@@ -228,10 +230,10 @@ def mask_constant_overflow(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=40,
         what="`binary_cross_entropy` is refused under autocast on CUDA: its gradient does not fit float16.",
-        signal="The error that ended the run, or the operator under autocast on another device.",
+        signal="The error that ended the run, or the operator running under autocast on another device.",
         threshold="Any use (torch/csrc/autocast_mode.h lists it as banned). A warning on devices that allow it.",
-        advice="The logarithm of a probability rounded to 16 bits loses what it needs. Leave the sigmoid out and use "
-        "the loss that takes logits.",
+        advice="The loss needs the logarithm of a probability, which 16-bit rounding makes inaccurate near 0 and 1. "
+        "Remove the sigmoid and use the loss that takes logits.",
         snippet="loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y)",
         page="",
     )
@@ -243,7 +245,11 @@ def bce_banned(run: Run) -> list[Finding]:
     if not raised and frame.empty:
         return []
     where = failing_module(run) if raised else str(frame["name"].iloc[0])
-    outcome = "was refused under autocast" if raised else "runs under autocast, which CUDA refuses"
+    outcome = (
+        "was called under autocast, which raised an error"
+        if raised
+        else "runs under autocast, which raises an error on CUDA"
+    )
     return [
         make_finding(
             "bce-banned",
@@ -264,12 +270,12 @@ def bce_banned(run: Run) -> list[Finding]:
         severity="error",
         family=RANGE_AND_PRECISION,
         order=30,
-        what="An operator got float16 and float32 together, mostly in a custom autograd function or layer that "
-        "autocast does not handle.",
+        what="An operator received float16 and float32 inputs together, usually in a custom autograd function or a "
+        "layer that autocast does not handle.",
         signal="The error that ended the run.",
-        threshold="torch's message: expected one scalar type and found another.",
-        advice="Autocast casts the inputs of torch's operators, not those of custom functions. Declare the dtype "
-        "that they take.",
+        threshold="torch's error message: expected one scalar type but found another.",
+        advice="Autocast casts the inputs of torch's own operators, not those of custom functions. Declare which "
+        "dtype they take.",
         snippet="class MyFunction(torch.autograd.Function):\n"
         "    @staticmethod\n"
         '    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)\n'
@@ -293,7 +299,7 @@ def custom_function_dtype(run: Run) -> list[Finding]:
     return [
         make_finding(
             "custom-function-dtype",
-            f"An operator got two dtypes: {match.group(0)}",
+            f"An operator received two dtypes: {match.group(0)}",
             failing_module(run) or custom or model_name(run),
             steps=_failing_steps(run),
             value=2.0,
@@ -309,28 +315,28 @@ def custom_function_dtype(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=360,
-        what="Activation checkpointing computes a module again in another dtype than the first time.",
-        signal="dtypes of outputs in forward and in the recomputation; the error of torch.utils.checkpoint.",
-        threshold="Any difference: gradients are then those of another function. An error if it ended the run.",
-        advice="The recomputation runs under other autocast settings than forward did. Use torch's checkpoint, which "
-        "keeps them, and open no other autocast region around backward.",
+        what="Activation checkpointing recomputes a module in a different dtype than in the forward pass.",
+        signal="dtypes of outputs in the forward pass and in the recomputation; the error of torch.utils.checkpoint.",
+        threshold="Any difference: the gradients then belong to a different function. An error if it ended the run.",
+        advice="The recomputation runs under different autocast settings than the forward pass. Use torch's "
+        "checkpoint, which preserves them, and open no other autocast region around backward.",
         snippet="from torch.utils.checkpoint import checkpoint\n\ny = checkpoint(block, x, use_reentrant=False)",
         page="",
     )
 )
 def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
-    """`checkpoint-dtype-mismatch`: a recomputation gave another dtype than forward."""
+    """`checkpoint-dtype-mismatch`: a recomputation has another dtype than forward."""
     frame = signals(run, "recomputed")
     error = ending_error(run)
     raised = any(message in error for message in _RECOMPUTED) and "dtype" in error
     if not raised and frame.empty:
         return []
     row = frame.iloc[0] if len(frame) else None
-    kinds = f"{row['detail']} in forward, {row['dtype']} when computed again" if row is not None else "another dtype"
+    kinds = f"{row['detail']} in forward, {row['dtype']} when recomputed" if row is not None else "another dtype"
     return [
         make_finding(
             "checkpoint-dtype-mismatch",
-            f"A checkpointed module changes its dtype: {kinds}",
+            f"A checkpointed module changes its dtype when recomputed: {kinds}",
             str(row["name"]) if row is not None else failing_module(run) or model_name(run),
             severity="error" if raised else None,
             steps=(int(row["step"]), int(row["step"])) if row is not None else _failing_steps(run),
@@ -347,11 +353,11 @@ def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
         severity="error",
         family=SPEED_AND_MEMORY,
         order=60,
-        what="`make_graphed_callables` refuses to run under autocast with its cache.",
+        what="`make_graphed_callables` raises an error under autocast with its weight cache.",
         signal="The error that ended the run.",
-        threshold="torch's message (torch/cuda/graphs.py).",
-        advice="A captured graph cannot use cast weights that live only as long as an autocast region. Open the "
-        "region without the cache.",
+        threshold="torch's error message (torch/cuda/graphs.py).",
+        advice="A captured graph cannot use cached weights that only live as long as an autocast region. Disable "
+        "the cache for that region.",
         snippet="with torch.autocast('cuda', dtype=dtype, cache_enabled=False):\n"
         "    model = torch.cuda.make_graphed_callables(model, (x,))",
         page="",

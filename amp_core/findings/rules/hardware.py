@@ -26,12 +26,12 @@ ALIGNED_ELEMENTS = 8
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=490,
-        what="The FP32 baseline run already uses TF32, so mixed precision looks as if it gained little.",
-        signal="Kernels of precision tf32 in an FP32 run; torch's TF32 switches on a GPU that has it.",
-        threshold="One such kernel, or a switch that is on (compute capability 8.0 or newer). A remark for a trace, "
-        "which does not record whether TF32 was intended.",
-        advice="TF32 runs matrix products on tensor cores with 10 bits of mantissa, up to 8 times as fast as FP32. "
-        "Turn it off for a fair baseline, or name the baseline TF32.",
+        what="The FP32 baseline run already uses TF32, which hides part of the gain from mixed precision.",
+        signal="TF32 kernels in an FP32 run; torch's TF32 settings on a GPU that supports it.",
+        threshold="One such kernel, or a setting that is on (compute capability 8.0 or newer). Informational for a "
+        "trace, which does not record whether TF32 was intended.",
+        advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, up to 8 times as fast as FP32. "
+        "Turn it off for a fair baseline, or label the baseline TF32.",
         snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
         frameworks={
             "Transformers Trainer": 'args = TrainingArguments(output_dir="out", tf32=False)',
@@ -54,7 +54,7 @@ def tf32_baseline(run: Run) -> list[Finding]:
         severity: Severity = "warning"
         if recipe(run) is None:  # a trace does not record the recipe: TF32 may be intended
             title, severity = (
-                f"{100 * share:.0f} % of the kernel time is in TF32 kernels: this is no FP32 baseline",
+                f"{100 * share:.0f} % of the kernel time is in TF32 kernels, so this is not a pure FP32 baseline",
                 "info",
             )
         unit = "share of kernel time"
@@ -72,7 +72,7 @@ def tf32_baseline(run: Run) -> list[Finding]:
         return []
     return [
         make_finding(
-            "tf32-baseline", "This FP32 run allows TF32", switch, value=1.0, limit=0.0, unit="switches that are on"
+            "tf32-baseline", "This FP32 run allows TF32", switch, value=1.0, limit=0.0, unit="settings that are on"
         )
     ]
 
@@ -83,11 +83,11 @@ def tf32_baseline(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=430,
-        what="The GPU has no tensor cores, so 16-bit matrix products are hardly faster there.",
+        what="The GPU has no tensor cores, so 16-bit matrix products are hardly faster.",
         signal="Compute capability and name of the GPU.",
         threshold="Capability below 7.0, or a Turing chip without them (GTX 16xx, T400 to T1200, MX450).",
-        advice="Mixed precision saves memory here and little or no time. Stay in float32 unless memory is short, or "
-        "take a GPU of the Volta generation or later.",
+        advice="On this GPU, mixed precision saves memory but little or no time. Stay in float32 unless memory is "
+        "short, or use a GPU of the Volta generation or newer.",
         snippet="torch.cuda.get_device_capability()   # (7, 0) or more has tensor cores",
         page="",
     )
@@ -121,11 +121,11 @@ def no_tensor_cores_on_device(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=440,
-        what="Matrix products or convolutions in 16 bits run on kernels that do not use the tensor cores.",
-        signal="Kernels of operators that have tensor-core kernels, by name.",
-        threshold="10 % of the time of all such operators: by Amdahl's law, an upper bound of the gain.",
-        advice="The library chose a kernel without tensor cores, for the shape, the layout or its age. Let cuDNN try "
-        "its algorithms, pad dimensions to multiples of 8, and use newer libraries.",
+        what="16-bit matrix products or convolutions run on kernels that do not use tensor cores.",
+        signal="Names of the kernels of operators for which tensor-core kernels exist.",
+        threshold="10 % of the time of all such operators, which by Amdahl's law bounds the possible gain.",
+        advice="The library chose a kernel without tensor cores because of the shape, the layout or the library's "
+        "age. Let cuDNN benchmark its algorithms, pad dimensions to multiples of 8, and use newer libraries.",
         snippet="torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
         page="tensor-cores",
     )
@@ -151,7 +151,7 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     return [
         make_finding(
             "kernels-off-tensor-cores",
-            f"{100 * share:.0f} % of the time of 16-bit matrix kernels is off tensor cores, most of it in "
+            f"{100 * share:.0f} % of 16-bit GEMM/conv kernel time does not use tensor cores, most of it in "
             f"{longest['name']}",
             where,
             steps=steps_of(off),
@@ -168,12 +168,14 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=480,
-        what="Dimensions of large matrix products are not multiples of 8, the unit of tensor cores for 16-bit numbers.",
-        signal="Shapes of the weights of linear layers and convolutions.",
-        threshold="5 % of the weights of such layers. NVIDIA's guide to matrix multiplication: multiples of 16 bytes. "
-        "It is a hint at efficiency: newer libraries use tensor cores anyway. On a CPU a remark.",
-        advice="Such products are padded inside or run on slower kernels. Round vocabulary, channels and widths up to "
-        "a multiple of 8.",
+        what=(
+            "Dimensions of large matrix products are not multiples of 8, as tensor cores prefer for 16-bit operands."
+        ),
+        signal="Weight shapes of linear layers and convolutions.",
+        threshold="5 % of the weights of such layers. NVIDIA's matrix multiplication guide recommends multiples of "
+        "16 bytes. It affects efficiency only: newer libraries use tensor cores anyway. Informational on a CPU.",
+        advice="Such products are padded internally or run on slower kernels. Round vocabulary, channels and widths "
+        "up to a multiple of 8.",
         snippet="vocabulary = -(-vocabulary // 8) * 8\nhead = torch.nn.Linear(width, vocabulary)",
         frameworks={"Transformers Trainer": "model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=8)"},
         page="tensor-cores",
@@ -213,7 +215,7 @@ def unaligned_dims(run: Run) -> list[Finding]:
 def _unaligned(run: Run, where: str, sizes: str, share: float, unit: str) -> Finding:
     return make_finding(
         "unaligned-dims",
-        f"Sizes are not multiples of {ALIGNED_ELEMENTS}: {sizes}",
+        f"Dimensions are not multiples of {ALIGNED_ELEMENTS}: {sizes}",
         where,
         severity=None if on_gpu(run) or len(run.kernels) else "info",
         value=share,
@@ -228,11 +230,11 @@ def _unaligned(run: Run, where: str, sizes: str, share: float, unit: str) -> Fin
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=470,
-        what="Convolutions convert their inputs from NCHW to NHWC and back at each call.",
-        signal="Kernels that change the layout.",
-        threshold="5 % of the time of all kernels.",
-        advice="Tensor-core convolutions need channels last, and the model uses channels first. Convert the model and "
-        "its inputs once.",
+        what="Convolutions convert their inputs from NCHW to NHWC and back on every call.",
+        signal="Layout conversion kernels.",
+        threshold="5 % of total kernel time.",
+        advice="Tensor-core convolutions need channels-last memory format, but the model uses channels first. "
+        "Convert the model and its inputs once.",
         snippet="model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
         page="step-cost",
     )
@@ -252,7 +254,7 @@ def layout_transposes(run: Run) -> list[Finding]:
     return [
         make_finding(
             "layout-transposes",
-            f"{100 * share:.0f} % of the kernel time goes into layout changes for convolutions",
+            f"{100 * share:.0f} % of kernel time goes to layout conversions for convolutions",
             str(longest["module"]) or str(longest["op"]) or str(longest["name"]),
             steps=steps_of(turned),
             value=share,

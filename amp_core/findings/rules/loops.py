@@ -25,14 +25,14 @@ from amp_core.store.run import Run
         severity="warning",
         family=TRAINING_LOOP,
         order=240,
-        what="Gradients are clipped while they are still multiplied by the loss scale, so the threshold is divided by "
-        "it.",
-        signal="The order of calls: a clip between backward and `unscale_` of its optimizer. Norms or largest values "
-        "of scaled gradients that are the same in each step.",
-        threshold=f"One such clip in a step ({TORCH_EXAMPLES}: unscale_ before clipping). Or the same norm, within "
-        "1 %, in four of five steps; or the same norm or largest value in several tensors and steps.",
-        advice="The threshold meets gradients that are thousands of times too large, so nearly every step is shrunk "
-        "to almost nothing. Call `scaler.unscale_(optimizer)` before clipping.",
+        what="Gradients are clipped while they are still scaled, which in effect divides the threshold by the loss "
+        "scale.",
+        signal="The order of calls: a clip between backward and `unscale_` of its optimizer. Norms or maxima of "
+        "scaled gradients that are the same in every step.",
+        threshold=f"One such clip in a step ({TORCH_EXAMPLES}: unscale_ before clipping). Or the same norm, within 1 "
+        "%, in four of five steps; or the same norm or maximum in several tensors and steps.",
+        advice="The threshold is applied to gradients that are thousands of times too large, so nearly every step "
+        "is shrunk to almost nothing. Call `scaler.unscale_(optimizer)` before clipping.",
         snippet="scaler.scale(loss).backward()\n"
         "scaler.unscale_(optimizer)\n"
         "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"
@@ -65,7 +65,7 @@ def clip_before_unscale(run: Run) -> list[Finding]:
         if own is None:
             return []
         (what, steps), where = own, "gradients"
-        title = f"Scaled gradients have {what} in each step: the loop clips them before they are unscaled"
+        title = f"Scaled gradients have {what} in every step: the loop clips them before unscaling"
     return [
         make_finding(
             "clip-before-unscale",
@@ -110,15 +110,15 @@ def _is_numbered(call: str) -> bool:
         severity="error",
         family=TRAINING_LOOP,
         order=90,
-        what="With gradient accumulation, gradients are unscaled or the scale updated before all micro-batches are "
-        "in: scaled and unscaled gradients are mixed. Or they are never cleared, and every step adds to all before "
-        "it.",
-        signal="The order of calls: `scale` after `unscale_`, or several `unscale_` or `update`, before one step. And "
-        "gradients that are still as the optimizer's step left them when backward adds to them.",
+        what="With gradient accumulation, gradients are unscaled or the scale is updated before all micro-batches "
+        "are accumulated, which mixes scaled and unscaled gradients. Or they are never cleared, so every step adds "
+        "to all previous ones.",
+        signal="The order of calls: `scale` after `unscale_`, or several `unscale_` or `update` before one step. "
+        "Also gradients that backward adds to although the optimizer has already stepped with them.",
         threshold=f"One such step ({TORCH_EXAMPLES}: unscale, step and update once per effective batch). Gradients "
-        "that were kept in each of the first five steps, or cleared twice after several steps each.",
-        advice="What is added after `unscale_` is thousands of times larger than what was there, so the update is "
-        "wrong. Call `unscale_`, `step` and `update` only after the last micro-batch.",
+        "kept in each of the first five steps, or cleared twice after several steps each.",
+        advice="Gradients added after `unscale_` are thousands of times larger than those already there, so the "
+        "update is wrong. Call `unscale_`, `step` and `update` only after the last micro-batch.",
         snippet="for i, (x, y) in enumerate(batches):\n"
         "    with torch.autocast(device_type, dtype=torch.float16):\n"
         "        loss = loss_fn(model(x), y) / accumulate\n"
@@ -153,7 +153,7 @@ def unscale_per_microbatch(run: Run) -> list[Finding]:
     return [
         make_finding(
             "unscale-per-microbatch",
-            "unscale_ or update is called for each micro-batch, before all gradients of the step are in",
+            "unscale_ or update is called for every micro-batch, before all gradients of the step are accumulated",
             "unscale_",
             steps=step_range(bad),
             value=float(max(_max_calls(calls) for _, _, calls in every if _mixes_scaled(calls))),
@@ -174,18 +174,18 @@ def _orders_while_all_step(run: Run) -> CallOrders:
 def _not_cleared(run: Run, index: int, *, now_and_then: bool) -> Finding:
     name, last = optimizer_name(run, index), last_step(run)
     if now_and_then or any("zero_grad" in map(_name, calls) for _, _, calls in call_orders(run)):
-        title = f"{name} steps for each micro-batch: gradients are cleared only after several steps"
+        title = f"{name} steps after every micro-batch, but gradients are cleared only after several steps"
         where = f"step of {name}"
         advice = (
-            "The gradients of the first micro-batch are used in each step until they are cleared, and under a loss "
-            "scale unscaled ones are mixed with scaled ones. Step once, after the last micro-batch."
+            "The gradients of the first micro-batch are applied in every step until they are cleared, and with a "
+            "loss scale, unscaled gradients mix with scaled ones. Step once, after the last micro-batch."
         )
     else:
-        title = f"Gradients of {name} are never cleared: each backward adds to those of all steps before"
+        title = f"Gradients of {name} are never cleared: every backward adds to those of all previous steps"
         where = f"zero_grad of {name}"
         advice = (
-            "Each update is made of all gradients since the start, under a loss scale of scaled and unscaled ones. "
-            "Call `zero_grad` after each step of the optimizer."
+            "Each update contains all gradients since the start, and with a loss scale a mix of scaled and unscaled "
+            "ones. Call `zero_grad` after each optimizer step."
         )
     return make_finding(
         "unscale-per-microbatch",
@@ -233,12 +233,14 @@ def _max_calls(calls: list[str]) -> int:
         severity="error",
         family=TRAINING_LOOP,
         order=100,
-        what="`scaler.update()` is left out, or only called sometimes: the next `unscale_` or `step` raises an error.",
+        what=(
+            "`scaler.update()` is missing or only called occasionally: the next `unscale_` or `step` raises an error."
+        ),
         signal="The error that ended the run, and the calls before it.",
         threshold="A second `unscale_` or `step` of one optimizer without an `update` between them "
         "(torch/amp/grad_scaler.py).",
-        advice="The scaler still holds the state of the previous step, so the scale cannot change and the next call is "
-        "refused. Call `scaler.update()` once per iteration, even if the step was skipped.",
+        advice="The scaler still holds the state of the previous step, so the scale cannot change and the next call "
+        "raises an error. Call `scaler.update()` once per iteration, even if the step was skipped.",
         snippet=LOOP,
     )
 )
@@ -254,7 +256,7 @@ def missing_scaler_update(run: Run) -> list[Finding]:
     return [
         make_finding(
             "missing-scaler-update",
-            "The scaler was not updated after a step, so it refused the next one",
+            "The scaler was not updated after a step, so the next step raised an error",
             "scaler.update",
             steps=(at, at),
             value=0.0,
@@ -270,12 +272,12 @@ def missing_scaler_update(run: Run) -> list[Finding]:
         severity="error",
         family=TRAINING_LOOP,
         order=110,
-        what="`optimizer.step()` is called beside or in place of `scaler.step(optimizer)`: it uses gradients that are "
-        "still scaled, or steps although they are not finite.",
-        signal="Optimizer steps outside of `scaler.step` in an iteration in which the loss was scaled.",
+        what="`optimizer.step()` is called in addition to or instead of `scaler.step(optimizer)`: it applies "
+        "gradients that are still scaled, or steps although they are not finite.",
+        signal="Optimizer steps outside `scaler.step` in an iteration whose loss was scaled.",
         threshold=f"One such step ({TORCH_EXAMPLES}: scaler.step in place of optimizer.step).",
-        advice="The update uses gradients multiplied by the loss scale, and nothing protects the weights from "
-        "infinities. Step only through `scaler.step(optimizer)`.",
+        advice="The update uses scaled gradients, and nothing protects the weights from infinities. Step only "
+        "through `scaler.step(optimizer)`.",
         snippet=LOOP,
     )
 )
@@ -301,7 +303,7 @@ def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
     return [
         make_finding(
             "optimizer-step-bypasses-scaler",
-            f"{optimizer_name(run, index)} steps outside of scaler.step although the loss was scaled",
+            f"{optimizer_name(run, index)} steps outside scaler.step although the loss was scaled",
             f"optimizer.step of {optimizer_name(run, index)}",
             steps=step_range(bad),
             value=float(sum(last - first + 1 for first, last in bad)),

@@ -18,12 +18,12 @@ _NOT_LOWER = Entry(
     severity="warning",
     family=SPEED_AND_MEMORY,
     order=500,
-    what="Mixed precision does not lower the peak of memory.",
+    what="Mixed precision does not reduce peak memory.",
     signal="Memory by category, or the peak compared with that of an FP32 run.",
-    threshold="Weights, gradients and optimizer state, which stay in FP32 under autocast, are 80 % of the peak or "
-    "more; or a peak within 5 % of the FP32 run's.",
-    advice="Autocast halves only activations, and adds 16-bit copies of the weights. Use the free memory for larger "
-    "batches, or reduce the largest part: an 8-bit optimizer, sharding, checkpointing.",
+    threshold="Weights, gradients and optimizer state, which autocast keeps in FP32, make up 80 % of the peak or "
+    "more; or the peak is within 5 % of the FP32 run's.",
+    advice="Autocast only halves activations, and adds 16-bit copies of the weights. Reduce the largest part, with "
+    "an 8-bit optimizer, sharding or checkpointing, or use the free memory for larger batches.",
     snippet="from torch.utils.checkpoint import checkpoint\n\ny = checkpoint(block, x, use_reentrant=False)",
     page="memory",
 )
@@ -48,7 +48,7 @@ def memory_not_lower(run: Run) -> list[Finding]:
     return [
         make_finding(
             "memory-not-lower",
-            f"{100 * share:.0f} % of the peak are weights, gradients and optimizer state, which autocast leaves in "
+            f"{100 * share:.0f} % of peak memory is weights, gradients and optimizer state, which autocast leaves in "
             "FP32",
             where,
             value=share,
@@ -69,7 +69,7 @@ def memory_not_lower_than(run: Run, baseline: Run) -> list[Finding]:
     return [
         make_finding(
             "memory-not-lower",
-            f"The peak of memory is {100 * peak / before:.0f} % of that of {baseline.name}",
+            f"Peak memory is {100 * peak / before:.0f} % of that of {baseline.name}",
             "peak memory",
             value=peak / before,
             limit=1 - SAME_PEAK_FRAC,

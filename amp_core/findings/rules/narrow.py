@@ -53,12 +53,12 @@ _CODES = {
         family=RANGE_AND_PRECISION,
         order=281,
         follows_in_place=("half-output-policy",),
-        what="The logarithm of a softmax over many classes is computed in 16 bits.",
-        signal="Operators of the first step with 16-bit input and output.",
-        threshold="8,192 classes: log-probabilities begin near -9, where bfloat16 has steps of 2^-4, so the loss of a "
-        "token has two digits (torchtitan issue 700 on losses in bfloat16).",
-        advice="Autocast on a GPU runs the softmax and the loss in float32, other code must cast: on a CPU, under FSDP "
-        "with 16-bit outputs, and in 16-bit models it does not happen. Cast the logits before the loss.",
+        what="A log-softmax over many classes is computed in 16 bits.",
+        signal="Operators in the first step with 16-bit input and output.",
+        threshold="8,192 classes: log-probabilities start near -9, where the spacing of bfloat16 is 2^-4, so the "
+        "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16).",
+        advice="On a GPU, autocast runs the softmax and the loss in float32, but not on a CPU, under FSDP with "
+        "16-bit outputs, or in 16-bit models. Cast the logits to float32 before the loss.",
         snippet="loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())",
         page="number-ranges",
     )
@@ -79,12 +79,12 @@ def half_logits(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=282,
-        what="A router chooses experts by scores in 16 bits, where scores of experts are often equal.",
-        signal="top-k or maximum of 16-bit scores beside a softmax of as many, in a module, in the first step.",
-        threshold="One such choice (Switch Transformers, section 2.4: the router in float32, as bfloat16 training "
-        "diverges).",
-        advice="bfloat16 has eight bits, so experts tie and rounding chooses among them, differently in each kernel. "
-        "Compute the router's logits and softmax in float32.",
+        what="A router selects experts by 16-bit scores, which are often equal.",
+        signal="top-k or maximum of 16-bit scores next to a softmax over as many, in one module, in the first step.",
+        threshold="One such selection (Switch Transformers, section 2.4: the router in float32, as bfloat16 "
+        "training diverges).",
+        advice="bfloat16 has 8 significant bits, so experts tie, and rounding, which differs between kernels, "
+        "decides among them. Compute the router's logits and softmax in float32.",
         snippet=_AUTOCAST_OFF
         + "    scores = torch.nn.functional.linear(x.float(), router.weight.float()).softmax(-1)\n"
         "weights, experts = scores.topk(k, dim=-1)",
@@ -96,8 +96,8 @@ def half_router(run: Run) -> list[Finding]:
 
     def title(row: "pd.Series[Any]") -> str:
         tied = int(float(str(row["value"])))
-        ties = f"; {formatting.plural(tied, 'row')} had a tie at the border" if tied else ""
-        return f"{row['name']} chooses among {int(float(str(row['limit'])))} scores in {row['dtype']}{ties}"
+        ties = f"; {formatting.plural(tied, 'row')} had a tie at the cutoff" if tied else ""
+        return f"{row['name']} selects among {int(float(str(row['limit'])))} scores in {row['dtype']}{ties}"
 
     return _from_signal(run, "narrow router", "rows with a tie", title)
 
@@ -108,13 +108,13 @@ def half_router(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=283,
-        what="A normalisation layer computes or keeps its mean or variance in 16 bits.",
-        signal="Mean, variance and root with 16-bit input and output in one module, in the first step; 16-bit running "
-        "statistics that the first steps write to.",
-        threshold="One such layer. torch's own norms accumulate in float32 whatever their input; a mean of squares in "
-        "bfloat16 is off by up to 2^-9, which scales the whole row (transformers casts to float32 in LlamaRMSNorm).",
-        advice="A running average in bfloat16 stops moving once a change is below 2^-9 of it, and a variance loses all "
-        "digits to cancellation. Compute statistics in float32 and cast the result.",
+        what="A normalization layer computes or stores its mean or variance in 16 bits.",
+        signal="Mean, variance and root with 16-bit input and output in one module, in the first step; 16-bit "
+        "running statistics that the first steps update.",
+        threshold="One such layer. torch's own norms accumulate in float32 whatever their input; a bfloat16 mean of "
+        "squares is off by up to 2^-9, which scales the whole row (transformers casts to float32 in LlamaRMSNorm).",
+        advice="A bfloat16 running average stops changing once the change is below 2^-9 of it, and a variance loses "
+        "all its digits to cancellation. Compute statistics in float32 and cast the result.",
         snippet="variance = x.float().square().mean(-1, keepdim=True)\n"
         "x = (x.float() * torch.rsqrt(variance + eps)).to(x.dtype) * weight",
         page="layer-detail",
@@ -130,7 +130,7 @@ def half_statistics(run: Run) -> list[Finding]:
         return [
             make_finding(
                 "half-statistics",
-                f"{name} is kept in {row['dtype']}",
+                f"{name} is stored in {row['dtype']}",
                 name.rpartition(".")[0] or model_name(run),
                 value=float(len(buffers)),
                 limit=0.0,
@@ -141,7 +141,7 @@ def half_statistics(run: Run) -> list[Finding]:
         run,
         "narrow statistics",
         "statistics in 16 bits",
-        lambda row: f"{row['name']} divides by statistics that it computes in {row['dtype']}",
+        lambda row: f"{row['name']} divides by statistics computed in {row['dtype']}",
     )
 
 
@@ -151,12 +151,12 @@ def half_statistics(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=284,
-        what="A long sum is kept in 16 bits.",
-        signal="Sums, cumulative sums, sums by index and chains of additions with 16-bit results, in the first step.",
-        threshold="4,096 terms of a sum, 65,536 of a mean, 256 per bin, 64 additions one by one; for a cumulative sum "
-        "2^8 terms in bfloat16 and 2^11 in float16, from which on a sum of ones no longer grows.",
-        advice="The sum has two or three digits, and where partial sums are rounded too, small terms are lost "
-        "altogether. Sum in float32 and cast the result.",
+        what="A long sum is accumulated in 16 bits.",
+        signal="Sums, cumulative sums, index sums and chains of additions with 16-bit results, in the first step.",
+        threshold="4,096 terms of a sum, 65,536 of a mean, 256 per bin, or 64 consecutive additions; for a "
+        "cumulative sum 2^8 terms in bfloat16 and 2^11 in float16, beyond which a sum of ones no longer grows.",
+        advice="The sum has two or three significant digits, and where partial sums are rounded too, small terms "
+        "are lost altogether. Sum in float32 and cast the result.",
         snippet="total = x.sum(-1, dtype=torch.float32)\nsteps = torch.cumsum(x, -1, dtype=torch.float32)",
         page="layer-detail",
     )
@@ -167,7 +167,7 @@ def half_sum(run: Run) -> list[Finding]:
         run,
         "narrow sum",
         "terms",
-        lambda row: f"{row['op']} adds {int(float(str(row['value']))):,} terms into {row['dtype']}",
+        lambda row: f"{row['op']} adds {int(float(str(row['value']))):,} terms in {row['dtype']}",
     )
 
 
@@ -177,13 +177,13 @@ def half_sum(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=285,
-        what="Positions, timesteps or rotary angles are made in 16 bits, where integers above 256 (bfloat16) or 2,048 "
-        "(float16) collide.",
-        signal="Casts of integers, ranges, sines and cosines in 16 bits in the first step; buffers of the model at its "
-        "start.",
-        threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 in "
-        "float16, where numbers are a quarter apart (transformers issue 29285).",
-        advice="Tokens that are far along the sequence share a position, and the model cannot tell them apart. Make "
+        what="Positions, timesteps or rotary angles are computed in 16 bits, where integers above 256 (bfloat16) or "
+        "2,048 (float16) collide.",
+        signal="Casts of integers, ranges, sines and cosines in 16 bits in the first step; the model's buffers at "
+        "the start.",
+        threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 "
+        "in float16, where the spacing is a quarter (transformers issue 29285).",
+        advice="Distant tokens of a sequence share a position, so the model cannot tell them apart. Compute "
         "positions, frequencies and angles in float32 with autocast off, and cast the sines and cosines.",
         snippet=_AUTOCAST_OFF
         + "    angles = torch.outer(torch.arange(length, device=x.device).float(), inv_freq.float())\n"
@@ -199,7 +199,7 @@ def rounded_positions(run: Run) -> list[Finding]:
         if row["op"] in ("cos", "sin"):
             return f"{row['op']} takes angles of up to {formatting.number(size)} in {row['dtype']}"
         if row["op"] == "table":
-            return f"{int(size):,} neighbouring rows of {row['name']} are equal: its positions were made in 16 bits"
+            return f"{int(size):,} neighbouring rows of {row['name']} are equal: its positions were computed in 16 bits"
         if row["op"] == "frequencies":
             return f"The frequencies {row['name']} are stored in {row['dtype']}"
         return f"{int(size):,} integers are rounded or collide in {row['dtype']}"

@@ -19,7 +19,7 @@ MAX_IDLE_FRAC = 0.5
 LAUNCH_US = 10.0
 """Approximate cost of launching a kernel on the CPU, microseconds: shorter kernels cannot keep a GPU busy."""
 TINY_STEP_MS, SHORT_RUN_MS = 5.0, 10_000.0
-"""In a shorter run of shorter steps, a share of their time is no cost that anyone notices."""
+"""In a shorter run of shorter steps, a share of their time is a negligible cost."""
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense", "aten::item")
 
 
@@ -29,11 +29,11 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=450,
-        what="The GPU waits for the CPU to launch small kernels; casts of mixed precision add more of them.",
-        signal="Busy and idle time of the GPU in profiled steps, and the length of its kernels.",
-        threshold="Idle more than half of the time, loading of data excluded, with kernels of less than 10 µs on "
-        "average: about the cost of launching one.",
-        advice="Faster arithmetic cannot help while the GPU waits. Give it larger batches, compile the model, capture "
+        what="The GPU waits for the CPU to launch small kernels; the casts of mixed precision add more of them.",
+        signal="Busy and idle time of the GPU in profiled steps, and the duration of its kernels.",
+        threshold="Idle more than half of the time, excluding data loading, with kernels shorter than 10 µs on "
+        "average, which is about the cost of launching one.",
+        advice="Faster arithmetic does not help while the GPU waits. Use larger batches, compile the model, capture "
         "CUDA graphs, and use fused optimizers.",
         snippet='model = torch.compile(model, mode="reduce-overhead")\n'
         "optimizer = torch.optim.AdamW(model.parameters(), fused=True)",
@@ -50,7 +50,7 @@ def launch_bound(run: Run) -> list[Finding]:
         return chance_finding(
             run,
             "launch-bound",
-            "Faster arithmetic cannot help while the GPU waits. Give it larger batches, compile the model, or capture "
+            "Faster arithmetic does not help while the GPU waits. Use larger batches, compile the model, or capture "
             "CUDA graphs.",
             'model = torch.compile(model, mode="reduce-overhead")',
         )
@@ -70,7 +70,7 @@ def launch_bound(run: Run) -> list[Finding]:
     return [
         make_finding(
             "launch-bound",
-            f"The GPU is idle for {100 * idle:.0f} % of the {whole} between kernels of {mean_us:.1f} µs on average",
+            f"The GPU is idle for {100 * idle:.0f} % of the {whole}, between kernels of {mean_us:.1f} µs on average",
             where,
             steps=(int(first), int(rows["step"].max())) if np.isfinite(first) else None,
             value=idle,
@@ -102,11 +102,14 @@ def _idle_share(run: Run, rows: pd.DataFrame) -> float | None:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=460,
-        what="The CPU waits for the GPU in each step: for the scaler's flag, for `get_scale()` or for a logged loss.",
-        signal="Calls that wait, per profiled step; `get_scale` in the order of calls.",
+        what=(
+            "The CPU synchronizes with the GPU in every step: for the scaler's found_inf flag, for `get_scale()` or "
+            "for a logged loss."
+        ),
+        signal="Synchronizing calls per profiled step; `get_scale` in the order of calls.",
         threshold="More than the one per step and optimizer that the scaler itself needs.",
         advice="While the CPU waits it launches nothing. Use a fused optimizer, which skips on the device, and read "
-        "losses and scales only now and then.",
+        "losses and scales only occasionally.",
         snippet="optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
         "if step % 50 == 0:\n"
         "    print(loss.item(), scaler.get_scale())",
@@ -143,7 +146,7 @@ def host_syncs(run: Run) -> list[Finding]:
     if get_scale_calls and per_step <= allowed:
         per_step, where, allowed = float(get_scale_calls), "scaler.get_scale", 0.0
     elif len(windows) and windows["steps"].isna().all():
-        per = "in a window that marks no steps"
+        per = "in a window without step markers"
     return [
         make_finding(
             "host-syncs",
@@ -158,23 +161,24 @@ def host_syncs(run: Run) -> list[Finding]:
 
 _SYNC_REMEDIES = {
     "aten::_local_scalar_dense": Remedy(
-        "A tensor's value is read on the host, by `.item()`, `float()`, `if` or `print`. Read losses now and then.",
+        "A tensor's value is read on the host by `.item()`, `float()`, `if` or `print`. Read losses only occasionally.",
         "if step % 50 == 0:\n    print(loss.item())",
     ),
     "aten::copy_": Remedy(
-        "A copy from pageable memory makes the host wait until it is done. Pin the memory and copy without waiting.",
+        "A copy from pageable memory blocks the host until it is done. Pin the memory and copy asynchronously.",
         "loader = DataLoader(data, batch_size, pin_memory=True)\nx = x.to(device, non_blocking=True)",
     ),
     "aten::nonzero": Remedy(
-        "The size of its result depends on values, so the host waits for them. Use `torch.where` or a mask instead.",
+        "The size of the result depends on the values, so the host waits for them. Use `torch.where` or a mask "
+        "instead.",
         "y = torch.where(mask, x, 0.0)   # instead of x[mask]",
     ),
 }
 _SYNC_REMEDIES |= {"aten::item": _SYNC_REMEDIES["aten::_local_scalar_dense"]}
 _SYNC_REMEDIES |= dict.fromkeys(("aten::to", "aten::_to_copy"), _SYNC_REMEDIES["aten::copy_"])
 _OTHER_SYNC = Remedy(
-    "While the host waits it launches nothing, and afterwards the GPU waits for it. Find the call, and wait only where "
-    "a result is needed.",
+    "While the host waits it launches nothing, and afterwards the GPU waits for the host. Find the call, and wait "
+    "only where a result is needed.",
     'torch.cuda.set_sync_debug_mode("warn")   # names each call that waits',
 )
 
@@ -199,17 +203,17 @@ def _get_scale_calls(run: Run) -> int:
         severity="info",
         family=SPEED_AND_MEMORY,
         order=510,
-        what="Watching itself takes a noticeable part of the time.",
-        signal="Time spent watching over the time of all steps.",
-        threshold="5 % on average, the first steps excluded; not in a run of a few seconds whose steps take less than "
-        "5 ms without it.",
-        advice="The times of this run include watching. Sample less often, or set a budget.",
+        what="Recording itself takes a noticeable share of the time.",
+        signal="Recording time over the total time of all steps.",
+        threshold="5 % on average, excluding the first steps; not in a run of a few seconds whose steps take less "
+        "than 5 ms without recording.",
+        advice="The times of this run include recording overhead. Sample less often, or set a budget.",
         snippet='watch(model, optimizer, into="runs/a", every=100, budget=0.02)',
         page="",
     )
 )
 def watch_overhead(run: Run) -> list[Finding]:
-    """`watch-overhead`: watching takes a noticeable part of the time."""
+    """`watch-overhead`: recording takes a noticeable part of the time."""
     steps = attempts(run)
     steps = steps.iloc[warmup_steps(len(steps)) :]
     steps = steps[~steps["step"].isin(_steps_with_extra_cost(run))]
@@ -224,7 +228,7 @@ def watch_overhead(run: Run) -> list[Finding]:
     return [
         make_finding(
             "watch-overhead",
-            f"Watching takes {100 * share:.0f} % of the time of a step",
+            f"Recording overhead is {100 * share:.0f} % of the step time",
             "watch",
             steps=(int(known["step"].iloc[0]), int(known["step"].iloc[-1])),
             value=share,
@@ -238,7 +242,7 @@ def _steps_with_extra_cost(run: Run) -> set[int]:
     """Steps that were audited, traced or profiled, and the one after each: their one-time cost was requested."""
     steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
     stop = int(run.steps["step"].max()) + 1 if len(run.steps) else 0
-    windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may mark no steps
+    windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may lack step markers
     for first, many in windows:
         steps.update(range(first, min(stop, first + many)))
     return {int(step) + after for step in steps for after in (0, 1)}

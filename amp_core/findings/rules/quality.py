@@ -26,12 +26,12 @@ _LOSS_GAP = Entry(
         "activation-overflow",
         "loss-nonfinite",
     ),
-    what="The model learns worse in mixed precision than in FP32.",
+    what="The model converges worse in mixed precision than in FP32.",
     signal="Final losses of two runs of the same task, compared with their noise; or gradients replayed in FP32.",
-    threshold="Worse by more than 5 % and by more than the noise of both runs; or a gradient whose cosine to FP32 "
-    "is below 0.99 in the median, an error of a seventh of its length.",
-    advice="Rounding takes something that this model needs. Keep the parts that the audit or the comparison names "
-    "in float32, or train in bfloat16 or TF32.",
+    threshold="Worse by more than 5 % and by more than the noise of both runs; or a gradient whose median cosine to "
+    "FP32 is below 0.99, a relative error of one seventh.",
+    advice="This model is sensitive to rounding. Keep the parts that the audit or the comparison names in float32, "
+    "or train in bfloat16 or TF32.",
     snippet=ISLAND,
     page="compare",
 )
@@ -55,7 +55,7 @@ def amp_loss_gap(run: Run) -> list[Finding]:
     return [
         make_finding(
             "amp-loss-gap",
-            f"The gradient of {worst} differs from its FP32 replay: cosine {medians[worst]:.3f}",
+            f"The gradient of {worst} deviates from its FP32 replay: cosine {medians[worst]:.3f}",
             worst,
             steps=(int(audits["step"].min()), int(audits["step"].max())),
             value=float(medians[worst]),
@@ -79,7 +79,7 @@ def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
     return [
         make_finding(
             "amp-loss-gap",
-            f"The run learns worse than {baseline.name}{comparison.parity[label].removeprefix('worse')}",
+            f"The run converges worse than {baseline.name}{comparison.parity[label].removeprefix('worse')}",
             "loss",
             value=float(row["loss_ratio"]),
             limit=1.0,

@@ -42,12 +42,12 @@ def _first_overflow(run: Run) -> Cause | None:
         family=RANGE_AND_PRECISION,
         order=150,
         follows=("bf16-model-in-fp16",),
-        what="A module's output does not fit float16: its largest number is 65504, and larger values become infinite.",
-        signal="The first module, in the order of forward, with a non-finite float16 output from finite input and "
-        "weights; outputs that come within a factor of 2 of the limit.",
-        threshold="One infinite value; a warning from 32752 on, where one doubling remains.",
-        advice="No loss scale helps: it is the forward pass that overflows. Run this module in float32, bring its "
-        "input or weights down, or use bfloat16.",
+        what="A module's output overflows float16: values above 65504 become infinite.",
+        signal="The first module, in forward order, with a non-finite float16 output from finite input and weights; "
+        "outputs within a factor of 2 of the limit.",
+        threshold="One infinite value; a warning from 32752 on, where one doubling of headroom remains.",
+        advice="No loss scale helps, because it is the forward pass that overflows. Run this module in float32, "
+        "reduce its inputs or weights, or use bfloat16.",
         snippet=ISLAND,
         frameworks=BF16,
         page="layer-detail",
@@ -57,7 +57,7 @@ def activation_overflow(run: Run) -> list[Finding]:
     """`activation-overflow`: FP16 outputs beyond 65504, or within a factor of 2 of it."""
     cause = _first_overflow(run)
     if cause is not None:
-        size = f" from input of up to {cause.value:.3g}" if cause.value is not None else ""
+        size = f", from inputs of up to {cause.value:.3g}" if cause.value is not None else ""
         last = signals(run, "non-finite output")["step"].max()
         return [
             make_finding(
@@ -78,7 +78,7 @@ def activation_overflow(run: Run) -> list[Finding]:
     return [
         make_finding(
             "activation-overflow",
-            f"The output of {name} comes within a factor of 2 of float16's largest number",
+            f"The output of {name} comes within a factor of 2 of float16's largest value",
             name,
             severity="warning",
             steps=(int(near["step"].min()), int(near["step"].max())),
@@ -95,14 +95,13 @@ def activation_overflow(run: Run) -> list[Finding]:
         severity="error",
         family=RANGE_AND_PRECISION,
         order=140,
-        what="A model trained in bfloat16 runs in float16, whose range is smaller: its activations or weights "
+        what="A model trained in bfloat16 runs in float16, which has a smaller range: its activations or weights "
         "overflow.",
-        signal="Weights at the start: those from a bfloat16 checkpoint have 8 significant bits even when stored in "
-        "float32.",
-        threshold="99 % of the nonzero weights of matrices are exact in bfloat16 (1 in 65,536 of others is), or a "
-        "weight is above 65504, and autocast is float16. A warning until something overflows.",
-        advice="bfloat16 reaches 3e38, float16 only 65504, so activations that were ordinary become infinite. "
-        "Train it in bfloat16, as before.",
+        signal="Initial weights: those from a bfloat16 checkpoint have 8 significant bits even when stored in float32.",
+        threshold="99 % of the nonzero matrix weights are exactly representable in bfloat16 (by chance 1 in 65,536 "
+        "is), or a weight is above 65504, and autocast is float16. A warning until something overflows.",
+        advice="bfloat16 reaches 3e38, float16 only 65504, so activations that were ordinary in bfloat16 become "
+        "infinite. Train in bfloat16, as before.",
         snippet="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
         frameworks=BF16,
         page="number-ranges",
@@ -130,11 +129,11 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
     if too_large:
         title, value, limit, unit = "A weight does not fit float16", float(size or 0), FP16.max_value, "largest weight"
         advice = (
-            "A weight above 65504 becomes infinite when autocast casts it to float16, as happens with models made in "
-            "bfloat16. Bring it down, or train in bfloat16."
+            "A weight above 65504 becomes infinite when autocast casts it to float16, as happens with models "
+            "trained in bfloat16. Reduce it, or train in bfloat16."
         )
     else:
-        title = "Weights made in bfloat16 are trained in float16"
+        title = "Weights trained in bfloat16 are now trained in float16"
         value, limit, unit = float(exact or 1.0), MIN_BF16_EXACT_FRAC, "share of weights exact in bfloat16"
     return [
         make_finding(
@@ -162,12 +161,12 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
             "activation-overflow",
             "loss-nonfinite",
         ),
-        what="Running statistics of a normalisation layer hold NaN or infinity: training goes on, evaluation is "
-        "broken.",
-        signal="running_mean and running_var after each step (on a GPU after each tenth).",
-        threshold="One value that is not finite: a running average never recovers from it.",
-        advice="A forward pass that was not finite went into the statistics; a scaler that skips the step does not "
-        "undo that. Reset them, and where float16 overflowed, keep the input of that layer in float32.",
+        what="Running statistics of a normalization layer contain NaN or infinity: training continues, but "
+        "evaluation is broken.",
+        signal="running_mean and running_var after each step (on a GPU after every tenth).",
+        threshold="One non-finite value: a running average never recovers from it.",
+        advice="A non-finite forward pass updated the statistics, and skipping the optimizer step does not undo "
+        "that. Reset them, and where float16 overflowed, keep that layer's input in float32.",
         snippet="for module in model.modules():\n"
         "    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):\n"
         "        if not (module.running_mean.isfinite().all() and module.running_var.isfinite().all()):\n"

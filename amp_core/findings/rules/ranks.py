@@ -20,14 +20,14 @@ from amp_core.text import formatting
         severity="error",
         family=TRAINING_LOOP,
         order=120,
-        what="One of the processes that train together ended before the others, and took them with it.",
-        signal="The end that each rank recorded, or did not record.",
-        threshold="A rank that failed by its own error, or that recorded no end, in a run of several processes.",
-        advice="The others wait for it where gradients are exchanged, until they fail too or are stopped: its own "
-        "error is the cause. A rank without an end was killed, usually for lack of memory; look at the output "
-        "of each rank.",
-        snippet="# torchrun --standalone --nproc-per-node 4 --tee 3 train.py   "
-        "# each rank's output, its number before it",
+        what="One process of a distributed training ended before the others and took them down.",
+        signal="How each rank's recording ended, or that it never recorded an end.",
+        threshold="A rank that failed with its own error, or that recorded no end, in a run of several processes.",
+        advice="The other ranks wait for it in a collective until they fail too or are stopped, so its own error is "
+        "the cause. A rank without a recorded end was killed, usually for lack of memory; look at the output of "
+        "each rank.",
+        snippet="# torchrun --standalone --nproc-per-node 4 --tee 3 train.py   # prefixes each rank's output with "
+        "its number",
     )
 )
 def rank_ended(run: Run) -> list[Finding]:
@@ -55,11 +55,11 @@ def rank_ended(run: Run) -> list[Finding]:
         severity="error",
         family=TRAINING_LOOP,
         order=130,
-        what="Processes of one training have different loss scales, or some skip a step that others make.",
-        signal="Loss scale and skips of the ranks, step by step.",
-        threshold="One step at which they differ: replicas are then no longer the same.",
-        advice="Each rank decides by the gradients that it holds, so scales drift apart and weights with them. With "
-        "sharded gradients use a scaler that asks all ranks.",
+        what="Ranks of one training have different loss scales, or some skip a step that others make.",
+        signal="Loss scale and skipped steps of each rank, step by step.",
+        threshold="One step at which they differ: the replicas are no longer identical.",
+        advice="Each rank decides by its own gradients, so scales and then weights drift apart. With sharded "
+        "gradients, use a scaler that synchronizes found_inf across ranks.",
         snippet="from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler\n"
         "\n"
         "scaler = ShardedGradScaler()",
@@ -81,8 +81,8 @@ def rank_scale_desync(run: Run) -> list[Finding]:
     return [
         make_finding(
             "rank-scale-desync",
-            f"The ranks disagree on the loss scale or on skipping at {formatting.plural(steps, 'step')}, "
-            f"from {first:,} on",
+            f"The ranks disagree on the loss scale or on skipping at {formatting.plural(steps, 'step')}, from step "
+            f"{first:,} on",
             f"rank {rank}",
             steps=(first, last),
             value=_scale_ratio(at_end),
@@ -105,11 +105,11 @@ def _scale_ratio(scales: np.ndarray) -> float | None:
         severity="error",
         family=TRAINING_LOOP,
         order=132,
-        what="Processes of one training compute or store the same tensor in different dtypes.",
+        what="Ranks of one training compute or store the same tensor in different dtypes.",
         signal="dtypes of gradients by rank, at the first sampled step.",
         threshold="One tensor with two dtypes (verl issue 2953: trainer and rollout in different formats).",
         advice="Replicas then compute different gradients from the same weights, and collectives may fail or mix "
-        "formats. Give every rank the same autocast dtype and cast the model before it is wrapped.",
+        "formats. Use the same autocast dtype on every rank, and cast the model before it is wrapped.",
         snippet="dtypes = [None] * torch.distributed.get_world_size()\n"
         "torch.distributed.all_gather_object(dtypes, str(next(model.parameters()).dtype))\n"
         "assert len(set(dtypes)) == 1, dtypes",

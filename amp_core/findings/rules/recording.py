@@ -14,8 +14,8 @@ from amp_core.store.run import Run
 from amp_core.text import formatting
 
 MIN_UNRECORDED_BACKWARDS = 20
-"""At least so many backward passes after the last recorded step, and four times as many as any step had, are of steps
-that were not recorded."""
+"""At least this number of backward passes after the last recorded step, and four times as many as any step had, are of
+steps that were not recorded."""
 MIN_IDLE_S = 300.0
 """A run that lasted so long after its last step, and longer than its steps took, is reported."""
 MAX_REASON_CHARS = 200
@@ -31,65 +31,65 @@ _EXPECTED = (
 )
 """Reasons that are expected: such a run cannot have the data, or was too short for it."""
 _OPTIMIZER = Remedy(
-    "Steps of a `torch.optim.Optimizer` that holds parameters of the model are recorded, those of other objects and "
-    "updates by hand are not. Give `watch` the model and the optimizers that the loop steps, and derive one of your "
-    "own from `torch.optim.Optimizer`.",
+    "Only steps of a `torch.optim.Optimizer` that holds the model's parameters are recorded; those of other objects "
+    "and manual updates are not. Give `watch` the model and the optimizers that the loop steps, and derive custom "
+    "optimizers from `torch.optim.Optimizer`.",
     'optimizer = torch.optim.AdamW(model.parameters())\nwatch(model, [optimizer], scaler=scaler, into="runs/a")',
 )
 _MODEL = Remedy(
-    "The loop does not call the module that `watch` was given, or no longer: perhaps a copy, a wrapper, or one that "
-    "was compiled later. Give `watch` the model and the optimizer that the loop uses, after all that copies or wraps "
-    "them.",
+    "The loop does not call the module that `watch` was given, or stopped calling it: it may use a copy, a wrapper, "
+    "or a module compiled later. Give `watch` the model and optimizer that the loop uses, after everything that "
+    "copies or wraps them.",
     "model = torch.compile(model)\n"
     "optimizer = torch.optim.AdamW(model.parameters())\n"
     'watch(model, optimizer, scaler=scaler, into="runs/a")',
 )
 _LOSS = Remedy(
-    "Backward was called on something that is not a single loss, so these steps have no loss. Log "
-    "the loss in each step.",
+    "Backward was called on something other than a single loss, so these steps have no recorded loss. Log the loss "
+    "in every step.",
     'rec = watch(model, optimizer, scaler=scaler, into="runs/a")\nrec.log(loss=loss)   # in each step',
 )
 _META = Remedy(
-    "Parameters on the meta device hold no values, so nothing can be measured of them or of their gradients. Give the "
-    "model its weights before `watch` is called.",
+    "Parameters on the meta device hold no values, so neither they nor their gradients can be measured. Load the "
+    "model's weights before calling `watch`.",
     'model.to_empty(device="cuda")\n'
     "model.load_state_dict(weights)\n"
     'watch(model, optimizer, scaler=scaler, into="runs/a")',
 )
 _SCALER = Remedy(
-    "The losses of that scaler lead to no parameter of an optimizer of this run, so its loss scale and skipped steps "
-    "are not recorded. Give `watch` the scaler that the loop uses, and the optimizers that it steps.",
+    "The losses scaled by that scaler do not reach any parameter of this run's optimizers, so its loss scale and "
+    "skipped steps are not recorded. Give `watch` the scaler that the loop uses, and the optimizers that it steps.",
     'scaler = torch.amp.GradScaler("cuda")\nwatch(model, optimizer, scaler=scaler, into="runs/a")',
 )
 _CAPTURE = Remedy(
-    "A replayed CUDA graph calls no hooks, so its forward, backward and loss are not seen. Step the optimizer "
-    "outside of the graph, or watch some steps without one.",
-    "graph.replay()\noptimizer.step()   # seen, since it is outside of the graph",
+    "Replaying a CUDA graph calls no hooks, so its forward pass, backward pass and loss are not visible. Step the "
+    "optimizer outside the graph, or record some steps without one.",
+    "graph.replay()\noptimizer.step()   # recorded, because it is outside the graph",
 )
 _XLA = Remedy(
-    "XLA runs the step as one program, which shows neither the loss nor the gradients. Compile without it while the "
-    "model is watched.",
+    "XLA runs the step as one program, which exposes neither the loss nor the gradients. Compile without XLA while "
+    "recording.",
     'model.compile(optimizer="adam", loss="mse", jit_compile=False)',
 )
 _WRITING = Remedy(
-    "The run folder could not be written for a while, and the rows that waited did not fit into memory. Write to a "
-    "local disk with free space, and copy the run when it has ended.",
+    "The run folder was not writable for a while, and the rows waiting to be written did not fit into memory. Write "
+    "to a local disk with free space, and copy the run once it has ended.",
     'watch(model, optimizer, into="/local/disk/runs/a")',
 )
 _PATTERNS = Remedy(
-    "The patterns `include` and `exclude` leave no tensor to measure, so there are no histograms and no predictions. "
-    "Give patterns that match names of the model's parameters or modules.",
+    "The patterns `include` and `exclude` leave no tensor to measure, so there are no histograms and no "
+    "predictions. Use patterns that match names of the model's parameters or modules.",
     "print([name for name, _ in model.named_parameters()])\n"
     'watch(model, optimizer, into="runs/a", include=["blocks.*"])',
 )
 _FAILED = Remedy(
-    "Watching raised an exception and did less from then on, while the training went on unchanged. Measure fewer "
-    "tensors where memory was short; otherwise leave out the module that is named.",
+    "The recorder raised an exception and recorded less from then on; training continued unchanged. If memory was "
+    "short, measure fewer tensors; otherwise exclude the module named above.",
     'watch(model, optimizer, into="runs/a", every=100, exclude=["blocks.3.*"])',
 )
 _PART = Remedy(
-    "The steps are recorded, but analyses of the missing part are empty. Record some steps without what the "
-    "reason names: another profiler, another mode that intercepts operators, or too little memory.",
+    "The steps are recorded, but analyses of the missing part are empty. Record some steps without the cause named "
+    "above: another profiler, another mode that intercepts operators, or too little memory.",
     'watch(model, optimizer, into="runs/b")',
 )
 _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
@@ -135,12 +135,12 @@ class _Gap:
         severity="warning",
         family=TRAINING_LOOP,
         order=10,
-        what="Something that should be in the run was not recorded, so neither findings nor figures can show it.",
-        signal="Warnings of the recorder, tables without rows, and backward passes after the last recorded step.",
-        threshold="One reason why something is missing that such a run could have. An error if no step at all was "
-        "recorded; a remark if each step lacks a part.",
+        what="Part of the run was not recorded, so neither findings nor charts can show it.",
+        signal="The recorder's warnings, tables without rows, and backward passes after the last recorded step.",
+        threshold="One missing part that such a run should have. An error if no step at all was recorded; "
+        "informational if every step lacks a part.",
         advice="Missing data is not zero, and the absence of findings about it means nothing. Give `watch` all "
-        "optimizers that the loop steps, and a folder that it can write to.",
+        "optimizers that the loop steps, and a folder it can write to.",
         snippet='watch(model, [optimizer_a, optimizer_b], scaler=scaler, into="runs/a")',
         page="",
     )
@@ -181,7 +181,7 @@ def _gaps(run: Run) -> list[_Gap]:
     config = run.head.config
     if config.get("kinds") and last_step(run) is not None and not run.table("tensors").num_rows and not reported:
         kinds = ", ".join(map(str, config["kinds"])) if isinstance(config["kinds"], list) else "tensors"
-        title = f"No tensor was measured, though {kinds} were asked for"
+        title = f"No tensor was measured, though {kinds} were requested"
         return [_Gap(title, "tensors", "warning", 0, _PATTERNS)]
     return reported
 
@@ -201,7 +201,7 @@ def _stop_gap(run: Run, reported: list[_Gap]) -> _Gap | None:
     before = [n for n, step in zip(counts, calls["step"], strict=True) if last is not None and step <= last]
     unseen = max(after, default=0)
     went_on = unseen >= max(MIN_UNRECORDED_BACKWARDS, 4 * max(before, default=0))
-    though = f", though backward was called {unseen:,} times or more" if unseen > 1 else ""
+    though = f", though backward was called at least {unseen:,} times" if unseen > 1 else ""
     severe = sorted((gap for gap in reported if gap.severity != "info"), key=lambda gap: gap.where != "steps")
     why = next(iter(severe), None)
     remedy = why.remedy if why is not None else _OPTIMIZER

@@ -15,7 +15,7 @@ from amp_core.findings.snippets import TORCH_EXAMPLES
 from amp_core.store.run import Run
 
 FOLLOWS_BITS = 0.25
-"""A norm moves with the loss scale if their changes agree within so many powers of two."""
+"""A norm moves with the loss scale if their changes agree within this many powers of two."""
 MIN_SCALE_CHANGES = 4
 """Fewest changes of the scale for a statement that a norm follows them."""
 
@@ -27,11 +27,11 @@ MIN_SCALE_CHANGES = 4
         family=TRAINING_LOOP,
         order=410,
         what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
-        signal="Logged values compared with measured ones, and jumps of the logged norm at changes of the scale.",
-        threshold="Logged over true within 1 % of the scale; without a measurement, four of five changes of the scale "
-        "followed by the norm within a factor of 2^0.25.",
-        advice="The curve shows the loss scale, not the model: it doubles at each growth. Log the loss before "
-        "`scaler.scale` and norms after `scaler.unscale_`.",
+        signal="Logged values compared with measured ones, and jumps of the logged norm when the scale changes.",
+        threshold="The ratio of logged to measured value is within 1 % of the loss scale; without a measurement, "
+        "the norm follows four of five scale changes to within a factor of 2^0.25.",
+        advice="The curve shows the loss scale rather than the model: it doubles at each growth. Log the loss "
+        "before `scaler.scale`, and norms after `scaler.unscale_`.",
         snippet="scaler.scale(loss).backward()\n"
         "scaler.unscale_(optimizer)\n"
         "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"
@@ -44,7 +44,12 @@ def logged_scaled_values(run: Run) -> list[Finding]:
     if len(frame):
         names = sorted(set(frame["name"]))
         return [
-            _logged(names[0], frame["step"], float(frame["value"].iloc[0]), f"{' and '.join(names)} is logged scaled")
+            _logged(
+                names[0],
+                frame["step"],
+                float(frame["value"].iloc[0]),
+                (f"{' and '.join(names)} is logged while still scaled"),
+            )
         ]
     trace = scale_trace(run)
     good = trace[~trace["skipped"]]
@@ -78,11 +83,11 @@ def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Fi
         severity="warning",
         family=TRAINING_LOOP,
         order=250,
-        what="A gradient penalty is computed from gradients that are still multiplied by the loss scale.",
+        what="A gradient penalty is computed from gradients that are still scaled.",
         signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether `get_scale` was called "
-        "after it.",
+        "afterwards.",
         threshold=f"`get_scale` was not called before backward ({TORCH_EXAMPLES}, gradient penalty).",
-        advice="The penalty is too large by the loss scale, or by its square. Divide the gradients by "
+        advice="The penalty is too large by a factor of the loss scale, or of its square. Divide the gradients by "
         "`scaler.get_scale()` before taking their norm.",
         snippet="scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)\n"
         "grads = [g / scaler.get_scale() for g in scaled]\n"
@@ -102,7 +107,7 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
     return [
         make_finding(
             "scaled-gradient-penalty",
-            "A gradient penalty uses gradients that are still multiplied by the loss scale",
+            "A gradient penalty uses gradients that are still scaled",
             str(frame["name"].iloc[0]),
             steps=(at, at),
             value=scale,
@@ -118,12 +123,14 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
         severity="warning",
         family=TRAINING_LOOP,
         order=252,
-        what="A term of the loss is not multiplied by the loss scale, while its gradients are divided by it.",
-        signal="The graph of each backward, from its roots to parameters whose optimizer steps through the scaler.",
-        threshold="One path without the loss scale, in a step that does not ask for `get_scale` (torch.amp, gradient "
+        what="A loss term is not multiplied by the loss scale, but its gradients are divided by it.",
+        signal=(
+            "The graph of each backward, from its roots to the parameters whose optimizer steps through the scaler."
+        ),
+        threshold="One path without the loss scale, in a step that does not call `get_scale` (torch.amp, gradient "
         "scaling with several losses: scale each of them).",
-        advice="After unscaling, this term weighs 1 / scale of what it should: an auxiliary loss or a penalty has no "
-        "effect. Add the terms first and scale their sum, or scale each loss before its backward.",
+        advice="After unscaling, this term has 1 / scale of its intended weight, so an auxiliary loss or penalty "
+        "has no effect. Add the terms first and scale their sum, or scale each loss before its backward.",
         snippet="with torch.autocast(device_type, dtype=torch.float16):\n"
         "    loss = main_loss + 0.1 * auxiliary_loss\n"
         "scaler.scale(loss).backward()",
@@ -144,8 +151,8 @@ def unscaled_loss_term(run: Run) -> list[Finding]:
     return [
         make_finding(
             "unscaled-loss-term",
-            f"A loss reaches the parameters of {name} without the loss scale, and scaler.step divides its gradients "
-            "by it",
+            f"A loss reaches the parameters of {name} unscaled, but scaler.step divides its gradients by the loss "
+            "scale",
             "backward",
             steps=(int(row["step"]), int(row["step"])),
             value=scale_summary(run).first,

@@ -10,7 +10,7 @@ from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
 
 CALIBRATION_STEPS = 25
-"""Skips that begin within the first so many steps are calibration: from 2^16 down to 1 takes 16."""
+"""Skips that begin within this number of steps are calibration: from 2^16 down to 1 takes 16."""
 
 
 @rule(
@@ -19,12 +19,12 @@ CALIBRATION_STEPS = 25
         severity="error",
         family=LOSS_SCALING,
         order=220,
-        what="Training in float16 without a loss scale: small gradients become zero without a warning.",
-        signal="The dtype of autocast, and whether a scaler scaled by anything but 1.",
+        what="Training in float16 without loss scaling: small gradients silently underflow to zero.",
+        signal="The autocast dtype, and whether a scaler scaled by anything other than 1.",
         threshold="FP16 autocast and no scale other than 1. FP16 rounds values below 2^-25 to zero. A warning if "
-        "there is a scaler that `watch` was not given: call it after the scaler is made.",
-        advice="Gradients smaller than 2^-25 become zero in float16, silently, and those below 2^-14 lose bits: a "
-        "GradScaler lifts them above that before backward. Add one with its usual first scale of 2^16, or use "
+        "there is a scaler that `watch` was not given: call `watch` after creating the scaler.",
+        advice="Gradients below 2^-25 silently become zero in float16, and those below 2^-14 lose precision, unless "
+        "a GradScaler scales the loss before backward. Add one with the usual initial scale of 2^16, or use "
         "bfloat16, which needs none.",
         snippet="scaler = torch.amp.GradScaler(device_type)\n\n" + LOOP,
         frameworks={
@@ -48,7 +48,7 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
         return [_unseen_scaler()]
     if _is_idle(run):
         return [_idle_scaler()]
-    scaling = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
+    scaling = "without effective loss scaling (loss scale 1)" if summary.has_scaler else "without loss scaling"
     return [
         make_finding(
             "fp16-without-scaler",
@@ -71,12 +71,12 @@ def _is_idle(run: Run) -> bool:
 def _idle_scaler() -> Finding:
     return make_finding(
         "fp16-without-scaler",
-        "Training in float16 with a GradScaler that scaled no loss: another one is active, or none",
+        "Training in float16 with a GradScaler that scaled no loss: another scaler is active, or none",
         "GradScaler",
         severity="warning",
         unit="loss scale",
         remedy=Remedy(
-            "The scaler that `watch` was given scaled no loss: the loop does not use it, or made a new one since, "
+            "The scaler that `watch` was given scaled no loss: the loop does not use it, or created a new one later "
             "whose scale and skipped steps are not in this run. Use this one scaler for the whole training.",
             LOOP,
         ),
@@ -86,13 +86,14 @@ def _idle_scaler() -> Finding:
 def _unseen_scaler() -> Finding:
     return make_finding(
         "fp16-without-scaler",
-        "Training in float16 with a GradScaler that is not watched: losses and gradients were recorded as scaled",
+        "Training in float16 with a GradScaler that is not watched: losses and gradients were recorded with the "
+        "scale in them",
         "GradScaler",
         severity="warning",
         unit="loss scale",
         remedy=Remedy(
-            "The scaler was made after watch was called, so its loss scale and the steps it skipped are not in this "
-            "run. Call watch after the scaler is made, or give it the scaler. The training itself may be in order.",
+            "The scaler was created after `watch` was called, so its loss scale and skipped steps are not in this "
+            "run. Call `watch` after creating the scaler, or pass it explicitly; the training itself may be correct.",
             "watch(model, optimizer, scaler=scaler, into=into)",
         ),
     )
@@ -105,10 +106,10 @@ def _unseen_scaler() -> Finding:
         family=LOSS_SCALING,
         order=350,
         what="A GradScaler is active although bfloat16 has the range of float32 and needs none.",
-        signal="The dtype of autocast, and whether a scaler is enabled.",
+        signal="The autocast dtype, and whether a scaler is enabled.",
         threshold="Both at once: bfloat16 has the 8 exponent bits of float32.",
-        advice="bfloat16 has the range of float32, so scaling saves no gradient, while the scaler still checks every "
-        "gradient and may skip steps as its scale grows. Turn it off; the rest of the loop can stay.",
+        advice="bfloat16 has the range of float32, so loss scaling rescues no gradient, but the scaler still checks "
+        "every gradient and may skip steps as its scale grows. Disable it; the rest of the loop can stay.",
         snippet="scaler = torch.amp.GradScaler(device_type, enabled=False)",
         frameworks=BF16,
     )
@@ -127,7 +128,7 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
     return [
         make_finding(
             "scaler-with-bf16",
-            f"A GradScaler runs with bfloat16, which needs none ({summary.skips:,} steps skipped)",
+            f"A GradScaler is active with bfloat16, which needs none ({summary.skips:,} skipped steps)",
             "GradScaler",
             value=float(summary.skips),
             limit=0.0,
@@ -143,10 +144,10 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
         family=TRAINING_LOOP,
         order=340,
         what="Training was resumed with the optimizer's state but a fresh scaler, which calibrates again.",
-        signal="The optimizer's step count at the start, and whether the scaler has clean steps or a scale of its own.",
-        threshold="An optimizer that has stepped beside a scaler that never has.",
-        advice="The scale starts from its first value again, which costs skipped steps and a bump in the loss. Save "
-        "and load `scaler.state_dict()` with the rest.",
+        signal="The optimizer's step count at the start, and whether the scaler has clean steps or a restored scale.",
+        threshold="An optimizer that has stepped, with a scaler that has not.",
+        advice="The loss scale starts from its initial value again, which costs skipped steps and a bump in the "
+        "loss. Save and load `scaler.state_dict()` in the checkpoint.",
         snippet="torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
         "'scaler': scaler.state_dict()}, path)\n"
         "scaler.load_state_dict(torch.load(path, weights_only=True)['scaler'])",
@@ -188,12 +189,12 @@ def scaler_state_not_restored(run: Run) -> list[Finding]:
         severity="warning",
         family=TRAINING_LOOP,
         order=420,
-        what="Anomaly mode is on with a scaler: overflow that the scaler would have skipped ends the run, and every "
-        "step is slow.",
+        what="Anomaly mode is on with a scaler: an overflow that the scaler would have skipped ends the run, and "
+        "every step is slow.",
         signal="Anomaly mode at backward; the error that it raised.",
-        threshold="Both at once. An error where it ended the run.",
-        advice="Scaled gradients overflow now and then by design, and anomaly mode treats that as an error. Turn it "
-        "off, or use it only for a few steps, once the scale has settled.",
+        threshold="Both at once. An error if it ended the run.",
+        advice="Scaled gradients overflow now and then by design, but anomaly mode treats that as an error. Turn it "
+        "off, or use it only for a few steps after the scale has settled.",
         snippet="torch.autograd.set_detect_anomaly(False)",
         frameworks={"Lightning": "trainer = Trainer(detect_anomaly=False)"},
     )

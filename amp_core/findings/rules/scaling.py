@@ -27,7 +27,7 @@ from amp_core.store.run import Run
 MAX_STRETCHES = 32
 """Most stretches of failing steps whose cause is searched."""
 MIN_COLLAPSE_SKIPS = 5
-"""At least so many skips in a row below a scale of 1 are not calibration."""
+"""This number of skips in a row below a scale of 1 is not calibration."""
 HIGH_SCALE = 2.0**24
 """At this scale 2^-48 is not zero in FP16."""
 FAR_FROM_OVERFLOW_RATIO = 2.0**-8
@@ -51,17 +51,17 @@ FAR_FROM_OVERFLOW_RATIO = 2.0**-8
             "half-model",
         ),
         follows_in_place=("half-accumulation",),
-        what="The loss is NaN or infinite. Gradients that are not finite are skipped; such a loss is never normal.",
-        signal="The recorded loss, the first module whose output was not finite, and whether the loss rose before.",
-        threshold="One such loss; one that was not recorded does not count. A loss that rose 10-fold or more while "
-        "everything was finite is called a divergence.",
-        advice="Skipped steps are normal, a loss that is not finite never is, and no loss scale repairs it: the data "
-        "was not finite, the learning rate was too high, or the forward pass overflowed. Clean the data, lower the "
-        "rate, or find the first module whose output is not finite and, where it overflows float16, run it in float32 "
-        "or use bfloat16.",
+        what="The loss is NaN or infinite. Skipped steps with non-finite gradients are normal; such a loss is not.",
+        signal="The recorded loss, the first module with a non-finite output, and whether the loss rose before.",
+        threshold="One such loss; a step without a recorded loss does not count. A loss that rose 10-fold or more "
+        "while everything was finite is reported as divergence.",
+        advice="A non-finite loss is never normal, and no loss scale fixes it: the data was not finite, the "
+        "learning rate was too high, or the forward pass overflowed. Clean the data, lower the learning rate, or "
+        "find the first module with a non-finite output and, if it overflows float16, run it in float32 or use "
+        "bfloat16.",
         snippet="def check(module, args, output):\n"
         "    if torch.is_tensor(output) and not output.isfinite().all():\n"
-        "        raise FloatingPointError(f'{names[module]} gave a non-finite output')\n"
+        "        raise FloatingPointError(f'{names[module]} produced a non-finite output')\n"
         "\n"
         "names = {module: name for name, module in model.named_modules()}\n"
         "for module in names:\n"
@@ -132,14 +132,14 @@ def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
             "mask-constant-overflow",
             "loss-nonfinite",
         ),
-        what="Step after step is skipped and the loss scale falls below 1: gradients are not finite at any scale.",
+        what="Consecutive steps are skipped and the loss scale falls below 1: gradients are non-finite at any scale.",
         signal="Consecutive skips, the scale, and whether the forward pass itself was finite.",
         threshold="5 skips in a row and a scale below 1, where scaling only shrinks gradients. PyTorch's GradScaler "
-        "says that a scale below 1 means that float16 cannot hold the gradients. A warning where the last steps were "
-        "made again.",
-        advice="A smaller loss scale no longer helps: gradients are not finite whatever they are multiplied by, so "
-        "the overflow is in the forward pass, the data or the learning rate. Check that the loss is finite, keep the "
-        "module where it overflows in float32, or use bfloat16.",
+        "documents that a scale below 1 means that float16 cannot hold the gradients. A warning if the last steps "
+        "were not skipped.",
+        advice="A smaller loss scale no longer helps: gradients are non-finite at any scale, so the overflow is in "
+        "the forward pass, the data or the learning rate. Check that the loss is finite, run the module that "
+        "overflows in float32, or use bfloat16.",
         snippet="with torch.autocast(device_type, dtype=torch.bfloat16):   # the range of float32: no GradScaler\n"
         "    loss = loss_fn(model(x), y)\n"
         "loss.backward()\n"
@@ -148,7 +148,7 @@ def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
     )
 )
 def scale_collapse(run: Run) -> list[Finding]:
-    """`scale-collapse`: step after step is skipped while the loss scale falls below 1. An error if the run does not
+    """`scale-collapse`: consecutive steps are skipped while the loss scale falls below 1. An error if the run does not
     recover, a warning if it does."""
     episodes = skip_episodes(run)
     if not len(episodes):
@@ -186,12 +186,12 @@ def scale_collapse(run: Run) -> list[Finding]:
         family=LOSS_SCALING,
         order=330,
         what="The loss scale grows without bound, because gradients are zero or so small that they never overflow.",
-        signal="The scale, and the largest gradient at that scale.",
-        threshold="Every recorded gradient zero while the scale grows; or a scale of 2^24 or more, at which 2^-48 is "
-        "still a number, with the largest value 2^8 or more below the largest of FP16.",
-        advice="Nothing ever stops the growth, so the gradients that should flow are missing or vanishingly small. "
-        "Look for a detached loss, a branch multiplied by zero or a loss divided too often, and use bfloat16 where "
-        "such small gradients are meant.",
+        signal="The loss scale, and the largest gradient at that scale.",
+        threshold="Every recorded gradient is zero while the scale grows; or the scale is 2^24 or more, where even "
+        "2^-48 is representable, and the largest scaled value is at least 2^8 below the FP16 maximum.",
+        advice="Nothing limits the growth, so gradients that should flow are missing or vanishingly small. Look for "
+        "a detached loss, a branch multiplied by zero, or a loss divided too often, and use bfloat16 if such small "
+        "gradients are intended.",
         snippet="for name, parameter in model.named_parameters():\n"
         "    if parameter.grad is None or not parameter.grad.any():\n"
         "        print(name, 'has no gradient')",
@@ -208,9 +208,9 @@ def scale_unbounded(run: Run) -> list[Finding]:
     norms = trace["grad_norm"].to_numpy()
     first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
     if np.isfinite(norms).any() and not np.nan_to_num(norms).any():
-        title = f"The loss scale grew {summary.growths:,} times to {summary.last:.3g} while every gradient is zero"
+        title = f"The loss scale grew {summary.growths:,} times to {summary.last:.3g} while every gradient was zero"
     elif summary.last >= HIGH_SCALE and not _backed_off(trace) and _far_from_overflow(run):
-        title = f"The loss scale grew to {summary.last:.3g} and no gradient comes near overflowing"
+        title = f"The loss scale grew to {summary.last:.3g} and no gradient comes near overflow"
     else:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Rules on FSDP's policies, DDP's hooks, FP32 master weights that were asked for, and optimizer states."""
+"""Rules on FSDP's policies, DDP's hooks, requested FP32 master weights, and optimizer states."""
 
 import re
 
@@ -12,7 +12,7 @@ from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
 MANY_SHARDS = 8
-"""Processes from which a reduction in 16 bits is reported that nobody asked for: FSDP2 reduces in `param_dtype` by
+"""Processes from which an unrequested reduction in 16 bits is reported: FSDP2 reduces in `param_dtype` by
 default."""
 _NARROW_HOOK = re.compile(r"(bf16|bfloat16)|fp16|float16|half", re.IGNORECASE)
 MIN_VANISHED_FRAC = 0.01
@@ -30,12 +30,12 @@ fully_shard(model, mp_policy=policy)"""
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=286,
-        what="Gradients of several processes are added up in 16 bits.",
+        what="Gradients are reduced across processes in 16 bits.",
         signal="reduce_dtype of FSDP's policy, DDP's communication hook, dtypes of the gradients of a DDP model.",
-        threshold="A 16-bit reduce_dtype or compression hook; the default of FSDP2, which is param_dtype, from 8 "
-        "processes on and a remark below (torchtitan issues 700 and 2389, modalities 462).",
-        advice="Each addition rounds to eight bits, and the more processes, the more of small gradients is lost. "
-        "Reduce in float32: it costs bandwidth, not memory.",
+        threshold="A 16-bit reduce_dtype or compression hook; with FSDP2's default, which is param_dtype, a warning "
+        "from 8 processes on and informational below (torchtitan issues 700 and 2389, modalities 462).",
+        advice="Each addition rounds to 8 significant bits, and more small gradients are lost the more processes "
+        "there are. Reduce in float32: it costs bandwidth, not memory.",
         snippet=_POLICY,
         frameworks={
             "Accelerate": "plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy="
@@ -54,12 +54,12 @@ def half_reduction(run: Run) -> list[Finding]:
     if asked in SIGNIFICANT_BITS:
         dtype, where, how = str(asked), "reduce_dtype", f"reduce_dtype is {asked}"
     elif isinstance(hook, str) and (named := _NARROW_HOOK.search(hook)):
-        dtype, where, how = "bfloat16" if named[1] else "float16", hook, f"the hook is {hook}"
+        dtype, where, how = "bfloat16" if named[1] else "float16", hook, f"the communication hook is {hook}"
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
-        how = f"those of the DDP model are in {dtype}"
+        how = f"the DDP model's gradients are in {dtype}"
     elif asked is None and default in SIGNIFICANT_BITS and shards > 1:
-        dtype, where, how = str(default), "reduce_dtype", f"reduce_dtype is not given, and param_dtype is {default}"
+        dtype, where, how = str(default), "reduce_dtype", f"reduce_dtype is not set, and param_dtype is {default}"
         severity = None if shards >= MANY_SHARDS else "info"
     else:
         return []
@@ -82,12 +82,14 @@ def half_reduction(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=268,
-        what="Mixed precision was asked for, and the weights that the optimizer updates are in bfloat16.",
-        signal="FSDP's param_dtype, autocast or the framework's precision, beside the dtypes of trained parameters.",
-        threshold="One such parameter, without a cure such as stochastic rounding (accelerate issue 3979, LlamaFactory "
-        "issue 9769).",
-        advice="Mixed precision keeps weights in float32 and computes in 16 bits; here updates below 2^-9 of a weight "
-        "are lost. Load or cast the model in float32 before it is sharded or given to the optimizer.",
+        what="Mixed precision was requested, but the weights that the optimizer updates are in bfloat16.",
+        signal=(
+            "FSDP's param_dtype, autocast or the framework's precision setting, and the dtypes of trainable parameters."
+        ),
+        threshold="One such parameter, without a remedy such as stochastic rounding (accelerate issue 3979, "
+        "LlamaFactory issue 9769).",
+        advice="Mixed precision keeps weights in float32 and computes in 16 bits; here, updates below 2^-9 of a "
+        "weight are lost. Load or cast the model in float32 before sharding it or passing it to the optimizer.",
         snippet="model = model.float()   # before fully_shard, before the optimizer\n" + _POLICY,
         frameworks={
             "Transformers Trainer": "model = AutoModel.from_pretrained(name, dtype=torch.float32)   # bf16=True casts",
@@ -97,7 +99,7 @@ def half_reduction(run: Run) -> list[Finding]:
     )
 )
 def missing_fp32_masters(run: Run) -> list[Finding]:
-    """`missing-fp32-masters`: trained weights in bfloat16 where FSDP's policy, autocast or the framework was asked for
+    """`missing-fp32-masters`: trained weights in bfloat16 where FSDP's policy, autocast or the framework was set to
     mixed precision."""
     names = [n for n, d in facts(run.head.model, "dtypes").items() if d == "bfloat16"]
     settings = facts(run.head.config, "communication")
@@ -106,7 +108,7 @@ def missing_fp32_masters(run: Run) -> list[Finding]:
     if settings.get("param_dtype") in SIGNIFICANT_BITS:
         asked = f"FSDP's param_dtype is {settings['param_dtype']}"
     elif run.head.config.get("requested_precision") in ("bf16", "fp16"):
-        asked = f"{run.head.config['requested_precision']} was asked for"
+        asked = f"{run.head.config['requested_precision']} was requested"
     elif autocast_dtype(run) == "bfloat16":
         asked = "autocast is on"
     else:
@@ -114,11 +116,12 @@ def missing_fp32_masters(run: Run) -> list[Finding]:
     return [
         make_finding(
             "missing-fp32-masters",
-            f"{asked[0].upper()}{asked[1:]}, and the weights themselves are in bfloat16: there are no float32 masters",
+            f"{asked[0].upper()}{asked[1:]}, but the weights themselves are in bfloat16: there are no float32 master "
+            "weights",
             names[0],
             value=float(len(names)),
             limit=0.0,
-            unit="trained parameters in bfloat16",
+            unit="trainable parameters in bfloat16",
         )
     ]
 
@@ -130,10 +133,10 @@ def missing_fp32_masters(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=279,
         what="FSDP casts the model's output to 16 bits, and the loss is computed from it in 16 bits.",
-        signal="output_dtype of FSDP's policy, and the dtype of the loss's computation.",
+        signal="output_dtype of FSDP's policy, and the dtype in which the loss is computed.",
         threshold="A 16-bit output_dtype and a 16-bit loss (torchtitan issue 2389).",
-        advice="The loss has two or three digits, and so have the gradients that begin from it. Set output_dtype to "
-        "float32 on the outermost module, or cast the output before the loss.",
+        advice="The loss, and the gradients that start from it, have two or three significant digits. Set "
+        "output_dtype to float32 on the outermost module, or cast the output before the loss.",
         snippet="policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)\n"
         "fully_shard(model, mp_policy=policy)   # the outermost module",
         page="precision-map",
@@ -148,7 +151,7 @@ def half_output_policy(run: Run) -> list[Finding]:
     return [
         make_finding(
             "half-output-policy",
-            f"FSDP casts the output of {model_name(run)} to {dtype}, and the loss is computed in it",
+            f"FSDP casts the output of {model_name(run)} to {dtype}, and the loss is computed in {dtype}",
             "output_dtype",
             value=float(SIGNIFICANT_BITS[str(dtype)]),
             limit=24.0,
@@ -164,12 +167,12 @@ def half_output_policy(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=276,
         follows=("missing-fp32-masters",),
-        what="An optimizer stores second moments in 16 bits, where they vanish or stand still.",
-        signal="dtype of the second moments after the third step, zeros among them, and beta2.",
-        threshold="1 - beta2 below half a unit in the last place, 2^-9 in bfloat16 (0.001 with the default beta2), or "
-        "1 % of them zero beside a first moment that is not (bitsandbytes issue 1973).",
-        advice="A second moment that stands still keeps the step size of the first steps, and one of zero divides "
-        "by eps alone. Keep optimizer states in float32, or lower beta2 to 0.95.",
+        what="An optimizer stores second moments in 16 bits, where they vanish or stop changing.",
+        signal="dtype of the second moments after the third step, the share of zeros, and beta2.",
+        threshold="1 - beta2 is below half a unit in the last place, 2^-9 in bfloat16 (the default beta2 gives "
+        "0.001), or 1 % of the second moments are zero where the first moment is not (bitsandbytes issue 1973).",
+        advice="A second moment that stops changing keeps the step size of the first steps, and where it is zero "
+        "the update divides by eps alone. Keep optimizer states in float32, or lower beta2 to 0.95.",
         snippet="optimizer = torch.optim.AdamW(model.float().parameters(), lr=lr)   # states in float32",
         page="layer-detail",
     )
@@ -187,7 +190,7 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
         what = (
             f"1 - beta2 = {row['limit']:.3g} is below half a unit in the last place"
             if stands_still
-            else f"{100 * row['value']:.0f} % are zero beside a gradient that is not"
+            else f"{100 * row['value']:.0f} % are zero although the gradient is not"
         )
         return [
             make_finding(

@@ -26,17 +26,14 @@ MUCH_LOWER_RATIO = 8.0
         family=TRAINING_LOOP,
         order=320,
         follows=("scale-collapse",),
-        what="The learning-rate schedule advances at skipped steps, so it runs ahead of the weights.",
+        what="The learning-rate schedule advances on skipped steps, so it runs ahead of the weights.",
         signal="Scheduler calls, or changes of the learning rate, after skipped steps.",
-        threshold="A schedule that moves with each step and moved at a skipped one (PyTorch warns of the same order). "
-        "A remark if the loop computes the rate from the number of the step, which is intended.",
-        advice="Each skip costs a step of warm-up or decay that no weight saw. Step the schedule only where the scale "
-        "did not fall.",
-        snippet="before = scaler.get_scale()\n"
-        "scaler.step(optimizer)\n"
-        "scaler.update()\n"
-        "if scaler.get_scale() >= before:   # made, not skipped\n"
-        "    scheduler.step()",
+        threshold="A per-step schedule that advanced on a skipped step (PyTorch warns about the same order of "
+        "calls). Informational if the loop computes the learning rate from the step number, which is intended.",
+        advice="Each skip uses up a step of warm-up or decay without updating a weight. Step the schedule only if "
+        "the scale did not fall.",
+        snippet="before = scaler.get_scale()\nscaler.step(optimizer)\nscaler.update()\nif scaler.get_scale() >= "
+        "before:   # not skipped\n    scheduler.step()",
         frameworks={
             "Accelerate": "scheduler = accelerator.prepare(scheduler)   # steps only where the optimizer did",
             "Lightning": "def configure_optimizers(self):\n"
@@ -62,7 +59,7 @@ def scheduler_steps_on_skip(run: Run) -> list[Finding]:
     return [
         make_finding(
             "scheduler-steps-on-skip",
-            f"The learning-rate schedule moved on at {formatting.plural(len(bad), 'skipped step')}",
+            f"The learning-rate schedule advanced on {formatting.plural(len(bad), 'skipped step')}",
             "scheduler.step" if called else "learning rate",
             # A rate that the loop computes from the number of the iteration is intended.
             severity=None if called else "info",
@@ -107,14 +104,14 @@ def _changed_rates(run: Run) -> dict[int, bool]:
         severity="warning",
         family=TRAINING_LOOP,
         order=310,
-        what="Several optimizers share one scaler, and the infinities of one lower the scale for all; or the scale is "
-        "updated once for each.",
+        what="Several optimizers share one scaler, and one optimizer's overflows lower the scale for all of them; "
+        "or the scale is updated once per optimizer.",
         signal="Which optimizer's gradients were not finite, and how many updates there are per iteration.",
-        threshold="After the first 25 steps, skips of one optimizer alone that are more than growths; or an update "
-        "after every optimizer in turn (torch.amp examples: update once, after all optimizers), which is a remark in "
-        "loops of Accelerate and Lightning: theirs do so by design.",
-        advice="`update()` combines the overflow checks of all optimizers, so one decides the scale of the others. "
-        "Call it once at the end of the iteration, or give optimizers with losses of their own a scaler each.",
+        threshold="After the first 25 steps, more skips of one optimizer alone than growths; or an update after "
+        "every optimizer (torch.amp examples: update once, after all optimizers), which is informational in "
+        "Accelerate and Lightning loops, as both do this by design.",
+        advice="`update()` combines the inf checks of all optimizers, so one of them decides the scale of the "
+        "others. Call it once at the end of the iteration, or give optimizers with separate losses separate scalers.",
         snippet="scaler_a = torch.amp.GradScaler(device_type)\n"
         "scaler_b = torch.amp.GradScaler(device_type)\n"
         "scaler_a.scale(loss_a).backward()\n"
@@ -140,8 +137,8 @@ def shared_backoff(run: Run) -> list[Finding]:
         return [
             make_finding(
                 "shared-backoff",
-                f"{optimizer_name(run, index)} alone had non-finite gradients at {len(skips):,} steps, and lowered the "
-                "scale of all",
+                f"Only {optimizer_name(run, index)} had non-finite gradients, at {len(skips):,} steps, and this "
+                "lowered the loss scale for all",
                 optimizer_name(run, index),
                 steps=(int(skips["step"].iloc[0]), int(skips["step"].iloc[-1])),
                 value=float(len(skips)),
@@ -154,7 +151,7 @@ def shared_backoff(run: Run) -> list[Finding]:
         return [
             make_finding(
                 "shared-backoff",
-                f"scaler.update is called after each of the {count} optimizers, not once per iteration",
+                f"scaler.update is called after each of the {count} optimizers instead of once per iteration",
                 "scaler.update",
                 severity=by_framework(run, "lightning", "accelerate"),
                 steps=(int(frame["step"].min()), int(frame["step"].max())),
@@ -172,12 +169,16 @@ def shared_backoff(run: Run) -> list[Finding]:
         severity="warning",
         family=TRAINING_LOOP,
         order=300,
-        what="A rare branch of the training overflows every time, so it never learns.",
-        signal="Skips by the set of parameters that have gradients; else skips at scales at which others are made.",
-        threshold="A branch seen 3 times or more, not only in the first 25 steps, and skipped each time, others "
-        "less than 1 time in 10; or 3 or more single skips at an eighth of a scale at which 10 steps had been made.",
-        advice="Its gradients are larger than the others', and the scale grows back for those before it comes again. "
-        "Scale its loss down, clip it, or give it its own scaler.",
+        what="A rarely used branch of the model overflows every time, so it never learns.",
+        signal=(
+            "Skips grouped by the set of parameters that have gradients; without that, skips at scales at which "
+            "other steps succeed."
+        ),
+        threshold="A branch that occurs 3 times or more, not only in the first 25 steps, and is skipped every time, "
+        "while others are skipped less than 1 time in 10; or 3 or more single skips at an eighth of a scale at "
+        "which 10 steps had succeeded.",
+        advice="The branch's gradients are larger than the others', and the scale has grown back before it comes up "
+        "again. Scale its loss down, clip its gradients, or give it its own scaler.",
         snippet="loss = main_loss + 0.1 * rare_loss",
     )
 )
@@ -238,14 +239,16 @@ def _repeated_single_skips(run: Run, trace: pd.DataFrame) -> list[Finding]:
     tensors = episodes[episodes["first"].isin(bad)]["tensors"]
     where = str(tensors.mode().iloc[0]).split(", ")[0] if len(tensors) and tensors.iloc[0] else "loss"
     return [
-        _branch(where, len(bad), np.array(bad), f"{len(bad):,} single steps, at loss scales at which others are made")
+        _branch(
+            where, len(bad), np.array(bad), (f"{len(bad):,} single steps, at loss scales at which other steps succeed")
+        )
     ]
 
 
 def _branch(where: str, times: int, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]", what: str) -> Finding:
     return make_finding(
         "branch-always-skipped",
-        f"Skipped each time: {what}",
+        f"Skipped every time: {what}",
         where,
         steps=(int(steps[0]), int(steps[-1])),
         value=float(times),

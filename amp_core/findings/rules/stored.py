@@ -29,14 +29,15 @@ SIGNIFICANT_BITS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first()
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=280,
-        what="A loss, a metric or gradients are accumulated in 16 bits: after a few hundred terms the sum no longer "
-        "grows.",
-        signal="dtype of the loss that backward starts from, of buffers that grow, of gradients over several "
-        "micro-batches; significant bits of the recorded loss.",
-        threshold="10 or more different losses that are all exact in 8 (bfloat16) or 11 bits (float16), or any such "
-        "dtype: a sum 256 (2048) times its term no longer moves. An error where the loss overflowed in it.",
-        advice="The loss has two or three digits, and its sums have fewer. Compute and accumulate losses and metrics "
-        "in float32.",
+        what="A loss, a metric or gradients are accumulated in 16 bits: after a few hundred terms the sum stops "
+        "growing.",
+        signal="dtype of the loss that backward starts from, of buffers that grow, and of gradients accumulated "
+        "over micro-batches; significant bits of the recorded loss.",
+        threshold="10 or more different losses that are all exactly representable in 8 (bfloat16) or 11 bits "
+        "(float16), or any such dtype: a sum that is 256 (2048) times its terms stops changing. An error if the "
+        "loss overflowed in it.",
+        advice="The loss has two or three significant digits, and its sums have fewer. Compute and accumulate "
+        "losses and metrics in float32.",
         snippet="loss = loss_fn(model(x).float(), y)\ntotal += loss.detach().double()",
         page="",
     )
@@ -53,17 +54,19 @@ def half_accumulation(run: Run) -> list[Finding]:
         return [_accumulated("loss", dtype, f"The loss is computed in {dtype}", broken=len(overflowed) > 0)]
     if len(buffers):
         row = buffers.iloc[0]
-        return [_accumulated(str(row["name"]), str(row["dtype"]), f"{row['name']} is added up in {row['dtype']}")]
+        return [_accumulated(str(row["name"]), str(row["dtype"]), f"{row['name']} is accumulated in {row['dtype']}")]
     shared = facts(run.head.config, "communication")
     reduced = shared.get("reduce_dtype") or shared.get("param_dtype")
     summed = shared.get("main_grad") or (reduced if shared.get("unsynced") else None)
     if summed in SIGNIFICANT_BITS:
-        return [_accumulated("gradients", str(summed), f"Gradients of several micro-batches are added up in {summed}")]
+        return [
+            _accumulated("gradients", str(summed), (f"Gradients of several micro-batches are accumulated in {summed}"))
+        ]
     narrow = {n: str(d) for n, d in facts(run.head.model, "dtypes").items() if d in SIGNIFICANT_BITS}
     several = any(calls.count("backward") > 1 for _, _, calls in call_orders(run))
     if narrow and several:
         name, dtype = next(iter(narrow.items()))
-        return [_accumulated(name, dtype, f"Gradients of several micro-batches are added up in {dtype}")]
+        return [_accumulated(name, dtype, f"Gradients of several micro-batches are accumulated in {dtype}")]
     dtype_of_losses = _dtype_of_losses(run) if compute_dtype(run) != "float32" else None
     return (
         [_accumulated("loss", dtype_of_losses, f"The recorded losses have no more bits than {dtype_of_losses}")]
@@ -75,7 +78,7 @@ def half_accumulation(run: Run) -> list[Finding]:
 def _accumulated(where: str, dtype: str, title: str, *, broken: bool = False) -> Finding:
     return make_finding(
         "half-accumulation",
-        title + (", which it does not fit" if broken else ""),
+        title + (", which it overflows" if broken else ""),
         where,
         severity="error" if broken else None,
         value=float(SIGNIFICANT_BITS[dtype]),
@@ -104,12 +107,14 @@ def _dtype_of_losses(run: Run) -> str | None:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=180,
-        what="The model, or a part of it, was converted to float16 with `.half()`, and nothing is left in float32.",
+        what=(
+            "The model, or part of it, was converted to float16 with `.half()`, and nothing in it remains in float32."
+        ),
         signal="dtypes of parameters, and whether a scaler or autocast is active.",
-        threshold="All parameters of a module and its submodules in float16. An error if something was not "
-        "finite and no skipped step protected the weights.",
-        advice="Weights, statistics and updates are then held in 11 bits, which autocast avoids. Keep float32 weights "
-        "under autocast, and turn back to float32 or bfloat16 what must not overflow.",
+        threshold="All parameters of a module and its submodules in float16. An error if something was not finite "
+        "and no skipped step protected the weights.",
+        advice="Weights, statistics and updates then have 11 significant bits, which autocast avoids. Keep float32 "
+        "weights under autocast, and convert parts that must not overflow back to float32 or bfloat16.",
         snippet="model.float()\nscaler = torch.amp.GradScaler(device_type)\n\n" + LOOP,
         frameworks=BF16,
         page="number-ranges",
@@ -136,7 +141,7 @@ def half_model(run: Run) -> list[Finding]:
     return [
         make_finding(
             "half-model",
-            f"{where}{more} turned to float16: {len(narrow):,} of {len(every):,} parameters{casting}",
+            f"{where}{more} converted to float16: {len(narrow):,} of {len(every):,} parameters{casting}",
             where,
             severity="error" if broken and train else None,
             value=len(narrow) / len(every),

@@ -1,4 +1,4 @@
-"""Rules on imported traces: what they hold, and what there is to win."""
+"""Rules on imported traces: what they contain, and possible savings."""
 
 from dataclasses import replace
 
@@ -28,12 +28,13 @@ prof.export_chrome_trace("trace.json.gz")"""
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=428,
-        what="A trace holds no work of the device, though the program used one: times of operators are those of "
-        "launching, not of computing.",
-        signal="Calls that launch work, or operators that only an accelerator has, and no kernel.",
+        what="A trace contains no device activity, though the program used a device: operator times are launch "
+        "times, not compute times.",
+        signal="Calls that launch work, or operators that only run on an accelerator, and no kernel.",
         threshold="One of them.",
-        advice="Nothing can be said of the speed of the device. Record again with the device's activity; without "
-        "permission for it (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, another profiler) the profiler leaves kernels out.",
+        advice="Without kernels, the device's performance cannot be analysed. Record again with the device's "
+        "profiler activity; without permission for it (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, or another profiler "
+        "attached) the profiler omits kernels.",
         snippet=_HOW.format(activity="CUDA"),
         page="",
     )
@@ -48,7 +49,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
     entry_snippet = _HOW.format(activity=_ACTIVITIES.get(device, "CUDA"))
     found = make_finding(
         "device-not-recorded",
-        f"The device ({device}) was not recorded: the trace holds {seen} and no kernel",
+        f"The device ({device}) was not recorded: the trace contains {seen} but no kernel",
         device,
         value=float(launches),
         limit=0.0,
@@ -57,7 +58,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
     return [replace(found, snippet=entry_snippet)]
 
 
-_THRESHOLD = "At most so much is to be won: 5 % of the step."
+_THRESHOLD = "Possible savings of at least 5 % of the step."
 
 
 @rule(
@@ -67,10 +68,10 @@ _THRESHOLD = "At most so much is to be won: 5 % of the step."
         family=SPEED_AND_MEMORY,
         order=431,
         what="The GPU of an imported trace is idle while the program loads data.",
-        signal="Idle time of the GPU during the DataLoader's ranges.",
+        signal="GPU idle time during the DataLoader's ranges.",
         threshold=_THRESHOLD,
-        advice="Faster arithmetic cannot help. Load in more worker processes, ahead of time, and do less per sample "
-        "on the CPU.",
+        advice="Faster arithmetic does not help here. Load data ahead of time with more worker processes, and do "
+        "less work per sample on the CPU.",
         snippet="loader = DataLoader(\n    data, batch_size, num_workers=8, pin_memory=True, persistent_workers=True, "
         "prefetch_factor=4\n)",
         page="step-cost",
@@ -87,11 +88,11 @@ def waiting_for_data(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=432,
-        what="The GPU of an imported trace is idle because the host launches too late, though its kernels are long.",
-        signal="Idle time of the GPU that ends with a kernel that was launched in it.",
-        threshold=f"{_THRESHOLD} Kernels of 10 µs or more on average; below, it is launch-bound.",
-        advice="The time is in Python: preprocessing, logging, or operators on the CPU between launches. Profile the "
-        "host with stacks, and move that work off the loop.",
+        what="The GPU of an imported trace is idle because the host launches kernels too late, though they are long.",
+        signal="GPU idle time that ends with a kernel launched during it.",
+        threshold=f"{_THRESHOLD} Kernels of 10 µs or more on average; below that, the finding is launch-bound.",
+        advice="The host spends the time in Python: preprocessing, logging, or CPU operators between launches. "
+        "Profile the host with stacks, and move that work out of the loop.",
         snippet="with torch.profiler.profile(with_stack=True, record_shapes=True) as prof:\n    train_step(batch)\n"
         'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
         page="step-cost",
@@ -108,11 +109,15 @@ def host_bound(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=433,
-        what="The GPU of an imported trace is idle though work is launched: that waits for something not on this GPU.",
-        signal="Idle time of the GPU that ends with a kernel that had been launched before.",
+        what=(
+            "The GPU of an imported trace is idle although work has been launched: the work waits for something "
+            "outside this GPU."
+        ),
+        signal="GPU idle time that ends with a kernel launched before it.",
         threshold=_THRESHOLD,
-        advice="No stream of this GPU runs meanwhile, so the work waits for another GPU or rank, for a function on the "
-        "host, or for a CUDA graph to start. Traces of all ranks show who is waited for; a timeline shows the launch.",
+        advice="No stream of this GPU runs in that time, so the work waits for another GPU or rank, for a host "
+        "function, or for a CUDA graph to start. Traces of all ranks show which rank is late; a timeline shows the "
+        "launch.",
         snippet="with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:   # on all ranks\n"
         '    train_step(batch)\nprof.export_chrome_trace(f"rank{rank}.json.gz")',
         page="step-cost",
@@ -129,11 +134,11 @@ def kernel_wait(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=434,
-        what="The GPU of an imported trace communicates and computes nothing meanwhile.",
-        signal="Time of communication kernels with no other kernel beside them.",
+        what="The GPU of an imported trace communicates without computing at the same time.",
+        signal="Time of communication kernels with no other kernel running concurrently.",
         threshold=_THRESHOLD,
-        advice="Overlap it with backward by smaller buckets, or accumulate over micro-batches. A rank that waits for a "
-        "slower one shows the same: import the traces of all ranks, and the ranks are compared.",
+        advice="Overlap communication with backward by using smaller buckets, or accumulate over micro-batches. "
+        "Waiting for a slower rank looks the same: import the traces of all ranks to compare them.",
         snippet="model = DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
         page="step-cost",
     )
@@ -143,7 +148,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     return chance_finding(
         run,
         "exposed-communication",
-        "Overlap it with computing, or divide the model otherwise: fewer, larger collectives, and 16-bit activations.",
+        "Overlap communication with computation, or shard the model differently: fewer, larger collectives, and "
+        "16-bit activations.",
         "torch.distributed.all_reduce(x, async_op=True)   # compute before work.wait()",
     )
 
@@ -155,9 +161,9 @@ def exposed_communication(run: Run) -> list[Finding]:
         family=SPEED_AND_MEMORY,
         order=435,
         what="Copies and fills take a noticeable part of the step of an imported trace.",
-        signal="Time of memcpy and memset.",
+        signal="Time of memcpy and memset operations.",
         threshold=_THRESHOLD,
-        advice="Pin the memory of the host, so that copies run beside kernels. Keep on the device what is used again.",
+        advice="Pin host memory, so that copies overlap with kernels. Keep reused data on the device.",
         snippet="loader = DataLoader(data, batch_size, pin_memory=True)\nx = x.to(device, non_blocking=True)",
         page="step-cost",
     )
@@ -173,11 +179,11 @@ def copies(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=436,
-        what="Matrix products and convolutions of an imported trace run in FP32 or TF32, and 16 bits are faster.",
-        signal="Time of such kernels by name and by the types of their operators, and the data sheet's rates.",
+        what="GEMM/conv of an imported trace runs in FP32 or TF32, where 16 bits are faster.",
+        signal="Time of such kernels, by name and by their operators' dtypes, and the data sheet's rates.",
         threshold=_THRESHOLD,
-        advice="Let autocast run them in 16 bits, or allow TF32 where the GPU has it (Ampere and later). BF16 needs no "
-        "loss scaling; before Ampere take FP16 with a GradScaler.",
+        advice="Run them in 16 bits under autocast, or allow TF32 on GPUs that support it (Ampere and later). BF16 "
+        "needs no loss scaling; before Ampere, use FP16 with a GradScaler.",
         snippet="torch.backends.cuda.matmul.allow_tf32 = True\n"
         "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
         page="tensor-cores",
@@ -188,7 +194,7 @@ def fp32_products(run: Run) -> list[Finding]:
     return chance_finding(
         run,
         "fp32-products",
-        "Run the model in 16 bits, or allow TF32 where the GPU has it (Ampere and later).",
+        "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
         "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n    y = model(x.to(torch.bfloat16))",
     )
 
@@ -199,10 +205,10 @@ def fp32_products(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=437,
-        what="Products on tensor cores of an imported trace run at a small share of their rate.",
-        signal="Operations by the recorded shapes over the time of their kernels, and the data sheet's dense rate.",
-        threshold=f"{_THRESHOLD} Below 30 % of the rate, and more than moving the matrices once takes.",
-        advice="Small or unaligned sizes leave tensor cores idle. Batch small products, and pad sizes to multiples of "
+        what="Tensor-core GEMMs of an imported trace reach only a small share of the peak rate.",
+        signal="Operations from the recorded shapes over kernel time, and the data sheet's dense rate.",
+        threshold=f"{_THRESHOLD} Below 30 % of the peak rate, and slower than moving the matrices once.",
+        advice="Small or unaligned sizes underuse tensor cores. Batch small products, and pad sizes to multiples of "
         "16 bytes (8 elements in 16 bits).",
         snippet="n = -(-n // 8) * 8   # pad to a multiple of 8",
         page="tensor-cores",
@@ -219,10 +225,15 @@ def slow_products(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=438,
-        what="Norms, elementwise kernels, casts and sums of an imported trace, one kernel each, take a large part.",
-        signal="Time of such kernels that no compiler fused.",
-        threshold=f"{_THRESHOLD} Fusing them is taken to halve their time.",
-        advice="They are bound by memory, so fewer passes over it help, and half the bytes do. Compile the model.",
+        what=(
+            "Norms, elementwise kernels, casts and reductions of an imported trace, each in its own kernel, take a "
+            "large share."
+        ),
+        signal="Time of such kernels that no compiler has fused.",
+        threshold=f"{_THRESHOLD} Fusing them is assumed to halve their time.",
+        advice=(
+            "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. Compile the model."
+        ),
         snippet="model = torch.compile(model)",
         page="step-cost",
     )
@@ -238,9 +249,9 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=439,
-        what="The optimizer of an imported trace takes a large part, in kernels that are not fused.",
-        signal="Time and number of kernels of the optimizer's phase, without `_fused_` operators.",
-        threshold=f"{_THRESHOLD} Fusing is taken to halve its time.",
+        what="The optimizer of an imported trace takes a large share, in kernels that are not fused.",
+        signal="Time and number of kernels in the optimizer phase, without `_fused_` operators.",
+        threshold=f"{_THRESHOLD} Fusing is assumed to halve the time.",
         advice="Each kernel reads and writes all parameters. The fused implementation reads them once.",
         snippet="optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
         page="step-cost",
@@ -257,11 +268,11 @@ def unfused_optimizer(run: Run) -> list[Finding]:
         severity="info",
         family=SPEED_AND_MEMORY,
         order=505,
-        what="Too much of the kernel time of an imported trace is in kernels whose names do not show what they do.",
-        signal="Kernels that the classification by name does not know.",
+        what="Too much of the kernel time of an imported trace is in kernels that cannot be classified by name.",
+        signal="Kernels that cannot be classified by name.",
         threshold="20 % of the kernel time.",
-        advice="Shares of tensor cores are uncertain by that much. Record shapes, so that the types of operators can "
-        "tell; kernels within a captured graph have no operator.",
+        advice="The tensor-core share is uncertain by that much. Record shapes, so that operator dtypes can be "
+        "used; kernels in a captured graph have no operator.",
         snippet="torch.profiler.profile(record_shapes=True)",
         page="tensor-cores",
     )

@@ -30,13 +30,13 @@ WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", 
         severity="warning",
         family=LOSS_SCALING,
         order=230,
-        what="At the loss scale in use, rounding in float16 removes more of the gradients than training tolerates.",
-        signal="Histograms of output and weight gradients, and the scale in effect when they were taken.",
-        threshold="A relative error above 0.0085 of a matrix's gradient at more than a quarter of the sampled steps: "
-        "the lower end of the safe window, which keeps the cosine to FP32 above 0.999. Or a layer whose gradient "
-        "is all zeros. An error if 10 % of a tensor's mass is lost.",
-        advice="A part of the gradient is rounded to zero or to few bits before it reaches the weights. Begin with a "
-        "higher loss scale or let it grow sooner, or use bfloat16.",
+        what="At the current loss scale, float16 rounding removes more of the gradients than training tolerates.",
+        signal="Histograms of output and weight gradients, and the loss scale in effect when they were recorded.",
+        threshold="A relative error of a matrix's gradient above 0.0085 at more than a quarter of the sampled "
+        "steps: the lower end of the safe window, which keeps the cosine to FP32 above 0.999. Or a layer whose "
+        "gradient is all zeros. An error if 10 % of a tensor's mass is lost.",
+        advice="Part of the gradient is rounded to zero or to a few bits before it reaches the weights. Start with "
+        "a higher loss scale or let it grow sooner, or use bfloat16.",
         snippet="scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16, growth_interval=500)",
         frameworks={
             "Accelerate": "scaling = GradScalerKwargs(init_scale=2.0**16, growth_interval=500)\n"
@@ -78,7 +78,7 @@ def gradient_underflow(run: Run) -> list[Finding]:
     return [
         make_finding(
             "gradient-underflow",
-            f"The gradient of {name} underflows at the loss scale {scale:.3g}{lost_mass}: it needs {lowest:.3g}",
+            f"The gradient of {name} underflows at loss scale {scale}{lost_mass}: it needs {lowest}",
             name,
             severity="error" if mass is not None and mass >= MIN_ERROR_MASS_FRAC else None,
             steps=(int(below["step"].iloc[0]), int(below["step"].iloc[-1])),
@@ -105,7 +105,7 @@ def _vanished(run: Run) -> list[Finding]:
     return [
         make_finding(
             "gradient-underflow",
-            f"Every value of the float16 gradient that comes back to {name} is zero",
+            f"All values of the float16 gradient that flows back to {name} are zero",
             name,
             steps=(steps[0], steps[-1]),
             value=1.0,
@@ -136,12 +136,12 @@ def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
         family=RANGE_AND_PRECISION,
         order=160,
         what="A small constant that keeps a divisor, root or logarithm away from zero is itself zero in float16.",
-        signal="Constants of additions and lower bounds whose result is 16-bit, in the first step; `eps` of a module "
-        "that works in float16.",
-        threshold="A constant of at most 2^-25, half of the smallest float16 number: it rounds to 0. An error where "
+        signal="Constants in additions and lower bounds with a 16-bit result, in the first step; `eps` of modules "
+        "that compute in float16.",
+        threshold="A constant of at most 2^-25, half of the smallest float16 number: it rounds to 0. An error if "
         "something was not finite.",
-        advice="Where the value beside it is zero, this divides by zero and gives NaN. Do this operation in float32, "
-        "or make the constant 1e-4 or larger.",
+        advice="Where the other operand is zero, this divides by zero and produces NaN. Run this operation in "
+        "float32, or use a constant of 1e-4 or more.",
         snippet="with torch.autocast(x.device.type, enabled=False):\n"
         "    x = x.float()\n"
         "    y = x / (x.norm(dim=-1, keepdim=True) + 1e-6)",
@@ -164,7 +164,7 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
     return [
         make_finding(
             "eps-rounds-to-zero",
-            f"The constant {eps:.3g} in {where} is zero in 16 bits{more}",
+            f"The constant {eps} in {where} is zero in 16 bits{more}",
             where,
             severity="error" if broken else None,
             steps=(0, 0),
@@ -194,13 +194,16 @@ def _half_module_with_small_eps(run: Run) -> tuple[str, float] | None:
         family=RANGE_AND_PRECISION,
         order=170,
         follows=("half-model",),
-        what="The optimizer's eps is zero in the dtype of its float16 parameters: an update is then 0/0 or huge.",
+        what=(
+            "The optimizer's eps is zero in the dtype of its float16 parameters, so an update becomes 0/0 or very "
+            "large."
+        ),
         signal="eps of the optimizer and dtypes of its parameters.",
         threshold="At most 2^-25 with float16 parameters: half of the smallest float16 number rounds to 0.",
-        advice="Where a second moment is zero, and in float16 it soon is, the update divides by zero. Keep float32 "
-        "weights under autocast, or give the optimizer an eps of 1e-4.",
-        snippet="model.float()                                   # float32 weights; autocast does the rest\n"
-        "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-8)",
+        advice="Where a second moment is zero, which soon happens in float16, the update divides by zero. Keep "
+        "float32 weights under autocast, or set the optimizer's eps to 1e-4.",
+        snippet="model.float()                                   # float32 weights; autocast casts them\noptimizer = "
+        "torch.optim.AdamW(model.parameters(), eps=1e-8)",
         page="",
     )
 )
@@ -213,7 +216,7 @@ def optimizer_eps_rounds_to_zero(run: Run) -> list[Finding]:
             return [
                 make_finding(
                     "optimizer-eps-rounds-to-zero",
-                    f"{settings.get('class')}'s eps of {eps:.3g} is zero beside float16 parameters such as {name}",
+                    f"{settings.get('class')}'s eps of {eps} is zero in the dtype of float16 parameters such as {name}",
                     f"{settings.get('class')} eps",
                     value=eps,
                     limit=FLUSH_THRESHOLD,

@@ -19,10 +19,10 @@ from amp_core.text import formatting
         family=RANGE_AND_PRECISION,
         order=270,
         follows=("half-model",),
-        what="Weights are stored in 16 bits and most updates are too small to change them.",
-        signal="Each update against the same step in float64, on weights of less than 32 bits.",
-        threshold="Half of the mass of a tensor's updates or more, in most of the compared steps. An update below half "
-        "a unit in the last place is lost: 2^-9 of a bfloat16 weight, 2^-12 of a float16 one (Mixed Precision "
+        what="Weights are stored in 16 bits, and most updates are too small to change them.",
+        signal="Each update compared with the same step in float64, for weights of less than 32 bits.",
+        threshold="Half of the mass of a tensor's updates or more, in most of the compared steps. An update below "
+        "half a unit in the last place is lost: 2^-9 of a bfloat16 weight, 2^-12 of a float16 one (Mixed Precision "
         "Training, section 3.1).",
         advice="The optimizer computes updates that rounding discards, so learning stalls. Keep the weights in "
         "float32 and let autocast cast them, or use stochastic rounding or Kahan summation.",
@@ -69,7 +69,7 @@ def _unmoved_weights(run: Run) -> list[Finding]:
     return [
         make_finding(
             "lost-weight-updates",
-            f"{formatting.percent(row['value'])} of the elements of {row['name']} do not move: {row['dtype']} is "
+            f"{formatting.percent(row['value'])} of the elements of {row['name']} never change: {row['dtype']} is "
             "too coarse",
             str(row["name"]),
             steps=(int(rest["step"].min()), int(rest["step"].max())),
@@ -87,12 +87,13 @@ def _unmoved_weights(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=272,
         follows=("lost-weight-updates",),
-        what="Weight decay is too small to change 16-bit weights, so that none is applied.",
-        signal="The weights after each step against those after the same step without weight decay.",
-        threshold="Half of the weight decay or more, in most of the compared steps. Decoupled weight decay multiplies "
-        "by 1 - lr · λ, which is 1 in bfloat16 below 2^-9 (torchao issue 1124, DeepSpeed issue 7700).",
-        advice="The run trains as if weight decay were 0. Keep the weights in float32, use an optimizer that computes "
-        "the whole step in float32 with stochastic rounding, or apply the decay every n-th step n-fold.",
+        what="Weight decay is too small to change 16-bit weights, so it has no effect.",
+        signal="The weights after each step compared with those after the same step without weight decay.",
+        threshold="Half of the weight decay or more, in most of the compared steps. Decoupled weight decay "
+        "multiplies by 1 - lr · λ, which rounds to 1 in bfloat16 if lr · λ is below 2^-9 (torchao issue 1124, "
+        "DeepSpeed issue 7700).",
+        advice="Training behaves as if weight decay were 0. Keep the weights in float32, use an optimizer that "
+        "computes the whole step in float32 with stochastic rounding, or apply n times the decay on every n-th step.",
         snippet="model.float()\n"
         "with torch.autocast(device_type, dtype=torch.bfloat16):\n"
         "    loss = loss_fn(model(x), y)",
@@ -135,13 +136,13 @@ def _narrow(dtype: str) -> bool:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=274,
-        what="An averaged copy of the weights (EMA) is kept in 16 bits and no longer follows them.",
+        what="An averaged copy of the weights (EMA) is stored in 16 bits and no longer follows them.",
         signal="Elements of the average before and after a step, and their distance from the weights.",
-        threshold="Half or more of the elements that are apart from their weight stay as they are. An average moves by "
-        "(1 - decay) of the distance: with a decay of 0.999 less than half a unit in the last place of bfloat16 as "
+        threshold="Half or more of the elements that differ from their weight stay unchanged. An average moves by "
+        "(1 - decay) of the distance: with a decay of 0.999, less than half a unit in the last place of bfloat16 as "
         "soon as it is within a factor of 2 of the weight (OneTrainer issues 996 and 1005).",
-        advice="The average is that of the first steps, and what is evaluated or saved from it is not the trained "
-        "model. Keep averages in float32, and cast a copy where 16 bits are needed.",
+        advice="The average stays at the values of the first steps, so what is evaluated or saved from it is not "
+        "the trained model. Keep averages in float32, and cast a copy where 16 bits are needed.",
         snippet="ema = AveragedModel(model.float(), multi_avg_fn=get_ema_multi_avg_fn(0.999))",
         page="updates",
     )
@@ -164,8 +165,8 @@ def average_stands_still(run: Run) -> list[Finding]:
     return [
         make_finding(
             "average-stands-still",
-            f"{formatting.percent(still[name])} of the average of {name} stand still, half or more in {len(still):,} "
-            f"of {formatting.plural(len(sizes), 'tensor')}: {dtype} is too coarse",
+            f"{formatting.percent(still[name])} of the average of {name} no longer changes, half or more in "
+            f"{len(still)} of {formatting.plural(len(sizes), 'tensor')}: {dtype} is too coarse",
             name,
             steps=(int(rows["step"].min()), int(rows["step"].max())),
             value=float(still[name]),

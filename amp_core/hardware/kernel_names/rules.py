@@ -1,4 +1,4 @@
-"""The rules by which `classify_kernel` tells tensor cores and precision from a kernel's name.
+"""The rules by which `classify_kernel` derives tensor-core use and precision from a kernel's name.
 
     RULES[0].pattern.search(name)      # the first rule that matches decides
 
@@ -107,7 +107,7 @@ RULES = (
         r"^_?triton_|_0d1d",
         "unknown",
         None,
-        "Triton: its name does not show whether it multiplies matrices",
+        "Triton: its name does not reveal whether it is a GEMM",
         words="triton_ _0d1d",
     ),
     _rule(

@@ -223,9 +223,9 @@ class Backend:
 
     def limit_memory(self, limit_bytes: int) -> None:
         """Limit the memory of this process. Raises `RunError` if the device has no such limit."""
-        raise RunError(f"limit_bytes={limit_bytes} cannot be kept to on {self.device}; leave the limit out")
+        raise RunError(f"limit_bytes={limit_bytes} cannot be enforced on {self.device}; remove the limit")
 
     def sample_source(self) -> SampleSource | None:
         """The source of device samples; None if the type has none. Raises `SampleError` with the reason if it cannot be
         used."""
-        raise SampleError(f"nothing is known here that samples a device of type {self.device.type}")
+        raise SampleError(f"no sampler exists for devices of type {self.device.type}")

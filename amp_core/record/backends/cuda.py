@@ -124,7 +124,7 @@ class Cuda(Backend):
     def kernels() -> dict[str, Kernel]:
         """Those in CUDA C++; ROCm has none."""
         if torch.version.hip is not None:
-            raise RuntimeError("the kernels are written for CUDA, and this torch is built for ROCm")
+            raise RuntimeError("the kernels are written for CUDA, but this torch is built for ROCm")
         from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
 
         return {"measure": measure_cuda, "channels": channels_cuda, "norms": norms_cuda, "outputs": outputs_cuda}
@@ -149,7 +149,7 @@ class Cuda(Backend):
         return torch.cuda.current_stream(self.device)
 
     def come_after(self, stream: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Wait on the device; the allocator is told of the second stream."""
+        """Wait on the device; the allocator records the second stream."""
         current = self.current_stream()
         if stream != current:
             current.wait_stream(stream)
@@ -200,10 +200,10 @@ class Cuda(Backend):
         """NVML, which is NVIDIA's: nothing samples a GPU under ROCm."""
         try:
             uuids, pci_bus_id = addresses(self.device)
-        except (RuntimeError, AssertionError) as error:  # CUDA cannot be asked: the training will meet it too
+        except (RuntimeError, AssertionError) as error:  # CUDA cannot be queried: the training will fail likewise
             raise SampleError(str(error)) from error
         if torch.version.hip is not None:
-            raise SampleError("NVML is NVIDIA's, and this torch is built for ROCm")
+            raise SampleError("NVML is NVIDIA's, but this torch is built for ROCm")
         return NvmlSource(uuids, pci_bus_id)
 
 

@@ -28,7 +28,7 @@ class Watching:
     def __init__(self, into: str | os.PathLike[str], every: int, options: Mapping[str, Any]) -> None:
         wrong = next((name for name in RESERVED if name in options), None)
         if wrong is not None:
-            raise RunError(f"{wrong} cannot be given to a callback; the framework's own is watched: leave it out")
+            raise RunError(f"{wrong} cannot be given to a callback, which watches the framework's own; remove it")
         self._into = located(into)
         self._every = every
         self._options = dict(options)

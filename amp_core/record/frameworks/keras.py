@@ -55,7 +55,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         if keras.backend.backend() not in BACKENDS:
             raise RunError(f"KERAS_BACKEND={keras.backend.backend()} cannot be watched; use {' or '.join(BACKENDS)}")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures each tenth step")
+            raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures every tenth step")
         self._into = os.fspath(into)
         self._every = every
         self._config = dict(config or {})
@@ -83,7 +83,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._before = self._loss = self._samples = None
         self._unseen = self._on_tensorflow and bool(self.model.jit_compile)
         if self._unseen:
-            self._run.not_seen("loss and gradients: XLA does not let them out; compile with jit_compile=False")
+            self._run.not_seen("loss and gradients: XLA does not expose them; compile with jit_compile=False")
         else:
             for index, optimizer in enumerate(self._optimizers):
                 self._patches.wrap(optimizer, "scale_loss", self._around_scale_loss)
@@ -183,7 +183,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._run.enter("backward")
 
     def _around_gradient(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The same on TensorFlow, where a tape is asked for gradients of the loss."""
+        """The same on TensorFlow, where a tape computes gradients of the loss."""
 
         @functools.wraps(original)
         def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:

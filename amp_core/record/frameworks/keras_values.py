@@ -24,7 +24,7 @@ def with_gradients(optimizer: Any, grads: Iterable[Any], variables: Sequence[Any
 
 
 def rows(data: Any) -> Any:
-    """How many samples a batch has: of its first array, a number or a tensor of the graph at hand."""
+    """How many samples a batch has: of its first array, a number or a tensor of the current graph."""
     # torch's pytree takes an eighth of the time of Keras's, which counts in each step.
     first = next((leaf for leaf in tree_leaves(data) if len(getattr(leaf, "shape", ())) > 0), None)
     if first is None or isinstance(first.shape[0], int):

@@ -59,7 +59,7 @@ class Adoption:
         self._longest_row = 0
 
     def given_stepped(self, optimizer: torch.optim.Optimizer, backwards: int) -> None:
-        """An optimizer of the run has stepped, after so many backward passes."""
+        """An optimizer of the run has stepped, after that number of backward passes."""
         self._steps += 1
         self._backwards = backwards
         if optimizer in self._adopted:

@@ -5,7 +5,7 @@
     >>> calibration.corrected(0, "plain", times)     # for a step of optimizer 0
 
 `Phases` times the recorder's code. The time torch takes to call a hook, and any slowdown of the loop itself, remain in
-`forward_ms` and the other phases. So now and then a step runs *bare*: its row has all columns, but no module has a hook
+`forward_ms` and the other phases. So an occasional step runs *bare*: its row has all columns, but no module has a hook
 except where the loop enters the model. The time of a bare step without its `watch_ms` is the time of the loop alone.
 
 Steps are of three sorts: `bare`, `sampled` and `plain`. A bare step is compared with the mean of the nearest steps of
@@ -30,7 +30,7 @@ from amp_core.phases import PHASES
 
 FIRST, FIRST_EVERY, LATER_EVERY = 8, 11, 51
 """From the first step that is not sampled to the first bare one, and from one bare step to the next. The latter are odd
-numbers, so that optimizers that take turns both have some."""
+numbers, so that alternating optimizers both have some."""
 REMEMBERED = 15
 MIN_DIFFERENCES = 5
 

@@ -38,7 +38,7 @@ class ErrorBudget:
         if what not in self._reported or spent:
             self._reported.add(what)
             then = "nothing is recorded" if spent else f"nothing is sampled until step {self._resume}"
-            detail = f"watching failed, and {then}; the training goes on: {what}"
+            detail = f"watching failed, and {then}; training continues: {what}"
             log.warning("AMPscope: %s", detail)
             self._writer.event("warning", "not recorded", detail, step)
         return spent

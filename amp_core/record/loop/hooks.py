@@ -360,7 +360,7 @@ class Hooks:
 
     def _on_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         scaler = args[0]
-        if scaler is not self.scaler:  # where several take turns, the last one to scale counts
+        if scaler is not self.scaler:  # where several alternate, the last one to scale counts
             self.scaler = scaler
             self._steps.use(scaler)
             if not self._writer.head.config.get("scalers_in_turn"):

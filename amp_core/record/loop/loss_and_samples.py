@@ -251,10 +251,11 @@ class LossAndSamples:
     def _loss_of(
         self, roots: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None]
     ) -> tuple[torch.Tensor | None, bool]:
-        """What backward on `roots` differentiates, None if that is no loss, and whether it is without the loss scale.
+        """What backward on `roots` differentiates, None if that is not a loss, and whether it is without the loss
+        scale.
 
         A gradient that is given for an output of the model with two or more dimensions comes from elsewhere, as in a
-        pipeline stage: their product is no loss.
+        pipeline stage: their product is not a loss.
         """
         parts: list[torch.Tensor] = []
         tokens = [next((s for s in self._scaled if s.result() is root), None) for root in roots]

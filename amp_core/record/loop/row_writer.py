@@ -62,7 +62,7 @@ class RowWriter:
             attempt.send()
 
     def _write(self, max_waiting: int) -> None:
-        """Write the steps whose numbers have arrived, and wait for the oldest while more than so many are pending."""
+        """Write the steps whose numbers have arrived, and wait for the oldest while too many are pending."""
         while self._waiting and self._waiting[0].transfer.ready(wait=len(self._waiting) > max_waiting):
             attempt = self._waiting.popleft()
             clocked = self._phases.totals(attempt.spans)
@@ -77,8 +77,8 @@ class RowWriter:
                 self._writer.append("events", events)
             before, was_lean = self._sampling.interval, self._sampling.lean
             if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:
-                change = f"every {before} → every {self._sampling.interval} steps, to keep to the budget"
+                change = f"every {before} → every {self._sampling.interval} steps, to stay within the budget"
                 self._writer.event("phase change", name="sampling interval", detail=change, step=attempt.step)
             if self._sampling.lean > was_lean:
-                change = f"{LEFT_OUT[was_lean]}, to keep to the budget"
+                change = f"{LEFT_OUT[was_lean]}, to stay within the budget"
                 self._writer.event("phase change", name="hooks", detail=change, step=attempt.step)

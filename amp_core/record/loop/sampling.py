@@ -17,8 +17,8 @@ MAX_STRETCH = 2**10
 """The interval is at most `every` times this."""
 
 LEFT_OUT = (
-    "the first module with a non-finite output is named a step later",
-    "norms of gradients, and names of non-finite ones, are known of sampled steps alone",
+    "the first module with a non-finite output is named one step later",
+    "gradient norms and names of non-finite gradients are recorded only for sampled steps",
 )
 """What steps that are not sampled do without, one after the other, where they exceed the budget by themselves."""
 
@@ -44,7 +44,7 @@ class Sampling:
         self._bare: deque[float] = deque(maxlen=4 * REMEMBERED)  # step_ms without watching
 
     def due(self, step: int) -> bool:
-        """Whether `step` is measured tensor by tensor. Steps are asked for in rising order."""
+        """Whether `step` is measured tensor by tensor. Steps are queried in ascending order."""
         if step >= self._next:
             self._last = step
             self._next = (step // self.interval + 1) * self.interval

@@ -196,15 +196,15 @@ class Steps:
         if index == len(self.optimizers):
             self._replaced = set(range(index))
             self.optimizers.append(optimizer)
-            detail = f"{kind}, which steps parameters of the model, was not given to `watch`: it is optimizer {index}"
+            detail = (
+                f"{kind}, which steps parameters of the model, was not given to `watch`: added as optimizer {index}"
+            )
         else:
             before = self.optimizers[index]
             self._replaced |= {i for i, o in enumerate(self.optimizers) if i != index and share(o, optimizer)}
             self._open.pop(index, None)
             self.optimizers[index] = optimizer
-            detail = (
-                f"a new {kind} steps parameters of optimizer {index}, a {type(before).__name__}, and takes its place"
-            )
+            detail = f"a new {kind} steps parameters of optimizer {index}, a {type(before).__name__}, and replaces it"
         self._adoption.adopted(optimizer)
         self.names.update((id(p), n) for n, p in named_parameters(self._model))
         self._plans[index : index + 1] = [ParameterPlan(optimizer, self.names, f"optimizer{index}")]
@@ -302,7 +302,7 @@ class Steps:
         for kind in dispatch.fallbacks.keys() - self._fallbacks_reported:
             self._fallbacks_reported.add(kind)
             if any(p.device.type == kind for p in own.parameters(self._model)):
-                detail = f"those on {kind} come from plain torch, which is slower: {dispatch.fallbacks[kind]}"
+                detail = f"those on {kind} are computed in plain torch, which is slower: {dispatch.fallbacks[kind]}"
                 self.writer.event("phase change", name="statistics", detail=detail, step=self.number)
 
     @isolated
@@ -396,7 +396,7 @@ class Steps:
     def _due(self, index: int) -> bool:
         """Whether the gradients of optimizer `index` are measured tensor by tensor in the current step.
 
-        Where optimizers take turns, each in a step of its own, every tenth step may always belong to the same one: an
+        Where optimizers alternate, each in its own step, every tenth step may always belong to the same one: an
         optimizer that was not measured for an interval is measured too.
         """
         if self.error_budget.paused(self.number):

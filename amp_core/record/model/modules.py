@@ -13,7 +13,7 @@ from amp_core.record.model.parameters import written_class
 
 
 def layer_class(module: torch.nn.Module) -> str:
-    """The name of the nearest class that torch defines: `LSTM` for one's own subclass of it; else its own name."""
+    """The name of the nearest class that torch defines: `LSTM` for a user's subclass of it; else its own name."""
     known = (
         c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules") and c is not torch.nn.Module
     )

@@ -40,7 +40,7 @@ MAX_WAITING = 8
 """Sampled steps whose numbers may still be on the device."""
 
 MAX_TIME_FRAC = 0.01
-"""Share of the time of training that this takes unless all sampled steps are asked for."""
+"""Share of the time of training that this takes unless all sampled steps are requested."""
 FREE_S = 0.05
 """Processor time that this takes at first whatever share that is: a few steps of a small model. The first sampled step
 is measured in any case."""
@@ -101,7 +101,7 @@ class BlockWatch(Observer):
             measure_blocks(torch.ones(1, 1), "activation")  # compiles the kernel, which no step should pay for
             device = device_of(model).type
             if kernel_of("blocks", device) is None:
-                detail = f"no kernel measures blocks on {device}; plain torch does, which is slower"
+                detail = f"no kernel measures blocks on {device}; plain torch is used, which is slower"
                 writer.event("phase change", name="blocks", detail=detail)
         self._possible = not reason
 
@@ -126,8 +126,8 @@ class BlockWatch(Observer):
             return True
         if self._sampled == self._steps:
             detail = (
-                f"a step takes {1e3 * self._spent_s / self._steps:.3g} ms to record; sampled steps are left out so "
-                f"that this stays within {MAX_TIME_FRAC:.0%} of the time; every=1 records all"
+                f"recording a step takes {1e3 * self._spent_s / self._steps:.3g} ms; sampled steps are skipped to "
+                f"stay within {MAX_TIME_FRAC:.0%} of the time; every=1 records all"
             )
             self._writer.event("phase change", name="blocks", detail=detail, step=step)
         return False

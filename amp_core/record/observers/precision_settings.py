@@ -1,4 +1,4 @@
-"""What a program asked of the precision of each stage of training, and the dtypes that were seen there.
+"""The precision that a program requests for each stage of training, and the dtypes seen there.
 
 >>> asked(model)
 [{'stage': 'compute', 'dtype': 'bfloat16', 'source': 'MixedPrecisionPolicy.param_dtype'}, …]
@@ -29,7 +29,8 @@ HOOKS = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
 
 
 def asked(model: torch.nn.Module) -> list[dict[str, str]]:
-    """What FSDP, DDP or DeepSpeed were told, read from their objects: stage, dtype and source of each setting."""
+    """The precision settings of FSDP, DDP or DeepSpeed, read from their objects: stage, dtype and source of each
+    setting."""
     found = [*_of_policy(model), *_of_hooks(model), *_of_deepspeed(model)]
     return [{"stage": stage, "dtype": dtype, "source": source} for stage, dtype, source in found]
 

@@ -34,7 +34,9 @@ class ProfileWindow(Observer):
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, first: int, last: int) -> None:
         if not 0 <= first < last:
-            raise RunError(f"profile=({first}, {last}) is no window of steps; profile=(50, 53) profiles steps 50 to 52")
+            raise RunError(
+                f"profile=({first}, {last}) is not a window of steps; profile=(50, 53) profiles steps 50 to 52"
+            )
         self._writer = writer
         self._model = model
         self._first = first

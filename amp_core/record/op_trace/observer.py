@@ -30,7 +30,7 @@ class OpTrace(Observer):
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int = STEP) -> None:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise RunError(f"trace_ops={step!r} is not the number of a step; trace_ops={STEP} traces step {STEP}")
+            raise RunError(f"trace_ops={step!r} is not a step number; trace_ops={STEP} traces step {STEP}")
         self._writer = writer
         self._model = model
         self._step = step
@@ -81,7 +81,7 @@ class OpTrace(Observer):
         """Detach. A step that never came, or was not finished, is reported."""
         self._leave()
         if self._counter is not None:
-            self._not_recorded("the run ended before the traced step did, which is recorded as far as it went", None)
+            self._not_recorded("the run ended before the traced step did, so only part of it is recorded", None)
             self._finish()
         elif not self._done:
             self._done = True

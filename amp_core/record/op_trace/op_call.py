@@ -86,7 +86,7 @@ def tensors_among(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def shape_of(value: Any) -> list[Any]:
-    """The shape of an argument as the profiler writes it: an empty list where it is no tensor."""
+    """The shape of an argument as the profiler writes it: an empty list if it is not a tensor."""
     if isinstance(value, torch.Tensor):
         return [int(n) for n in value.shape]
     if isinstance(value, list | tuple) and 0 < len(value) <= _MAX_SHAPES and isinstance(value[0], torch.Tensor):

@@ -94,7 +94,7 @@ class _Largest:
         self._known = {(1, 1): magnitude}
 
     def of_blocks(self, rows: int, columns: int) -> torch.Tensor:
-        """The largest magnitude of each block of so many rows and columns, as a matrix of blocks."""
+        """The largest magnitude of each block of that many rows and columns, as a matrix of blocks."""
         if (rows, columns) not in self._known:
             height, width = self._size
             fits = [

@@ -80,7 +80,7 @@ class Rows:
         self._rows: dict[torch.dtype, list[Row]] = {}
 
     def add(self, count: int, dtype: torch.dtype) -> Row:
-        """Memory for so many channels."""
+        """Memory for that number of channels."""
         blocks, rows = self._blocks.setdefault(dtype, []), self._rows.setdefault(dtype, [])
         start = rows[-1].start + rows[-1].count if rows else 0
         if not blocks or start + count > len(blocks[-1]):
@@ -113,7 +113,7 @@ class Rows:
 
 
 _BLOCK = 2**16
-"""Values allocated at a time: so much memory is taken from the system, and none that tensors of the training leave."""
+"""Values allocated at a time: enough to come from the system rather than from memory that training tensors freed."""
 
 
 def in_channels(grad: torch.Tensor, channel: int) -> tuple[torch.Tensor, int, int]:

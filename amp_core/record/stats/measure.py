@@ -59,7 +59,7 @@ def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None]
 
 def compile_ahead(devices: Iterable[torch.device]) -> None:
     """Compile ahead what training on those devices needs, which takes seconds on a GPU: autocast makes tensors of 16
-    bits of which the model's parameters tell nothing."""
+    bits of which the model's parameters give no indication."""
     for device in devices:
         dtypes = [torch.float32] if device.type == "cpu" else [torch.float32, torch.float16, torch.bfloat16]
         measure_together([torch.zeros(1, dtype=dtype, device=device) for dtype in dtypes])

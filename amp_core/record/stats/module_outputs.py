@@ -199,7 +199,7 @@ class Outputs:
             return None
         # The gradient of a parametrized weight reaches its parameters through another map.
         weight = own.parameter(module, "weight")
-        # Of no values there is no largest, and FP8 has no arithmetic.
+        # An empty tensor has no maximum, and FP8 has no arithmetic.
         unbounded = grad.dim() < 2 or channels[0] + grad.dim() < 0 or not grad.numel() or grad.dtype.itemsize < 2
         return None if unbounded else weight
 

@@ -141,7 +141,7 @@ class _Listened:
             called(begun)
         try:
             output = module._call_impl(*args, **kwargs)
-        except BaseException:  # Ctrl-C too: a notebook goes on after it
+        except BaseException:  # Ctrl-C too: a notebook continues after it
             self._notify(module, args, kwargs, None, raised=True)
             raise
         self._notify(module, args, kwargs, output, raised=False)

@@ -1,7 +1,7 @@
 """Observer that fills the table `averages`: what rounding takes from averaged copies of the weights (EMA, SWA).
 
 An average moves by (1 - decay) · (weight - average) per step. In 16 bits that is soon below half a unit in the last
-place, and the average stands still. The decay is estimated from the elements that moved far enough to show it.
+place, and the average stops changing. The decay is estimated from the elements that moved far enough to show it.
 """
 
 import sys
@@ -27,11 +27,11 @@ MAX_TIME_FRAC = 0.005
 MIN_STEPS = 3
 """Steps that are compared even if that takes more of the time."""
 MIN_ULPS = 4.0
-"""Elements that moved by so many units in the last place show the decay within an eighth each."""
+"""Units in the last place by which an element has to move to show the decay within an eighth."""
 MIN_SHOWING = 16
 """Fewest such elements from which the decay is estimated."""
 MAX_LOST_FRAC = 1.1
-"""A tensor whose changes differ from those of an average by more than all of them is no average."""
+"""A tensor whose changes differ from those of an average by more than their size is not an average."""
 
 
 @dataclass
@@ -101,7 +101,8 @@ class AverageLedger(Observer):
 
     def _compare(self) -> None:
         pairs, self._pairs = self._pairs, []
-        # Writing the same values again changes the version too: that tells an average that stands still from a teacher.
+        # Writing the same values again changes the version too: that distinguishes an average that stopped changing
+        # from a teacher.
         written = [pair for pair in pairs if pair.weight is not None and pair.average._version != pair.version]
         if written:
             transfer = HostTransfer()

@@ -22,7 +22,7 @@ KAHAN_RATIO = 0.5
 """Kahan summation is at work if less than this share of the loss remains once its remainder is counted in."""
 MIN_JUMPS = 8
 JUMPS_RATIO = 0.5
-"""Weights are rounded stochastically if so many jump for updates that are far too small, and at least this share of
+"""Weights are rounded stochastically if this number of them jump for updates that are far too small, and this share of
 those that then would."""
 MAX_OFF_FRAC = 0.02
 """Share of a tensor's elements for which rounding may fail to explain the difference to the repeated step."""
@@ -132,7 +132,7 @@ class Comparison:
             sums = sums._replace(moved=0, mass=0.0, decay=0.0)
         elif sums.off > MAX_OFF_FRAC * sums.elements + 1:
             share = f"{sums.off / sums.elements:.0%} of {part.name}"
-            raise ReplayError(f"differs from the one repeated on copies, in {share}")
+            raise ReplayError(f"differs from the replay on copies, in {share}")
         # Stochastic rounding moves each weight too far or not at all; on average nothing is lost.
         lost = sums.lost if cure != STOCHASTIC else max(0.0, sums.mass - sums.net)
         return {

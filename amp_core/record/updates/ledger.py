@@ -25,15 +25,15 @@ MAX_ELEMENTS = 2**22
 """Elements that are compared per step. Models of up to that many are compared whole; of larger ones every tensor has
 the same number of elements taken, of which a share is known within 0.5 / sqrt(number), one standard deviation."""
 MAX_ELEMENTS_UNASKED = 2**20
-"""The same where `watch` was not asked for updates: a tenth of a second of one processor."""
+"""The same if `updates=True` was not given to `watch`: a tenth of a second of one processor."""
 MAX_ELEMENTS_AT_FIRST = 2**16
 """The same in the first `MIN_STEPS`, which are compared before it is known what share of the time that takes."""
 MAX_WHOLE = 2**18
-"""Optimizers of up to so many elements are compared whole also then."""
+"""Largest number of elements of an optimizer that is compared completely even then."""
 MAX_ELEMENTS_AT_ONCE = 2**18
 """Elements whose float64 copies exist at the same time. Larger tensors are compared by themselves."""
 MAX_TIME_FRAC = 0.01
-"""Share of the time of training that the ledger takes unless all weights are asked for."""
+"""Share of the time of training that the ledger takes unless all weights are requested."""
 MIN_STEPS = 3
 """Steps that are compared even if that takes more, with fewer elements."""
 
@@ -149,7 +149,7 @@ class UpdateLedger(Observer):
             self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
 
     def _report_unasked(self, optimizer: torch.optim.Optimizer) -> None:
-        """Repeating the step of the program's own optimizer runs its code, which `watch` has to be asked for."""
+        """Repeating the step of the program's own optimizer runs its code, which the user has to request."""
         kind = type(optimizer).__name__
         if kind not in self._refused:  # the hooks of a step that calls `super().step()` run twice
             self._refused.add(kind)

@@ -30,8 +30,8 @@ COLUMNS = (
 
 OFF_RATIO = 0.1
 OFF_ULPS = 2.0
-"""A weight differs from the repeated step if it is off by more than this share of the update and so many units in the
-last place: a step of several operations rounds several times."""
+"""A weight differs from the repeated step if it is off by more than this share of the update plus this number of units
+in the last place: a step of several operations rounds several times."""
 SMALL_UPDATE_ULPS = 0.25
 """Rounding to nearest, even twice, does not let a weight jump for an update below that."""
 _EXPONENT_BITS = 0x7FF0_0000_0000_0000

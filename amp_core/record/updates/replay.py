@@ -5,7 +5,7 @@
 
 The optimizer itself, its state and random numbers stay as they are: a step that would write to other tensors than the
 copies, act through an object that the optimizer holds, or talk to other processes, is refused. Code of the program
-(`is_own_code`) may still do what nobody can see, so it is repeated only where the user asked for it.
+(`is_own_code`) may still have invisible side effects, so it is repeated only if the user requested it.
 """
 
 import types
@@ -187,7 +187,7 @@ def _own(value: Any, name: str) -> Any:
         or (kind is types.FunctionType and value.__closure__ is None)
     ):
         return value
-    raise ReplayError(f"may act through a {kind.__name__} that it holds as {name!r}")
+    raise ReplayError(f"may change a {kind.__name__} that it holds as {name!r}")
 
 
 def _resolved_eps(settings: dict[str, Any], parameters: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -251,7 +251,7 @@ class Extract(Run):
             elif 2 * len(wanted) <= len(known):  # the distance has doubled since: free the other rows
                 known, table = wanted, table.filter(pc.is_in(table.column("step"), values))
             kept[stem] = known, table
-            # As a rule only the last step has changed: most requests return the same rows.
+            # Usually only the last step has changed: most requests return the same rows.
             tables.append(table if known == wanted else table.filter(pc.is_in(table.column("step"), values)))
         self._kept = kept
         live = [s.table for s in self._open.values() if s.table is not None]

@@ -93,7 +93,7 @@ def _refuse_type(kind: pa.DataType) -> None:
         for i in range(kind.num_fields):
             _refuse_type(kind.field(i).type)
     elif not (_is_text(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind) or pa.types.is_decimal(kind)):
-        raise ValueError(f"it has a column of type {str(kind)[:80]}, which no run has")
+        raise ValueError(f"it has a column of type {str(kind)[:80]}, which runs do not use")
 
 
 def _decoded(values: pa.Array) -> int:

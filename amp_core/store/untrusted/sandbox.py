@@ -74,7 +74,7 @@ class Sandbox:
                     encoded = reply["schema"]
                     known = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded))) if encoded else None
                     return Converted(reply["decoded_bytes"], reply["end"], known)
-                sentence = str(reply.get("refused") or f"{file.name} is damaged in a way that stopped its reader")
+                sentence = str(reply.get("refused") or f"{file.name} is damaged and crashed its reader")
             if sealed:
                 self._refused[run, file] = sentence
                 while len(self._refused) > MAX_REFUSALS:

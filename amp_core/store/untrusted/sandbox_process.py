@@ -100,7 +100,9 @@ def answer(stdin: IO[bytes], stdout: IO[bytes]) -> None:
         except (OSError, pa.ArrowException) as error:  # a full disk, a type that Parquet does not have
             reply = {"refused": f"{request['name']} cannot be converted: {first_line(error)}"}
         except MemoryError:
-            reply = {"refused": f"{request['name']} needs more than {MAX_MEMORY_GIB} GiB to read; no segment does"}
+            reply = {
+                "refused": (f"{request['name']} needs more than {MAX_MEMORY_GIB} GiB to read, more than any segment")
+            }
         stdout.write(json.dumps(reply).encode() + b"\n")
         stdout.flush()
 

@@ -6,7 +6,7 @@
     >>> state["step"]
     500
 
-`checkpoint.pt` lies in the run folder beside the tables; it is no part of the run, and packing leaves it out. It holds
+`checkpoint.pt` lies in the run folder beside the tables; it is not part of the run, and packing omits it. It holds
 weights, the optimizer's and the scaler's state, random number generators and the number of steps made. It is read with
 `weights_only`, so that an untrusted file cannot run code.
 """
@@ -48,13 +48,15 @@ def read(folder: Path) -> dict[str, Any] | None:
     file = folder / FILE
     if not file.exists():
         if (folder / "run.json").exists() and load_run(folder).head.config.get("checkpoint_every") is None:
-            raise RunError(f"out={str(folder)!r} holds a run without {FILE}; only one with checkpoint_every can go on")
+            raise RunError(
+                f"out={str(folder)!r} holds a run without {FILE}; only runs with checkpoint_every can be resumed"
+            )
         return None
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         return dict(state) | {"step": int(state["step"])}
     except (RuntimeError, KeyError, ValueError, TypeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise RunError(f"{str(file)!r} is no checkpoint that can be read: {_first_line(error)}") from error
+        raise RunError(f"{str(file)!r} is not a readable checkpoint: {_first_line(error)}") from error
 
 
 def restore(
@@ -71,7 +73,7 @@ def restore(
             if len(states) == backend.count():
                 backend.set_random_states(states)
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise RunError(f"{FILE} does not fit this training: {_first_line(error)}") from error
+        raise RunError(f"{FILE} does not match this training: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -36,14 +36,14 @@ def changed(
     """Apply the changes that `config` asks for to `model`, which is on its device; compile it after this.
 
     `emulated` is whether FP8 products are emulated, `generator` draws the random numbers of stochastic rounding.
-    Returns `model`, or a replacement of it. Raises `RunError` for a name that is no module of the model, for FP8
+    Returns `model`, or a replacement of it. Raises `RunError` for a name that is not a module of the model, for FP8
     without torchao, and for a precision in 8 or 4 bits that would quantize no layer.
     """
     for setting, names in (("islands", config.islands), ("keep_bf16", config.keep_bf16 or ())):
         missing = [name for name in names if name not in dict(model.named_modules())]
         if missing:
             first = ", ".join(name for name, _ in model.named_children())
-            raise RunError(f"{setting}={missing[0]!r} is no module of the model; its first ones are {first}")
+            raise RunError(f"{setting}={missing[0]!r} is not a module of the model; its first ones are {first}")
     if config.channels_last:  # convolutions bring what passes through them into the layout of their weights
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.pad_to is not None:
@@ -65,8 +65,8 @@ def _quantized(
     if not names:
         kept = "the head" if config.keep_bf16 is None else ", ".join(config.keep_bf16) or "none"
         raise RunError(
-            f"precision={config.precision!r} quantizes linear layers with sizes that are multiples of {multiple}, and "
-            f"the model has none (kept in BF16: {kept}); choose bf16"
+            f"precision={config.precision!r} quantizes linear layers with sizes that are multiples of {multiple}, "
+            f"but the model has none (kept in BF16: {kept}); choose bf16"
         )
     plain = {name: model.get_submodule(name).forward for name in names}
     if recipe.by_tensor:
@@ -85,7 +85,7 @@ def _quantized(
     return model
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # a graph takes neither generators nor products by hand
+@torch.compiler.disable  # type: ignore[untyped-decorator] # a graph supports neither generators nor manual products
 def _multiply(module: torch.nn.Linear, rounding: Rounding, x: torch.Tensor) -> torch.Tensor:
     out = quantized_linear(x, module.weight, rounding)
     return out + module.bias.to(out.dtype) if module.bias is not None else out
@@ -134,7 +134,7 @@ def pad_linears(model: torch.nn.Module, multiple: int) -> None:
 
 def layers_to_quantize(model: torch.nn.Module, keep: Sequence[str] | None, multiple: int) -> list[str]:
     """Names of the linear layers with sizes that are multiples of `multiple`, which matrix units for 8 and 4 bits need,
-    outside of the modules named in `keep`; None keeps the last linear layer, as a rule the head."""
+    outside of the modules named in `keep`; None keeps the last linear layer, usually the head."""
     linear = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     kept = list(linear)[-1:] if keep is None else keep
     return [

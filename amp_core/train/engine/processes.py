@@ -63,7 +63,7 @@ def joined(config: TrainConfig) -> Iterator[Team]:
     if size == 1:
         if config.nproc > 1:
             how = "start them with ampscope train --nproc, or with torchrun"
-            raise RunError(f"nproc={config.nproc} needs processes, and this is one; {how}")
+            raise RunError(f"nproc={config.nproc} needs several processes, but there is only this one; {how}")
         yield Team()
         return
     collectives = "gloo"
@@ -72,8 +72,8 @@ def joined(config: TrainConfig) -> Iterator[Team]:
         local = int(os.environ.get("LOCAL_RANK", rank))
         if local >= backend.count():
             raise RunError(
-                f"nproc={config.nproc} needs a GPU for each process, and this machine has {backend.count()}; "
-                "start fewer, or choose device cpu"
+                f"nproc={config.nproc} needs a GPU per process, but this machine has {backend.count()}; start fewer, "
+                "or choose device cpu"
             )
         backend.select(local)
         collectives = f"cpu:gloo,{backend.type}:{backend.collectives}"

@@ -46,14 +46,14 @@ def check_same(config: TrainConfig, folder: Path) -> None:
         was, given = getattr(before, name), getattr(now, name)
         if name not in MAY_CHANGE and was != given:
             raise RunError(
-                f"{name}={given!r} is not what the run in {str(folder)!r} trains with, {was!r}; leave it out"
+                f"{name}={given!r} differs from the setting of the run in {str(folder)!r}, {was!r}; leave it out"
             )
 
 
 def check_more(steps: int, made: int) -> None:
     """Raise `RunError` if a run that has made `made` steps has none left to make."""
     if steps <= made:
-        raise RunError(f"steps={steps} is what the run is to make in all, and it has made {made}; give more")
+        raise RunError(f"steps={steps} is the total number of steps, and the run has already made {made}; give more")
 
 
 def repeated(made: int, recorded: int) -> str | None:
@@ -61,6 +61,6 @@ def repeated(made: int, recorded: int) -> str | None:
     if recorded <= made:
         return None
     return (
-        f"steps {made} to {recorded - 1} were recorded after the last checkpoint, and their weights lost with the "
-        f"process: they stay in the record and are trained again, from step {recorded} on"
+        f"steps {made} to {recorded - 1} were recorded after the last checkpoint, but their weights were lost with "
+        f"the process: their rows stay, and the steps are trained again, from step {recorded} on"
     )

@@ -142,7 +142,7 @@ def train(
                     RuntimeError,
                 ) as error:  # torch: RuntimeError for a full disk
                     detail = f"no checkpoint after step {step}: {' '.join(str(error).split())[:200]}"
-                    log.warning("AMPscope: %s; the training goes on", detail)
+                    log.warning("AMPscope: %s; training continues", detail)
                     rec.writer.event("warning", name="checkpoint", detail=detail)
 
             model.train()
@@ -192,7 +192,7 @@ def report_resuming(rec: Recorder, done: int) -> None:
     """Warn if there was no run to resume, or if steps after the checkpoint are trained again."""
     earlier = rec.writer.earlier
     if earlier is None:
-        log.warning("AMPscope: nothing to resume in %s; beginning", rec.writer.into)
+        log.warning("AMPscope: nothing to resume in %s; starting a new run", rec.writer.into)
     elif detail := repeated(done, earlier.next_step):
         log.warning("AMPscope: %s", detail)
         rec.writer.event("warning", name="checkpoint", detail=detail, step=earlier.next_step)
@@ -262,12 +262,12 @@ def choose_device(name: str) -> torch.device:
     if backend is Cpu:
         return torch.device("cpu")
     if not backend.available():
-        raise RunError(f"device={name!r} is not there: {backend.why_unavailable()}; choose cpu or auto")
+        raise RunError(f"device={name!r} is not available: {backend.why_unavailable()}; choose cpu or auto")
     number = name.partition(":")[2]
     index = int(number) if number else backend.current()
     if index >= backend.count():
         present = ", ".join(f"{backend.type}:{i}" for i in range(backend.count()))
-        raise RunError(f"device={name!r} is not there; this machine has {present}")
+        raise RunError(f"device={name!r} is not available; this machine has {present}")
     backend.select(index)
     return torch.device(backend.type, index)
 
@@ -352,7 +352,7 @@ def with_recorded_losses(known: Summary, run_id: str | None) -> Summary:
         run = None
     if run is None or run_id not in (None, run.head.run_id):
         if run_id is not None:  # log it once, not in every process
-            log.warning("AMPscope: %s is gone, and the record of this run with it", known.folder)
+            log.warning("AMPscope: %s is gone, and with it the recording of this run", known.folder)
         return known
     steps = steps.filter(pc.equal(steps.column("rank"), 0))
     losses = steps["loss"].to_pylist()

@@ -1,4 +1,4 @@
-"""Trainings that take turns, a block of steps each, so that load on the machine affects all of them alike.
+"""Interleaved trainings, a block of steps each, so that load on the machine affects all of them alike.
 
 >>> members = [Member(config, out / config.precision) for config in configs]
 >>> interleave(members, block_steps=10, on_progress=print)
@@ -55,7 +55,7 @@ def interleave(
     keep: Callable[[int], Collection[int]] | None = None,
     pool: WorkerPool | None = None,
 ) -> list[int]:
-    """Train all members in turns. Returns the exit code of each, or 130 alone if a signal stopped them.
+    """Train all members interleaved. Returns the exit code of each, or 130 alone if a signal stopped them.
 
     All have the same number of steps and the same seed. Each trains in a process of its own, or in the process of
     `pool` that trained its recipe before. After each round, `on_progress` gets the number of steps made, and `keep`, if

@@ -1,4 +1,4 @@
-"""A process that trains in turns with others, a block of steps at a time.
+"""A process whose training is interleaved with others, a block of steps at a time.
 
     python -m amp_core.train.turns.participant        started by `amp_core.train.turns.interleave`
 
@@ -50,7 +50,7 @@ class Turns:
             if reason := self._stop():
                 return reason
             if not line.strip().isdecimal() or int(line) == 0:
-                return "stopped: the comparison that it was part of ended"
+                return "stopped: the comparison it was part of ended"
             self._left = int(line)
         self._left -= 1
         return None

@@ -1,4 +1,4 @@
-"""Processes that train in turns, reused from one training to the next.
+"""Processes of interleaved trainings, reused from one training to the next.
 
     with WorkerPool() as pool:
         interleave(first_seed, block_steps, on_progress, pool=pool)       # starts a process for each recipe
@@ -27,7 +27,7 @@ Key = tuple[TrainConfig, str]
 
 
 class Worker:
-    """A process that trains one member after another, in turns with other processes."""
+    """A process that trains one member after another, interleaved with other processes."""
 
     def __init__(self) -> None:
         # In its own session Ctrl-C reaches it once, through us, and not a second time from the terminal.

@@ -40,9 +40,7 @@ def digits_workload(
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise RunError(
-            f"workload={config.workload!r} takes its images from scikit-learn; install scikit-learn"
-        ) from None
+        raise RunError(f"workload={config.workload!r} uses scikit-learn's images; install scikit-learn") from None
     size = config.spec
     assert size is not None
     digits = load_digits()

@@ -29,7 +29,7 @@ def load(file: Path, function: str) -> Workload:
     try:
         make = getattr(_module(file), function, None)
         if not callable(make):
-            raise RunError(f"{named}: {file} has no function {function}; define it, or name one that is there")
+            raise RunError(f"{named}: {file} has no function {function}; define it, or name an existing one")
         returned = make()
     except RunError:
         raise
@@ -76,8 +76,8 @@ def _checked(returned: object, named: str) -> Workload:
     # `iter` would start the workers of a DataLoader.
     if not isinstance(workload.batches, Iterable) or isinstance(workload.batches, Iterator):
         raise RunError(
-            f"{named} returned {_kind(workload.batches)} as batches; give a list or a DataLoader, "
-            "which can be gone through again"
+            f"{named} returned {_kind(workload.batches)} as batches; give a list or a DataLoader, which can be "
+            "iterated more than once"
         )
     if not callable(workload.loss_fn):
         raise RunError(f"{named} returned {_kind(workload.loss_fn)} as loss_fn; give a function loss_fn(model, batch)")

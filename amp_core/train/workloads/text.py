@@ -57,7 +57,9 @@ def load_corpus(limit_bytes: int, library: Path | None = None) -> Corpus:
         (held_out if number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1 else train).append(text)
     texts = b"".join(train), b"".join(held_out)
     if not all(texts):
-        raise RunError(f"the text workloads read the standard library's *.py files, and {library} does not hold them")
+        raise RunError(
+            f"the text workloads read the standard library's *.py files, but {library} does not contain them"
+        )
     digest = hashlib.sha256(texts[0] + texts[1]).hexdigest()
     first, second = (torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy()) for text in texts)
     return Corpus(first, second, digest)

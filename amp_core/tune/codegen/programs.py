@@ -42,7 +42,7 @@ def code_for(config: TrainConfig | Mapping[str, Any], framework: str, evidence: 
         raise unknown("framework", framework, FRAMEWORKS)
     if config.precision not in SUPPORTED_PRECISIONS:
         raise RunError(
-            f"precision={config.precision!r} has no code to ship; choose one of {', '.join(SUPPORTED_PRECISIONS)}"
+            f"precision={config.precision!r} has no generated code; choose one of {', '.join(SUPPORTED_PRECISIONS)}"
         )
     config = config.resolved()
     return (
@@ -75,7 +75,7 @@ def _templates() -> Environment:
 
 def _docstring(config: TrainConfig, framework: str, evidence: str) -> str:
     task = " ".join(str(part) for part in (config.workload, config.size) if part)
-    title = f"Train in {config.recipe.label} with {LABELS[framework]}, as AMPscope found best for {task}."
+    title = f"Train in {config.recipe.label} with {LABELS[framework]}: the recipe that AMPscope found best for {task}."
     text = "\n\n".join(filter(None, (title, evidence)))
     return text.replace("\\", "/").replace('"""', "'''")
 

@@ -81,7 +81,7 @@ def test_a_gross_deviation_is_worse_whatever_the_seed(tmp_path: Path) -> None:
     parity = compare([a, bad, better, broken]).parity
     assert parity["bad"].startswith("worse: final loss +15.0 % against a")
     assert parity["better"].startswith("cannot tell: run more seeds")
-    assert parity["broken"] == "worse: the loss is not finite from step 150 on, that of a is"
+    assert parity["broken"] == "worse: the loss is not finite from step 150 on, while that of a is"
 
 
 def test_a_deviation_within_the_noise_of_the_steps_is_not_called_worse(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_runs_of_unequal_length_are_compared_over_common_steps_with_a_note(tmp_p
 def test_runs_of_different_tasks_are_not_comparable(tmp_path: Path) -> None:
     a = timed(tmp_path / "a", np.full(50, 10.0), falling(50, 0))
     b = timed(tmp_path / "b", np.full(50, 10.0), falling(50, 0), workload="other")
-    assert compare([a, b]).parity["b"] == "not comparable: workload is not the same as in a"
+    assert compare([a, b]).parity["b"] == "not comparable: workload differs from a"
 
 
 def test_differences_list_only_settings_that_differ(runs: dict[str, Run]) -> None:
@@ -138,7 +138,7 @@ def test_no_runs_are_refused() -> None:
 
 def test_anything_but_a_list_of_runs_is_refused(runs: dict[str, Run]) -> None:
     for argument in (next(iter(runs.values())), "runs/a", None):
-        with pytest.raises(RunError, match=r"^runs=.* is no list of runs; give one, as in \[load_run"):
+        with pytest.raises(RunError, match=r"^runs=.* is not a list of runs; give one, as in \[load_run"):
             compare(argument)  # type: ignore[arg-type]
 
 

@@ -132,7 +132,7 @@ def test_the_command_prints_the_place_and_the_tensors_after_it(
         trained(tmp_path / name, fault, perturbed)
     assert main(["compare", "--localise", *(str(tmp_path / n) for n in "ab"), "--floor", str(tmp_path / "c")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("They part at step 3, in the backward, first in 2.linear.weight (weight_grad): ")
+    assert lines[0].startswith("They diverge at step 3, in the backward, first in 2.linear.weight (weight_grad): ")
     assert lines[2].startswith("first at step") and "2.linear.weight (weight_grad)" in lines[3]
     assert main(["compare", "--precisions", "fp32"]) == 2
     assert "out is missing" in capsys.readouterr().err

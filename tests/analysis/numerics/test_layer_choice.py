@@ -186,7 +186,9 @@ def test_limits_are_relative_errors_or_decibels(text, limit):
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "nan", "inf", "dB", "0dB", "-3dB"])
 def test_another_limit_is_one_sentence(text):
-    with pytest.raises(RunError, match=re.escape(f"limit={text!r} is no error; give a relative error above 0")):
+    with pytest.raises(
+        RunError, match=re.escape(f"limit={text!r} is not a valid error; give a relative error above 0")
+    ):
         parse_limit(text)
 
 
@@ -194,7 +196,7 @@ def test_the_command_prints_the_layers_the_share_and_the_code(run, capsys):
     assert main(["what-if", str(run.path), "--formats", "mxfp8,nvfp4,mxfp8-e4m3", "--limit", "15.5dB"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Predicted, not measured") and out.count("MXFP8 E4M3: ") == 1
-    assert re.search(r"^between .*!$", out, re.M) and "NVFP4: 3 of 4 layers, 84.6 % of GEMM FLOPs, can go" in out
+    assert re.search(r"^between .*!$", out, re.M) and "NVFP4: 3 of 4 layers, 84.6 % of GEMM FLOPs, qualify" in out
     assert 'BF16_LAYERS = {"between"}' in out
 
 
@@ -211,8 +213,8 @@ def test_the_command_prints_one_json_document(run, capsys):
     ("more", "expected"),
     [
         (["--formats", "fp16"], "formats='fp16' is unknown; choose from fp8-tensorwise"),
-        (["--formats", ","], "formats=',' names none; choose from fp8-tensorwise"),
-        (["--limit", "much"], "limit='much' is no error"),
+        (["--formats", ","], "formats=',' lists none; choose from fp8-tensorwise"),
+        (["--limit", "much"], "limit='much' is not a valid error"),
         ([], "recorded without blocks; record one with watch(…, blocks=True) or ampscope train --blocks"),
     ],
 )

@@ -103,7 +103,7 @@ def test_the_window_follows_the_steps(tmp_path):
     window = safe_window(run)
     assert (window.first_step, window.last_step) == (400, 700)
     assert window.highest == frame["highest"][4] and window.lowest == frame["lowest"][7]
-    assert window.growth_interval == MIN_GROWTH_INTERVAL and "rises by an octave in 100 steps" in window.why
+    assert window.growth_interval == MIN_GROWTH_INTERVAL and "rises by one octave every 100 steps" in window.why
     early = safe_window(run, step=150)
     assert (early.first_step, early.lowest) == (100, frame["lowest"][1]) and early.growth_interval == 2000
 
@@ -135,7 +135,7 @@ def test_no_scale_suits_all_gradients_if_their_range_is_too_wide(tmp_path):
     rows = [row("fc.weight", [10], 10), row("fc", [10], -40, kind="output_grad")]
     result = window(tmp_path, rows)
     assert not result.exists and result.recommended == result.highest
-    assert "No scale serves all" in result.why
+    assert "No loss scale suits all" in result.why
 
 
 def test_wide_formats_need_no_scale(tmp_path):
@@ -150,7 +150,9 @@ def test_a_recording_with_underflow_has_a_caveat(tmp_path):
     fine = [row("fc", [1, 5, 100, 100], -20, kind="output_grad", dtype="float16")]
     assert window(tmp_path / "a", fine).caveat is None
     bottom = [row("fc", [10, 10, 100], -24, kind="output_grad", dtype="float16")]
-    assert "17 % of what was recorded of fc lies at the bottom of FP16" in str(window(tmp_path / "b", bottom).caveat)
+    assert "17 % of the recorded values of fc lie at the smallest magnitudes of FP16" in str(
+        window(tmp_path / "b", bottom).caveat
+    )
     wide = [row("fc", [10, 10, 100], -24, kind="output_grad", dtype="bfloat16")]
     assert window(tmp_path / "c", wide).caveat is None
 
@@ -165,7 +167,7 @@ def test_without_output_gradients_the_window_has_a_caveat(tmp_path):
 
 def test_a_run_without_gradients_is_refused_in_a_sentence(tmp_path):
     run: Run = run_of(tmp_path / "run", [row("fc", [10], 0, kind="activation")])
-    with pytest.raises(RunError, match="has no recorded gradients; record weight_grad and output_grad"):
+    with pytest.raises(RunError, match="has no recorded gradients; a prediction needs weight_grad and output_grad"):
         safe_window(run)
     assert safe_window_over_time(run).empty
     with pytest.raises(RunError, match="format='fp12' is unknown"):

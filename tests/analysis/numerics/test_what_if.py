@@ -185,8 +185,8 @@ def test_steps_are_pooled_or_separate(tmp_path):
     [
         ({"formats": ("fp12",)}, "format='fp12' is unknown; choose one of fp64, fp32"),
         ({"kinds": ("grads",)}, "kinds='grads' is unknown; choose from weight_grad"),
-        ({"log2_scales": [0.5]}, "log2_scales=0.5 is no whole number"),
-        ({"log2_scales": [float("inf")]}, "log2_scales=inf is no whole number"),
+        ({"log2_scales": [0.5]}, "log2_scales=0.5 is not a whole number"),
+        ({"log2_scales": [float("inf")]}, "log2_scales=inf is not a whole number"),
         ({"scaling": "block"}, "scaling='block' is unknown; choose one of loss, tensor"),
     ],
 )

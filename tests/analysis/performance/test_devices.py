@@ -35,9 +35,9 @@ def test_the_first_of_several_devices_is_shown(tmp_path):
 
 
 def test_without_samples_there_are_only_the_reasons(tmp_path):
-    text = {"kind": "warning", "name": "not recorded", "detail": "device samples: there is no NVIDIA driver here"}
+    text = {"kind": "warning", "name": "not recorded", "detail": "device samples: no NVIDIA driver is installed"}
     run = load_run(
         write_rows(tmp_path / "run", events=[text, text, {"kind": "warning", "name": "other", "detail": "x"}])
     )
     assert device_now(run).samples == 0 and not len(device_samples(run))
-    assert not_recorded_reasons(run) == ["device samples: there is no NVIDIA driver here"]
+    assert not_recorded_reasons(run) == ["device samples: no NVIDIA driver is installed"]

@@ -37,7 +37,8 @@ def test_on_cuda_the_peak_is_that_of_the_allocator(tmp_path):
     rows = run.memory
     assert breakdown.total_bytes == rows.peak_bytes.max()
     assert (
-        breakdown.moment == "in backward, as the gradient of blocks.3.weight arrived" and breakdown.phase == "backward"
+        breakdown.moment == "in backward, when the gradient of blocks.3.weight was computed"
+        and breakdown.phase == "backward"
     )
     size = breakdown.parts.set_index("category")["bytes"]
     top = rows.loc[rows.peak_bytes.idxmax()]
@@ -97,7 +98,7 @@ def test_amp_against_fp32_is_explained_per_category(tmp_path):
     )
     assert difference.loc["activations", "why"].startswith("0.62 ×")
     assert difference.loc["autocast", "first_bytes"] == 0 < difference.loc["autocast", "bytes"]
-    assert difference.loc["autocast", "why"] == "16-bit copies of weights, which FP32 does without"
+    assert difference.loc["autocast", "why"] == "16-bit copies of weights, which FP32 does not need"
     total = memory_breakdown(bf16).total_bytes - memory_breakdown(fp32).total_bytes
     assert difference["difference_bytes"].sum() == total
 

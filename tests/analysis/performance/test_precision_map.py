@@ -60,7 +60,7 @@ def test_operators_that_stayed_in_fp32_have_their_reason(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"autocast": "float16", "policy": "not applied"}, "called in a way that autocast does not reach"),
+        ({"autocast": "float16", "policy": "not applied"}, "called in a way that autocast does not intercept"),
         ({"autocast": None, "policy": None}, "called outside of the autocast region"),
         ({"autocast": "disabled", "policy": None}, "inside autocast(enabled=False)"),
     ],

@@ -92,12 +92,12 @@ def test_unmarked_data_loading_is_missing_and_not_zero(tmp_path: Path) -> None:
     recordeds = {"busy_us": 600.0, "idle_us": 300.0, "wall_us": 900.0, "idle_data_us": None}
     cost = cost_of(tmp_path / "a", [GEMM, ADD], **recordeds)
     assert math.isnan(us(cost)["data"]) and us(cost)["gaps"] == pytest.approx(300.0)
-    assert "Nothing marks the loading of data" in cost.notes[0]
+    assert "Nothing marks data loading" in cost.notes[0]
     steps = {"step": list(range(30)), "step_ms": [0.3] * 30, "data_ms": [0.03] * 30}
     about = window("fp16", [GEMM, ADD]) | recordeds | {"watch_us": None}
     recorded = step_cost(run_with_kernels(tmp_path / "b", [GEMM, ADD], windows=columns([about]), steps=steps))
     assert us(recorded)["data"] == pytest.approx(90.0) and us(recorded)["gaps"] == pytest.approx(210.0)
-    assert "what the steps recorded" in recorded.notes[0]
+    assert "taken from the recorded steps" in recorded.notes[0]
 
 
 def test_a_profiler_that_slows_the_host_is_named(tmp_path: Path) -> None:
@@ -143,9 +143,7 @@ def test_amdahl_bounds_the_gain_from_faster_matrix_products(tmp_path: Path) -> N
     assert bound is not None
     assert bound.matrix_frac == bound.cuda_core_frac == pytest.approx(0.45)
     assert bound.bound == bound.cuda_core_bound == pytest.approx(1 / 0.55)
-    assert bound.sentence == (
-        "At most 1.8 × is to be had from faster GEMM/conv kernels, as 55 % of the time is not GEMM/conv."
-    )
+    assert bound.sentence == ("Amdahl limit: 1.8 × if GEMM/conv were free; 55 % of the time is not GEMM/conv.")
     assert bound.rate_ratio == pytest.approx(16.0)  # 312 over 19.5 TFLOP/s
     assert bound.half_expected == pytest.approx(1 / (0.55 + 0.45 / 16))
     assert bound.halved_bound == pytest.approx(1 / 0.275)
@@ -167,7 +165,7 @@ def test_amdahl_for_no_and_for_only_matrix_products(tmp_path: Path) -> None:
     none = amdahl(cost_of(tmp_path / "b", [ADD], **recorded, busy_us=200.0, wall_us=200.0))
     assert every is not None and none is not None
     assert math.isinf(every.bound) and every.cuda_core_bound == 1.0 and "any factor" in every.sentence
-    assert none.bound == 1.0 and none.sentence.startswith("Nothing is to be had")
+    assert none.bound == 1.0 and none.sentence.startswith("Amdahl limit: 1 ×")
 
 
 def test_comparing_two_runs_shows_what_shrank_and_what_grew(runs: dict[str, Run]) -> None:

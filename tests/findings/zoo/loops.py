@@ -219,7 +219,7 @@ def steps_of_another_optimizer(into: Path, faulty: bool) -> None:
 
 @case("recording-incomplete", "watch")
 def watching_stops(into: Path, faulty: bool) -> None:
-    text = "watching failed, and nothing is recorded; the training goes on: ValueError: no"
+    text = "watching failed, and nothing is recorded; training continues: ValueError: no"
     _write_run(into, 8, "backward", text if faulty else "output_grad: hooks do not reach into a compiled graph")
 
 

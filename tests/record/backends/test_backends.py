@@ -49,7 +49,7 @@ def test_a_device_of_another_type_is_chosen_like_a_gpu(two_devices: type[TwoDevi
     assert choose_device("auto") == choose_device("hpu") == torch.device("hpu:1") and two_devices.selected_index == 1
     assert choose_device("hpu:0") == torch.device("hpu:0") and two_devices.selected_index == 0
     assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(RunError, match=r"device='hpu:2' is not there; this machine has hpu:0, hpu:1"):
+    with pytest.raises(RunError, match=r"device='hpu:2' is not available; this machine has hpu:0, hpu:1"):
         choose_device("hpu:2")
     assert backend_named("hpu:1") is two_devices
 
@@ -58,12 +58,12 @@ def test_a_type_without_devices_is_refused_with_the_reason(
     two_devices: type[TwoDevices], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(two_devices, "count", lambda: 0)
-    with pytest.raises(RunError, match="device='hpu' is not there: torch finds no hpu device; choose cpu or auto"):
+    with pytest.raises(RunError, match="device='hpu' is not available: torch finds no hpu device; choose cpu or auto"):
         choose_device("hpu")
 
 
 def test_a_memory_limit_that_cannot_be_enforced_is_refused() -> None:
-    with pytest.raises(RunError, match="limit_bytes=5 cannot be kept to on hpu:0"):
+    with pytest.raises(RunError, match="limit_bytes=5 cannot be enforced on hpu:0"):
         TwoDevices(torch.device("hpu:0")).limit_memory(5)
 
 

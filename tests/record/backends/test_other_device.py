@@ -123,7 +123,7 @@ def test_a_type_without_a_backend_is_recorded_by_its_name_alone(tmp_path: Path) 
     assert run.memory["allocated_bytes"].isna().all() and set(run.memory["device"]) == {"npu:0"}
     assert (run.audits["rel_error"] == 0).all() and len(run.audits) == 4
     missing = run.events[run.events.kind == "warning"].detail.tolist()
-    assert missing == ["device samples: nothing is known here that samples a device of type npu"]
+    assert missing == ["device samples: no sampler exists for devices of type npu"]
     summary = memory_summary(run)
     assert (summary.what, summary.peak_bytes) == ("allocated by torch on the GPU", None)
     assert diagnose(run) is not None

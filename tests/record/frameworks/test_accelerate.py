@@ -91,7 +91,7 @@ def test_requested_fp16_without_scaler_and_autocast_is_reported(tmp_path):
     run = load_run(tmp_path / "run")
     assert run.head.config["requested_precision"] == "fp16" and run.head.config["precision"] == "fp32"
     (finding,) = [f for f in diagnose(run) if f.severity != "info"]
-    assert finding.code == "autocast-inactive" and finding.title.startswith("fp16 was asked for")
+    assert finding.code == "autocast-inactive" and finding.title.startswith("fp16 was requested")
 
 
 def test_a_planted_fault_is_detected(tmp_path):

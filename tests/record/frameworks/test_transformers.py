@@ -108,7 +108,7 @@ def test_requested_fp16_without_scaler_and_autocast_is_reported(tmp_path):
     assert run.head.config["requested_precision"] == "fp16" and run.head.config["precision"] == "fp32"
     (finding,) = [f for f in diagnose(run) if f.severity != "info"]
     assert finding.code == "autocast-inactive"
-    assert "fp16 was asked for" in finding.title and "without a GradScaler" in finding.title
+    assert "fp16 was requested" in finding.title and "without a GradScaler" in finding.title
 
 
 def test_a_planted_fault_is_detected(tmp_path):

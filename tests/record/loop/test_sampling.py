@@ -122,8 +122,8 @@ def test_a_budget_too_small_for_any_step_leaves_out_norms_and_says_so(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     run = load_run(tmp_path / "run")
-    details = [detail for detail in run.events["detail"] if detail.endswith("to keep to the budget")]
-    assert [one.removesuffix(", to keep to the budget") for one in details if not one.startswith("every")] == list(
+    details = [detail for detail in run.events["detail"] if detail.endswith("to stay within the budget")]
+    assert [one.removesuffix(", to stay within the budget") for one in details if not one.startswith("every")] == list(
         LEFT_OUT
     )
     norms = run.steps["grad_norm"]

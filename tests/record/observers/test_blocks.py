@@ -136,13 +136,13 @@ def test_a_device_without_a_kernel_says_that_plain_torch_measures(tmp_path, monk
     monkeypatch.setitem(dispatch._kernels, "cpu", {})
     train(model(), 1, into=tmp_path / "run", blocks=True)
     run = load_run(tmp_path / "run")
-    assert "no kernel measures blocks on cpu; plain torch does, which is slower" in set(run.events["detail"])
+    assert "no kernel measures blocks on cpu; plain torch is used, which is slower" in set(run.events["detail"])
     assert len(run.blocks)
 
 
 @pytest.mark.parametrize("wrong", [1, "yes", None])
 def test_another_value_is_one_sentence(tmp_path, wrong):
-    with pytest.raises(RunError, match=rf"^blocks={wrong!r} is neither True nor False; blocks=True records"):
+    with pytest.raises(RunError, match=rf"^blocks={wrong!r} is not True or False; blocks=True records"):
         train(model(), 1, into=tmp_path / "run", blocks=wrong)
 
 
@@ -197,7 +197,7 @@ def test_sampled_steps_are_left_out_where_recording_takes_too_much_of_the_time(t
         assert sorted(run.blocks["step"].unique()) == list(range(20)) and not events
         return
     assert sorted(run.blocks["step"].unique()) == [0]
-    assert events[0].endswith("this stays within 1% of the time; every=1 records all")
+    assert events[0].endswith("stay within 1% of the time; every=1 records all")
     assert events[1:] == ["recorded on 1 of 10 sampled steps"]
 
 

@@ -101,7 +101,7 @@ def test_a_value_without_permission_is_null_with_a_reason(tmp_path):
     run = sampled(tmp_path, FakeNvml(fakes.FORBIDDEN))
     assert run.device[list(GPM_METRICS)].isna().all().all()
     (reason,) = reasons(run)
-    assert reason == f"{', '.join(GPM_METRICS)}: this user may not read it"
+    assert reason == f"{', '.join(GPM_METRICS)}: this user lacks permission to read it"
 
 
 def test_a_mig_instance_has_its_own_counters_and_the_power_of_the_gpu(tmp_path):
@@ -146,7 +146,7 @@ def test_torch_provides_uuid_and_pci_address(monkeypatch):
 @pytest.mark.parametrize(
     ("nvml", "reason"),
     [
-        (FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"), "device samples: there is no NVIDIA driver here"),
+        (FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"), "device samples: no NVIDIA driver is installed"),
         (FakeNvml(init="NVML_ERROR_LIB_RM_VERSION_MISMATCH"), "restart the machine"),
         (FakeNvml(), "device samples: the driver does not know it"),
     ],

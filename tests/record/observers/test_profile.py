@@ -246,5 +246,5 @@ def test_with_a_gpu_its_kernels_are_profiled_and_the_window_waits_for_them(tmp_p
 
 @pytest.mark.parametrize("window", [(3, 3), (-1, 2), (5, 2)])
 def test_an_invalid_window_is_refused(tmp_path, window):
-    with RunWriter(tmp_path / "run") as writer, pytest.raises(RunError, match="is no window of steps"):
+    with RunWriter(tmp_path / "run") as writer, pytest.raises(RunError, match="is not a window of steps"):
         ProfileWindow(writer, nn.Linear(1, 1), *window)

@@ -247,7 +247,7 @@ def why_not_recorded(folder: Path) -> list[str]:
     ("make", "why"),
     [
         (lambda p: CountingSgd(p, lr=1e-2), "to a tensor that is not in its state"),
-        (lambda p: NoisySgd(p, lr=1e-2), "differs from the one repeated on copies"),
+        (lambda p: NoisySgd(p, lr=1e-2), "differs from the replay on copies"),
     ],
 )
 def test_an_optimizer_that_cannot_be_repeated_is_named_once(make: Any, why: str, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_an_optimizer_that_holds_another_is_not_repeated(tmp_path: Path) -> None
     trained(model, Lookahead(inner), tmp_path / "run", updates=True)
     assert inner.steps == STEPS  # type: ignore[attr-defined]
     assert len(load_run(tmp_path / "run").steps) == STEPS
-    assert "may act through a SGD that it holds as 'inner'" in why_not_recorded(tmp_path / "run")[0]
+    assert "may change a SGD that it holds as 'inner'" in why_not_recorded(tmp_path / "run")[0]
 
 
 def test_what_a_program_attaches_to_torchs_optimizer_does_not_matter(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_segment_whose_sandbox_does_not_reply_is_refused(
     running = Sandbox(timeout_s=600.0 if program == "input()" else 0.2)
     folder = untrusted_run(tmp_path / "a", valid_files()[0])
     for _ in range(2):  # the refusal is remembered
-        with pytest.raises(RunError, match=r"steps/00000.parquet is damaged in a way that stopped its reader"):
+        with pytest.raises(RunError, match=r"steps/00000.parquet is damaged and crashed its reader"):
             open_extract(folder, sandbox=running).table("steps")
         assert running._child is None
         monkeypatch.setattr(sandbox, "_start", None)

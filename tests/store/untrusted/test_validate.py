@@ -102,7 +102,7 @@ def test_no_count_or_duration_may_be_negative(tmp_path: Path) -> None:
 
 def test_fractions_range_from_0_to_1(tmp_path: Path) -> None:
     written(tmp_path / "a", "device", time_s=[0.0, 1.0], gpu_util_frac=[0.0, 1.0], sm_active_frac=[None, 0.5])(True)
-    with pytest.raises(RunError, match="device has 'gpu_util_frac' above 1; it is a share, from 0 to 1"):
+    with pytest.raises(RunError, match="device has 'gpu_util_frac' above 1; it is a fraction from 0 to 1"):
         written(tmp_path / "b", "device", time_s=[0.0], gpu_util_frac=[97.0])(True)
 
 

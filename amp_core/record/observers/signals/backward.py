@@ -58,7 +58,7 @@ class AutocastElsewhere(Observer):
         self._regions.unlisten(self._on_region)
 
     def _on_region(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Torch disables a region of a device that is not there, so what it was asked for counts.
+        # Torch disables a region of an unavailable device, so the requested type counts.
         kind = patched_functions.argument(args, kwargs, "device_type")
         if isinstance(kind, str) and kwargs.get("enabled", args[3] if len(args) > 3 else True):
             self._requested.append(kind.partition(":")[0])

@@ -108,7 +108,7 @@ class Batch:
         return behind
 
     def _zeros(self, count: int) -> torch.Tensor:
-        """So many doubles."""
+        """Memory for that number of doubles."""
         if len(self._reserved) < count:
             return torch.zeros(count, dtype=torch.float64, device=self._device)
         zeros, self._reserved = self._reserved[:count], self._reserved[count:]

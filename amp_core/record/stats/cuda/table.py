@@ -12,7 +12,7 @@ import torch
 
 COLUMNS = ("address", "length", "out", "ticket", "stretches", "caps", "channels", "inner", "first", "capped_out")
 STRETCHES = 2048
-"""Values are cut into about so many stretches where there are enough: several for each multiprocessor of any GPU."""
+"""Approximate number of pieces that values are cut into if there are enough: several per multiprocessor of any GPU."""
 MIN_STRETCH, MAX_STRETCH = 1 << 14, 1 << 30
 """Values of a stretch, both multiples of the values of any load. A block begins and ends with some microseconds of
 work, and counts in 32 bits."""
@@ -55,7 +55,7 @@ def rows(count: int, **columns: npt.ArrayLike) -> Rows:
 
 
 def on_device(parts: Sequence[Rows], doubles: int, device: torch.device) -> tuple[list[Table], torch.Tensor]:
-    """The tables with those rows, and so many zeros as float64, in one copy."""
+    """The tables with those rows, and that number of float64 zeros, in one copy."""
     whole = torch.from_numpy(np.concatenate([*(part.reshape(-1) for part in parts), np.zeros(doubles, np.int64)]))
     if device.type != "cpu":
         whole = whole.pin_memory().to(device, non_blocking=True)

@@ -195,7 +195,7 @@ def _without_special(bits: Any, special: Any, into: Any) -> Any:
 
 @numba.njit(nogil=True)
 def _lift_subnormals(bits: Any, first_normal: Any, into: Any) -> None:
-    """Subnormal values as so many times the smallest of them, everything else as zero."""
+    """Subnormal values as multiples of the smallest subnormal, everything else as zero."""
     uint, real = bits.dtype.type, into.dtype.type
     magnitude = uint(_ones(uint) >> uint(1))
     for i in range(bits.size):

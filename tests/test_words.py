@@ -1,0 +1,81 @@
+"""Phrases that CONTRIBUTING's word list retires are in no text that a user or a contributor reads."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+TO_CLEAN = (
+    "pages/loss_scale.py",
+    "pages/memory_use.py",
+    "pages/parts/compare/costs.py",
+    "pages/parts/compare/multiple_runs.py",
+    "pages/parts/hardware/kernels.py",
+    "pages/parts/hardware/profiled.py",
+    "pages/parts/hardware/ranks.py",
+    "pages/parts/hardware/step_cost_text.py",
+    "pages/parts/numbers/prediction.py",
+    "pages/parts/numbers/updates.py",
+    "pages/parts/overview/costs_and_gains.py",
+    "pages/parts/overview/myths.py",
+    "pages/parts/overview/tour.py",
+    "pages/parts/start/asked.py",
+    "pages/parts/start/comparisons.py",
+    "pages/parts/start/form.py",
+    "pages/parts/start/searches.py",
+    "pages/tensor_cores.py",
+    "pages/tune_recipe.py",
+)
+"""Files of pages that are still to be cleaned."""
+
+
+@cache
+def retired_phrases() -> list[str]:
+    """The phrases in quotation marks in the third column of the table in CONTRIBUTING."""
+    words = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Words")[2]
+    rows = [line.strip("|").split("|") for line in words.splitlines() if line.startswith("| ")]
+    return [phrase for row in rows for phrase in re.findall("“(.+?)”", row[2])]
+
+
+def checked_files() -> list[Path]:
+    """README and all Python files of the product."""
+    python = [path for folder in ("amp_core", "pages") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [ROOT / "README.md", ROOT / "app.py", ROOT / "server.py", *python]
+
+
+def retired_in(text: str) -> list[str]:
+    """The retired phrases in `text`, wherever its lines break."""
+    in_one_line = re.sub(r"[\s#]+", " ", text.lower())
+    return [phrase for phrase in retired_phrases() if re.search(rf"\b{re.escape(phrase)}\b", in_one_line)]
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The text of a file in pieces: of Python, its strings with adjacent literals joined, and its comments."""
+    source = path.read_text(encoding="utf-8")
+    yield source
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_word_list_has_phrases_to_hold_out() -> None:
+    assert len(retired_phrases()) > 40 and "matrix work" in retired_phrases()
+
+
+@pytest.mark.parametrize("text", ["Most is matrix\n    work.", "# this is matrix\n# work"])
+def test_a_phrase_is_recognized_across_lines(text: str) -> None:
+    assert retired_in(text) == ["matrix work"]
+
+
+def test_no_text_has_a_retired_phrase() -> None:
+    checked = [path for path in checked_files() if path.relative_to(ROOT).as_posix() not in TO_CLEAN]
+    faults = {
+        f"{path.relative_to(ROOT)}: {phrase}" for path in checked for text in texts(path) for phrase in retired_in(text)
+    }
+    assert faults == set()
