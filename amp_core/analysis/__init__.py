@@ -7,6 +7,7 @@ exponent_shares(run, "output_grad")         # one row per tensor and exponent
 """
 
 from amp_core.analysis.baseline import baseline_index, lost_gradient, step_marks
+from amp_core.analysis.comparison.baseline_change import baseline_band, baseline_changes
 from amp_core.analysis.comparison.compare import Comparison, compare
 from amp_core.analysis.comparison.divergence import FirstDifference, first_difference, forward_differences
 from amp_core.analysis.comparison.loss_curves import loss_curves
@@ -81,6 +82,8 @@ __all__ = [
     "baseline_index",
     "class_shares",
     "classify_kernel",
+    "baseline_band",
+    "baseline_changes",
     "compare",
     "compare_step_cost",
     "device_now",

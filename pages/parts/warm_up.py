@@ -49,12 +49,11 @@ from amp_core.analysis.numerics.layers import tensor_names
 from amp_core.findings import first_sentence
 from amp_core.store.long_runs.extract import open_extract
 from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, MEMORY
-from pages.parts import loaders, release_memory
+from pages.parts import bar, loaders, release_memory
 from pages.parts.hardware import memory, profiled
 from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 from pages.parts.numbers import ranges, tensor
-from pages.parts.overview import costs_and_gains
 from pages.parts.words import KIND_LABELS
 
 SWITCH_INTERVAL_S = 0.0005
@@ -158,7 +157,7 @@ def _analyse() -> None:
     time.sleep(PAUSE_S)
     entries = run_list.listing()
     first = run_list.preferred(entries)
-    base = costs_and_gains.baseline(entries, first) if first is not None else None
+    base = entries.get(bar.default_baseline(entries, first) or "") if first is not None else None
     samples = [entry for entry in entries.values() if entry.origin == "sample"]
     soon = [entry for entry in samples if entry.key == first or entry is base]
     try:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import streamlit as st
 
 from amp_core import Finding, Run, RunError
-from amp_core.analysis import Comparison, Overview, baseline_index, compare, lost_gradient
+from amp_core.analysis import Comparison, Overview, compare, lost_gradient
 from amp_core.library.permissions import current
-from pages.parts import loaders, picker, words
+from pages.parts import bar, loaders, picker, words
 from pages.parts.library.run_list import Entry
 from pages.parts.start import again
 
@@ -59,7 +59,7 @@ def gain(run: Run, view: Overview) -> None:
         st.markdown("This is FP32, the baseline of the others.")
         st.page_link(COMPARE, label="Compare with 16 bits", icon=":material/compare_arrows:")
         return
-    base = baseline(entries, st.session_state["run"])
+    base = bar.baseline()
     compared = compared_with(base, run) if base is not None else None
     if compared is None or base is None:
         st.markdown("Not known: no FP32 run of the same task is here to hold it against.")
@@ -77,14 +77,6 @@ def gain(run: Run, view: Overview) -> None:
     st.page_link(
         COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params=picker.compare_address(keys)
     )
-
-
-def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
-    """The FP32 run of the same task and place as the run `key`."""
-    own = entries[key]
-    near = [own, *(e for e in entries.values() if e is not own and e.origin == own.origin and e.status == "finished")]
-    place = baseline_index([e.config or {} for e in near], 0)
-    return near[place] if place is not None else None
 
 
 def compared_with(base: Entry, run: Run) -> Comparison | None:
