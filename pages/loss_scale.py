@@ -1,10 +1,14 @@
 """Is the loss scale where it should be, and what does it cost in skipped steps?"""
 
+import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import ScaleSummary, scale_summary, skip_episodes
+from amp_core import Run
+from amp_core.analysis import ScaleSummary, baseline_band, scale_summary, scale_trace, skip_episodes
+from amp_core.analysis.steps import recipe
+from amp_core.figures import with_baseline
 from amp_core.views import GRAD_NORM, LOSS_SCALE
-from pages.parts import cards, charts, clicks, empty, glossary, head, loaders, words
+from pages.parts import baseline, cards, charts, clicks, empty, glossary, head, loaders, words
 from pages.parts.hardware import ranks
 from pages.parts.numbers import episodes as episodes_table
 from pages.parts.numbers import prediction
@@ -43,6 +47,21 @@ def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
         cards.card("Grew", f"{about.growths:,} ×", clean, help_=glossary.tip("growth interval"))
 
 
+def gradient_norm(run: Run) -> None:
+    """The norm of the gradients, before the baseline's."""
+    figure = GRAD_NORM.draw(run, charts.dark(), loaders.analysed)
+    base = baseline.run()
+    if base is not None and not base.steps["grad_norm"].isna().all():
+        band = loaders.analysed(norm_band, base)
+        figure = with_baseline(figure, band, base.name, recipe(base), charts.dark())
+    charts.show(figure, "loss_scale.norm")
+
+
+def norm_band(base: Run) -> pd.DataFrame:
+    """`baseline_band` of the gradient norm."""
+    return baseline_band(scale_trace(base), "grad_norm")
+
+
 head.title("Loss scale")
 run = head.run()
 about = loaders.analysed(scale_summary, run)
@@ -56,8 +75,12 @@ head.headline(
 if about.has_scaler:
     show_cards(about, len(episodes), run.head.config.get("growth_interval"))
     shown = LOSS_SCALE.frame(run, loaders.analysed)
-    figure = LOSS_SCALE.figure(shown, charts.dark())
-    clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
+    left, right = charts.grid("loss_scale")
+    with left:
+        figure = LOSS_SCALE.figure(shown, charts.dark())
+        clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
+    with right:
+        gradient_norm(run)
     if shown.interrupted:
         st.caption("Where the band is interrupted, no single loss scale served every gradient.")
     for point in clicked[:1]:
@@ -66,10 +89,10 @@ if window:
     st.caption(prediction.about_window(window))
 ranks.agreement(run)
 
-norms = GRAD_NORM.frame(run, loaders.analysed)
-if about.last is None and norms.table["grad_norm"].isna().all():
+if about.last is None and run.steps["grad_norm"].isna().all():
     empty.nothing("`watch` records both, and the norm of the gradients.", sample=True)
-charts.show(GRAD_NORM.figure(norms, charts.dark()), "loss_scale.norm")
+if not about.has_scaler:
+    gradient_norm(run)
 
 if len(episodes):
     episodes_table.show(run, episodes)

@@ -14,8 +14,7 @@ from amp_core.analysis import (
     not_recorded_reasons,
 )
 from amp_core.views import MEMORY, MEMORY_COMPARISON, MEMORY_MOMENTS, MEMORY_PARTS
-from pages.parts import address, cards, charts, empty, head, loaders, tables, words
-from pages.parts.compare import baseline
+from pages.parts import address, baseline, cards, charts, empty, head, loaders, tables, words
 from pages.parts.hardware import memory
 
 
@@ -72,9 +71,15 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
     for note in breakdown.notes:
         st.markdown(note)
     if breakdown.categories_known:
-        charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
-        tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
-    charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
+        left, right = charts.grid("memory.parts")
+        with left:
+            parts(run, step)
+        with right:
+            charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
+        with st.expander("Parts in numbers"):
+            tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
+    else:
+        charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
     if not breakdown.categories_known:
         shown = memory.modules(loaders.analysed(memory_modules, run, step))
         tables.show(shown, column_config=memory.MODULES, alt="Memory by module or operator.")
@@ -84,18 +89,27 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
         st.caption(batch)
 
 
-def difference(run: Run) -> None:
-    """Compare this run with another: which categories shrank or grew, and why."""
-    other = baseline.pick(run, "memory.beside.run")
-    if other is None:
-        return
-    if loaders.analysed(memory_breakdown, other).total_bytes is None:
-        st.info(f"{words.escape(other.name)} did not measure the parts of its memory.")
+def parts(run: Run, step: int) -> None:
+    """The categories at the peak; beside those of the baseline, if it measured them."""
+    other = baseline.run()
+    if other is None or loaders.analysed(memory_breakdown, other).total_bytes is None:
+        charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
         return
     beside = MEMORY_COMPARISON.frame([other, run], loaders.analysed)
     charts.show(
         MEMORY_COMPARISON.figure(beside, charts.dark(), title="Memory at the peak, side by side"), "memory.beside"
     )
+
+
+def difference(run: Run) -> None:
+    """Which categories shrank or grew against the baseline, and why."""
+    other = baseline.run()
+    if other is None:
+        return
+    st.header("Difference from the baseline", anchor=False)
+    if loaders.analysed(memory_breakdown, other).total_bytes is None:
+        st.info(f"{words.escape(other.name)} did not measure the parts of its memory.")
+        return
     tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),
         column_config=memory.CHANGES,
@@ -117,7 +131,6 @@ if step is not None and breakdown.total_bytes is not None:
         numbers(breakdown, loaders.analysed(memory_phases, run, step))
     explanation(run, breakdown, step)
     difference(run)
-st.header("Over the run", anchor=False)
 over_time = MEMORY.frame(run, loaders.analysed)
 if not MEMORY.absent(over_time):
     charts.show(MEMORY.figure(over_time, charts.dark()), "memory.trace")

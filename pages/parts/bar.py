@@ -17,20 +17,16 @@ from pages.parts import address, loaders, picker
 from pages.parts.library.run_list import Entry
 
 NO_BASELINE = "none"
-OF_ONE_RUN = frozenset(
-    "loss-scale number-ranges layer-detail low-bits updates memory tensor-cores step-cost precision-map compare".split()
-)
-"""Addresses of the pages that show steps; Overview's is empty."""
+WITHOUT_STEPS = frozenset({"forecast", "library", "start", "tune", "format-lab", "guide"})
+"""Addresses of the pages that show nothing over steps: they open no run for the bar."""
 TASK = ("workload", "size", "data")
 STEPS = "bar.steps"
 """The chosen steps of any run, first and last; None for all."""
-MIN_WIDTH = 200
-"""Pixels of a field; on a narrower page the fields stand one below the other."""
 
 
 def show(page: StreamlitPage) -> None:
-    """Draw the bar. Sets the library in `st.session_state["entries"]`, the chosen run's key in `["run"]` and that of the
-    baseline, or None, in `["bar.baseline"]`."""
+    """Draw the bar. Sets the library in `st.session_state["entries"]`, the chosen run's key in `["run"]`, and that of
+    the baseline, or None, in `["bar.baseline"]`."""
     entries = picker.listed()
     if not entries:
         return
@@ -39,7 +35,7 @@ def show(page: StreamlitPage) -> None:
             picker.show(entries)
         with st.container(width="stretch"):
             _baseline(entries)
-        if page.url_path in OF_ONE_RUN or page.url_path == "":
+        if page.url_path not in WITHOUT_STEPS:
             _steps(picker.chosen())
 
 

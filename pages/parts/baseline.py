@@ -72,17 +72,18 @@ def differences(shown: Run) -> None:
 
 
 def difference(metric: str, change: "pd.Series[Any] | Mapping[str, Any]") -> str:
-    """One row of `baseline_changes` as text: `Loss +3.6 % (noise ±9 %, step to step)`."""
+    """One row of `baseline_changes` as text: `Loss +3.6 % (within noise −3.7 % to +3.7 %, step to step)`."""
     value, base = float(change["value"]), float(change["baseline"])
     label = LABELS[metric]
     if metric == "skip_frac":
         return f"{label} {words.percent(value)}, baseline {words.percent(base)}"
     if value != value:
         return f"{label} not finite"
-    band = change["high"] - change["low"]
+    low, high = float(change["low"]), float(change["high"])
     noise = ""
-    if band == band and base:
-        noise = f" (noise ±{words.percent(band / 2 / abs(base))}, {change['noise']})"
+    if low == low and high == high and base:
+        within = "" if change["outside"] else "within "
+        noise = f" ({within}noise {_signed(low / base - 1)} to {_signed(high / base - 1)}, {change['noise']})"
     ratio = value / base if base else float("nan")
     if ratio != ratio:
         return f"{label} {words.number(value)}, baseline {words.number(base)}"
@@ -91,10 +92,12 @@ def difference(metric: str, change: "pd.Series[Any] | Mapping[str, Any]") -> str
     elif value == base:
         text = "the same"
     else:
-        text = f"{'+' if ratio > 1 else '−'}{words.percent(abs(ratio - 1))}"
-    if band == band and not change["outside"]:
-        return f"{label} {text}{noise[:-1]}: within it)" if noise else f"{label} {text}"
-    return f"{label} **{text}**{noise}"
+        text = _signed(ratio - 1)
+    return f"{label} **{text}**{noise}" if change["outside"] else f"{label} {text}{noise}"
+
+
+def _signed(fraction: float) -> str:
+    return f"{'+' if fraction > 0 else '−' if fraction < 0 else ''}{words.percent(abs(fraction))}"
 
 
 def _opened(entry: Entry) -> Run | None:

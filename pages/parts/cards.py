@@ -15,7 +15,7 @@ from amp_core import Run
 from amp_core.analysis import Overview, memory_trace, scale_trace, sparkline
 from pages.parts import glossary, words
 
-ACROSS = 3
+ACROSS = 6
 """Cards with a course per row."""
 WHOLE = "<style>{0}, {0} *, {1}, {1} * {{white-space: normal; overflow: visible}}</style>".format(
     '[data-testid="stMetric"] [data-testid="stMetricLabel"]', '[data-testid="stMetric"] [data-testid="stMetricDelta"]'

@@ -1,17 +1,32 @@
 """Draw a figure on the page: its width, toolbar, and colours for the current theme."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from amp_core.figures.browser import for_browser
 from amp_core.views import View
 from pages.parts import loaders, tables
 
+SYNC = Path(__file__).with_name("chart_sync.js").read_text()
+"""Crosshair and zoom of one chart over steps in all others on the page."""
 _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
+
+
+def begin() -> None:
+    """Before a page: let its charts over steps share crosshair and zoom."""
+    st.html(f"<script>{SYNC}</script>", unsafe_allow_javascript=True)
+
+
+def grid(key: str) -> list[DeltaGenerator]:
+    """Two containers for charts: side by side, or one below the other on a narrow page."""
+    row = st.container(horizontal=True, key=f"grid-{key}")
+    return [row.container(), row.container()]
 
 
 def config(title: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from amp_core import RunError
-from pages.parts import address, bar, empty, picker, release_memory, signin, style, tables
+from pages.parts import address, bar, charts, empty, picker, release_memory, signin, style, tables
 from pages.parts.overview import report
 
 
@@ -15,6 +15,7 @@ def show(page: StreamlitPage) -> None:
     address.begin(page.url_path)
     bar.show(page)
     tables.begin()
+    charts.begin()
     notes = st.container()
     with notes:
         picker.show_missing(page.url_path)

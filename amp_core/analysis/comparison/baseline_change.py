@@ -12,15 +12,17 @@ import pandas as pd
 from amp_core.analysis.comparison.learned import common, final
 from amp_core.analysis.comparison.parity import MIN_SEEDS, NOISE_STDS
 from amp_core.analysis.comparison.ratios import timed
+from amp_core.analysis.numerics.layers import layer_trace, tensor_names
 from amp_core.analysis.numerics.loss_scale import scale_summary, scale_trace
+from amp_core.analysis.numerics.what_if import GRADIENTS
 from amp_core.analysis.performance.memory import memory_summary
 from amp_core.analysis.performance.memory_breakdown import memory_breakdown
 from amp_core.analysis.steps import attempts, emulated
 from amp_core.store.run import Run
 
 SEEDS, STEPS, QUARTILES = "seed to seed", "step to step", "half of its steps"
-"""What a noise band consists of: the spread over seeds, or twice the noise of single steps; of times and norms the
-range that holds the middle half of the steps."""
+"""What a noise band consists of: `NOISE_STDS` standard deviations over seeds, or standard errors of the mean over its
+steps; of times and norms the range that holds the middle half of the steps."""
 BAND_WINDOWS = 20
 """Windows of a band along a run."""
 MIN_WINDOW = 5
@@ -71,10 +73,24 @@ def baseline_band(trace: pd.DataFrame, column: str) -> pd.DataFrame:
     )
 
 
+def layer_band(runs: Sequence[Run], kind: str, name: str) -> pd.DataFrame:
+    """`baseline_band` of the root mean square of a tensor in the first of two `runs`, at the loss scale of the second,
+    so that both are as stored. Empty if the baseline did not sample that tensor."""
+    base, run = runs
+    if name not in tensor_names(base, kind):
+        return baseline_band(pd.DataFrame({"step": [], "rms": []}), "rms")
+    trace, own = layer_trace(base, kind, name), layer_trace(run, kind, name)
+    ours, theirs = (frame["loss_scale"].fillna(1.0).to_numpy(dtype=float) for frame in (own, trace))
+    at_step = np.interp(trace["step"], own["step"], ours) if len(own) else 1.0
+    scaled = kind in GRADIENTS
+    return baseline_band(trace.assign(rms=trace["rms"] * at_step / theirs if scaled else trace["rms"]), "rms")
+
+
 def _loss(run: Run, bases: Sequence[Run]) -> _Numbers | None:
     frames = [attempts(one) for one in (*bases, run)]
     extent = common(frames)
-    *ends, own = (final(extent.cut(frame)) for frame in frames)
+    frames = [extent.cut(frame) for frame in frames]
+    *ends, own = (final(frame) for frame in frames)
     ends = [end for end in ends if np.isfinite(end.mean)]
     if not ends:
         return None
@@ -82,7 +98,8 @@ def _loss(run: Run, bases: Sequence[Run]) -> _Numbers | None:
     if len(ends) >= MIN_SEEDS:
         base, spread, noise = float(np.mean(means)), NOISE_STDS * float(np.std(means, ddof=1)), SEEDS
     else:
-        base, spread, noise = means[0], NOISE_STDS * ends[0].noise, STEPS
+        count = max(5, int(frames[0]["has_loss"].sum()) // 10)  # losses in the mean, as in `final`
+        base, spread, noise = means[0], NOISE_STDS * ends[0].noise / count**0.5, STEPS
     return base, own.mean, base - spread, base + spread, noise
 
 

@@ -25,10 +25,23 @@ from amp_core.library.permissions import current
 from amp_core.schema import TABLES
 from pages.parts.library import run_list
 
+ZIP = b"PK"
+"""How every zip begins."""
 READING_TIMEOUT_S = 60
 """A run of 64 MB takes seconds; one that takes longer is hostile."""
 _upload_slots = threading.BoundedSemaphore(2)
 """Uploads that are read at the same time, in all sessions: each may take gigabytes while it is checked."""
+
+
+def take_files(files: Sequence[tuple[str, bytes]]) -> list[str]:
+    """Import files, given as name and content: each zip is a packed run, the others are the traces of one run. Returns
+    the keys."""
+    zips = [(name, data) for name, data in files if name.lower().endswith(".zip") or data.startswith(ZIP)]
+    traces = [file for file in files if file not in zips]
+    for name, _ in traces:
+        if PurePosixPath(name).name == "run.json":
+            raise RunError("run.json alone is the head of a run: choose its folder under Other sources, or pack it")
+    return [*(take_zip(name, data) for name, data in zips), *([take_traces(traces)] if traces else [])]
 
 
 def take_zip(file_name: str, data: bytes) -> str:

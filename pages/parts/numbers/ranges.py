@@ -112,6 +112,7 @@ def pick_step(steps: list[int]) -> int | None:
         [-1, *steps],
         format_func=lambda step: "all steps" if step < 0 else f"{step:,}",
         key=key,
+        width=260,
     )
     address.keep("step", key, "" if choice < 0 else str(choice))
     return None if choice < 0 else choice
