@@ -41,10 +41,10 @@ if base is not None:
     magnitudes = with_baseline(magnitudes, band, f"RMS in {base.name}", recipe(base), dark)
 left, right = charts.grid("layer")
 with left:
-    charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents")
+    charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents", half=True)
 with right:
-    charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")
-    charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes")
+    charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes", half=True)
+    charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes", half=True)
 
 predicted = tensor.predicted(run, kind)
 table = tensor.predictions(predicted, name)

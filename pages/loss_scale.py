@@ -17,15 +17,15 @@ from pages.parts.numbers import prediction
 def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
     """The page's answer in one or two sentences."""
     if about.last is None and not about.skips_recorded:
-        return "Neither a loss scale nor skipped steps were recorded in this run."
+        return "This run recorded neither a loss scale nor skipped steps."
     if not about.has_scaler:
-        return f"{recipe} has no loss scale: no step is skipped for it, and nothing is lifted out of underflow."
+        return f"{recipe} runs without loss scaling: no skipped steps, and no protection from underflow."
     ended = f"The scale went from {words.scale(about.first)} to {words.scale(about.last)}"
     if about.first == about.last:
         ended = f"The scale began and ended at {words.scale(about.last)}"
     span = f"{ended} and stayed between {words.scale(about.lowest)} and {words.scale(about.highest)}."
     if about.lowest == about.highest:
-        span = f"The scale stood at {words.scale(about.last)} all the time."
+        span = f"The scale was constant at {words.scale(about.last)}."
     if about.skips == 0:
         return f"No step was skipped. {span}"
     times = f"{words.plural(about.skips, 'step')} of {about.attempts:,} ({words.percent(about.skip_frac)}) skipped"
@@ -34,7 +34,7 @@ def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
 
 def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
     """The current loss scale, skipped steps, and how often the scale decreased and increased."""
-    clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
+    clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "growth interval not recorded"
     share = f"{words.percent(about.skip_frac)} of {about.attempts:,}"
     left, right = cards.pairs()
     with left:
@@ -54,7 +54,7 @@ def gradient_norm(run: Run) -> None:
     if base is not None and not base.steps["grad_norm"].isna().all():
         band = loaders.analysed(norm_band, base)
         figure = with_baseline(figure, band, base.name, recipe(base), charts.dark())
-    charts.show(figure, "loss_scale.norm")
+    charts.show(figure, "loss_scale.norm", half=True)
 
 
 def norm_band(base: Run) -> pd.DataFrame:
@@ -78,11 +78,11 @@ if about.has_scaler:
     left, right = charts.grid("loss_scale")
     with left:
         figure = LOSS_SCALE.figure(shown, charts.dark())
-        clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
+        clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True, half=True), "loss_scale.scale")
     with right:
         gradient_norm(run)
     if shown.interrupted:
-        st.caption("Where the band is interrupted, no single loss scale served every gradient.")
+        st.caption("Gaps in the band: no single loss scale suited every gradient.")
     for point in clicked[:1]:
         episodes_table.open_step(run, episodes, int(float(point["x"])))
 if window:

@@ -1,4 +1,4 @@
-"""Where did the memory go, and what does a recipe save of it?"""
+"""Where did the memory go, and how much does a recipe save?"""
 
 import pandas as pd
 import streamlit as st
@@ -22,21 +22,21 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
     """The page's answer; if nothing was sampled, the reason, which follows from the number of attempted steps."""
     if breakdown.total_bytes is None:
         why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
-        return f"The parts of this run's memory were not measured: {why}."
+        return f"No memory breakdown recorded: {why}."
     if not breakdown.categories_known:
         named = breakdown.phase in (None, "forward")  # the moment names forward itself
         place = words.escape(breakdown.moment) + ("" if named else f" in {breakdown.phase}")
         peak = words.size(breakdown.total_bytes)
-        return f"The peak of {peak} came {place}. A trace tells how much is held, not for what."
+        return f"Peak memory {peak}, {place}. A trace records how much is allocated, not for what."
     largest = breakdown.named.nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if breakdown.on_cpu:
         held = breakdown.named["bytes"].sum()
         return (
-            f"Tensors held most, {words.size(held)}, {words.escape(breakdown.moment)}: mostly {named}. "
-            f"The process as a whole stood at {words.size(breakdown.total_bytes)} there."
+            f"Peak tensor memory {words.size(held)}, {words.escape(breakdown.moment)}: mostly {named}. "
+            f"The process was at {words.size(breakdown.total_bytes)}."
         )
-    return f"The peak of {words.size(breakdown.total_bytes)} came {words.escape(breakdown.moment)}: mostly {named}."
+    return f"Peak memory {words.size(breakdown.total_bytes)}, {words.escape(breakdown.moment)}: mostly {named}."
 
 
 def numbers(breakdown: MemoryBreakdown, phases: pd.DataFrame) -> None:
@@ -75,7 +75,7 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
         with left:
             parts(run, step)
         with right:
-            charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
+            charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step, half=True)
         with st.expander("Parts in numbers"):
             tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
     else:
@@ -93,12 +93,11 @@ def parts(run: Run, step: int) -> None:
     """The categories at the peak; beside those of the baseline, if it measured them."""
     other = baseline.run()
     if other is None or loaders.analysed(memory_breakdown, other).total_bytes is None:
-        charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
+        charts.view(MEMORY_PARTS, run, "memory.parts", step=step, half=True)
         return
     beside = MEMORY_COMPARISON.frame([other, run], loaders.analysed)
-    charts.show(
-        MEMORY_COMPARISON.figure(beside, charts.dark(), title="Memory at the peak, side by side"), "memory.beside"
-    )
+    figure = MEMORY_COMPARISON.figure(beside, charts.dark(), title="Memory at the peak, side by side")
+    charts.show(figure, "memory.beside", half=True)
 
 
 def difference(run: Run) -> None:

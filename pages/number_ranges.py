@@ -48,7 +48,7 @@ classes = frame.classes
 heatmap = RANGES.figure(frame, charts.dark(), formats=tuple(formats))
 left, right = charts.grid("ranges")
 with left:
-    clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True), f"ranges.heatmap.{kind}")
+    clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True, half=True), f"ranges.heatmap.{kind}")
     st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
 with right:
     if len(steps) > 1:

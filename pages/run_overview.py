@@ -63,7 +63,7 @@ def of_training(run: Run, entry: Entry) -> None:
     for first in range(0, len(drawn), 2):
         for place, shown in zip(charts.grid(f"overview.{first}"), drawn[first : first + 2], strict=False):
             with place:
-                charts.show(shown.figure(over_steps[shown], charts.dark()), f"overview.{shown.name}")
+                charts.show(shown.figure(over_steps[shown], charts.dark()), f"overview.{shown.name}", half=True)
     ranks.show(run)
     findings.remarks(diagnosed, run)
     report.include([run])
@@ -75,11 +75,11 @@ def loss(run: Run, view: Overview) -> None:
     """The loss, beside that of the baseline and its noise band."""
     bases = baseline.repeats()
     if view.loss_first is None:
-        charts.view(PHASES, run, "overview.phases.first")
+        charts.view(PHASES, run, "overview.phases.first", half=True)
     elif bases and not bases[0].steps["loss"].isna().all():
-        charts.view(LOSSES, [*bases, run], "overview.loss")
+        charts.view(LOSSES, [*bases, run], "overview.loss", half=True)
     else:
-        charts.view(LOSS, run, "overview.loss")
+        charts.view(LOSS, run, "overview.loss", half=True)
 
 
 @st.fragment

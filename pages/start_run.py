@@ -33,10 +33,7 @@ if entry is not None and entry.key in followed:
     batch.show_latest()
     live.show(entry, with_queue=True)
 else:
-    st.markdown(
-        "Each precision becomes one run, trained by a process of its own. "
-        "Runs for one device wait for each other in a queue."
-    )
+    st.markdown("Each precision becomes one run, trained by a process of its own. Runs on the same device are queued.")
     form.show()
     comparisons.show_latest()
     batch.show_latest()

@@ -17,6 +17,7 @@ from pages.parts import address, loaders, picker
 from pages.parts.library.run_list import Entry
 
 NO_BASELINE = "none"
+NARROWED = "bar.narrowed"
 WITHOUT_STEPS = frozenset({"forecast", "library", "start", "tune", "format-lab", "guide"})
 """Addresses of the pages that show nothing over steps: they open no run for the bar."""
 TASK = ("workload", "size", "data")
@@ -27,6 +28,7 @@ STEPS = "bar.steps"
 def show(page: StreamlitPage) -> None:
     """Draw the bar. Sets the library in `st.session_state["entries"]`, the chosen run's key in `["run"]`, and that of
     the baseline, or None, in `["bar.baseline"]`."""
+    st.session_state[NARROWED] = None
     entries = picker.listed()
     if not entries:
         return
@@ -48,6 +50,12 @@ def baseline() -> Entry | None:
 def chosen_steps() -> tuple[int, int] | None:
     """The first and the last step that are shown; None for all."""
     steps: tuple[int, int] | None = st.session_state.get(STEPS)
+    return steps
+
+
+def narrowed_to() -> tuple[int, int] | None:
+    """The steps of the chosen run that the page shows; None for all."""
+    steps: tuple[int, int] | None = st.session_state[NARROWED]
     return steps
 
 
@@ -126,6 +134,7 @@ def _steps(entry: Entry | None) -> None:
     shown = _within(asked, bounds)
     key = f"{STEPS}.{low}.{high}"
     address.set_value(key, shown)
+    st.session_state[NARROWED] = shown if shown != bounds else None
     with st.container(horizontal=True, vertical_alignment="bottom", width="stretch"):
         st.slider("Steps", low, high, key=key, on_change=_steps_changed, args=(key, bounds))
         if shown != bounds:

@@ -26,6 +26,10 @@ LABELS = {
     "skip_frac": "Skipped steps",
     "grad_norm": "Gradient norm",
 }
+NOISE_HELP = (
+    "In brackets the baseline's noise band. Loss: two standard deviations over seeds; with fewer than three seeds, two "
+    "standard errors of the mean over its last steps. Step time and gradient norm: the middle half of its steps."
+)
 EVERYWHERE = ("loss", "step_ms", "memory_bytes")
 BY_PAGE = {
     "loss-scale": ("skip_frac", "grad_norm", "loss"),
@@ -68,11 +72,11 @@ def differences(shown: Run) -> None:
     texts = [difference(metric, changes.loc[metric]) for metric in metrics if metric in changes.index]
     if texts:
         line = f"Against **{words.escape(entry.name)}**: {' · '.join(texts)}"
-        st.markdown(words.unbroken(line), help="In brackets the baseline's noise band.")
+        st.markdown(words.unbroken(line), help=NOISE_HELP)
 
 
 def difference(metric: str, change: "pd.Series[Any] | Mapping[str, Any]") -> str:
-    """One row of `baseline_changes` as text: `Loss +3.6 % (within noise −3.7 % to +3.7 %, step to step)`."""
+    """One row of `baseline_changes` as text: `Loss +3.6 % (within noise −3.7 % to +3.7 %)`."""
     value, base = float(change["value"]), float(change["baseline"])
     label = LABELS[metric]
     if metric == "skip_frac":
@@ -83,7 +87,7 @@ def difference(metric: str, change: "pd.Series[Any] | Mapping[str, Any]") -> str
     noise = ""
     if low == low and high == high and base:
         within = "" if change["outside"] else "within "
-        noise = f" ({within}noise {_signed(low / base - 1)} to {_signed(high / base - 1)}, {change['noise']})"
+        noise = f" ({within}noise {_signed(low / base - 1, 2)} to {_signed(high / base - 1, 2)})"
     ratio = value / base if base else float("nan")
     if ratio != ratio:
         return f"{label} {words.number(value)}, baseline {words.number(base)}"
@@ -92,12 +96,13 @@ def difference(metric: str, change: "pd.Series[Any] | Mapping[str, Any]") -> str
     elif value == base:
         text = "the same"
     else:
-        text = _signed(ratio - 1)
+        text = _signed(ratio - 1, 3)
     return f"{label} **{text}**{noise}" if change["outside"] else f"{label} {text}{noise}"
 
 
-def _signed(fraction: float) -> str:
-    return f"{'+' if fraction > 0 else '−' if fraction < 0 else ''}{words.percent(abs(fraction))}"
+def _signed(fraction: float, digits: int) -> str:
+    sign = "+" if fraction > 0 else "−" if fraction < 0 else ""
+    return f"{sign}{words.number(100 * abs(fraction), '%', digits)}"
 
 
 def _opened(entry: Entry) -> Run | None:

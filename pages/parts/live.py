@@ -134,20 +134,20 @@ def _charts(run: Run) -> None:
     drawn = loaders.analysed(_figures, run, charts.dark())  # once for all sessions that show it
     left, right = charts.grid("live.first")
     with left:
-        charts.show(drawn["loss"], "live.loss")
+        charts.show(drawn["loss"], "live.loss", half=True)
     with right:
         beside = "scale" if "scale" in drawn else "norm"
-        charts.show(drawn[beside], f"live.{beside}")
+        charts.show(drawn[beside], f"live.{beside}", half=True)
     if (slow := loaders.analysed(slow_first_step, run)) is not None:
         st.caption(f"Step {slow.step:,} took {words.about(slow.step_ms / 1e3)}: {FIRST_STEP}")
     left, right = charts.grid("live.second")
     with left:
         if "ranges" in drawn:
-            charts.show(drawn["ranges"], "live.ranges")
+            charts.show(drawn["ranges"], "live.ranges", half=True)
         else:
             st.caption("No number ranges yet: none of the steps so far was sampled.")
     with right:
-        charts.show(drawn["memory"], "live.memory")
+        charts.show(drawn["memory"], "live.memory", half=True)
 
 
 def _figures(run: Run, dark: bool) -> dict[str, go.Figure]:

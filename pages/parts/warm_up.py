@@ -34,6 +34,7 @@ import streamlit as st
 import pages.parts
 from amp_core import Run, RunError, diagnose
 from amp_core.analysis import (
+    baseline_changes,
     compare,
     device_samples,
     lost_gradient,
@@ -48,7 +49,7 @@ from amp_core.analysis import (
 from amp_core.analysis.numerics.layers import tensor_names
 from amp_core.findings import first_sentence
 from amp_core.store.long_runs.extract import open_extract
-from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, MEMORY
+from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, LOSSES, MEMORY
 from pages.parts import bar, loaders, release_memory
 from pages.parts.hardware import memory, profiled
 from pages.parts.library import run_list
@@ -187,5 +188,7 @@ def _draw_ahead(run: Run, base: Run | None) -> None:
         loaders.analysed(tensor_names, run, kind)
     if base is not None:
         loaders.analysed(compare, [base, run])
+        loaders.analysed(baseline_changes, [base, run])
+        LOSSES.draw([base, run], ask=loaders.analysed)
     MEMORY.frame(run, loaders.analysed)
     LOSS.draw(run, ask=loaders.analysed).to_json()

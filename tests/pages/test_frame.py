@@ -57,7 +57,6 @@ def test_a_page_without_any_run_says_what_to_do(open_app, page):
 
 
 def test_opens_on_the_healthy_fp16_sample(home, open_app):
-    write(home.runs / "newest", "healthy")
     write(home.samples / "bf16", "bf16")
     write(home.samples / "fp16-overflow", "overflowing")
     write(home.samples / "fp16-healthy", "healthy")
@@ -67,7 +66,8 @@ def test_opens_on_the_healthy_fp16_sample(home, open_app):
     assert "fp16-healthy" in words(app)
 
 
-def test_opens_on_the_users_run_if_there_are_no_samples(home, open_app):
+def test_opens_on_the_users_run_before_any_sample(home, open_app):
+    write(home.samples / "fp16-healthy", "healthy")
     write(home.runs / "mine", "healthy")
     assert open_app().session_state["run"] == "run/mine"
 

@@ -272,4 +272,4 @@ def test_a_new_name_reaches_the_picker(home, open_app):
     app = open_app(LIBRARY, run="run/a")
     next(t for t in app.text_input if t.key == "library.name.run/a").set_value("the good one")
     button(app, "Save").click().run()
-    assert app.selectbox(key="run").proto.set_value and "the good one (a)" in app.sidebar.selectbox[0].options
+    assert app.selectbox(key="run").proto.set_value and "the good one (a)" in app.selectbox(key="run").options

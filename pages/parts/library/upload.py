@@ -33,14 +33,17 @@ _upload_slots = threading.BoundedSemaphore(2)
 """Uploads that are read at the same time, in all sessions: each may take gigabytes while it is checked."""
 
 
-def take_files(files: Sequence[tuple[str, bytes]]) -> list[str]:
-    """Import files, given as name and content: each zip is a packed run, the others are the traces of one run. Returns
-    the keys."""
+def take(files: Sequence[tuple[str, bytes]]) -> list[str]:
+    """Import what was uploaded, given as name or relative path and content: packed runs, a run folder, or the traces of
+    one run, as their names and first bytes tell. Returns the runs' keys."""
+    if any(PurePosixPath(path).name == "run.json" for path, _ in files):
+        if all(path == "run.json" for path, _ in files):
+            raise RunError("run.json alone is the head of a run; choose its folder under Other sources, or pack it")
+        return [take_folder(files)]
     zips = [(name, data) for name, data in files if name.lower().endswith(".zip") or data.startswith(ZIP)]
-    traces = [file for file in files if file not in zips]
-    for name, _ in traces:
-        if PurePosixPath(name).name == "run.json":
-            raise RunError("run.json alone is the head of a run: choose its folder under Other sources, or pack it")
+    traces = [file for file in files if file not in zips and file[0].lower().endswith((".json", ".gz"))]
+    if not zips and not traces:
+        return [take_folder(files)]
     return [*(take_zip(name, data) for name, data in zips), *([take_traces(traces)] if traces else [])]
 
 

@@ -22,10 +22,10 @@ def show() -> None:
     with st.popover("Other sources", icon=":material/folder_open:"):
         _field(
             FOLDER,
-            "A run folder",
-            ["json", "parquet", "arrows", "log"],
+            "A run folder, or a folder of traces",
+            ["json", "parquet", "arrows", "log", "zip", "gz"],
             "directory",
-            "Choose the folder that directly contains run.json.",
+            "Choose the folder that directly contains run.json, or the traces of all ranks.",
         )
         st.caption("TensorBoard: `ampscope import-tensorboard LOGDIR --out RUN`")
 
@@ -50,8 +50,7 @@ def _take(kind: str, key: str) -> None:
         return
     st.toast(f"Reading {words.escape(files[0].name)} …", icon=":material/hourglass_top:")
     with messages.refusals():
-        given = [(file.name, file.getvalue()) for file in files]
-        taken = [upload.take_folder(given)] if kind == FOLDER else upload.take_files(given)
+        taken = upload.take([(file.name, file.getvalue()) for file in files])
         picker.choose(taken[-1])
         names = ", ".join(key.rsplit("/", 1)[-1] for key in taken)
         messages.success(f"{names} {'is' if len(taken) == 1 else 'are'} in the library and chosen.")

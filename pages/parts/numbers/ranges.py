@@ -155,7 +155,7 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
     dark = charts.dark()
     title = f"{words.KIND_LABELS[kind]} by tensor and step: {OVER_STEPS[shown]}"
     figure = with_marks(step_heatmap(shares, shown, dark, title), loaders.analysed(step_marks, run), dark=dark)
-    clicked = clicks.points(charts.show(figure, "ranges.steps", clicks=True), f"ranges.steps.{kind}")
+    clicked = clicks.points(charts.show(figure, "ranges.steps", clicks=True, half=True), f"ranges.steps.{kind}")
     pooled = shares["until"] > shares["step"]
     if pooled.any():
         st.caption("Several sampled steps stand in one column: of each the largest value.")

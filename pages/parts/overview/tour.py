@@ -19,7 +19,7 @@ ABOUT = (
     "The healthy run lets the loss scale grow until it overflows once. One run keeps skipping steps; the other "
     "silently underflows."
 )
-COOKIE = "ampscope_tour"
+COOKIE, DISMISSED = "ampscope_tour", "dismissed"
 YEAR_S = 365 * 24 * 3600
 
 
@@ -34,13 +34,11 @@ def show(entry: Entry) -> None:
     if st.session_state.get("tour.away"):
         _remember()
         return
-    if entry.origin != "sample" or st.context.cookies.get(COOKIE):
+    if entry.origin != "sample" or st.context.cookies.get(COOKIE) == DISMISSED:
         return
     entries: dict[str, Entry] = st.session_state["entries"]
     with st.container(border=True, key="tour", gap="small"):
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown(f"{WHAT} New here? Three steps:", width="stretch")
-            st.button("Dismiss", key="tour.away.now", type="tertiary", on_click=_dismiss)
+        st.markdown(f"{WHAT} New here? Three steps:")
         with st.container(horizontal=True, vertical_alignment="center"):
             for key, label in STEPS:
                 if key == entry.key:
@@ -51,6 +49,8 @@ def show(entry: Entry) -> None:
             st.page_link(START, label="Start a run", icon=":material/play_circle:")
             with st.popover("Watch my own loop", icon=":material/code:"):
                 st.code(code(), language="python", wrap_lines=True)
+            st.space("stretch")
+            st.button("Dismiss", key="tour.away.now", type="tertiary", on_click=_dismiss)
         st.caption(ABOUT)
 
 
@@ -60,5 +60,5 @@ def _dismiss() -> None:
 
 def _remember() -> None:
     """Let the browser keep that the tour was dismissed: a reload begins a new session."""
-    cookie = f"{COOKIE}=dismissed; max-age={YEAR_S}; path=/; SameSite=Lax"
+    cookie = f"{COOKIE}={DISMISSED}; max-age={YEAR_S}; path=/; SameSite=Lax"
     st.html(f"<script>document.cookie = '{cookie}'</script>", unsafe_allow_javascript=True)
