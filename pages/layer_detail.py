@@ -2,11 +2,12 @@
 
 import streamlit as st
 
-from amp_core.analysis import kinds_present, step_marks
+from amp_core.analysis import kinds_present, layer_band, step_marks
 from amp_core.analysis.numerics.layers import downsample_trace, layer_exponents, layer_health, layer_trace
-from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
+from amp_core.analysis.steps import recipe
+from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure, with_baseline
 from amp_core.figures.marks import with_marks
-from pages.parts import charts, empty, head, loaders, tables, words
+from pages.parts import baseline, charts, empty, head, loaders, tables, words
 from pages.parts.numbers import limits, tensor
 
 head.title("Layer detail")
@@ -21,8 +22,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     formats, unscaled = limits.pick("layer")
 
 trace = loaders.analysed(layer_trace, run, kind, name)
-first, last = tensor.pick_steps(trace["step"].tolist())
-trace = trace[trace["step"].between(first, last)]
+first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
 health = layer_health(trace)
 with answer:
     head.headline(tensor.headline(name, kind, health, trace["dtype"].iloc[-1]))
@@ -33,20 +33,27 @@ marks = marks[marks["step"].between(first, last)]
 values = "loss scale taken out" if unscaled else "as stored"
 without = trace["step"][~(trace["absmax"] > 0)].tolist()
 over_time = exponents_over_time(shares, tuple(formats), dark, values=values, without=without)
-charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents")
 drawn = downsample_trace(trace)
-charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes")
 magnitudes = magnitude_figure(drawn, tuple(formats), dark, values="as stored")
-charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")
+base = baseline.run()
+if base is not None:
+    band = loaders.analysed(layer_band, [base, run], kind, name)
+    magnitudes = with_baseline(magnitudes, band, f"RMS in {base.name}", recipe(base), dark)
+left, right = charts.grid("layer")
+with left:
+    charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents", half=True)
+with right:
+    charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes", half=True)
+    charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes", half=True)
 
-st.header("What another format or loss scale would do to it", anchor=False)
 predicted = tensor.predicted(run, kind)
 table = tensor.predictions(predicted, name)
 if table.empty:
     empty.nothing("Nothing can be predicted for it: it never held a finite nonzero value.")
-st.caption(tensor.about_predictions(predicted, name, kind, health))
-tables.show(
-    table,
-    column_config=tensor.COLUMNS,
-    alt=f"Predicted losses of {words.KIND_LABELS[kind].lower()} by format and loss scale.",
-)
+with st.expander("What another format or loss scale would do to it"):
+    st.caption(tensor.about_predictions(predicted, name, kind, health))
+    tables.show(
+        table,
+        column_config=tensor.COLUMNS,
+        alt=f"Predicted losses of {words.KIND_LABELS[kind].lower()} by format and loss scale.",
+    )

@@ -1,10 +1,14 @@
 """Is the loss scale where it should be, and what does it cost in skipped steps?"""
 
+import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import ScaleSummary, scale_summary, skip_episodes
+from amp_core import Run
+from amp_core.analysis import ScaleSummary, baseline_band, scale_summary, scale_trace, skip_episodes
+from amp_core.analysis.steps import recipe
+from amp_core.figures import with_baseline
 from amp_core.views import GRAD_NORM, LOSS_SCALE
-from pages.parts import cards, charts, clicks, empty, glossary, head, loaders, words
+from pages.parts import baseline, cards, charts, clicks, empty, glossary, head, loaders, words
 from pages.parts.hardware import ranks
 from pages.parts.numbers import episodes as episodes_table
 from pages.parts.numbers import prediction
@@ -13,15 +17,15 @@ from pages.parts.numbers import prediction
 def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
     """The page's answer in one or two sentences."""
     if about.last is None and not about.skips_recorded:
-        return "Neither a loss scale nor skipped steps were recorded in this run."
+        return "This run recorded neither a loss scale nor skipped steps."
     if not about.has_scaler:
-        return f"{recipe} has no loss scale: no step is skipped for it, and nothing is lifted out of underflow."
+        return f"{recipe} runs without loss scaling: no skipped steps, and no protection from underflow."
     ended = f"The scale went from {words.scale(about.first)} to {words.scale(about.last)}"
     if about.first == about.last:
         ended = f"The scale began and ended at {words.scale(about.last)}"
     span = f"{ended} and stayed between {words.scale(about.lowest)} and {words.scale(about.highest)}."
     if about.lowest == about.highest:
-        span = f"The scale stood at {words.scale(about.last)} all the time."
+        span = f"The scale was constant at {words.scale(about.last)}."
     if about.skips == 0:
         return f"No step was skipped. {span}"
     times = f"{words.plural(about.skips, 'step')} of {about.attempts:,} ({words.percent(about.skip_frac)}) skipped"
@@ -30,7 +34,7 @@ def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
 
 def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
     """The current loss scale, skipped steps, and how often the scale decreased and increased."""
-    clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
+    clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "growth interval not recorded"
     share = f"{words.percent(about.skip_frac)} of {about.attempts:,}"
     left, right = cards.pairs()
     with left:
@@ -41,6 +45,21 @@ def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
         down = f"in {words.plural(episodes, 'episode')} of skips" if episodes else "no step was skipped"
         cards.card("Backed off", f"{about.backoffs:,} ×", down, help_=glossary.tip("backoff"))
         cards.card("Grew", f"{about.growths:,} ×", clean, help_=glossary.tip("growth interval"))
+
+
+def gradient_norm(run: Run) -> None:
+    """The norm of the gradients, before the baseline's."""
+    figure = GRAD_NORM.draw(run, charts.dark(), loaders.analysed)
+    base = baseline.run()
+    if base is not None and not base.steps["grad_norm"].isna().all():
+        band = loaders.analysed(norm_band, base)
+        figure = with_baseline(figure, band, base.name, recipe(base), charts.dark())
+    charts.show(figure, "loss_scale.norm", half=True)
+
+
+def norm_band(base: Run) -> pd.DataFrame:
+    """`baseline_band` of the gradient norm."""
+    return baseline_band(scale_trace(base), "grad_norm")
 
 
 head.title("Loss scale")
@@ -56,20 +75,24 @@ head.headline(
 if about.has_scaler:
     show_cards(about, len(episodes), run.head.config.get("growth_interval"))
     shown = LOSS_SCALE.frame(run, loaders.analysed)
-    figure = LOSS_SCALE.figure(shown, charts.dark())
-    clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
+    left, right = charts.grid("loss_scale")
+    with left:
+        figure = LOSS_SCALE.figure(shown, charts.dark())
+        clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True, half=True), "loss_scale.scale")
+    with right:
+        gradient_norm(run)
     if shown.interrupted:
-        st.caption("Where the band is interrupted, no single loss scale served every gradient.")
+        st.caption("Gaps in the band: no single loss scale suited every gradient.")
     for point in clicked[:1]:
         episodes_table.open_step(run, episodes, int(float(point["x"])))
 if window:
     st.caption(prediction.about_window(window))
 ranks.agreement(run)
 
-norms = GRAD_NORM.frame(run, loaders.analysed)
-if about.last is None and norms.table["grad_norm"].isna().all():
+if about.last is None and run.steps["grad_norm"].isna().all():
     empty.nothing("`watch` records both, and the norm of the gradients.", sample=True)
-charts.show(GRAD_NORM.figure(norms, charts.dark()), "loss_scale.norm")
+if not about.has_scaler:
+    gradient_norm(run)
 
 if len(episodes):
     episodes_table.show(run, episodes)

@@ -1,4 +1,4 @@
-"""Where did the memory go, and what does a recipe save of it?"""
+"""Where did the memory go, and how much does a recipe save?"""
 
 import pandas as pd
 import streamlit as st
@@ -14,8 +14,7 @@ from amp_core.analysis import (
     not_recorded_reasons,
 )
 from amp_core.views import MEMORY, MEMORY_COMPARISON, MEMORY_MOMENTS, MEMORY_PARTS
-from pages.parts import address, cards, charts, empty, head, loaders, tables, words
-from pages.parts.compare import baseline
+from pages.parts import address, baseline, cards, charts, empty, head, loaders, tables, words
 from pages.parts.hardware import memory
 
 
@@ -23,21 +22,21 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
     """The page's answer; if nothing was sampled, the reason, which follows from the number of attempted steps."""
     if breakdown.total_bytes is None:
         why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
-        return f"The parts of this run's memory were not measured: {why}."
+        return f"No memory breakdown recorded: {why}."
     if not breakdown.categories_known:
         named = breakdown.phase in (None, "forward")  # the moment names forward itself
         place = words.escape(breakdown.moment) + ("" if named else f" in {breakdown.phase}")
         peak = words.size(breakdown.total_bytes)
-        return f"The peak of {peak} came {place}. A trace tells how much is held, not for what."
+        return f"Peak memory {peak}, {place}. A trace records how much is allocated, not for what."
     largest = breakdown.named.nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if breakdown.on_cpu:
         held = breakdown.named["bytes"].sum()
         return (
-            f"Tensors held most, {words.size(held)}, {words.escape(breakdown.moment)}: mostly {named}. "
-            f"The process as a whole stood at {words.size(breakdown.total_bytes)} there."
+            f"Peak tensor memory {words.size(held)}, {words.escape(breakdown.moment)}: mostly {named}. "
+            f"The process was at {words.size(breakdown.total_bytes)}."
         )
-    return f"The peak of {words.size(breakdown.total_bytes)} came {words.escape(breakdown.moment)}: mostly {named}."
+    return f"Peak memory {words.size(breakdown.total_bytes)}, {words.escape(breakdown.moment)}: mostly {named}."
 
 
 def numbers(breakdown: MemoryBreakdown, phases: pd.DataFrame) -> None:
@@ -72,9 +71,15 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
     for note in breakdown.notes:
         st.markdown(note)
     if breakdown.categories_known:
-        charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
-        tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
-    charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
+        left, right = charts.grid("memory.parts")
+        with left:
+            parts(run, step)
+        with right:
+            charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step, half=True)
+        with st.expander("Parts in numbers"):
+            tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
+    else:
+        charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
     if not breakdown.categories_known:
         shown = memory.modules(loaders.analysed(memory_modules, run, step))
         tables.show(shown, column_config=memory.MODULES, alt="Memory by module or operator.")
@@ -84,18 +89,26 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
         st.caption(batch)
 
 
+def parts(run: Run, step: int) -> None:
+    """The categories at the peak; beside those of the baseline, if it measured them."""
+    other = baseline.run()
+    if other is None or loaders.analysed(memory_breakdown, other).total_bytes is None:
+        charts.view(MEMORY_PARTS, run, "memory.parts", step=step, half=True)
+        return
+    beside = MEMORY_COMPARISON.frame([other, run], loaders.analysed)
+    figure = MEMORY_COMPARISON.figure(beside, charts.dark(), title="Memory at the peak, side by side")
+    charts.show(figure, "memory.beside", half=True)
+
+
 def difference(run: Run) -> None:
-    """Compare this run with another: which categories shrank or grew, and why."""
-    other = baseline.pick(run, "memory.beside.run")
+    """Which categories shrank or grew against the baseline, and why."""
+    other = baseline.run()
     if other is None:
         return
+    st.header("Difference from the baseline", anchor=False)
     if loaders.analysed(memory_breakdown, other).total_bytes is None:
         st.info(f"{words.escape(other.name)} did not measure the parts of its memory.")
         return
-    beside = MEMORY_COMPARISON.frame([other, run], loaders.analysed)
-    charts.show(
-        MEMORY_COMPARISON.figure(beside, charts.dark(), title="Memory at the peak, side by side"), "memory.beside"
-    )
     tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),
         column_config=memory.CHANGES,
@@ -117,7 +130,6 @@ if step is not None and breakdown.total_bytes is not None:
         numbers(breakdown, loaders.analysed(memory_phases, run, step))
     explanation(run, breakdown, step)
     difference(run)
-st.header("Over the run", anchor=False)
 over_time = MEMORY.frame(run, loaders.analysed)
 if not MEMORY.absent(over_time):
     charts.show(MEMORY.figure(over_time, charts.dark()), "memory.trace")

@@ -28,7 +28,9 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     address.keep("kind", "ranges.kind", kind if kind != order[0] else "")
     formats, unscaled = limits.pick("ranges")
 steps = loaders.analysed(sampled_steps, run, kind)
-step = ranges.pick_step(steps) if len(steps) > 1 else None
+fields = st.container(horizontal=True, vertical_alignment="bottom")
+with fields:
+    step = ranges.pick_step(steps) if len(steps) > 1 else None
 
 classes = loaders.analysed(class_shares, run, kind, step)
 with answer:
@@ -39,20 +41,26 @@ with answer:
 if unfold := st.session_state.pop("ranges.unfold", None):
     st.session_state["ranges.search"] = unfold
     st.session_state[f"ranges.depth.{kind}"] = None
-layers, depth = ranges.pick_layers(classes["name"].tolist(), kind)
+with fields:
+    layers, depth = ranges.pick_layers(classes["name"].tolist(), kind)
 frame = RANGES.frame(run, loaders.analysed, kind=kind, step=step, unscaled=unscaled, names=layers, depth=depth)
 classes = frame.classes
 heatmap = RANGES.figure(frame, charts.dark(), formats=tuple(formats))
-clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True), f"ranges.heatmap.{kind}")
-st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
-if len(steps) > 1:
-    ranges.over_steps(run, kind, layers, depth)
-if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.MIN_SHOWN_FRAC).any(axis=None):
-    charts.show(CLASSES.figure(classes, charts.dark()), "ranges.classes")
-opened = ranges.table(classes, kind)
+left, right = charts.grid("ranges")
+with left:
+    clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True, half=True), f"ranges.heatmap.{kind}")
+    st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
+with right:
+    if len(steps) > 1:
+        ranges.over_steps(run, kind, layers, depth)
+with st.expander("Tensor by tensor, in numbers"):
+    if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.MIN_SHOWN_FRAC).any(axis=None):
+        charts.show(CLASSES.figure(classes, charts.dark()), "ranges.classes")
+    opened = ranges.table(classes, kind)
 here = None if step is None else (step, step)
 for point in clicked[:1]:
     ranges.go(kind, str(point["y"]), here)
 for name in opened:
     ranges.go(kind, name, here)
-prediction.show(run, kind, formats[0] if formats else "fp16", layers)
+with st.expander("What another loss scale would lose"):
+    prediction.show(run, kind, formats[0] if formats else "fp16", layers)

@@ -5,7 +5,7 @@ from collections import Counter
 import streamlit as st
 
 from amp_core.library.permissions import current
-from pages.parts import head, tables, words
+from pages.parts import charts, head, tables, words
 from pages.parts.library import actions, messages, run_list, run_table, ticks, upload_fields
 from pages.parts.library.run_list import Entry
 
@@ -32,15 +32,18 @@ def folders(entries: dict[str, Entry]) -> str | None:
 
 head.title("Library")
 entries: dict[str, Entry] = st.session_state["entries"]
-with st.container():  # a fixed place, so that nothing below is drawn twice on a page change
-    messages.show()
-
 answer = st.container()
 with st.container():
     actions.show_trash()
-with st.container():  # keeps the upload fields in place, so that an upload in progress completes
+left, right = charts.grid("library")
+with right:
+    if current().read_only:
+        messages.show()
+    else:
+        upload_fields.show()
+with st.container():
     if entries:
-        with st.container(horizontal=True, vertical_alignment="bottom"):
+        with left, st.container(horizontal=True, vertical_alignment="bottom"):
             asked = st.text_input(
                 "Search", key="library.search", placeholder="fp16, lstm, failed, a tag, …", persist_state="session"
             )
@@ -50,7 +53,8 @@ with st.container():  # keeps the upload fields in place, so that an upload in p
         most = st.session_state.setdefault("library.most", MAX_ROWS)
         page, more = shown[:most], max(0, len(shown) - most)
         st.session_state["library.shown"] = [entry.key for entry in page]
-        actions.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
+        with left:
+            actions.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
         table, waiting = run_table.table(page)
         with answer:
             damaged = table[table["Status"] == "damaged"] if len(table) else table
@@ -63,7 +67,7 @@ with st.container():  # keeps the upload fields in place, so that an upload in p
             st.caption("Tick a run to choose it, or several to compare them.")
             tables.show(
                 table,
-                column_config=run_table.COLUMNS,
+                column_config=run_table.columns(table),
                 column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
                 row_height=ROW_PIXELS,
                 height=ROW_PIXELS * (1 + min(len(table), MAX_VISIBLE_ROWS)) + 3,  # with the header and the border
@@ -85,8 +89,6 @@ with st.container():  # keeps the upload fields in place, so that an upload in p
             names = ", ".join(f"{words.escape(name)} ({words.plural(count, 'run')})" for name, count in folded.items())
             st.caption(f"Trainings of searches are folded: {names}. Choose the folder, or search, to see them.")
     else:
-        st.write("No runs yet. Bring one in below, or start one.")
-        st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")
-
-if not current().read_only:
-    upload_fields.show()
+        with left:
+            st.write("No runs yet. Upload one, or start one.")
+            st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")

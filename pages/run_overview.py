@@ -5,8 +5,8 @@ import streamlit as st
 from amp_core import Run, diagnose
 from amp_core.analysis import Overview, overview, tensor_core_use
 from amp_core.findings import first_sentence
-from amp_core.views import DEVICE, LOSS, MEMORY, PHASES
-from pages.parts import cards, charts, head, live, loaders, warm_up, words
+from amp_core.views import DEVICE, LOSS, LOSSES, MEMORY, PHASES
+from pages.parts import baseline, cards, charts, head, live, loaders, warm_up, words
 from pages.parts.hardware import ranks
 from pages.parts.library.run_list import Entry
 from pages.parts.overview import costs_and_gains, findings, report, tour
@@ -49,24 +49,37 @@ def of_training(run: Run, entry: Entry) -> None:
     said = loaders.analysed(first_sentence, run) or summary(view)
     findings.banner(diagnosed, said, ended_well=ended_well, run=run)
     tour.show(entry)
-    costs_and_gains.show(run, view, findings.unmuted_problems(diagnosed, run))
-    if view.loss_first is None:  # an imported trace has steps but no loss
-        head.profiled(run)
+    left, right = charts.grid("overview.answer")
+    with left:
+        costs_and_gains.show(run, view, findings.unmuted_problems(diagnosed, run))
+        if view.loss_first is None:  # an imported trace has steps but no loss
+            head.profiled(run)
+    with right:
+        loss(run, view)
     findings.causes(diagnosed, run)
     cards.show(run, view)
-    findings.remarks(diagnosed, run)
-    if view.loss_first is not None:
-        charts.view(LOSS, run, "overview.loss")
-    # One below the other: their step axes align, and no title is cut off.
-    charts.view(PHASES, run, "overview.phases")
-    for shown in (MEMORY, DEVICE):
-        frame = shown.frame(run, loaders.analysed)
-        if not shown.absent(frame):
-            charts.show(shown.figure(frame, charts.dark()), f"overview.{shown.name}")
+    over_steps = {shown: shown.frame(run, loaders.analysed) for shown in (PHASES, MEMORY, DEVICE)}
+    drawn = [shown for shown, frame in over_steps.items() if not shown.absent(frame)]
+    for first in range(0, len(drawn), 2):
+        for place, shown in zip(charts.grid(f"overview.{first}"), drawn[first : first + 2], strict=False):
+            with place:
+                charts.show(shown.figure(over_steps[shown], charts.dark()), f"overview.{shown.name}", half=True)
     ranks.show(run)
+    findings.remarks(diagnosed, run)
     report.include([run])
     warm_up.analyse_other_pages(run)
     warm_up.load_widgets()
+
+
+def loss(run: Run, view: Overview) -> None:
+    """The loss, beside that of the baseline and its noise band."""
+    bases = baseline.repeats()
+    if view.loss_first is None:
+        charts.view(PHASES, run, "overview.phases.first", half=True)
+    elif bases and not bases[0].steps["loss"].isna().all():
+        charts.view(LOSSES, [*bases, run], "overview.loss", half=True)
+    else:
+        charts.view(LOSS, run, "overview.loss", half=True)
 
 
 @st.fragment

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core.library.permissions import current
-from pages.parts import empty, head, live, picker
+from pages.parts import address, empty, head, live, picker
 from pages.parts.hardware import abilities
 from pages.parts.start import batch, comparisons, form, queue
 
@@ -11,9 +11,11 @@ head.title("Start a run")
 if current().read_only:
     empty.nothing("This server is read-only: it shows runs and starts none.")
 entry = picker.chosen()
+address.take("followed", "start.followed", lambda text: text.split(","))
 followed: list[str] = st.session_state.setdefault("start.followed", [])
 if entry is not None and entry.under_way and entry.key not in followed and queue.job_of(entry.path) is not None:
     followed.append(entry.key)  # its end is then shown here too, even after a reload
+address.keep("followed", "start.followed", ",".join(followed))
 if entry is not None and entry.key in followed:
     with st.expander("Start another run", expanded=st.session_state.get("start.refused") is not None):
         form.show()
@@ -31,10 +33,7 @@ if entry is not None and entry.key in followed:
     batch.show_latest()
     live.show(entry, with_queue=True)
 else:
-    st.markdown(
-        "Each precision becomes one run, trained by a process of its own. "
-        "Runs for one device wait for each other in a queue."
-    )
+    st.markdown("Each precision becomes one run, trained by a process of its own. Runs on the same device are queued.")
     form.show()
     comparisons.show_latest()
     batch.show_latest()

@@ -7,6 +7,7 @@ exponent_shares(run, "output_grad")         # one row per tensor and exponent
 """
 
 from amp_core.analysis.baseline import baseline_index, lost_gradient, step_marks
+from amp_core.analysis.comparison.baseline_change import baseline_band, baseline_changes, layer_band
 from amp_core.analysis.comparison.compare import Comparison, compare
 from amp_core.analysis.comparison.divergence import FirstDifference, first_difference, forward_differences
 from amp_core.analysis.comparison.loss_curves import loss_curves
@@ -57,6 +58,7 @@ from amp_core.analysis.performance.timeline import timeline, timeline_bars
 from amp_core.analysis.performance.traced_ops import traced_steps
 from amp_core.analysis.ranks import rank_ends, rank_scales, rank_table
 from amp_core.analysis.run_labels import unique_labels
+from amp_core.analysis.steps import slow_first_step
 from amp_core.hardware.kernel_names import KernelClass, classify_kernel
 
 __all__ = [
@@ -78,6 +80,8 @@ __all__ = [
     "TensorCoreUse",
     "amdahl",
     "average_losses",
+    "baseline_band",
+    "baseline_changes",
     "baseline_index",
     "class_shares",
     "classify_kernel",
@@ -95,6 +99,7 @@ __all__ = [
     "kernel_table",
     "kinds_present",
     "layer_advice",
+    "layer_band",
     "loss_curves",
     "lost_gradient",
     "matrix_ops",
@@ -129,6 +134,7 @@ __all__ = [
     "scale_trace",
     "shares_over_steps",
     "skip_episodes",
+    "slow_first_step",
     "sparkline",
     "speed_summary",
     "step_cost",

@@ -9,6 +9,8 @@ norms where each rank has a shard of each gradient; the loss is the first one re
 first optimizer of rank 0.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
@@ -18,6 +20,8 @@ from amp_core.store.run import Run
 
 TIMES = ("step_ms", *phases.COLUMNS)
 MAX_WARMUP_STEPS = 10
+SLOW_FIRST_RATIO = 5.0
+"""A first step that takes this many times as long as the others is explained on the live page."""
 """Most first steps that timings leave out; see `warmup_steps`."""
 
 
@@ -103,6 +107,24 @@ def warmup_steps(steps: int) -> int:
     They include allocation, kernel selection, compilation and the first reading of data.
     """
     return min(MAX_WARMUP_STEPS, steps // 5)
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """A first step that took much longer than the others."""
+
+    step: int
+    step_ms: float
+
+
+def slow_first_step(run: Run) -> FirstStep | None:
+    """The first step if it took at least a second and `SLOW_FIRST_RATIO` times the median of the others; else None."""
+    times = run.steps[["step", "step_ms"]].dropna()
+    if len(times) < 2:
+        return None
+    first, others = times.iloc[0], median(times["step_ms"].iloc[1:])
+    slow = others is not None and first["step_ms"] >= max(1e3, SLOW_FIRST_RATIO * others)
+    return FirstStep(int(first["step"]), float(first["step_ms"])) if slow else None
 
 
 def median(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]") -> float | None:

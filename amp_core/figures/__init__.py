@@ -9,6 +9,7 @@ Each figure names its subject in the title, has units on its axes and a text des
 `figure.layout.meta["alt"]`. An empty frame gives a figure that says so. Colours are only in `colours.py`.
 """
 
+from amp_core.figures.baseline import with_baseline
 from amp_core.figures.classes import class_bars
 from amp_core.figures.colours import colour, recipe_colour
 from amp_core.figures.devices import device_figure
@@ -63,4 +64,5 @@ __all__ = [
     "tensor_core_figure",
     "timeline_figure",
     "underflow_figure",
+    "with_baseline",
 ]

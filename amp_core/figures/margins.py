@@ -18,14 +18,14 @@ PAGE_WIDTH_PX = 960
 """Width of a chart on a typical page."""
 
 
-def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False) -> int:
-    """Height of the legend of these traces on a typical page, pixels; 0 if plotly draws none, as for
+def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False, width_px: int = PAGE_WIDTH_PX) -> int:
+    """Height of the legend of these traces in a chart of that width, pixels; 0 if plotly draws none, as for
     a single trace unless `always`."""
     shown = [t for t in traces if t["type"] != "heatmap" and t.get("showlegend") is not False]
     if len(shown) < 2 and not always and not any(t.get("showlegend") for t in shown):
         return 0
     entries = [46 + _text_px(t.get("name") or "") for t in shown]
-    rows = 1 if sum(entries) <= PAGE_WIDTH_PX else math.ceil(len(entries) / max(1, PAGE_WIDTH_PX // max(entries)))
+    rows = 1 if sum(entries) <= width_px else math.ceil(len(entries) / max(1, width_px // max(entries)))
     return 8 + 19 * rows
 
 

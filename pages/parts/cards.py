@@ -15,7 +15,7 @@ from amp_core import Run
 from amp_core.analysis import Overview, memory_trace, scale_trace, sparkline
 from pages.parts import glossary, words
 
-ACROSS = 3
+ACROSS = 6
 """Cards with a course per row."""
 WHOLE = "<style>{0}, {0} *, {1}, {1} * {{white-space: normal; overflow: visible}}</style>".format(
     '[data-testid="stMetric"] [data-testid="stMetricLabel"]', '[data-testid="stMetric"] [data-testid="stMetricDelta"]'
@@ -71,7 +71,7 @@ def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
     if view.scale.has_scaler:
         moved = view.scale.growths or view.scale.backoffs
         value = words.scale(view.scale.last)
-        beside = f"{view.scale.growths:,} up, {view.scale.backoffs:,} down" if moved else "has not moved"
+        beside = f"{view.scale.growths:,} up, {view.scale.backoffs:,} down" if moved else "unchanged"
     elif view.scale.last is None:
         value, beside, course = words.NONE, "not recorded", None
     scale = Card("Loss scale", value, beside, course, glossary.tip("loss scaling"))
@@ -87,12 +87,12 @@ def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
     """Step time and samples per second."""
     step_ms = run.steps["step_ms"].astype(float)
     low, high = words.number(view.speed.step_ms_low), words.number(view.speed.step_ms_high)
-    quartiles = f"{low}–{high} ms" if low != high else "hardly varies"
-    warm = f"Median, and where half of the steps lie. The first {view.speed.warmup} warm up and are left out."
+    quartiles = f"{low}–{high} ms" if low != high else "constant"
+    warm = f"Median and quartiles, without the first {view.speed.warmup} steps (warm-up)."
     known = view.speed.watch_frac is not None
-    watching = f"{words.percent(view.speed.watch_frac)} watching" if known else "watching not timed"
+    watching = f"{words.percent(view.speed.watch_frac)} recording" if known else "overhead not timed"
     rate = sparkline(run.steps["samples"].astype(float) / step_ms)
-    share = "Median of samples over step time, and the share of all time that went into watching."
+    share = "Median of samples over step time, and the share of all time spent on recording."
     return (
         Card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms), warm),
         Card("Samples per s", words.number(view.speed.samples_per_s), watching, rate, share),

@@ -1,17 +1,35 @@
 """Draw a figure on the page: its width, toolbar, and colours for the current theme."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from amp_core.figures.browser import for_browser
+from amp_core.figures.margins import legend_px
 from amp_core.views import View
 from pages.parts import loaders, tables
 
+SYNC = Path(__file__).with_name("chart_sync.js").read_text()
+"""Crosshair and zoom of one chart over steps in all others on the page."""
+HALF_PX = 500
+"""Width of a chart in a column, pixels."""
 _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
+
+
+def begin() -> None:
+    """Before a page: let its charts over steps share crosshair and zoom."""
+    st.html(f"<script>{SYNC}</script>", unsafe_allow_javascript=True)
+
+
+def grid(key: str) -> list[DeltaGenerator]:
+    """Two containers for charts: side by side, or one below the other on a narrow page."""
+    row = st.container(horizontal=True, key=f"grid-{key}")
+    return [row.container(), row.container()]
 
 
 def config(title: str) -> dict[str, Any]:
@@ -29,19 +47,25 @@ def dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def view(shown: View[Any], of: Run | Sequence[Run], key: str, **options: Any) -> None:
+def view(shown: View[Any], of: Run | Sequence[Run], key: str, *, half: bool = False, **options: Any) -> None:
     """Draw a view of `amp_core.views` with cached analyses; `options` are those of `View.frame`."""
-    show(shown.draw(of, dark(), loaders.analysed, **options), key)
+    show(shown.draw(of, dark(), loaders.analysed, **options), key, half=half)
 
 
-def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:
+def show(figure: go.Figure, key: str, *, clicks: bool = False, half: bool = False) -> Any:
     """Draw `figure`; the description that it carries becomes its text alternative.
 
-    With `clicks`, return the clicked points; see `pages.parts.clicks`.
+    With `half`, make room for the legend in a column of `grid`. With `clicks`, return the clicked points; see
+    `pages.parts.clicks`.
     """
     alt, title = figure.layout.meta["alt"], figure.layout.title.text
     tables.remember_chart(key, title, figure)
     record = for_browser(figure, dark())
+    if half:
+        always = record["layout"].get("showlegend") is True
+        more = legend_px(record["data"], always, HALF_PX) - legend_px(record["data"], always)
+        record["layout"]["height"] += more
+        record["layout"]["margin"] = record["layout"]["margin"] | {"b": record["layout"]["margin"]["b"] + more}
     # Streamlit identifies a chart by its content
     record["layout"]["datarevision"] = 0
     if clicks:

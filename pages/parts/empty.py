@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import streamlit as st
 
-from pages.parts import picker, words
+from pages.parts import bar, picker, words
 from pages.parts.overview import tour
 
 START = "pages/start_run.py"
@@ -28,6 +28,10 @@ def nothing(sentence: str, *, sample: bool = False) -> None:
     """Show that this run has no data for this page; ends the page. With `sample`, a button opens it on a run that
     has."""
     st.info(sentence, icon=":material/info:")
+    if (steps := bar.narrowed_to()) is not None:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f"Only steps {steps[0]:,}–{steps[1]:,} are shown.", width="content")
+            st.button("Show all steps", key="empty.steps", on_click=bar.show_all_steps)
     if sample and SAMPLE in st.session_state["entries"]:
         label = "See it on a sample run"
         st.button(label, key="empty.sample", icon=":material/visibility:", on_click=picker.choose, args=(SAMPLE,))

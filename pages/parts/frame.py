@@ -1,10 +1,10 @@
-"""The frame of every page: style, sign-in, run picker, downloads."""
+"""The frame of every page: style, sign-in, the bar with run, baseline and steps, downloads."""
 
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from amp_core import RunError
-from pages.parts import address, empty, picker, release_memory, signin, style, tables
+from pages.parts import address, bar, charts, empty, picker, release_memory, signin, style, tables
 from pages.parts.overview import report
 
 
@@ -12,9 +12,10 @@ def show(page: StreamlitPage) -> None:
     """Run the page in its frame."""
     style.begin()
     signin.require()
-    picker.show()
-    tables.begin()
     address.begin(page.url_path)
+    bar.show(page)
+    tables.begin()
+    charts.begin()
     notes = st.container()
     with notes:
         picker.show_missing(page.url_path)

@@ -6,7 +6,7 @@ from streamlit.delta_generator import DeltaGenerator
 from amp_core import Run
 from amp_core.analysis.steps import emulated, recipe
 from amp_core.settings.catalog import EMULATED
-from pages.parts import empty, loaders, picker, words
+from pages.parts import bar, baseline, empty, loaders, picker, words
 from pages.parts.library.run_list import Entry
 
 # Tables that a run without steps may have, and the pages that show them.
@@ -66,7 +66,9 @@ def run(chosen: Entry | None = None, table: str = "steps") -> Run:
             profiled(opened)
             st.stop()
         empty.nothing("This run has no steps.", sample=True)
-    return opened
+    shown = bar.in_range(opened)
+    baseline.differences(shown)
+    return shown
 
 
 def profiled(run: Run) -> None:

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from amp_core import Run, RunError
-from amp_core.analysis import Overview, kinds_present, overview, sampled_steps, scale_summary
+from amp_core.analysis import Overview, kinds_present, overview, sampled_steps, scale_summary, slow_first_step
 from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, MEMORY, RANGES, View
 from amp_core.views.tensors import shown_kind
 from pages.parts import cards, charts, head, loaders, release_memory, words
@@ -23,6 +23,10 @@ from pages.parts.overview import findings
 from pages.parts.start import queue
 
 TICK_S = 1.0
+FIRST_STEP = (
+    "It takes longest: kernels are loaded, chosen or compiled, and memory is allocated for the first time. "
+    "Speeds leave it out."
+)
 POINTS = 800
 """Points of a live chart: it is sent again each second."""
 
@@ -66,13 +70,15 @@ def _panel(entry: Entry | None, with_queue: bool, ticking: bool, paused: bool) -
         queue.show(waiting, entry.path if entry is not None else None)
         if run is not None:
             _charts(run)
+            cards.show(run, loaders.analysed(overview, run))
+            gauges.show(run)
     except RunError as error:
         st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
     release_memory.collect_soon()
 
 
 def _numbers(entry: Entry, paused: bool) -> Run | None:
-    """Progress and cards. Returns the run if it has steps to draw; while paused an unchanged one, which keeps the
+    """Progress and findings. Returns the run if it has steps to draw; while paused an unchanged one, which keeps the
     zoom."""
     if entry.status in ("queued", "starting"):
         _waiting(entry)
@@ -88,12 +94,10 @@ def _numbers(entry: Entry, paused: bool) -> Run | None:
     progress(view)
     if not view.steps_done:
         if run.is_live:
-            st.caption("The process is up; its first step is on the way.")
+            st.caption(f"The first step is under way. {FIRST_STEP}")
         head.ending(run)
         return None
     findings.live(run)
-    cards.show(run, view)
-    gauges.show(run)
     return run
 
 
@@ -128,17 +132,22 @@ def progress(view: Overview, name: str | None = None) -> None:
 
 def _charts(run: Run) -> None:
     drawn = loaders.analysed(_figures, run, charts.dark())  # once for all sessions that show it
-    left, right = st.columns(2)
+    left, right = charts.grid("live.first")
     with left:
-        charts.show(drawn["loss"], "live.loss")
+        charts.show(drawn["loss"], "live.loss", half=True)
     with right:
         beside = "scale" if "scale" in drawn else "norm"
-        charts.show(drawn[beside], f"live.{beside}")
-    if "ranges" in drawn:
-        charts.show(drawn["ranges"], "live.ranges")
-    else:
-        st.caption("No number ranges yet: none of the steps so far was sampled.")
-    charts.show(drawn["memory"], "live.memory")
+        charts.show(drawn[beside], f"live.{beside}", half=True)
+    if (slow := loaders.analysed(slow_first_step, run)) is not None:
+        st.caption(f"Step {slow.step:,} took {words.about(slow.step_ms / 1e3)}: {FIRST_STEP}")
+    left, right = charts.grid("live.second")
+    with left:
+        if "ranges" in drawn:
+            charts.show(drawn["ranges"], "live.ranges", half=True)
+        else:
+            st.caption("No number ranges yet: none of the steps so far was sampled.")
+    with right:
+        charts.show(drawn["memory"], "live.memory", half=True)
 
 
 def _figures(run: Run, dark: bool) -> dict[str, go.Figure]:

@@ -23,6 +23,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.store.long_runs.extract import Extract, open_extract
+from amp_core.store.step_range import StepRange, whole, within_steps
 from amp_core.store.untrusted.sandbox import Sandbox
 from pages.parts.library.run_list import Entry
 
@@ -101,6 +102,20 @@ def open_run(entry: Entry) -> Run:
     return run
 
 
+def within(run: Run, first: int, last: int) -> Run:
+    """The steps of `run` from `first` to `last`: the same object in each pass while the run does not change."""
+    parts: dict[str, tuple[Run, StepRange]] = st.session_state.setdefault("loaders.parts", {})
+    known, part = parts.pop(str(run.path), (None, None))
+    if part is None or known is not run or run.is_live or (part.first, part.last) != (first, last):
+        part = within_steps(run, first, last)
+    parts[str(run.path)] = run, part
+    while len(parts) > MAX_OPEN_RUNS:
+        parts.pop(next(iter(parts)))
+    if run in _files_of:
+        _files_of[part] = f"{_files_of[run]} {first}-{last}"
+    return part
+
+
 def pin(run: Run) -> None:
     """Keep this snapshot's data, for a view that is paused."""
     _pinned.add(run)
@@ -124,7 +139,12 @@ def check(run: Run) -> None:
 
 
 def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **options: Any) -> T:
-    """`function(of, *args, **options)`, cached while its runs do not change. Do not modify the result."""
+    """`function(of, *args, **options)`, cached while its runs do not change. Do not modify the result.
+
+    Findings are about whole runs: of a part of a run they get the whole.
+    """
+    if function.__module__.startswith("amp_core.findings"):
+        of = [whole(run) for run in of] if isinstance(of, Sequence) else whole(of)
     runs = list(of) if isinstance(of, Sequence) else [of]
     name = f"{function.__module__}.{function.__qualname__}"
     parameters = (args, tuple(sorted(options.items())))

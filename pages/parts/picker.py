@@ -1,4 +1,4 @@
-"""The run picker in the sidebar, kept in step with `?run=` in the address so that a view can be sent to a colleague."""
+"""The run picker of the bar, kept in step with `?run=` in the address so that a view can be sent to a colleague."""
 
 from collections.abc import Iterable
 
@@ -9,19 +9,22 @@ from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 
 
-def show() -> None:
-    """Draw the picker. Sets the library in `st.session_state["entries"]` and the chosen key in `["run"]`."""
+def listed() -> dict[str, Entry]:
+    """The library, also in `st.session_state["entries"]`; takes over the run that the address asks for."""
     entries = run_list.listing()
     st.session_state["entries"] = entries
     _follow_address(entries)
-    with st.sidebar:
-        if entries:
-            keys = list(entries)
-            # A value set in one pass is lost if the next pass arrives before the browser drew the first: it then
-            # shows, and later sends, the widget's own default.
-            at_first = keys.index(st.session_state["run"])
-            st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_count_turn)
-            st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
+    return entries
+
+
+def show(entries: dict[str, Entry]) -> None:
+    """Draw the picker: sets the chosen key in `st.session_state["run"]`."""
+    keys = list(entries)
+    # A value set in one pass is lost if the next pass arrives before the browser drew the first: it then shows, and
+    # later sends, the widget's own default.
+    at_first = keys.index(st.session_state["run"])
+    st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_count_turn)
+    st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
 
 
 def show_missing(page: str) -> None:
@@ -63,7 +66,7 @@ def label(entry: Entry) -> str:
     """The run's unique name in the picker, which does not change while the run exists.
 
     The browser identifies an option by its label alone, so nothing that changes, such as the status, may be in it. The
-    part that distinguishes samples comes first: the sidebar has room for some 23 letters.
+    part that distinguishes samples comes first: on a narrow page the bar has room for some 23 letters.
     """
     if entry.origin != "sample":
         return name_and_place(entry)

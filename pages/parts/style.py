@@ -1,8 +1,6 @@
-"""The logo above every page, narrow margins on a narrow page, and text that can be read.
+"""The logo above every page, narrow margins, the bar that stays, and text that can be read.
 
-    look.begin()             # once a pass, before the page
-
-A wide page of Streamlit has margins of 80 pixels, of a window of 900 a quarter of what the sidebar leaves to it.
+    style.begin()             # once a pass, before the page
 
 Streamlit writes in white on the primary colour, whatever that is. In a dark theme the same colour is also that of text
 on the dark background, and none is dark enough under white and light enough on nearly black (4.5 : 1 for both: WCAG
@@ -18,9 +16,30 @@ import streamlit as st
 
 ON_PRIMARY = "#0B1214"
 """5.4 : 1 on the primary colour of the dark theme."""
-NARROW = "@media (min-width: 768px) and (max-width: 1300px)"
-"""Below that Streamlit takes 16 pixels itself; above it the margins take no room from a chart."""
-MARGINS = f"{NARROW} {{[data-testid='stMainBlockContainer'] {{padding-left: 1.5rem; padding-right: 1.5rem}}}}"
+WIDE = "@media (min-width: 768px)"
+"""Below that the sidebar covers the page, and the bar scrolls away with it: stuck, it would take a third of it."""
+PAGE = "[data-testid='stMainBlockContainer']"
+BAR = f"{PAGE} [data-testid='stLayoutWrapper']:has(> .st-key-bar)"
+GRID = "[class*='st-key-grid-']"
+"""Two charts side by side on a page of 1100 pixels, one below the other on a narrow one."""
+LAYOUT = (
+    f"{PAGE} {{padding: 4rem 1rem 2rem}}"
+    f" {PAGE} > [data-testid='stVerticalBlock'] {{gap: 0.75rem}}"
+    f" {PAGE} h1 {{padding: 0 0 0.4rem}}"
+    " .st-key-bar [data-testid='stWidgetLabel'] {min-height: 1rem; margin-bottom: 0}"
+    " [data-testid='stMetric'] > div {padding: 0.35rem 0.75rem}"
+    " [data-testid='stMetricValue'] {font-size: 1.35rem}"
+    f" {GRID} {{gap: 0.75rem}} {GRID} > * {{min-width: min(100%, 27rem)}}"
+    " .st-key-bar [data-testid='stWidgetLabel'] p {font-size: 0.75rem}"
+    f" {WIDE} {{{PAGE} {{padding: 0 1.5rem 2rem}}"
+    " [data-testid='stHeader']"
+    " {height: 4.5rem; border-bottom: 1px solid color-mix(in srgb, currentColor 14%, transparent)}"
+    f" {BAR} {{position: sticky; top: 0; z-index: 999991; height: 4.5rem; padding: 0.4rem 7.5rem 0 0}}"
+    f" .stApp:has([data-testid='stExpandSidebarButton']) {BAR} {{padding-left: 9rem}}"
+    "}"
+)
+"""Streamlit's own margins are 80 pixels at each side, 96 above and 160 below. The bar stands in its header, whose menu
+keeps 7.5rem at the right, and 9rem at the left for logo and arrow while the sidebar is closed."""
 CHARTS = (
     ".js-plotly-plot .main-svg {background: none !important}"
     " .js-plotly-plot :is(.gtitle, .legendtext) {fill: currentColor !important}"
@@ -46,7 +65,7 @@ def begin() -> None:
     """Write the style rules for the browser's theme."""
     st.logo(Path(__file__).with_name("logo.svg"), size="large")
     theme = st.context.theme.type or "light"
-    rules = f"{MARGINS} {CHARTS}"
+    rules = f"{LAYOUT} {CHARTS}"
     for part, colours in CODE.items():
         rules += f" .token.{part} {{color: {colours[theme == 'dark']} !important}}"
     if theme == "dark":

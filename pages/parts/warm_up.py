@@ -34,6 +34,7 @@ import streamlit as st
 import pages.parts
 from amp_core import Run, RunError, diagnose
 from amp_core.analysis import (
+    baseline_changes,
     compare,
     device_samples,
     lost_gradient,
@@ -48,13 +49,12 @@ from amp_core.analysis import (
 from amp_core.analysis.numerics.layers import tensor_names
 from amp_core.findings import first_sentence
 from amp_core.store.long_runs.extract import open_extract
-from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, MEMORY
-from pages.parts import loaders, release_memory
+from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, LOSSES, MEMORY
+from pages.parts import bar, loaders, release_memory
 from pages.parts.hardware import memory, profiled
 from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 from pages.parts.numbers import ranges, tensor
-from pages.parts.overview import costs_and_gains
 from pages.parts.words import KIND_LABELS
 
 SWITCH_INTERVAL_S = 0.0005
@@ -158,7 +158,7 @@ def _analyse() -> None:
     time.sleep(PAUSE_S)
     entries = run_list.listing()
     first = run_list.preferred(entries)
-    base = costs_and_gains.baseline(entries, first) if first is not None else None
+    base = entries.get(bar.default_baseline(entries, first) or "") if first is not None else None
     samples = [entry for entry in entries.values() if entry.origin == "sample"]
     soon = [entry for entry in samples if entry.key == first or entry is base]
     try:
@@ -188,5 +188,7 @@ def _draw_ahead(run: Run, base: Run | None) -> None:
         loaders.analysed(tensor_names, run, kind)
     if base is not None:
         loaders.analysed(compare, [base, run])
+        loaders.analysed(baseline_changes, [base, run])
+        LOSSES.draw([base, run], ask=loaders.analysed)
     MEMORY.frame(run, loaders.analysed)
     LOSS.draw(run, ask=loaders.analysed).to_json()

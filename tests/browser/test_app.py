@@ -145,6 +145,7 @@ def test_upload_a_zip_and_a_folder(server, new_tab, tmp_path):
     tab.page.wait_for_selector("text=colleague is in the library and chosen")
     tab.rest()
     assert load_run(server.runs / "uploads" / "colleague").head.name == "colleague"
+    tab.page.get_by_role("button", name="Other sources").click()
     tab.page.locator('input[type="file"]').last.set_input_files(write(tmp_path / "as-folder", "fp32"))
     tab.page.wait_for_selector("text=as-folder is in the library and chosen")
     tab.rest()

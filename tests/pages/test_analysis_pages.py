@@ -46,13 +46,13 @@ def test_episodes_are_shown_in_words_and_stored_as_numbers(home, open_app):
 def test_loss_scale_of_a_clean_run(home, open_app):
     write(home.runs / "a", "static")
     app = open_app("pages/loss_scale.py", run="run/a")
-    assert "No step was skipped. The scale stood at 2⁷ all the time." in words(app)
+    assert "No step was skipped. The scale was constant at 2⁷." in words(app)
 
 
 def test_a_run_without_a_scaler_is_distinguished_from_one_that_never_skipped(home, open_app):
     write(home.runs / "a", "fp32")
     app = open_app("pages/loss_scale.py", run="run/a")
-    assert "fp32 has no loss scale" in words(app)
+    assert "fp32 runs without loss scaling" in words(app)
     assert titles(app) == ["Gradient norm"]
 
 

@@ -63,7 +63,7 @@ def test_what_only_one_precision_takes_is_passed_on_for_it(home, open_app, monke
     assert not app.exception and not app.error
     given = ["--loss-scale", "65536", "--stochastic-rounding", "--hadamard"]
     assert started[0][3:] == ["compare", "--precisions", "fp16,bf16,nvfp4", *given]
-    assert " ".join(given) in next(code.value for code in app.code if "in turns" in code.value).splitlines()[-1]
+    assert " ".join(given) in next(code.value for code in app.code if "interleaved" in code.value).splitlines()[-1]
 
 
 def test_a_queued_comparison_trains_in_turns_and_is_listed_in_the_library(home, open_app):

@@ -24,7 +24,7 @@ def test_the_first_page_opens_a_sample_with_findings_tour_and_the_one_line(home,
     assert links["Open the overflow"] == "run=sample%2Ffp16-overflow" and "Start a run" in links
     assert "Open the underflow" not in links  # this installation has no such sample
     assert any(f'into="{home.runs.as_posix()}/mine"' in c.value for c in app.code)
-    next(b for b in app.button if b.label == "Put away").click().run()
+    next(b for b in app.button if b.label == "Dismiss").click().run()
     assert "New here?" not in words(app)
 
 
@@ -36,13 +36,13 @@ def test_the_users_own_runs_have_no_tour(home, open_app):
 
 def test_the_gain_is_relative_to_fp32_of_the_same_task(home, open_app):
     write(home.runs / "a", "healthy")
-    assert "Not known: no FP32 run of the same task is here" in words(open_app(run="run/a"))
+    assert "the library has no FP32 run of the same task" in words(open_app(run="run/a"))
     write(home.runs / "b", "fp32")
     app = open_app(run="run/a")
     assert "against b." in words(app) and "Nothing has to change." in words(app)
     link = next(p.proto for p in app.get("page_link") if p.proto.label == "See it on Compare")
     assert link.query_string == "run=run%2Fa&with=run%2Fb&with=run%2Fa"
-    assert "This is FP32, the baseline of the others." in words(open_app(run="run/b"))
+    assert "This is FP32, the baseline for other recipes." in words(open_app(run="run/b"))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -55,7 +55,7 @@ def test_a_slowdown_by_16_bits_on_a_cpu_is_explained(home, open_app, device):
             writer.append("steps", {"step": range(count), "loss": [2.0] * count, "step_ms": times})
     page_text = words(open_app(run="run/a"))
     assert "slower" in page_text
-    assert ("its numbers carry over to a GPU, its times do not" in page_text) == (device == "cpu")
+    assert ("numerics carry over to a GPU, times do not" in page_text) == (device == "cpu")
 
 
 def test_unrecorded_values_are_not_shown_as_zero(home, open_app):

@@ -57,7 +57,6 @@ def test_a_page_without_any_run_says_what_to_do(open_app, page):
 
 
 def test_opens_on_the_healthy_fp16_sample(home, open_app):
-    write(home.runs / "newest", "healthy")
     write(home.samples / "bf16", "bf16")
     write(home.samples / "fp16-overflow", "overflowing")
     write(home.samples / "fp16-healthy", "healthy")
@@ -67,7 +66,8 @@ def test_opens_on_the_healthy_fp16_sample(home, open_app):
     assert "fp16-healthy" in words(app)
 
 
-def test_opens_on_the_users_run_if_there_are_no_samples(home, open_app):
+def test_opens_on_the_users_run_before_any_sample(home, open_app):
+    write(home.samples / "fp16-healthy", "healthy")
     write(home.runs / "mine", "healthy")
     assert open_app().session_state["run"] == "run/mine"
 
@@ -101,7 +101,7 @@ def test_a_run_that_disappears_is_replaced_with_a_notice(home, open_app):
     shutil.rmtree(path)
     app.run()
     assert "There is no run run/open here. What follows is another run, here." in words(app)
-    app.sidebar.selectbox[0].select("run/here").run()
+    app.selectbox(key="run").select("run/here").run()
     assert app.session_state["run"] == "run/here"
 
 
@@ -121,7 +121,7 @@ def test_picker_changes_run_and_address(home, open_app):
     write(home.runs / "one", "healthy")
     write(home.runs / "two", "fp32")
     app = open_app(run="run/one")
-    app.sidebar.selectbox[0].select("run/two").run()
+    app.selectbox(key="run").select("run/two").run()
     assert app.query_params["run"] == "run/two"
     assert app.metric[1].value == "none"  # FP32 has no loss scale
 
@@ -130,7 +130,7 @@ def test_choice_survives_a_change_of_page_and_back(home, open_app):
     write(home.runs / "one", "healthy")
     write(home.runs / "two", "fp32")
     app = open_app("pages/loss_scale.py", run="run/one")
-    app.sidebar.selectbox[0].select("run/two").run()
+    app.selectbox(key="run").select("run/two").run()
     app.switch_page(OVERVIEW).run()
     assert app.session_state["run"] == "run/two"
 
@@ -150,7 +150,7 @@ def test_labels_are_unique_and_free_of_status(home, open_app):
     write(home.samples / "a", "healthy")
     write(home.samples / "cmp" / "a", "healthy")
     app = open_app()
-    options = app.sidebar.selectbox[0].options
+    options = app.selectbox(key="run").options
     assert sorted(options) == ["a", "a · sample", "a · sample of cmp", "cmp/a", "uploads/a"]
 
 

@@ -173,7 +173,7 @@ def test_step_cost_is_compared_with_another_run(home, open_app):
     assert app.dataframe[-1].value["verdict"].tolist() == own["verdict"].tolist()
     baseline_field(app).set_value("run/c").run()
     assert "Not both have a profiled window" in words(app)
-    app.sidebar.selectbox[0].select("run/c").run()  # the former baseline run: no run is compared with itself
+    app.selectbox(key="run").select("run/c").run()  # the former baseline run: no run is compared with itself
     assert not app.exception and baseline_field(app).value is None and "run/c" not in baseline_field(app).options
 
 

@@ -19,7 +19,7 @@ def test_a_gpu_run_shows_its_peak_and_its_parts(home, open_app):
     write(home.runs / "a", "bf16")
     app = open_app(PAGE, run="run/a")
     result = memory_breakdown(load_run(home.runs / "a"))
-    assert f"The peak of {size(result.total_bytes)} came in backward" in words(app)
+    assert f"Peak memory {size(result.total_bytes)}, in backward" in words(app)
     assert "activations (" in words(app)
     assert metric(app, "Peak").value == size(result.total_bytes)
     assert metric(app, "Peak").delta == f"{size(result.reserved_bytes)} reserved"
@@ -37,8 +37,8 @@ def test_a_cpu_run_names_the_memory_of_the_process(home, open_app):
     page_text = words(app)
     result = memory_breakdown(load_run(home.runs / "a"))
     held = size(result.parts.loc[result.parts["category"] != "other", "bytes"].sum())
-    assert f"Tensors held most, {held}, in the forward of blocks.3: mostly activations" in page_text
-    assert "The process as a whole stood at" in page_text
+    assert f"Peak tensor memory {held}, in the forward of blocks.3: mostly activations" in page_text
+    assert "The process was at" in page_text
     assert metric(app, "Peak of forward").value == held and metric(app, "Peak of forward").delta == "in tensors"
     assert metric(app, "Process").value == size(result.total_bytes)
     assert metric(app, "Process").delta == "resident set"
@@ -64,9 +64,7 @@ def test_compared_with_fp32_each_category_has_a_reason_for_its_difference(home, 
     write(home.runs / "amp", "profiled")
     write(home.runs / "reference", "profiled-fp32")
     app = open_app(PAGE, run="run/amp")
-    assert "Memory at the peak, side by side" not in titles(app)
-    app.selectbox(key="memory.beside.run").select("run/reference").run()
-    assert not app.exception and "Memory at the peak, side by side" in titles(app)
+    assert not app.exception and "Memory at the peak, side by side" in titles(app)  # FP32 is the default baseline
     table = app.dataframe[1].value.set_index("Part")
     assert table.loc["activations", "Difference"].startswith("−")
     assert "GEMM/conv saves 16 bits" in table.loc["activations", "Why"]
@@ -76,25 +74,24 @@ def test_compared_with_fp32_each_category_has_a_reason_for_its_difference(home, 
 def test_a_run_without_a_sampled_step_says_so_and_shows_memory_over_time(home, open_app):
     write(home.runs / "a", "one-step")
     app = open_app(PAGE, run="run/a")
-    assert "were not measured: it has fewer than two steps." in words(app) and len(titles(app)) == 1
+    assert "No memory breakdown recorded: it has fewer than two steps." in words(app) and len(titles(app)) == 1
     write(home.runs / "b", "bare")
     app = open_app(PAGE, run="run/b")
     assert "Memory was not measured at any step" in words(app) and titles(app) == []
     app = open_app(PAGE, run="run/a")
-    assert not [s for s in app.selectbox if s.key == "memory.beside.run"]
 
 
 def test_rows_of_another_program_without_numbers_are_not_a_sample(home, open_app):
     write_rows(home.runs / "a", steps={"step": [0, 1], "loss": [2.0, 1.0]}, memory={"step": [1]})
     app = open_app(PAGE, run="run/a")
-    assert not app.exception and "were not measured: another program wrote it" in words(app)
+    assert not app.exception and "No memory breakdown recorded: another program wrote it" in words(app)
 
 
 def test_the_other_run_may_have_no_memory_rows(home, open_app):
     write(home.runs / "a", "fp32")
     write(home.runs / "b", "one-step")
     app = open_app(PAGE, run="run/a")
-    app.selectbox(key="memory.beside.run").select("run/b").run()
+    app.selectbox(key="baseline").select("run/b").run()
     assert "b did not measure the parts of its memory" in words(app)
 
 
@@ -113,6 +110,6 @@ def test_memory_that_was_not_attributed_is_named(home, open_app):
 def test_a_trace_tells_its_peak_and_modules_but_not_what_for(home, open_app, tmp_path):
     import_traces([write_trace(tmp_path / "t.json", training().document())], home.runs / "a")
     app = open_app("pages/memory_use.py", run="run/a")
-    assert "The peak of 19.0 MiB came in fc in backward. A trace tells how much is held, not for what." in words(app)
+    assert "Peak memory 19.0 MiB, in fc in backward. A trace records how much is allocated, not for what." in words(app)
     assert "Memory through step 3" in titles(app) and "Memory at the peak" not in titles(app)
     assert app.dataframe[-1].value["name"].tolist()[:2] == ["fc", "fc"]

@@ -17,7 +17,7 @@ READS = {
     "Open",
     "Compare these 2",
     "Compare ticked",
-    "Put away",
+    "Dismiss",
     "Read what is new",
     "See it on a sample run",
     "Watch",

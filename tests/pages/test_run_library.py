@@ -56,7 +56,7 @@ def test_a_deletion_can_be_undone_and_samples_stay(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(LIBRARY, run="sample/s")
     assert button(app, "Delete").disabled
-    app.sidebar.selectbox[0].select("run/a").run()
+    app.selectbox(key="run").select("run/a").run()
     mute(home.runs / "a", "watch-overhead")
     before = files_below(home.runs)
     button(app, "Delete").click().run()
@@ -272,4 +272,4 @@ def test_a_new_name_reaches_the_picker(home, open_app):
     app = open_app(LIBRARY, run="run/a")
     next(t for t in app.text_input if t.key == "library.name.run/a").set_value("the good one")
     button(app, "Save").click().run()
-    assert app.sidebar.selectbox[0].proto.set_value and "the good one (a)" in app.sidebar.selectbox[0].options
+    assert app.selectbox(key="run").proto.set_value and "the good one (a)" in app.selectbox(key="run").options

@@ -88,7 +88,7 @@ def test_a_live_run_without_steps_yet_has_a_sentence(home, open_app):
     with live(home.runs / "a"):
         app = open_app(run="run/a")
         assert not app.exception
-        assert "its first step is on the way" in words(app)
+        assert "The first step is under way. It takes longest" in words(app)
 
 
 def test_a_profile_without_steps_names_its_contents_and_links_to_them(home, open_app):

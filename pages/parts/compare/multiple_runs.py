@@ -73,7 +73,7 @@ def _turns(entries: Sequence[Entry]) -> None:
         job = queue.job_of(folder)
         if job is not None and jobs.makes_runs(job.folder):
             with st.container(horizontal=True, vertical_alignment="center", key=f"turns.{job.name}"):
-                st.caption(f"{words.escape(job.name)} trains them in turns.", width="content")
+                st.caption(f"{words.escape(job.name)} trains them interleaved.", width="content")
                 queue.stop_button(job, "turns")
 
 

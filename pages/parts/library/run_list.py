@@ -150,11 +150,13 @@ def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
 
 
 def preferred(entries: Mapping[str, Entry]) -> str | None:
-    """The key to open by default: a healthy FP16 sample, else any sample, else the newest run."""
+    """The key to open by default: the newest run that is no sample, else a healthy FP16 sample, else any sample."""
 
     def rank(entry: Entry) -> tuple[bool, bool, bool]:
+        if entry.origin != "sample":
+            return (False, False, False)
         precision = (entry.config or {}).get("precision")
-        return (entry.origin != "sample", precision != "fp16", "healthy" not in entry.key)
+        return (True, precision != "fp16", "healthy" not in entry.key)
 
     ended = [e for e in entries.values() if e.readable and not e.under_way]
     return min(ended, key=rank).key if ended else None

@@ -28,11 +28,10 @@ READING_TIMEOUT_S = 0.25
 TICK_S = 0.5
 UNREAD = "…"
 
-COLUMNS = {
+VERDICT_HELP = "Errors and warnings that were found, each with what follows from it"
+COLUMNS: dict[str, Any] = {
     "Name": st.column_config.TextColumn(pinned=True, width="medium"),
-    "Verdict": st.column_config.TextColumn(
-        width=120, help="Errors and warnings that were found, each with what follows from it"
-    ),
+    "Verdict": None,
     "Loss": st.column_config.LineChartColumn(help="From the first step to the last", width="small"),
     "Last loss": st.column_config.NumberColumn(format="%.4g", help="Last recorded loss"),
     "Recipe": st.column_config.TextColumn(width=105),
@@ -43,8 +42,21 @@ COLUMNS = {
     "Created (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
     "Size (MiB)": st.column_config.NumberColumn(format="%.2f", help="Bytes on disk; 1 MiB is 1,048,576 bytes"),
 }
+SEVERITY = {"error": "red", "warning": "orange", "damaged": "red", "failed": "red", "lost": "red", "stopped": "orange"}
+"""Colour of a badge by a word of the verdict."""
 HEALTHY = "nothing wrong"
 KINDS = {"sample": "sample", "run": "own run", "upload": "upload", "elsewhere": "another place"}
+
+
+def columns(frame: pd.DataFrame) -> dict[str, Any]:
+    """The table's columns; the verdict as badges."""
+    badges = (
+        sorted({part for verdict in frame["Verdict"].dropna() for part in verdict.split(",")}) if len(frame) else []
+    )
+    hues = [next((c for w, c in SEVERITY.items() if w in badge), "gray") for badge in badges]
+    hues = ["green" if badge == HEALTHY else hue for badge, hue in zip(badges, hues, strict=True)]
+    verdict = st.column_config.MultiselectColumn(width=170, help=VERDICT_HELP, options=badges, color=hues)
+    return COLUMNS | {"Verdict": verdict}
 
 
 def matches(entry: Entry, asked: str) -> bool:

@@ -25,10 +25,26 @@ from amp_core.library.permissions import current
 from amp_core.schema import TABLES
 from pages.parts.library import run_list
 
+ZIP = b"PK"
+"""How every zip begins."""
 READING_TIMEOUT_S = 60
 """A run of 64 MB takes seconds; one that takes longer is hostile."""
 _upload_slots = threading.BoundedSemaphore(2)
 """Uploads that are read at the same time, in all sessions: each may take gigabytes while it is checked."""
+
+
+def take(files: Sequence[tuple[str, bytes]]) -> list[str]:
+    """Import what was uploaded, given as name or relative path and content: packed runs, a run folder, or the traces of
+    one run, as their names and first bytes tell. Returns the runs' keys."""
+    if any(PurePosixPath(path).name == "run.json" for path, _ in files):
+        if all(path == "run.json" for path, _ in files):
+            raise RunError("run.json alone is the head of a run; choose its folder under Other sources, or pack it")
+        return [take_folder(files)]
+    zips = [(name, data) for name, data in files if name.lower().endswith(".zip") or data.startswith(ZIP)]
+    traces = [file for file in files if file not in zips and file[0].lower().endswith((".json", ".gz"))]
+    if not zips and not traces:
+        return [take_folder(files)]
+    return [*(take_zip(name, data) for name, data in zips), *([take_traces(traces)] if traces else [])]
 
 
 def take_zip(file_name: str, data: bytes) -> str:

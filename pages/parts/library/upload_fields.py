@@ -1,32 +1,33 @@
-"""The upload fields of Library: a packed run, profiler traces, or a folder."""
+"""The upload field of Library: it takes packed runs and profiler traces, and sees by their content which is which."""
 
 import streamlit as st
 
 from pages.parts import picker, words
 from pages.parts.library import messages, upload
 
+FILES, FOLDER = "files", "folder"
+
 
 def show() -> None:
-    """Draw the fields."""
-    st.header("Bring in a run", anchor=False)
-    with st.container(horizontal=True):  # wraps on a narrow page
-        _field("zip", "A packed run (.zip)", ["zip"], False, "`ampscope pack RUN` or Share makes one.")
+    """Draw the field, and what became of the last upload below it."""
+    _field(
+        FILES,
+        "Upload a run (.zip) or profiler traces (.json, .json.gz)",
+        ["zip", "json", "gz"],
+        True,
+        "`ampscope pack RUN` and Share make a .zip. Chrome traces that torch.profiler exported, one or one of each "
+        "rank, become a run; larger ones: `ampscope import-trace TRACE --out RUN`.",
+    )
+    messages.show()
+    with st.popover("Other sources", icon=":material/folder_open:"):
         _field(
-            "trace",
-            "Profiler traces (.json, .json.gz)",
-            ["json", "gz"],
-            True,
-            "Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps "
-            "become a run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
-        )
-        _field(
-            "folder",
-            "A run folder",
-            ["json", "parquet", "arrows", "log"],
+            FOLDER,
+            "A run folder, or a folder of traces",
+            ["json", "parquet", "arrows", "log", "zip", "gz"],
             "directory",
-            "Choose the folder that directly contains run.json.",
+            "Choose the folder that directly contains run.json, or the traces of all ranks.",
         )
-    st.caption("A TensorBoard log: `ampscope import-tensorboard LOGDIR --out RUN` makes a run of it.")
+        st.caption("TensorBoard: `ampscope import-tensorboard LOGDIR --out RUN`")
 
 
 def _field(kind: str, label: str, types: list[str], several: object, help_: str) -> None:
@@ -47,16 +48,11 @@ def _take(kind: str, key: str) -> None:
     files = st.session_state.get(key)
     if not files:
         return
-    first = files if kind == "zip" else files[0]
-    st.toast(f"Reading {words.escape(first.name)} …", icon=":material/hourglass_top:")
+    st.toast(f"Reading {words.escape(files[0].name)} …", icon=":material/hourglass_top:")
     with messages.refusals():
-        if kind == "zip":
-            taken = upload.take_zip(files.name, files.getvalue())
-        elif kind == "trace":
-            taken = upload.take_traces([(f.name, f.getvalue()) for f in files])
-        else:
-            taken = upload.take_folder((f.name, f.getvalue()) for f in files)
-        picker.choose(taken)
-        messages.success(f"{taken.rsplit('/', 1)[-1]} is in the library and chosen.")
+        taken = upload.take([(file.name, file.getvalue()) for file in files])
+        picker.choose(taken[-1])
+        names = ", ".join(key.rsplit("/", 1)[-1] for key in taken)
+        messages.success(f"{names} {'is' if len(taken) == 1 else 'are'} in the library and chosen.")
     if key == _key(kind):  # an empty field, for this kind alone: the same file may be uploaded again
         st.session_state[f"library.turn.{kind}"] += 1

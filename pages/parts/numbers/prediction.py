@@ -36,7 +36,6 @@ AUDIT_COLUMNS = {
 
 def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     """A slider for the loss scale, and the predicted underflow and overflow of these tensors."""
-    st.header("What would be lost at another loss scale", anchor=False)
     if kind not in tensor.SCALED:
         st.caption(f"A loss scale multiplies gradients; {words.KIND_LABELS[kind].lower()} stay as they are.")
         return

@@ -112,6 +112,7 @@ def pick_step(steps: list[int]) -> int | None:
         [-1, *steps],
         format_func=lambda step: "all steps" if step < 0 else f"{step:,}",
         key=key,
+        width=260,
     )
     address.keep("step", key, "" if choice < 0 else str(choice))
     return None if choice < 0 else choice
@@ -154,7 +155,7 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
     dark = charts.dark()
     title = f"{words.KIND_LABELS[kind]} by tensor and step: {OVER_STEPS[shown]}"
     figure = with_marks(step_heatmap(shares, shown, dark, title), loaders.analysed(step_marks, run), dark=dark)
-    clicked = clicks.points(charts.show(figure, "ranges.steps", clicks=True), f"ranges.steps.{kind}")
+    clicked = clicks.points(charts.show(figure, "ranges.steps", clicks=True, half=True), f"ranges.steps.{kind}")
     pooled = shares["until"] > shares["step"]
     if pooled.any():
         st.caption("Several sampled steps stand in one column: of each the largest value.")

@@ -62,26 +62,6 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
     return kind, name
 
 
-def pick_steps(steps: Sequence[int]) -> tuple[int, int]:
-    """The first and last sampled step to show; kept in the address unless all are shown."""
-    if len(steps) < 2:
-        return steps[0], steps[-1]
-
-    def nearest(text: str) -> tuple[int, int] | None:
-        asked = address.steps(text)
-        inside = [s for s in steps if asked is not None and asked[0] <= s <= asked[1]]
-        return (inside[0], inside[-1]) if inside else None
-
-    address.take("steps", "layer.steps", nearest)
-    kept = st.session_state.get("layer.steps")
-    if not kept or kept[0] not in steps or kept[1] not in steps:
-        st.session_state["layer.steps"] = (steps[0], steps[-1])
-    first, last = st.select_slider("Steps", list(steps), format_func=lambda s: f"{s:,}", key="layer.steps")
-    if nearest(st.query_params.get("steps", "")) != (first, last):  # an equivalent text may stay in the address
-        address.keep("steps", "layer.steps", "" if (first, last) == (steps[0], steps[-1]) else f"{first}-{last}")
-    return int(first), int(last)
-
-
 def same(name: str | None, names: Sequence[str]) -> str:
     """The tensor of that name; if there is none of this kind, one of the same module, else the first."""
     if name in names:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import streamlit as st
 
 from amp_core import Finding, Run, RunError
-from amp_core.analysis import Comparison, Overview, baseline_index, compare, lost_gradient
+from amp_core.analysis import Comparison, Overview, compare, lost_gradient
 from amp_core.library.permissions import current
-from pages.parts import loaders, picker, words
+from pages.parts import bar, loaders, picker, words
 from pages.parts.library.run_list import Entry
 from pages.parts.start import again
 
 COMPARE, START = "pages/compare_runs.py", "pages/start_run.py"
-TITLE = 130
+TITLE = 140
 """Pixels of the longest title."""
 
 
@@ -23,8 +23,8 @@ def show(run: Run, view: Overview, findings: Sequence[Finding]) -> None:
     """Draw the three answers, one below the other."""
     with st.container(border=True, key="glance"):
         for title, answer in (
-            ("What it costs", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
-            ("What it buys", lambda: gain(run, view)),
+            ("Cost", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
+            ("Benefit over FP32", lambda: gain(run, view)),
             ("What to change", lambda: advise(findings)),
         ):
             row = st.container(horizontal=True, gap="small")
@@ -34,21 +34,21 @@ def show(run: Run, view: Overview, findings: Sequence[Finding]) -> None:
 
 
 def cost(run: Run, view: Overview) -> list[str]:
-    """Skipped steps, underflow of gradients, time for watching."""
+    """Skipped steps, underflow of gradients, overhead of recording."""
     sentences = []
     if not view.scale.skips_recorded:
         sentences.append("Skipped steps were not recorded.")
     elif view.scale.has_scaler:
         sentences.append(f"{words.percent(view.scale.skip_frac)} of steps skipped.")
     else:
-        sentences.append("No step can be skipped: there is no scaler.")
+        sentences.append("No scaler, so no skipped steps.")
     lost_frac = loaders.analysed(lost_gradient, run)
     if lost_frac is not None:
-        sentences.append(f"{words.percent(lost_frac)} of gradient elements lost, by audit.")
+        sentences.append(f"{words.percent(lost_frac)} of gradient elements underflow, by audit.")
     elif view.recipe and view.recipe != "fp32":
-        sentences.append("Gradient lost: not audited.")
+        sentences.append("Underflow of gradients: not audited.")
     if view.speed.watch_frac is not None:
-        sentences.append(f"{words.percent(view.speed.watch_frac)} of the time for watching.")
+        sentences.append(f"Recording overhead {words.percent(view.speed.watch_frac)}.")
     return sentences
 
 
@@ -56,13 +56,13 @@ def gain(run: Run, view: Overview) -> None:
     """Speed, memory and learning compared with the FP32 run of the same task, if the library has one."""
     entries: dict[str, Entry] = st.session_state["entries"]
     if view.recipe == "fp32":
-        st.markdown("This is FP32, the baseline of the others.")
+        st.markdown("This is FP32, the baseline for other recipes.")
         st.page_link(COMPARE, label="Compare with 16 bits", icon=":material/compare_arrows:")
         return
-    base = baseline(entries, st.session_state["run"])
+    base = bar.baseline()
     compared = compared_with(base, run) if base is not None else None
     if compared is None or base is None:
-        st.markdown("Not known: no FP32 run of the same task is here to hold it against.")
+        st.markdown("Unknown: the library has no FP32 run of the same task to compare with.")
         own = entries[st.session_state["run"]]
         offered = again.possible(own) and not current().read_only
         if offered and st.button("Train it in FP32", icon=":material/play_circle:", type="tertiary"):
@@ -72,19 +72,11 @@ def gain(run: Run, view: Overview) -> None:
     answer = next(iter(compared.answers.values())).partition(": ")[2]
     st.markdown(f"{words.escape(answer[0].upper())}{words.escape(answer[1:])}, against {words.escape(base.name)}.")
     if compared.table["speed_verdict"].iloc[-1] == "slower" and on_cpu(run):
-        st.caption("Trained on a CPU, which has no tensor cores: its numbers carry over to a GPU, its times do not.")
+        st.caption("Trained on a CPU without tensor cores: numerics carry over to a GPU, times do not.")
     keys = [base.key, st.session_state["run"]]
     st.page_link(
         COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params=picker.compare_address(keys)
     )
-
-
-def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
-    """The FP32 run of the same task and place as the run `key`."""
-    own = entries[key]
-    near = [own, *(e for e in entries.values() if e is not own and e.origin == own.origin and e.status == "finished")]
-    place = baseline_index([e.config or {} for e in near], 0)
-    return near[place] if place is not None else None
 
 
 def compared_with(base: Entry, run: Run) -> Comparison | None:

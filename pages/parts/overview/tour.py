@@ -1,4 +1,4 @@
-"""The first minute: three steps through the samples, and the one line that watches the user's own loop."""
+"""The first minute: what AMPscope is, the samples to look at, and the one line that watches the user's own loop."""
 
 import streamlit as st
 
@@ -6,22 +6,21 @@ from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 
 OVERVIEW, START, LIBRARY = "pages/run_overview.py", "pages/start_run.py", "pages/run_library.py"
-STEPS = (
-    (
-        "1 · What healthy looks like",
-        "The loss falls, the loss scale grows until it is too high once, and next to nothing is lost.",
-        (("sample/fp16-healthy", "Open the healthy run"),),
-    ),
-    (
-        "2 · What goes wrong",
-        "One throws step after step away because gradients overflow; one loses small gradients and says nothing.",
-        (("sample/fp16-overflow", "Open the overflow"), ("sample/fp16-underflow", "Open the underflow")),
-    ),
+WHAT = (
+    "**AMPscope** shows whether PyTorch training in mixed precision is healthy, what it loses, what it gains over "
+    "FP32, and what to change."
 )
-
-
-WIDTH = 250
-"""Pixels of a step: three fit side by side, also on a page of 1280 pixels."""
+STEPS = (
+    ("sample/fp16-healthy", "Open the healthy run"),
+    ("sample/fp16-overflow", "Open the overflow"),
+    ("sample/fp16-underflow", "Open the underflow"),
+)
+ABOUT = (
+    "The healthy run lets the loss scale grow until it overflows once. One run keeps skipping steps; the other "
+    "silently underflows."
+)
+COOKIE, DISMISSED = "ampscope_tour", "dismissed"
+YEAR_S = 365 * 24 * 3600
 
 
 def code() -> str:
@@ -31,28 +30,35 @@ def code() -> str:
 
 
 def show(entry: Entry) -> None:
-    """The tour, while a sample is shown and until it is dismissed."""
-    if entry.origin != "sample" or st.session_state.get("tour.away"):
+    """The tour, while a sample is shown and until it is dismissed in this browser."""
+    if st.session_state.get("tour.away"):
+        _remember()
+        return
+    if entry.origin != "sample" or st.context.cookies.get(COOKIE) == DISMISSED:
         return
     entries: dict[str, Entry] = st.session_state["entries"]
-    with st.container(border=True, key="tour"):
+    with st.container(border=True, key="tour", gap="small"):
+        st.markdown(f"{WHAT} New here? Three steps:")
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown("**New here? Three steps**", width="stretch")
-            st.button("Put away", key="tour.away.now", type="tertiary", on_click=_put_away)
-        steps = st.container(horizontal=True)  # side by side, one under the other on a narrow page
-        for title, text, links in STEPS:
-            with steps.container(width=WIDTH):
-                st.markdown(f"**{title}.** {text}")
-                for key, label in links:
-                    if key == entry.key:
-                        st.markdown(":material/check: You are looking at it.")
-                    elif key in entries:
-                        st.page_link(OVERVIEW, label=label, icon=":material/arrow_forward:", query_params={"run": key})
-        with steps.container(width=WIDTH):
-            st.markdown("**3 · Your own.** Train one of the workloads that come along, or add this to your own loop:")
+            for key, label in STEPS:
+                if key == entry.key:
+                    st.markdown(":material/check: You are looking at it.", width="content")
+                elif key in entries:
+                    query = {"run": key}
+                    st.page_link(OVERVIEW, label=label, icon=":material/arrow_forward:", query_params=query)
             st.page_link(START, label="Start a run", icon=":material/play_circle:")
-        st.code(code(), language="python", wrap_lines=True)
+            with st.popover("Watch my own loop", icon=":material/code:"):
+                st.code(code(), language="python", wrap_lines=True)
+            st.space("stretch")
+            st.button("Dismiss", key="tour.away.now", type="tertiary", on_click=_dismiss)
+        st.caption(ABOUT)
 
 
-def _put_away() -> None:
+def _dismiss() -> None:
     st.session_state["tour.away"] = True
+
+
+def _remember() -> None:
+    """Let the browser keep that the tour was dismissed: a reload begins a new session."""
+    cookie = f"{COOKIE}={DISMISSED}; max-age={YEAR_S}; path=/; SameSite=Lax"
+    st.html(f"<script>document.cookie = '{cookie}'</script>", unsafe_allow_javascript=True)

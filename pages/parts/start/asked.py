@@ -91,7 +91,7 @@ def commands(state: Mapping[str, Any]) -> str:
         given = flags(wanted[0], [name for name in SETTINGS if name not in ("precision", *TAKEN_BY)])
         given += comparisons.flags_of_some(wanted)
         out = Path(run_list.runs_dir(), name or f"compare-{wanted[0].task}")
-        lines += ["# or in turns:", shlex.join(["ampscope", "compare", *which, *given, "--out", str(out)])]
+        lines += ["# or interleaved:", shlex.join(["ampscope", "compare", *which, *given, "--out", str(out)])]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Comparisons in turns: one job that makes a run for each precision."""
+"""Interleaved comparisons: one job that makes a run for each precision."""
 
 import sys
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
     """
     if len(configs) < 2:
         given = configs[0].precision if configs else None
-        raise RunError(f"precision={given!r} alone is no comparison; choose two or more to train in turns")
+        raise RunError(f"precision={given!r} alone is no comparison; choose two or more to run interleaved")
     common = next((config for config in configs if config.loss_scale != "dynamic"), configs[0])
     of_some = flags_of_some(configs)
     which = ["--precisions", ",".join(config.precision for config in configs)]

@@ -15,12 +15,12 @@ from pages.parts.start.fields import DEFAULTS, keep
 OWN_HELP = "A function that returns model, batches and loss, in a folder that `ampscope serve --scripts` allows."
 OWN_INSTEAD = "Your own workload below is trained instead."
 OWN_BATCH = "Your own workload makes its batches itself."
-DYNAMIC_HELP = "Dynamic: halved at each overflow, doubled after many clean steps. Static: it stays as it is."
-STARTS_HELP = "What the dynamic loss scale begins with; 65536 is 2¹⁶."
-STAYS_HELP = "What the loss is multiplied by in each step."
+DYNAMIC_HELP = "Dynamic: halved at each overflow, doubled after many clean steps. Static: constant."
+STARTS_HELP = "Initial value of the dynamic loss scale; 65536 is 2¹⁶."
+STAYS_HELP = "The factor that multiplies the loss in each step."
 TURNS_HELP = (
-    "A fair comparison, as ampscope compare makes it: the precisions train a block of steps each by turns, so that "
-    "what slows the machine down slows all of them alike. Takes two or more."
+    "A fair comparison, as by ampscope compare: the precisions train alternating blocks of steps, so background load "
+    "slows all of them alike. Needs two or more."
 )
 
 
@@ -35,22 +35,22 @@ def show() -> None:
                 _precisions()
         _sizes_and_scale()
         with st.container(horizontal=True):
-            st.text_input("Name", placeholder="made from the settings", width=230, **keep("name"))
-            st.text_input("Tags", placeholder="with commas between", width=230, **keep("tags"))
+            st.text_input("Name", placeholder="derived from the settings", width=230, **keep("name"))
+            st.text_input("Tags", placeholder="comma-separated", width=230, **keep("tags"))
             st.text_input("Note", placeholder="what this run is for", max_chars=2000, **keep("note"))
         with st.expander("More settings", expanded=fields.refused(*fields.MORE), key="form.more"):
             more.show()
         fields.refusal("")
         state = fields.state()
         if fields.own_workload():
-            st.caption("Estimate: what a workload of your own takes is not known before it has run.")
+            st.caption("No estimate: the cost of your own workload is unknown before it has run.")
         else:
             estimate.show(state)
         with st.container(horizontal=True, vertical_alignment="center"):
             many = len(state["precisions"])
             st.button("Start", key="start.go", on_click=asked.begin, type="primary", icon=":material/play_arrow:")
             st.button(
-                "Start in turns",
+                "Run interleaved",
                 key="start.turns",
                 on_click=asked.begin,
                 args=(True,),
@@ -60,7 +60,7 @@ def show() -> None:
             )
             if commands := asked.commands(state):
                 with st.popover("As a command", icon=":material/terminal:"):
-                    st.markdown("The same, to be started elsewhere:" if many < 2 else "The same, one after another:")
+                    st.markdown("The equivalent command:" if many < 2 else "The equivalent commands, one per run:")
                     st.code(commands, language="bash", wrap_lines=True)
             runs = f"{words.plural(many, 'run')}, one after another." if many > 1 else "Trains in a process of its own."
             st.caption(f"{runs} Closing the browser stops nothing.", width="content")
@@ -88,7 +88,7 @@ def _precisions() -> None:
     if kept := st.session_state.get("start.precisions"):
         address.set_value("start.precisions", [name for name in kept if name in offered])
     st.pills(
-        "Precision: a run for each that you choose",
+        "Precision (one run each)",
         offered,
         selection_mode="multi",
         wrap=True,
@@ -125,7 +125,7 @@ def _sizes_and_scale() -> None:
             **keep("scaling"),
         )
         st.number_input(
-            "It stays at" if static else "It starts at",
+            "Scale" if static else "Initial scale",
             value=DEFAULTS.init_scale,
             format="%.6g",
             disabled=no_scaler is not None,

@@ -1,0 +1,122 @@
+"""The chosen baseline on a page: its run, and how the shown run differs from it.
+
+base = baseline.run()                        # None without a baseline
+baseline.differences(run)                    # one line below the run's name
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run, RunError
+from amp_core.analysis import baseline_changes
+from pages.parts import bar, loaders, words
+from pages.parts.library.run_list import Entry
+
+MAX_REPEATS = 4
+"""Runs of the baseline with other seeds that are read for its noise band."""
+OWN_SETTINGS = ("seed", "comparison", "name", "out", "resume")
+"""Settings in which repeats of one training may differ."""
+LABELS = {
+    "loss": "Loss",
+    "step_ms": "Step time",
+    "memory_bytes": "Memory",
+    "skip_frac": "Skipped steps",
+    "grad_norm": "Gradient norm",
+}
+NOISE_HELP = (
+    "In brackets the baseline's noise band. Loss: two standard deviations over seeds; with fewer than three seeds, two "
+    "standard errors of the mean over its last steps. Step time and gradient norm: the middle half of its steps."
+)
+EVERYWHERE = ("loss", "step_ms", "memory_bytes")
+BY_PAGE = {
+    "loss-scale": ("skip_frac", "grad_norm", "loss"),
+    "number-ranges": ("grad_norm", "loss"),
+    "layer-detail": ("grad_norm", "loss"),
+    "low-bits": ("loss", "grad_norm"),
+    "updates": ("loss", "grad_norm"),
+    "memory": ("memory_bytes", "step_ms"),
+    "tensor-cores": ("step_ms", "memory_bytes"),
+    "step-cost": ("step_ms", "memory_bytes"),
+    "precision-map": ("step_ms", "loss"),
+    "forecast": ("step_ms", "memory_bytes"),
+}
+"""What a page's first line compares, by its address; `EVERYWHERE` on the others."""
+
+
+def run() -> Run | None:
+    """The baseline, in the chosen steps; None if there is none, or it cannot be read or has no steps."""
+    entry = bar.baseline()
+    return _opened(entry) if entry is not None and entry.readable else None
+
+
+def repeats() -> list[Run]:
+    """The baseline and, for its noise band, its repeats with other seeds."""
+    entry, first = bar.baseline(), run()
+    if entry is None or first is None:
+        return []
+    entries: dict[str, Entry] = st.session_state["entries"]
+    alike = [e for e in entries.values() if e.key not in (entry.key, st.session_state["run"]) and _repeats(e, entry)]
+    return [first, *(one for one in map(_opened, alike[:MAX_REPEATS]) if one is not None)]
+
+
+def differences(shown: Run) -> None:
+    """One line: how the run differs from the baseline in what the page is about, each with its noise band."""
+    entry, bases = bar.baseline(), repeats()
+    if entry is None or not bases or shown.steps.empty:
+        return
+    changes = loaders.analysed(baseline_changes, [*bases, shown]).set_index("metric")
+    metrics = BY_PAGE.get(st.session_state.get("address.page", ""), EVERYWHERE)
+    texts = [difference(metric, changes.loc[metric]) for metric in metrics if metric in changes.index]
+    if texts:
+        line = f"Against **{words.escape(entry.name)}**: {' · '.join(texts)}"
+        st.markdown(words.unbroken(line), help=NOISE_HELP)
+
+
+def difference(metric: str, change: "pd.Series[Any] | Mapping[str, Any]") -> str:
+    """One row of `baseline_changes` as text: `Loss +3.6 % (within noise −3.7 % to +3.7 %)`."""
+    value, base = float(change["value"]), float(change["baseline"])
+    label = LABELS[metric]
+    if metric == "skip_frac":
+        return f"{label} {words.percent(value)}, baseline {words.percent(base)}"
+    if value != value:
+        return f"{label} not finite"
+    low, high = float(change["low"]), float(change["high"])
+    noise = ""
+    if low == low and high == high and base:
+        within = "" if change["outside"] else "within "
+        noise = f" ({within}noise {_signed(low / base - 1, 2)} to {_signed(high / base - 1, 2)})"
+    ratio = value / base if base else float("nan")
+    if ratio != ratio:
+        return f"{label} {words.number(value)}, baseline {words.number(base)}"
+    if ratio >= 2 or ratio <= 0.5:
+        text = f"{words.number(ratio)} ×"
+    elif value == base:
+        text = "the same"
+    else:
+        text = _signed(ratio - 1, 3)
+    return f"{label} **{text}**{noise}" if change["outside"] else f"{label} {text}{noise}"
+
+
+def _signed(fraction: float, digits: int) -> str:
+    sign = "+" if fraction > 0 else "−" if fraction < 0 else ""
+    return f"{sign}{words.number(100 * abs(fraction), '%', digits)}"
+
+
+def _opened(entry: Entry) -> Run | None:
+    try:
+        opened = bar.in_range(loaders.open_run(entry))
+    except RunError:  # Library shows why
+        return None
+    return None if opened.steps.empty else opened
+
+
+def _repeats(entry: Entry, base: Entry) -> bool:
+    """Whether two runs differ in their seed alone."""
+    ours, theirs = dict(entry.config or {}), dict(base.config or {})
+    if not ours or entry.origin != base.origin or entry.status != "finished" or ours.get("seed") == theirs.get("seed"):
+        return False
+    names = (ours.keys() | theirs.keys()) - set(OWN_SETTINGS)
+    return all(ours.get(name) == theirs.get(name) for name in names)

@@ -1,0 +1,49 @@
+// Charts over the steps of a run share zoom and crosshair. Streamlit gives each chart to plotly.js, whose functions
+// are in window.Plotly; a chart's own are on its element. Runs once per page load.
+(() => {
+  if (window.ampscopeSync) return;
+  window.ampscopeSync = true;
+  const overSteps = (chart) => chart._fullLayout?.xaxis?.title?.text === "step";
+  const others = (chart) =>
+    [...document.querySelectorAll(".js-plotly-plot")].filter((other) => other !== chart && overSteps(other));
+  let zooming = false;
+
+  const zoom = (chart, change) => {
+    if (zooming) return;
+    const range = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    const update = change["xaxis.autorange"] ? { "xaxis.autorange": true } : { "xaxis.range": range };
+    if (!change["xaxis.autorange"] && range.some((end) => end === undefined)) return;
+    zooming = true;
+    Promise.all(others(chart).map((other) => window.Plotly.relayout(other, update))).finally(() => (zooming = false));
+  };
+
+  const hide = () => document.querySelectorAll(".ampscope-crosshair").forEach((line) => line.remove());
+  const mark = (chart, step) => {
+    const { xaxis, _size } = chart._fullLayout;
+    const x = xaxis.l2p(step);
+    if (!(x >= 0 && x <= _size.w)) return;
+    const line = document.createElement("div");
+    line.className = "ampscope-crosshair";
+    line.style.cssText =
+      `position:absolute;pointer-events:none;left:${_size.l + x}px;top:${_size.t}px;height:${_size.h}px;` +
+      "border-left:1px dashed currentColor;opacity:0.5";
+    chart.style.position = "relative";
+    chart.append(line);
+  };
+  const cross = (chart, event) => {
+    hide();
+    const { xaxis, _size } = chart._fullLayout;
+    const x = event.clientX - chart.getBoundingClientRect().left - _size.l;
+    if (x < 0 || x > _size.w) return;
+    for (const one of [chart, ...others(chart)]) mark(one, xaxis.p2l(x));
+  };
+
+  document.addEventListener("pointerover", (event) => {
+    const chart = event.target.closest?.(".js-plotly-plot");
+    if (!chart?.on || chart.ampscopeSync || !overSteps(chart)) return;
+    chart.ampscopeSync = true;
+    chart.on("plotly_relayout", (change) => zoom(chart, change));
+    chart.addEventListener("pointermove", (move) => cross(chart, move));
+    chart.addEventListener("pointerleave", hide);
+  });
+})();
