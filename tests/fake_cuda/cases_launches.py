@@ -20,7 +20,7 @@ from tests.record.stats.cuda.on_host import compiled
 
 KERNELS = Cuda.kernels
 MODULES, TENSORS, EVERY, STEPS = 76, 304, 6, 9
-MAX_SAMPLED, MAX_OTHERS, MAX_OPERATORS = 14, 8, 150
+MAX_SAMPLED, MAX_OTHERS, MAX_OPERATORS = 12, 8, 150
 """Limits: launches of a sampled step and of another one, with copies and fills; dispatched operators."""
 
 

@@ -1,6 +1,6 @@
 """The kernels of the fake machine, each with the results of the CUDA kernel, computed on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,13 @@ def norms(grads: Sequence[Any]) -> torch.Tensor:
     return kernel("norms", grads, lambda: torch.stack([g.raw.to(torch.float64).norm() for g in grads]))
 
 
-def outputs(tensors: Sequence[Any], wanted: Sequence[ChannelMax]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """`measure`, and the largest magnitudes by channel."""
+def outputs(
+    tensors: Sequence[Any],
+    wanted: Sequence[ChannelMax],
+    weights: Sequence[Any] = (),
+    caps_of: Callable[[list[torch.Tensor]], Sequence[Cap | None]] = lambda largest: (),
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """`measure`, the largest magnitudes by channel, and `measure` of weight gradients."""
     _may_fail("outputs")
     given: list[Any] = [one.into for one in wanted]
     raws = [getattr(into, "raw", into) for into in given]
@@ -46,7 +51,7 @@ def outputs(tensors: Sequence[Any], wanted: Sequence[ChannelMax]) -> tuple[torch
             [one._replace(grad=one.grad.raw, into=raw) for one, raw in zip(wanted, raws, strict=True)]  # type: ignore[attr-defined]
         )
     largest: list[torch.Tensor] = [kernel("outputs", read, values.clone) for values in maxima]
-    return measure(tensors), largest
+    return measure(tensors), largest, measure(weights, caps_of(largest)) if weights else torch.empty(0)
 
 
 def _launched(name: str, read: Sequence[CudaTensor], *args: Any) -> torch.Tensor:

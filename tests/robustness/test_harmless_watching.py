@@ -11,13 +11,14 @@ import torch
 from amp_core import load_run
 from amp_core.record import watch, watching
 from amp_core.record.backends.cuda import NvmlSource
-from amp_core.record.loop import error_budget, sampled_tensors
+from amp_core.record.loop import error_budget
 from amp_core.record.loop.autocast_regions import PrecisionDetector
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.steps import Steps
 from amp_core.record.observer import MOMENTS, Observer
 from amp_core.record.observers import profile
 from amp_core.record.observers.device import DeviceSampler
+from amp_core.record.stats import module_outputs
 from amp_core.record.stats.numba.measure import PassingTensors
 from amp_core.store import shutdown
 from amp_core.store.resilient_writer import TrainingWriter
@@ -34,7 +35,7 @@ OUT_OF_MEMORY = [
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize(
-    ("owner", "name"), [(sampled_tensors, "measure_together"), (PassingTensors, "add")], ids=["gradients", "outputs"]
+    ("owner", "name"), [(module_outputs, "measure_together"), (PassingTensors, "add")], ids=["gradients", "outputs"]
 )
 def test_a_statistic_that_runs_out_of_memory_is_omitted_and_tried_again_later(
     error: Exception,
@@ -66,7 +67,7 @@ def test_watching_that_always_fails_is_ended(tmp_path: Path, monkeypatch: pytest
         raise ZeroDivisionError("a mistake in AMPscope")
 
     monkeypatch.setattr(error_budget, "PAUSE_STEPS", 0)
-    monkeypatch.setattr(sampled_tensors, "measure_together", fail)
+    monkeypatch.setattr(module_outputs, "measure_together", fail)
     attach: list[Hooks] = []
     install = Hooks._install
 

@@ -6,7 +6,7 @@ import torch
 
 from amp_core.record.loop.attempt import Attempt
 from amp_core.record.model.parameters import has_values, local_values
-from amp_core.record.stats.layout import Cap, dtype_name, key_of, measurable, packed_length
+from amp_core.record.stats.layout import dtype_name, key_of, measurable, packed_length
 from amp_core.record.stats.measure import measure_together
 from amp_core.record.stats.module_outputs import Outputs
 
@@ -33,31 +33,28 @@ class Tensors:
         """Measure the requested kinds. `alike`: weight and output gradients are multiplied by the same factor, so that
         the latter cap the former; see `channels`."""
         if "weight_grad" in self._kinds:
-            caps = self._outputs.caps(self._names) if alike and "output_grad" in self._kinds else {}
-            self._measure("weight_grad", gradients, attempt, caps)
+            self._measure("weight_grad", gradients, attempt, capped=alike and "output_grad" in self._kinds)
         if "weight" in self._kinds:
-            self._measure("weight", [(name, local_values(p)) for name, p in self._weights(optimizer)], attempt, {})
+            self._measure("weight", [(name, local_values(p)) for name, p in self._weights(optimizer)], attempt)
         for keys, vectors in self._outputs.take():
             attempt.add_all(keys, vectors[0] if len(vectors) == 1 else torch.cat(vectors))
 
     def _measure(
-        self,
-        kind: str,
-        tensors: list[tuple[str, torch.Tensor]],
-        attempt: Attempt,
-        cap_of: Mapping[str, Callable[[torch.Tensor], Cap | None]],
+        self, kind: str, tensors: list[tuple[str, torch.Tensor]], attempt: Attempt, *, capped: bool = False
     ) -> None:
         chosen = [pair for pair in tensors if self._wanted(pair[0]) and measurable(pair[1])]
         for device in {tensor.device: None for _, tensor in chosen}:
             here = [pair for pair in chosen if pair[1].device == device]
             named = [(name, dtype_name(tensor.dtype)) for name, tensor in here]
-            caps = [cap_of[name](tensor) if name in cap_of else None for name, tensor in here]
-            packed = measure_together([tensor for _, tensor in here], caps)
-            capped = [one for one, cap in zip(named, caps, strict=True) if cap is not None]
             if capped:
-                length = sum(packed_length(dtype) for _, dtype in named)
-                packed, behind = packed[:length], packed[length:]
-                attempt.add_capped(capped, behind)
+                packed, caps = self._outputs.measure_weights(here, self._names)
+                limited = [one for one, cap in zip(named, caps, strict=True) if cap is not None]
+                if limited:
+                    length = sum(packed_length(dtype) for _, dtype in named)
+                    packed, behind = packed[:length], packed[length:]
+                    attempt.add_capped(limited, behind)
+            else:
+                packed = measure_together([tensor for _, tensor in here])
             attempt.add_all([key_of(name, kind, dtype) for name, dtype in named], packed)
 
     def _weights(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

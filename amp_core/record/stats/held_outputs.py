@@ -2,14 +2,17 @@
 
     >>> held = HeldOutputs(torch.device("cuda:0"))
     >>> held.add(key, grad, LayerChannel(id(layer.weight), channel=2, row=0, dims=2))
-    >>> for keys, packed in held.take(largest):    # fills `largest`, by weight
+    >>> packed, caps = held.measure_with(weight_grads, caps_of)     # fills `largest`, by weight
+    >>> for keys, packed in held.take():
 
-A launch for each gradient would cost the host more than the gradient costs the GPU. Holding a gradient has a price too:
+A launch for each gradient would cost the host more than the gradient costs the GPU. What still waits when the weight
+gradients are measured shares its table and its zeroed memory with them. Holding a gradient has a price too:
 its memory is not free yet, so no more than `MAX_BYTES` are held; and its values must not change until they are read.
 Autograd itself never writes into a gradient that someone else holds, but a hook or a function of the program may. A
 gradient that was written to is left out, and nothing is held from then on.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +20,7 @@ import torch
 from amp_core.record.backends import backend_of
 from amp_core.record.stats.channels import ChannelLargest, ChannelMax, channel_maxima, in_channels
 from amp_core.record.stats.dispatch import by_kernel, kernel_of
-from amp_core.record.stats.layout import Key
+from amp_core.record.stats.layout import Cap, Key
 from amp_core.record.stats.measure import measure_together
 
 MAX_BYTES = 1 << 26
@@ -69,10 +72,24 @@ class HeldOutputs:
             self._measure()
         return True
 
-    def finish(self) -> None:
-        """Measure what waits: `largest` is then complete."""
-        if self._waiting:
+    def measure_with(
+        self, weights: Sequence[torch.Tensor], caps_of: Callable[[], list[Cap | None]]
+    ) -> tuple[torch.Tensor, list[Cap | None]]:
+        """Measure what waits, and weight gradients of the device with their caps, as `measure_together` does.
+
+        `caps_of` reads `largest`, which is then complete, and is called at least once. Returns the packed vectors and
+        the caps.
+        """
+        # Caps are made before their values are there, so none may have to be converted.
+        dtypes = {held.grad.dtype for held in self._waiting}
+        if weights and all(t.dtype == torch.float32 or {t.dtype} == dtypes for t in weights):
+            measured = self._measure(weights, caps_of) if self._waiting else None
+            if measured is not None:
+                return measured
+        elif self._waiting:
             self._measure()
+        caps = caps_of()
+        return measure_together(weights, caps), caps
 
     def forget(self) -> None:
         """Leave out what waits and what was measured since the last `take`."""
@@ -80,26 +97,40 @@ class HeldOutputs:
 
     def take(self) -> list[Measured]:
         """All measurements since the last `take`."""
-        self.finish()
+        if self._waiting:
+            self._measure()
         measured, self._measured = self._measured, []
         return measured
 
-    def _measure(self) -> None:
+    def _measure(
+        self, weights: Sequence[torch.Tensor] = (), caps_of: Callable[[], list[Cap | None]] = list
+    ) -> tuple[torch.Tensor, list[Cap | None]] | None:
+        """Measure what waits, and weights with it. Returns their packed vectors and caps; None if nothing was left to
+        measure them with."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         unchanged = [held for held in waiting if held.grad._version == held.version]
         self._may_hold = len(unchanged) == len(waiting)
         if not unchanged:
-            return
+            return None
         grads = [held.grad for held in unchanged]
         self._backend.come_after(self._stream, grads)
         wanted, places = self._wanted(unchanged)
-        result: Any = by_kernel("outputs", grads[0].device.type, grads, wanted)
-        packed, largest = result or (measure_together(grads), channel_maxima(wanted))
-        for place, layer in places.values():
-            dtype = wanted[place].grad.dtype
-            found = self._largest[layer.weight] = ChannelLargest(largest[place], layer.row, layer.dims, dtype)
-            found.present = True
-        self._measured.append(([held.key for held in unchanged], packed))
+        caps: list[Cap | None] = []
+
+        def take_in(largest: Sequence[torch.Tensor]) -> list[Cap | None]:
+            for place, layer in places.values():
+                dtype = wanted[place].grad.dtype
+                found = self._largest[layer.weight] = ChannelLargest(largest[place], layer.row, layer.dims, dtype)
+                found.present = True
+            caps[:] = caps_of()
+            return caps
+
+        result: Any = by_kernel("outputs", grads[0].device.type, grads, wanted, weights, take_in)
+        if result is None:
+            largest = channel_maxima(wanted)
+            result = measure_together(grads), largest, measure_together(weights, take_in(largest))
+        self._measured.append(([held.key for held in unchanged], result[0]))
+        return result[2], caps
 
     def _wanted(self, held: list[_Held]) -> tuple[list[ChannelMax], dict[int, tuple[int, LayerChannel]]]:
         """What is wanted by channel, and by weight the last place in it."""

@@ -6,11 +6,11 @@ except output gradients on a GPU: they are measured together, and at most 64 MiB
 
 Measured modules are those that compute: without children, or with parameters of their own.
 
-For linear and convolutional layers, the largest output gradient of each channel is kept until the step's caps are read:
-see `channels`.
+For linear and convolutional layers, the largest output gradient of each channel is kept until the weight gradients are
+measured: see `channels`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,12 +99,27 @@ class Outputs:
             held.forget()
         self.take()
 
-    def caps(self, names: Mapping[int, str]) -> dict[str, Callable[[torch.Tensor], Cap | None]]:
-        """By the name of the weight: what gives the cap for its gradient, from the largest output gradients of this
-        step by channel. `names` has the names of parameters by their ids.
+    def measure_weights(
+        self, named: Sequence[tuple[str, torch.Tensor]], names: Mapping[int, str]
+    ) -> tuple[torch.Tensor, list[Cap | None]]:
+        """Measure weight gradients of one device, each with the cap that the largest output gradients of this step by
+        channel are. Returns the packed vectors, as `measure_together` does, and the caps. `names` has the names of
+        parameters by their ids.
         """
-        for held in self._held.values():
-            held.finish()
+        grads = [grad for _, grad in named]
+
+        def caps_of() -> list[Cap | None]:
+            caps = self._caps(names)
+            return [caps[name](grad) if name in caps else None for name, grad in named]
+
+        held = self._held.get(grads[0].device)
+        if held is not None:
+            return held.measure_with(grads, caps_of)
+        caps = caps_of()
+        return measure_together(grads, caps), caps
+
+    def _caps(self, names: Mapping[int, str]) -> dict[str, Callable[[torch.Tensor], Cap | None]]:
+        """By the name of the weight: what gives the cap for its gradient."""
         values = self._rows.all_values()
         present = ((names[i], one) for i, one in self._largest.items() if one.present and i in names)
         return {

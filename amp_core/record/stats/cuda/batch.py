@@ -91,9 +91,13 @@ class Batch:
             self._work.append((_form(dtype), kind, np.concatenate(parts), results[0]))
         return results
 
-    def reserve(self, tensors: Sequence[torch.Tensor], wanted: Sequence[ChannelMax]) -> None:
-        """Make the memory for `measure` and `channels` of these at once."""
-        count = sum(packed_size(t.dtype) + 1 for t in tensors) + sum(one.channels for one in wanted if one.into is None)
+    def reserve(
+        self, tensors: Sequence[torch.Tensor], wanted: Sequence[ChannelMax], capped: Sequence[torch.Tensor]
+    ) -> None:
+        """Make the memory for `measure` and `channels` of these at once, and for `measure` of tensors that may all
+        have caps."""
+        count = sum(packed_size(t.dtype) + 1 for t in tensors) + sum(2 * packed_size(t.dtype) + 1 for t in capped)
+        count += sum(one.channels for one in wanted if one.into is None)
         self._reserved = torch.zeros(count, dtype=torch.float64, device=self._device)
 
     def launch(self) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The kernels of `stats.dispatch` for CUDA tensors: each call is a few launches, and nothing is waited for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -26,14 +26,22 @@ def channels_cuda(values: torch.Tensor, channels: int, inner: int) -> torch.Tens
 
 
 def outputs_cuda(
-    tensors: Sequence[torch.Tensor], wanted: Sequence[ChannelMax]
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """`measure_cuda` of tensors of one device, and the largest magnitudes by channel as float32, in one batch."""
+    tensors: Sequence[torch.Tensor],
+    wanted: Sequence[ChannelMax],
+    weights: Sequence[torch.Tensor] = (),
+    caps_of: Callable[[list[torch.Tensor]], Sequence[Cap | None]] = lambda largest: (),
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """`measure_cuda` of tensors of one device, the largest magnitudes by channel as float32, and `measure_cuda` of
+    weight gradients of that device, in one batch.
+
+    `caps_of` gives the caps of the weight gradients. The largest magnitudes that it takes hold no values yet.
+    """
     batch = Batch(tensors[0].device)
-    batch.reserve(tensors, wanted)
+    batch.reserve(tensors, wanted, weights)
     packed, largest = batch.measure(tensors), batch.channels(wanted)
+    packed_weights = batch.measure(weights, caps_of(largest))
     batch.launch()
-    return packed, largest
+    return packed, largest, packed_weights
 
 
 def norms_cuda(grads: Sequence[torch.Tensor]) -> torch.Tensor:

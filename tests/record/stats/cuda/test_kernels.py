@@ -144,7 +144,7 @@ def test_outputs_are_measured_together_with_their_channels() -> None:
     before = torch.full((3,), 2.0)
     wanted = [ChannelMax(first, 6, 1), ChannelMax(second, 6, 1, into=0), ChannelMax(third, 3, 7, into=before)]
     with on_host() as launches:
-        packed, largest = outputs_cuda([first, second, third], wanted)
+        packed, largest, _ = outputs_cuda([first, second, third], wanted)
     for tensor, got in zip(
         (first, second, third), packed.split([packed_size(t.dtype) for t in (first, second, third)]), strict=True
     ):
