@@ -252,5 +252,6 @@ def test_fp32_products_of_amds_matrix_cores_are_not_finished(tmp_path):
     run = load_run(import_traces([write(tmp_path / "t.json", document)], tmp_path / "run"))
     cost = step_cost(run)
     assert cost.us("matrix") == 90 and cost.us("tensor") == cost.tf32_us == 0 and cost.rate_ratio == 1307.4 / 163.4
-    assert "GEMM/conv, in FP32" in set(cost.parts["label"]) and not [f for f in diagnose(run) if f.code ==
-    "tf32-baseline"]
+    assert "GEMM/conv, in FP32" in set(cost.parts["label"]) and not [
+        f for f in diagnose(run) if f.code == "tf32-baseline"
+    ]
