@@ -34,7 +34,7 @@ def test_wheel_holds_the_app_and_nothing_private(wheel: Path) -> None:
     )
     if tracked.returncode == 0:
         assert {f"amp_core/_app/{name}" for name in tracked.stdout.split()} <= set(names)
-    assert "amp_core/_app/.streamlit/config.toml" in names
+    assert {"amp_core/_app/.streamlit/config.toml", "amp_core/py.typed"} <= set(names)
     assert any(name.startswith("amp_core/_app/sample_runs/") and name.endswith("run.json") for name in names)
     assert not [n for n in names if "secrets" in n or "__pycache__" in n or n.startswith(("tests/", "runs/"))]
 
