@@ -28,7 +28,12 @@ MEASURED = ("J/sample", "tensor cores")
 def in_full(comparison: "Comparison", agreement: "pd.DataFrame", updates: "pd.DataFrame") -> str:
     """The whole comparison. `agreement` and `updates` are the results of `gradient_agreement` and `update_summary` for
     the same runs."""
-    parity_lines = [f"{row['recipe']}: {row['parity']}" for row in comparison.recipes.to_dict("records")[1:]]
+    from amp_core.analysis.comparison.answer import parity_in_words
+
+    parity_lines = [
+        f"{row['recipe']}: convergence parity {parity_in_words(str(row['parity']))}"
+        for row in comparison.recipes.to_dict("records")[1:]
+    ]
     parts = [
         settings(comparison),
         table(comparison),

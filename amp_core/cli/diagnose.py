@@ -99,7 +99,7 @@ def in_words(findings: "list[Finding]") -> str:
         lines = [f"{finding.severity}: {finding.title} [{finding.code}]"]
         lines.append(f"  {', '.join(finding.evidence())}")
         if finding.follows:
-            lines.append(f"follows from {finding.follows}")
+            lines.append(f"  follows from {finding.follows}")
             parts.append("\n".join(lines))
             continue
         lines.append(textwrap.fill(finding.advice, 100, initial_indent="  ", subsequent_indent="  "))

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from amp_core.text import formatting
+
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the command."""
@@ -43,7 +45,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
 
 
 def _cpu(cpu: Mapping[str, Any]) -> list[str]:
-    threads = f"{cpu['threads'] or '?'} torch threads"
+    threads = formatting.plural(cpu["threads"], "torch thread") if cpu["threads"] else "torch threads unknown"
     lines = [_line("CPU", f"{cpu['name']}, {cpu['cores']} cores, {threads}, {cpu['memory_bytes'] / 2**30:.1f} GiB")]
     if cpu["instructions"] is None:
         return [*lines, _line("", "instruction sets unknown")]

@@ -180,20 +180,20 @@ def _notes(
     if shares:
         which = " and ".join(f"{100 * frac:.0f} % in {recipe.upper()}" for recipe, frac in shares.items())
         notes.append(
-            f"Of the operations of matrix products {which}, the rest in BF16. Inputs are quantized by operators of "
-            "their own, as in eager PyTorch; torch.compile fuses them. Memory is that of BF16: weights stay in FP32."
+            f"Of the GEMM FLOPs, {which} and the rest in BF16. Inputs are quantized by separate operators, as in eager "
+            "PyTorch; torch.compile fuses them. Memory is that of BF16: weights stay in FP32."
         )
     if factor is not None:
-        notes.append(f"Corrected by a run that was recorded on a GPU: it took {factor:.2f} times its own forecast.")
+        notes.append(f"Calibrated with a run recorded on a GPU, which took {factor:.2f} times its own forecast.")
     else:
-        notes.append("Not corrected by a measurement: no run on a listed GPU was given.")
+        notes.append("Not calibrated with a measurement: no run on a listed GPU was given.")
     if narrow.derived:
         notes.append(
-            "The step was traced in FP32. Which operators between matrix products autocast would run in 16 bits is "
-            "guessed; a trace under autocast gives a closer forecast."
+            "The step was traced in FP32, so which operators autocast would run in 16 bits is estimated; a trace under "
+            "autocast gives a more accurate forecast."
         )
     elif wide.derived:
         notes.append("The step was traced under autocast; its FP32 form is derived from it.")
     if wide.memory.activations is None:
-        notes.append("Memory is not forecast: the run did not record what its memory was made of.")
+        notes.append("Memory is not forecast: the run has no memory breakdown.")
     return tuple(notes)

@@ -77,6 +77,8 @@ def finding_html(finding: "Finding") -> str:
 
 def comparison_html(comparison: "Comparison") -> str:
     """A comparison: one row per run, with its speed as a bar, and the answers in words."""
+    from amp_core.analysis.comparison.answer import parity_in_words
+
     table = comparison.table
     speeds = [float(v) for v in table["speed_ratio"]]
     longest = max((v for v in speeds if math.isfinite(v)), default=1.0)
@@ -91,7 +93,7 @@ def comparison_html(comparison: "Comparison") -> str:
             _bars([float(row["speed_ratio"])], longest, "speed against the first run"),
             f"{_number(row['memory_ratio'])} ×",
             _number(row["loss_final"]),
-            row["parity"],
+            parity_in_words(str(row["parity"])),
         )
         for _, row in table.iterrows()
     ]

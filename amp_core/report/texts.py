@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from amp_core.analysis import Comparison, Overview, StepCost
+from amp_core.analysis.comparison.answer import parity_in_words
 from amp_core.findings import Finding
 from amp_core.report.attachments import offered
 from amp_core.store.run import Run
@@ -82,9 +83,14 @@ def finding_html(finding: Finding) -> Html:
 def comparison_html(comparison: Comparison) -> Html:
     """The answers, both tables, the differing settings and the notes of a comparison."""
     recipes, runs = comparison.recipes.to_dict("records"), comparison.table.to_dict("records")
-    parity = {row["recipe"]: str(row["parity"]) for row in recipes}
+    parity = {row["recipe"]: parity_in_words(str(row["parity"])) for row in recipes}
     lines = [
-        tag("li", tag("b", answer), ". ", formatting.sentence(f"Convergence: {parity.get(recipe, formatting.NONE)}"))
+        tag(
+            "li",
+            tag("b", answer),
+            ". ",
+            formatting.sentence(f"Convergence parity {parity.get(recipe, formatting.NONE)}"),
+        )
         for recipe, answer in comparison.answers.items()
     ]
     differing = comparison.differences

@@ -331,7 +331,7 @@ class TrainConfig:
         if self.own is not None and not self.own[0].is_file():
             file = self.own[0]
             raise RunError(
-                f"workload={self.workload}: the file {file} does not exist; give the path of an existing Python file"
+                f"workload={self.workload!r}: the file {file} does not exist; give the path of an existing Python file"
             )
 
     @property

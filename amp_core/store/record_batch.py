@@ -35,7 +35,7 @@ def record_batch(table: str, columns: Mapping[str, Any], rank: int) -> pa.Record
         unknown = sorted(columns.keys() - spec.keys())[0]
         raise RunError(f"table {table!r} has no column {unknown!r}; it has {', '.join(spec)}")
     if not columns:
-        raise RunError(f"table {table} was given no columns; give a sequence for each column that the rows have")
+        raise RunError(f"table {table!r} was given no columns; give a sequence for each column that the rows have")
     rows = _rows(*next(iter(columns.items())))
     arrays = []
     for name, (column, make) in spec.items():
@@ -201,7 +201,7 @@ def _flags(values: Sequence[Any]) -> list[pa.Buffer]:
 def _texts(values: Sequence[Any]) -> list[pa.Buffer]:
     for value in values:
         if not isinstance(value, str):
-            raise TypeError(f"{value!r} is not text")
+            raise TypeError(f"{value!r:.40} is not text")
     # "replace": an error message may hold a file name that is not UTF-8, and the end of the run must be written.
     encoded = [v.encode("utf-8", "replace") for v in values]
     return [_offsets([len(e) for e in encoded]), pa.py_buffer(b"".join(encoded))]

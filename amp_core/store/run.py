@@ -45,7 +45,9 @@ def load_run(path: str | os.PathLike[str]) -> "Run":
     Raises `RunError`, and nothing else, if it is not a readable run.
     """
     if not isinstance(path, str | os.PathLike):
-        raise RunError(f"path={path!r} is not a path; give a run folder or a packed run (.zip), as a string or a Path")
+        raise RunError(
+            f"path={path!r:.80} is not a path; give a run folder or a packed run (.zip), as a string or a Path"
+        )
     where = located(path)
     if isinstance(where, Address):
         from amp_core.store.remote import open_address

@@ -170,7 +170,7 @@ class ZipSource:
             segment = read_stream(file, data, table, None, bounded=True)
         self._held[file.name] = segment.table.nbytes if segment.table is not None else 0
         if sum(self._held.values()) > MAX_ZIPPED_BYTES:
-            raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.0f} GiB of rows; unpack it first")
+            raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.3g} GiB of rows; unpack it first")
         return segment
 
     def content(self, file: File, table: Table, start: int = 0) -> bytes:  # noqa: ARG002

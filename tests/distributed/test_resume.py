@@ -79,7 +79,7 @@ def test_a_killed_run_resumes_after_its_last_row(tmp_path):
 def test_a_run_that_is_still_being_written_is_not_resumed(tmp_path):
     with live(tmp_path / "run") as run:
         run.advance(3)
-        with pytest.raises(RunError, match="still going"):
+        with pytest.raises(RunError, match="still running"):
             train_part(tmp_path / "run", 1)
 
 

@@ -132,7 +132,7 @@ def test_the_end_of_a_job_that_ends_while_it_is_listed_is_recorded(
     checks = iter([True])  # at the first check it is still alive
     monkeypatch.setattr(job_file, "is_alive", lambda record: next(checks, None) or really(record))
     result = find(job.folder)
-    assert result.state == state and "nobody saw" not in (result.reason or "")
+    assert result.state == state and "not observed" not in (result.reason or "")
     assert job_file.read(job.folder).returncode == (7 if mode == "aborts" else 0)
 
 

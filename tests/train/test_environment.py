@@ -126,6 +126,6 @@ def test_a_missing_nvml_package_is_given_as_the_reason(monkeypatch):
 
 def test_the_command_prints_text_or_one_json_document(capsys):
     assert main(["env"]) == 0
-    assert "try first: " in capsys.readouterr().out
+    assert "recommended first: " in capsys.readouterr().out
     assert main(["env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["advice"]["recipe"] in RECIPES

@@ -31,6 +31,11 @@ def in_one_line(row: Mapping[str, Any]) -> str:
     return f"{name}: {costs}, {_parity(row)}"
 
 
+def parity_in_words(parity: str) -> str:
+    """A recipe's `parity` with its evidence as users read it: `unknown: run more seeds (…)`."""
+    return parity.replace("cannot tell", "unknown")
+
+
 def _parity(row: Mapping[str, Any]) -> str:
     """The parity of convergence in a few words."""
     parity = str(row["parity"])

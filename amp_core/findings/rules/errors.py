@@ -125,7 +125,7 @@ def no_gradients(run: Run) -> list[Finding]:
         last = str(calls.iloc[-1]).split()[-1] if len(calls) else ""
         index = split_call(last)[1]
     where = optimizer_name(run, index if foreign is None else foreign)
-    why = "(they do not belong to the model)" if foreign is not None else ""
+    why = " (they do not belong to the model)" if foreign is not None else ""
     if raised == _NO_CHECKS[1]:
         where, why = "loss", " (the loss depends on none)"
     at = _failing_steps(run) if raised else (int(none["step"].iloc[0]), int(none["step"].iloc[-1]))

@@ -78,7 +78,7 @@ def gradient_underflow(run: Run) -> list[Finding]:
     return [
         make_finding(
             "gradient-underflow",
-            f"The gradient of {name} underflows at loss scale {scale}{lost_mass}: it needs {lowest}",
+            f"The gradient of {name} underflows at loss scale {scale:.3g}{lost_mass}: it needs {lowest:.3g}",
             name,
             severity="error" if mass is not None and mass >= MIN_ERROR_MASS_FRAC else None,
             steps=(int(below["step"].iloc[0]), int(below["step"].iloc[-1])),
@@ -164,7 +164,7 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
     return [
         make_finding(
             "eps-rounds-to-zero",
-            f"The constant {eps} in {where} is zero in 16 bits{more}",
+            f"The constant {eps:.3g} in {where} is zero in 16 bits{more}",
             where,
             severity="error" if broken else None,
             steps=(0, 0),
@@ -216,7 +216,8 @@ def optimizer_eps_rounds_to_zero(run: Run) -> list[Finding]:
             return [
                 make_finding(
                     "optimizer-eps-rounds-to-zero",
-                    f"{settings.get('class')}'s eps of {eps} is zero in the dtype of float16 parameters such as {name}",
+                    f"{settings.get('class')}'s eps of {eps:.3g} is zero in the dtype of "
+                    f"float16 parameters such as {name}",
                     f"{settings.get('class')} eps",
                     value=eps,
                     limit=FLUSH_THRESHOLD,

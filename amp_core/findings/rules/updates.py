@@ -166,7 +166,7 @@ def average_stands_still(run: Run) -> list[Finding]:
         make_finding(
             "average-stands-still",
             f"{formatting.percent(still[name])} of the average of {name} no longer changes, half or more in "
-            f"{len(still)} of {formatting.plural(len(sizes), 'tensor')}: {dtype} is too coarse",
+            f"{len(still):,} of {formatting.plural(len(sizes), 'tensor')}: {dtype} is too coarse",
             name,
             steps=(int(rows["step"].min()), int(rows["step"].max())),
             value=float(still[name]),

@@ -54,9 +54,9 @@ def _check_number(table: str, column: str, values: pa.ChunkedArray) -> None:
     if pc.any(pc.less(values, 0)).as_py():
         raise RunError(f"{table} has a negative {column!r}; it counts from 0")
     if pa.types.is_integer(values.type) and pc.any(pc.greater(values, MAX_COUNT)).as_py():
-        raise RunError(f"{table} has {column} above 2^53, beyond anything that training counts")
+        raise RunError(f"{table} has {column!r} above 2^53, beyond anything that training counts")
     if column.endswith("_frac") and pc.any(pc.greater(values, 1 + _ROUNDING)).as_py():
-        raise RunError(f"{table} has {column} above 1; it is a fraction from 0 to 1")
+        raise RunError(f"{table} has {column!r} above 1; it is a fraction from 0 to 1")
 
 
 def _check_text(table: str, column: str, values: pa.ChunkedArray) -> None:

@@ -25,7 +25,7 @@ def open_zip(source: str | os.PathLike[str] | IO[bytes]) -> zipfile.ZipFile:
         size = _directory_bytes(source)
     if size > MAX_DIRECTORY_BYTES:
         most = f"{MAX_DIRECTORY_BYTES / 2**20:.3g} MiB"
-        raise ValueError(f"its directory is {size / 2**20:.0f} MiB; that of a packed run is at most {most}")
+        raise ValueError(f"its directory is {size / 2**20:,.1f} MiB; that of a packed run is at most {most}")
     return zipfile.ZipFile(source)
 
 

@@ -98,7 +98,7 @@ def test_runs_of_unequal_length_are_compared_over_common_steps_with_a_note(tmp_p
     comparison = compare([long, short])
     assert "over 60 common steps" in comparison.parity["short"]
     assert comparison.table["common_steps"].tolist() == [300, 60]
-    assert any("unequal length" in note for note in comparison.notes)
+    assert any("different lengths" in note for note in comparison.notes)
     assert any("first 10 steps" in note for note in comparison.notes)
 
 
