@@ -25,6 +25,7 @@ if under_way:
         st.header("So far", anchor=False)
         st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 
+costs.diagnoses(runs)
 if all(is_trace(run) for run in runs):
     kernels.traces(runs)
     report.include(runs)

@@ -7,6 +7,7 @@ from amp_core import Run
 from amp_core.analysis import ScaleSummary, baseline_band, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.steps import recipe
 from amp_core.figures import with_baseline
+from amp_core.findings import skips_in_words
 from amp_core.views import GRAD_NORM, LOSS_SCALE
 from pages.parts import baseline, cards, charts, clicks, empty, glossary, head, loaders, words
 from pages.parts.hardware import ranks
@@ -29,7 +30,7 @@ def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
     if about.skips == 0:
         return f"No step was skipped. {span}"
     times = f"{words.plural(about.skips, 'step')} of {about.attempts:,} ({words.percent(about.skip_frac)}) skipped"
-    return f"{times}, in {words.plural(episodes, 'episode')}. {span}"
+    return f"{times}, in {words.plural(episodes, 'episode')}: {skips_in_words(about)}. {span}"
 
 
 def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:

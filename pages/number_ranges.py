@@ -8,6 +8,7 @@ from amp_core.analysis import class_shares, kinds_present, sampled_steps
 from amp_core.views import CLASSES, RANGES
 from pages.parts import address, charts, clicks, empty, head, loaders, words
 from pages.parts.numbers import limits, prediction, ranges
+from pages.parts.overview import findings
 
 head.title("Number ranges")
 run = head.run()
@@ -35,7 +36,8 @@ with fields:
 classes = loaders.analysed(class_shares, run, kind, step)
 with answer:
     if step is None:
-        head.headline(ranges.headline(classes, kind, functools.partial(ranges.when, run, kind)))
+        began = ranges.origins(run, kind, findings.chain(run).origin)
+        head.headline(ranges.headline(classes, kind, functools.partial(ranges.when, run, kind), began))
     else:
         head.headline(ranges.headline(classes, kind))
 if unfold := st.session_state.pop("ranges.unfold", None):

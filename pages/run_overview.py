@@ -4,7 +4,7 @@ import streamlit as st
 
 from amp_core import Run, diagnose
 from amp_core.analysis import Overview, overview, tensor_core_use
-from amp_core.findings import first_sentence
+from amp_core.findings import first_sentence, skips_in_words
 from amp_core.views import DEVICE, LOSS, LOSSES, MEMORY, PHASES
 from pages.parts import baseline, cards, charts, head, live, loaders, warm_up, words
 from pages.parts.hardware import ranks
@@ -18,8 +18,9 @@ def summary(view: Overview) -> str:
     time = f" in {words.duration(view.duration_s)}" if view.duration_s is not None else ""
     steps = f"{view.steps_done:,}{planned_text} steps{time}"
     known = view.loss_first is not None
-    loss = f"; loss {words.loss(view.loss_first)} at first, {words.loss(view.loss_last)} at the end" if known else ""
-    skips = f"; {words.plural(view.scale.skips, 'step')} skipped" if view.scale.has_scaler else ""
+    loss = f"; loss {words.loss(view.loss_first)} at first, {words.loss(view.loss_final)} at the end" if known else ""
+    apart = f": {skips_in_words(view.scale)}" if view.scale.skips else ""
+    skips = f"; {words.plural(view.scale.skips, 'step')} skipped{apart}" if view.scale.has_scaler else ""
     return f"{steps}{loss}{skips}."
 
 
@@ -51,7 +52,7 @@ def of_training(run: Run, entry: Entry) -> None:
     tour.show(entry)
     left, right = charts.grid("overview.answer")
     with left:
-        costs_and_gains.show(run, view, findings.unmuted_problems(diagnosed, run))
+        costs_and_gains.show(run, view, findings.chain(run))
         if view.loss_first is None:  # an imported trace has steps but no loss
             head.profiled(run)
     with right:
@@ -105,7 +106,7 @@ entry = head.entry()
 if entry.under_way:
     live.show(entry)
     st.stop()
-run = head.run(entry, "windows")
+run = head.run(entry, "windows", overview=True)
 if run.steps.empty:
     of_profile(run)
 else:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.comparison.learned import final
 from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary
 from amp_core.analysis.performance.memory import MemorySummary, memory_summary
 from amp_core.analysis.performance.step_time import SpeedSummary, speed_summary
@@ -44,6 +45,8 @@ class Overview:
     loss_first: float | None
     loss_last: float | None
     """First and last recorded loss; NaN or infinite where the loss was."""
+    loss_final: float | None
+    """Mean of the last tenth of the losses, as in a comparison; NaN where one of them is not finite."""
     loss_lowest: float | None
     """Lowest finite loss."""
     scale: ScaleSummary
@@ -81,6 +84,7 @@ def overview(run: Run) -> Overview:
         progress_frac=min(1.0, done / planned) if planned else None,
         loss_first=float(losses[0]) if len(losses) else None,
         loss_last=float(losses[-1]) if len(losses) else None,
+        loss_final=_final_loss(frame, losses),
         loss_lowest=float(finite.min()) if len(finite) else None,
         scale=scale_summary(run),
         speed=speed_summary(run),
@@ -89,6 +93,13 @@ def overview(run: Run) -> Overview:
         eta_s=_eta(frame, planned - done) if live and planned else None,
         results=run.head.results,
     )
+
+
+def _final_loss(frame: pd.DataFrame, losses: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float | None:
+    """The smoothed loss at the end, or the only one."""
+    if len(losses) < 2:
+        return float(losses[-1]) if len(losses) else None
+    return final(frame).mean
 
 
 def _duration(run: Run, frame: pd.DataFrame) -> float | None:

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from amp_core import phases
+from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
 TIMES = ("step_ms", *phases.COLUMNS)
@@ -88,6 +89,18 @@ def recipe(run: Run) -> str | None:
     """The precision recipe's name, e.g. `fp16`; None where not recorded."""
     precision = run.head.config.get("precision")
     return precision if isinstance(precision, str) and precision else None
+
+
+def autocast_dtype(run: Run) -> str | None:
+    """`float16` or `bfloat16` if the run's forward was under autocast; None if it was not or is not known."""
+    config = run.head.config
+    dtype = config.get("autocast_dtype")
+    if isinstance(dtype, str):
+        return dtype
+    if dtype is not None or "autocast_dtype" in config:
+        return None
+    form = FORMATS.get((recipe(run) or "").removesuffix("-unscaled"))
+    return form.dtype if form is not None and form.autocast else None
 
 
 def emulated(run: Run) -> bool:

@@ -2,9 +2,8 @@
 
 import argparse
 import json
-import math
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amp_core.cli.untrusted import RUN_HELP, printable
 from amp_core.library.mutes import mute, muted
@@ -49,7 +48,8 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings, worst first. Returns 1 if one that is not muted is at or above `--fail-on`."""
-    from amp_core.findings import GUIDE, diagnose, first_sentence
+    from amp_core.findings import GUIDE, diagnose, diagnosis, first_sentence
+    from amp_core.findings.document import diagnosis_document
 
     opened = load_run(arguments.folder)
     for option in ("mute", "unmute"):
@@ -57,25 +57,23 @@ def run(arguments: argparse.Namespace) -> int:
             if code not in GUIDE:
                 raise RunError(f"--{option} {code} is not a finding code; the Findings guide lists them all")
             mute(arguments.folder, code, on=option == "mute")
-    all_findings = diagnose(opened, load_run(arguments.against) if arguments.against else None)
+    baseline = load_run(arguments.against) if arguments.against else None
+    all_findings = diagnose(opened, baseline)
     silenced = muted(arguments.folder)
     shown = [f for f in all_findings if f.code not in silenced]
     muted_codes = sorted({f.code for f in all_findings} & silenced)
     if arguments.json:
-        record = {
-            "run": opened.name,
-            "status": opened.status,
-            "end_reason": opened.end_reason,
-            "first_sentence": first_sentence(opened),
-            "findings": [_plain(f.to_dict()) for f in shown],
-        }
-        print(json.dumps(record | {"muted": muted_codes}, indent=1, allow_nan=False))
+        document = diagnosis_document(opened, baseline, silenced)
+        print(json.dumps(document, indent=1, allow_nan=False))
     else:
         if broke_off := end_in_words(opened):
             print(printable(f"{broke_off}\n"))
         if sentence := first_sentence(opened):
             print(printable(f"{sentence}\n"))
         print(printable(in_words(shown)))
+        chain = diagnosis(opened, shown)
+        if chain.cause is not None and (more := [text for text in (chain.began, *chain.measurements) if text]):
+            print(printable("\n" + "\n".join(more)))
         if muted_codes:
             print(f"\nmuted: {', '.join(muted_codes)}")
     failing = LEVELS[: LEVELS.index(arguments.fail_on) + 1] if arguments.fail_on else ()
@@ -107,8 +105,3 @@ def in_words(findings: "list[Finding]") -> str:
             lines.append(textwrap.indent(finding.snippet, "      "))
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """The record, with NaN and infinities, which JSON cannot hold, as strings."""
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

@@ -36,6 +36,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Import, and print a summary. The files are untrusted, so their memory is bounded."""
+    from amp_core.analysis import tensor_core_use
     from amp_core.store.run import load_run
     from amp_core.traces import import_notes, import_traces
 
@@ -49,13 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
     if "launches_without_kernels" in imported.head.config:
         print("the trace has no device activity; ampscope diagnose explains how to record it")
         return 0
-    on_gpu = kernels[kernels["tensor_core"].notna()]
-    total_us = float(on_gpu["total_us"].sum())
-    if total_us > 0:
-        shares = on_gpu.groupby("tensor_core")["total_us"].sum() / total_us
-        words = {"yes": "on tensor cores", "no": "without", "unknown": "unclassified"}
-        share_text = ", ".join(f"{shares.get(answer, 0.0):.1%} {word}" for answer, word in words.items())
-        print(f"{total_us / 1e3:.1f} ms of kernels, copies and fills: {share_text}")
+    use = tensor_core_use(imported)
+    if use.tensor_frac is not None and use.unknown_frac is not None:
+        print(
+            f"{use.kernel_us / 1e3:.1f} ms of kernels: {use.tensor_frac:.1%} on tensor cores, "
+            f"{1 - use.tensor_frac - use.unknown_frac:.1%} without, {use.unknown_frac:.1%} unclassified"
+        )
     else:
         print(f"no GPU kernels; {float(kernels['total_us'].sum()) / 1e3:.1f} ms of operators on the CPU")
     return 0

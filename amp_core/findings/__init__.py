@@ -12,6 +12,7 @@ Every module of that package is loaded. A rule fires only if the numbers leave n
 from dataclasses import replace
 
 from amp_core.findings import rules
+from amp_core.findings.diagnosis import Diagnosis, Origin, diagnosis, measured_underflow, skips_in_words
 from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, Cause, first_cause
 from amp_core.findings.model import SEVERITIES, Entry, Finding, Severity
 from amp_core.findings.registry import FAMILIES, GUIDE, PAIRED_RULES, RULES, load
@@ -24,12 +25,17 @@ __all__ = [
     "RULES",
     "SEVERITIES",
     "Cause",
+    "Diagnosis",
     "Entry",
     "Finding",
+    "Origin",
     "Severity",
     "diagnose",
+    "diagnosis",
     "first_cause",
     "first_sentence",
+    "measured_underflow",
+    "skips_in_words",
 ]
 
 load(rules)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from amp_core.findings import diagnose, first_sentence
+from amp_core.findings import diagnose, diagnosis, first_sentence
 from amp_core.store.run import Run
 
 SCHEMA = 1
@@ -14,20 +14,27 @@ SCHEMA = 1
 def diagnosis_document(run: Run, baseline: Run | None = None, muted: Collection[str] = ()) -> dict[str, Any]:
     """The findings of `run` as values that JSON can hold, without those of codes in `muted`.
 
-    Keys: schema, run, status, end_reason, first_sentence, findings (the fields of `Finding`), muted (the codes that
-    were found and left out). NaN and infinities are text.
+    Keys: schema, run, status, end_reason, first_sentence, diagnosis (of `Diagnosis`: verdict, cause, where, origin,
+    evidence, advice, patch, skips, loss_scale), findings (the fields of `Finding`), muted (the codes that were found
+    and left out). NaN and infinities are text.
     """
     findings = diagnose(run, baseline)
+    shown = [f for f in findings if f.code not in muted]
     return {
         "schema": SCHEMA,
         "run": run.name,
         "status": run.status,
         "end_reason": run.end_reason,
         "first_sentence": first_sentence(run),
-        "findings": [_plain(f.to_dict()) for f in findings if f.code not in muted],
+        "diagnosis": _plain(diagnosis(run, shown).to_dict()),
+        "findings": [_plain(f.to_dict()) for f in shown],
         "muted": sorted({f.code for f in findings} & set(muted)),
     }
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return {k: _plain(v) if isinstance(v, dict) else _finite(v) for k, v in record.items()}
+
+
+def _finite(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

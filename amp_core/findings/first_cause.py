@@ -18,8 +18,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.steps import attempts
-from amp_core.findings.signals import autocast_dtype, facts, model_name, signals
+from amp_core.analysis.steps import attempts, autocast_dtype
+from amp_core.findings.signals import facts, model_name, signals
 from amp_core.store.run import Run
 from amp_core.text import formatting
 

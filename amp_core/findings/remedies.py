@@ -3,12 +3,16 @@
 The guide's advice for a code is about float16. A run in FP32 or BF16, bad data and a divergence need other advice.
 """
 
-from amp_core.analysis.steps import recipe, scaler_enabled
+import numpy as np
+
+from amp_core.analysis import safe_window
+from amp_core.analysis.steps import autocast_dtype, recipe, scaler_enabled
 from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
-from amp_core.findings.signals import autocast_dtype, facts
+from amp_core.findings.signals import facts
 from amp_core.findings.snippets import BF16, ISLAND, LOOP
+from amp_core.schema import RunError
 from amp_core.store.run import Run
 
 FP32_RANGE_DTYPES = ("float32", "bfloat16")
@@ -42,6 +46,23 @@ _DERIVATIVE = Remedy(
     "distance = (difference.square().sum(1) + 1e-12).sqrt()\n"
     "y = torch.where(x > 0, torch.where(x > 0, x, 1.0).log(), 0.0)   # the inner `where` keeps log off zero",
 )
+
+
+def new_scaler(run: Run, growth_interval: int | None = None) -> str:
+    """The line that makes a GradScaler, with the first scale that suits the run; the default where that is unknown."""
+    power = first_scale(run)
+    init = f", init_scale=2.0**{16 if power is None else power}"
+    interval = f", growth_interval={growth_interval}" if growth_interval else ""
+    return f"scaler = torch.amp.GradScaler(device_type{init}{interval})"
+
+
+def first_scale(run: Run) -> int | None:
+    """log2 of the loss scale that `safe_window` recommends; None without gradients, or if no scale suits them all."""
+    try:
+        window = safe_window(run)
+    except RunError:  # no gradients were recorded
+        return None
+    return int(np.log2(window.recommended)) if window.exists and window.recommended >= 1 else None
 
 
 def compute_dtype(run: Run) -> str:

@@ -13,9 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis.ranks import rank_cause
-from amp_core.analysis.steps import recipe
 from amp_core.findings.model import Severity
-from amp_core.formats import FORMATS
 from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 
@@ -78,18 +76,6 @@ def mappings(record: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """A list of mappings from the head; empty if it is missing or something else."""
     value = record.get(key)
     return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
-
-
-def autocast_dtype(run: Run) -> str | None:
-    """`float16` or `bfloat16` if the run's forward was under autocast; None if it was not or is not known."""
-    config = run.head.config
-    dtype = config.get("autocast_dtype")
-    if isinstance(dtype, str):
-        return dtype
-    if dtype is not None or "autocast_dtype" in config:
-        return None
-    form = FORMATS.get((recipe(run) or "").removesuffix("-unscaled"))
-    return form.dtype if form is not None and form.autocast else None
 
 
 def has_fp32_masters(run: Run) -> bool:

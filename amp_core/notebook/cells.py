@@ -48,7 +48,7 @@ def run_html(run: Run) -> str:
         ("device", view.device or NONE),
         ("steps", f"{view.steps_done:,}{planned}"),
         ("skipped steps", skipped),
-        ("loss", join([f"{_number(view.loss_first)} → {_number(view.loss_last)} ", _line(steps["loss"], "loss")])),
+        ("loss", join([f"{_number(view.loss_first)} → {_number(view.loss_final)} ", _line(steps["loss"], "loss")])),
     ]
     if view.scale.has_scaler:
         drawn = _line(_log2(steps["loss_scale"].to_numpy(dtype=np.float64)), "log2 of the loss scale")

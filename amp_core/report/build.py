@@ -11,7 +11,7 @@ from amp_core._version import __version__
 from amp_core.analysis import compare, overview, step_cost, unique_labels
 from amp_core.analysis.steps import recipe
 from amp_core.figures.browser import plotly_script
-from amp_core.findings import Finding, diagnose, first_sentence
+from amp_core.findings import Finding, diagnose, diagnosis, first_sentence
 from amp_core.report import chart_html, texts
 from amp_core.schema import RunError
 from amp_core.store.run import Run
@@ -57,8 +57,8 @@ def _head(names: list[str], runs: list[Run], findings_by_run: list[list[Finding]
         label = tag("h3", name) if len(runs) > 1 else None
         summaries += [
             label,
-            texts.first(first_sentence(run)),
             texts.headline(findings),
+            texts.chain(diagnosis(run, findings)) or texts.first(first_sentence(run)),
             tag("p", texts.summary(overview(run), step_cost(run))),
         ]
     return tag("header", tag("h1", "AMPscope report"), tag("p", " · ".join(names), class_="quiet"), *summaries)

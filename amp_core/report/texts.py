@@ -7,7 +7,8 @@ import pandas as pd
 
 from amp_core.analysis import Comparison, Overview, StepCost
 from amp_core.analysis.comparison.answer import parity_in_words
-from amp_core.findings import Finding
+from amp_core.analysis.performance.memory import MemorySummary
+from amp_core.findings import Diagnosis, Finding
 from amp_core.report.attachments import offered
 from amp_core.store.run import Run
 from amp_core.text import formatting
@@ -47,7 +48,7 @@ def summary(view: Overview, cost: StepCost) -> str:
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {formatting.duration(view.duration_s)}" if view.duration_s is not None else ""
     ended = f"{view.status}: {view.steps_done:,}{planned} steps{time}"
-    loss = f"loss {formatting.loss(view.loss_first)} at the start, {formatting.loss(view.loss_last)} at the end"
+    loss = f"loss {formatting.loss(view.loss_first)} at the start, {formatting.loss(view.loss_final)} at the end"
     reason = f" {formatting.sentence(view.end_reason)}" if view.end_reason and view.status != "finished" else ""
     return f"{ended}; {loss}.{reason}"
 
@@ -55,6 +56,19 @@ def summary(view: Overview, cost: StepCost) -> str:
 def first(sentence: str) -> Html | None:
     """The sentence of a trace that comes before its findings."""
     return tag("p", tag("b", sentence)) if sentence else None
+
+
+def chain(diagnosed: Diagnosis) -> Html | None:
+    """Verdict, origin, evidence and patch; nothing if there is no fault."""
+    if diagnosed.cause is None:
+        return None
+    return join(
+        [
+            tag("p", tag("b", formatting.sentence(diagnosed.verdict)), f" {diagnosed.began}"),
+            tag("p", " · ".join(diagnosed.evidence), class_="quiet"),
+            tag("pre", diagnosed.patch) if diagnosed.patch else None,
+        ]
+    )
 
 
 def profiled(cost: StepCost) -> str:
@@ -155,7 +169,7 @@ def numbers(view: Overview, cost: StepCost) -> Html:
     scale, speed, memory = view.scale, view.speed, view.memory
     spread = f" ({formatting.number(speed.step_ms_low)}–{formatting.number(speed.step_ms_high)})"
     rows = [
-        ("Loss", f"{formatting.loss(view.loss_first)} → {formatting.loss(view.loss_last)}"),
+        ("Loss", f"{formatting.loss(view.loss_first)} → {formatting.loss(view.loss_final)}"),
         ("Loss scale", formatting.scale(scale.last) if scale.has_scaler else "none: no scaler"),
         (
             "Skipped steps",
@@ -166,10 +180,15 @@ def numbers(view: Overview, cost: StepCost) -> Html:
         ("Step time", f"{formatting.number(speed.step_ms, 'ms')}{spread if speed.step_ms is not None else ''}"),
         ("Samples per second", formatting.number(speed.samples_per_s)),
         ("Recording overhead", formatting.percent(speed.watch_frac)),
-        ("Peak memory", f"{formatting.size(memory.peak_bytes)} ({memory.what})"),
+        ("Peak memory", _peak(memory)),
         *((str(name).replace("eval_", "held-out "), _value(value)) for name, value in view.results.items()),
     ]
     return join([table((), rows), offered("Numbers", pd.DataFrame(rows, columns=["number", "value"]))])
+
+
+def _peak(memory: MemorySummary) -> str:
+    tensors = f"{formatting.size(memory.tensors_peak_bytes)} in tensors, " if memory.tensors_peak_bytes else ""
+    return f"{tensors}{formatting.size(memory.peak_bytes)} ({memory.what})"
 
 
 def _profiled_numbers(cost: StepCost) -> Html:

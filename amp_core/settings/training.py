@@ -153,6 +153,7 @@ class TrainConfig:
             "Every N steps, one batch is replayed in FP32 to measure how much of its gradients the recipe loses.",
             RECORDED,
             unit="steps",
+            initial=100,
             options=(("placeholder", "off"), ("step", 50)),
         ),
         may_change=True,

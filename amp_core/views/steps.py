@@ -50,7 +50,7 @@ class LossScale:
     episodes: pd.DataFrame
     """From `skip_episodes`."""
     window: pd.DataFrame | None
-    """From `safe_window_over_time`; None if its lower end is not known, or with `band=False`."""
+    """From `safe_window_over_time`; None if nothing bounds its lower end, or with `band=False`."""
     changes: pd.DataFrame
     """Phase changes from `step_marks`: the trace itself shows the skipped steps."""
 
@@ -92,14 +92,17 @@ def _scale_points(run: Run, column: str, points: int) -> pd.DataFrame:
 
 
 def _certain_window(run: Run, ask: Ask) -> pd.DataFrame | None:
-    """The window over time; None if it has a caveat, since a band would show an unknown lower end."""
+    """The window over time; None if nothing bounds its lower end. Gradients that underflowed bound it from below."""
     try:
-        if ask(safe_window, run).caveat is not None:
-            return None
+        whole = ask(safe_window, run)
     except RunError:  # no gradients were recorded
         return None
+    if whole.caveat is not None and whole.underflowed_at is None:
+        return None
     window: pd.DataFrame = ask(safe_window_over_time, run)
-    return window
+    if whole.underflowed_at is None:
+        return window
+    return window.assign(lowest=window["lowest"].clip(lower=whole.lowest))
 
 
 def _loss_scale_figure(frame: LossScale, dark: bool) -> Any:

@@ -60,7 +60,8 @@ def show(run: Run, view: Overview) -> None:
 def _loss(run: Run, view: Overview) -> Card:
     at_first = "not recorded" if view.loss_first is None else f"{words.loss(view.loss_first)} at first"
     course = sparkline(run.steps["loss"].astype(float))
-    return Card("Loss", words.loss(view.loss_last), at_first, course, "Of the last step, and of the first.")
+    last = "Mean of the last tenth of the steps, and the loss of the first."
+    return Card("Loss", words.loss(view.loss_final), at_first, course, last)
 
 
 def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
@@ -107,6 +108,10 @@ def _memory(run: Run, view: Overview) -> Card:
         if view.memory.peak_bytes is None
         else view.memory.what.partition(" of ")[0].removeprefix("allocated by torch ")
     )
+    if view.memory.tensors_peak_bytes is not None:
+        process = f"in tensors; process {words.size(view.memory.peak_bytes)}"
+        most = "The most that the tensors of a sampled step held. The curve is the resident set of the process."
+        return Card("Peak memory", words.size(view.memory.tensors_peak_bytes), process, held, most)
     return Card(
         "Peak memory", words.size(view.memory.peak_bytes), beside, held, f"Highest at any step: {view.memory.what}."
     )

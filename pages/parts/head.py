@@ -8,6 +8,7 @@ from amp_core.analysis.steps import emulated, recipe
 from amp_core.settings.catalog import EMULATED
 from pages.parts import bar, baseline, empty, loaders, picker, words
 from pages.parts.library.run_list import Entry
+from pages.parts.overview import findings
 
 # Tables that a run without steps may have, and the pages that show them.
 PROFILED = (
@@ -36,10 +37,11 @@ def entry() -> Entry:
     return chosen
 
 
-def run(chosen: Entry | None = None, table: str = "steps") -> Run:
+def run(chosen: Entry | None = None, table: str = "steps", *, overview: bool = False) -> Run:
     """The chosen run, opened, with its status line; ends the page if there is nothing to read.
 
-    An imported trace may have no steps: a page that can do without them names the table that it reads instead.
+    An imported trace may have no steps: a page that can do without them names the table that it reads instead. Every
+    page but Overview, which shows it in full, begins with the diagnosis.
     """
     chosen = chosen or entry()
     if chosen.status == "damaged":
@@ -67,6 +69,8 @@ def run(chosen: Entry | None = None, table: str = "steps") -> Run:
             st.stop()
         empty.nothing("This run has no steps.", sample=True)
     shown = bar.in_range(opened)
+    if not overview:
+        findings.trail(shown)
     baseline.differences(shown)
     return shown
 

@@ -63,7 +63,7 @@ def test_a_size_that_the_device_cannot_hold_is_refused(started, open_app, monkey
 def test_the_form_passes_on_the_recording_settings(started, open_app):
     configs, _ = started
     app = submit(open_app(START))
-    assert (configs[0].profile, configs[0].trace_ops, configs[0].audit_every) == ((20, 23), 2, None)
+    assert (configs[0].profile, configs[0].trace_ops, configs[0].audit_every) == ((20, 23), 2, 100)
     field(app, "profile").set_value("")
     field(app, "trace_ops").set_value(False)
     field(app, "audit_every").set_value(50)

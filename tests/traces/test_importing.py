@@ -88,8 +88,8 @@ def test_the_command_prints_the_folder_and_a_summary(tmp_path, capsys):
     assert main(["import-trace", str(trace_of(tmp_path, name="t.json.gz")), "--out", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == str(tmp_path / "run")
-    # 2 × (200 + 200) µs of 1,700 in FP16 products, 2 × 100 in one on CUDA cores
-    assert out[1] == "1.7 ms of kernels, copies and fills: 47.1% on tensor cores, 52.9% without, 0.0% unclassified"
+    # 2 × (200 + 200) µs in FP16 products; copies and fills do not count
+    assert out[1] == "1.6 ms of kernels: 49.4% on tensor cores, 50.6% without, 0.0% unclassified"
     assert main(["import-trace", str(tmp_path / "none"), "--out", str(tmp_path / "other")]) == 2
     assert capsys.readouterr().err.startswith("ampscope: trace=")
     assert main(["import-trace", "--out", "x"]) == 2

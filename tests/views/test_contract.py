@@ -156,11 +156,13 @@ def shown(app: Any) -> list[list[tuple[Any, ...]]]:
     return [traces(json.loads(chart.proto.spec)) for chart in app.get("plotly_chart")]
 
 
-def test_the_band_of_an_uncertain_window_is_omitted(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_the_band_is_bounded_by_underflow_and_omitted_without_a_lower_end(runs: dict[str, Run], tmp_path: Path) -> None:
     changes = {"precision": "fp16", "scaler": True, "dynamic": False, "init_scale": 1.0}
     low = load_run(write(tmp_path / "low", "underflowing", **changes))
     assert safe_window(low).caveat is not None and safe_window(runs["overflowing"]).caveat is None
-    for run, band in ((low, False), (runs["overflowing"], True), (runs["bare"], False)):
+    drawn = next(trace for trace in LOSS_SCALE.draw(low).data if trace.name == "lowest safe")
+    assert min(drawn.y) > safe_window(low).underflowed_at == 1.0
+    for run, band in ((low, True), (runs["overflowing"], True), (runs["bare"], False)):
         names = {trace.name for trace in LOSS_SCALE.draw(run).data}
         assert any("safe" in (name or "") for name in names) == band, names
 

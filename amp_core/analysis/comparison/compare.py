@@ -101,6 +101,9 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     timed = [ratios.timed(run) for run in runs]
     rows = [_row(labels, runs, frames, timed, i, partner[i]) for i in range(len(runs))]
     table = pd.DataFrame(rows)
+    tensors = [memory_summary(run).tensors_peak_bytes for run in runs]
+    if None not in tensors:
+        table["memory_peak_bytes"] = np.array(tensors, dtype=float)
     real = table["memory_peak_bytes"].mask(table["emulated"])
     table["memory_ratio"] = real / real.iloc[0]
     learned = [_learned(run, frames[i], _seed(groups, i)) for i, run in enumerate(runs)]
@@ -247,7 +250,10 @@ def _notes(
         )
     if len({tuple(str(run.head.config.get(k)) for k in TASK) for run in runs}) > 1:
         notes.append("The runs train different tasks, so their losses cannot be compared.")
-    if memory_description(runs[0]) == "resident set of the process":
+    tensors = [memory_summary(run).tensors_peak_bytes for run in runs]
+    if None not in tensors:
+        notes.append("Memory is what the tensors of a sampled step held; the process of a CPU run holds more.")
+    elif memory_description(runs[0]) == "resident set of the process":
         notes.append(
             "On a CPU, memory is that of the whole process, including Python and libraries, which hides most of what a "
             "recipe saves in a small model's tensors; memory by category shows it."

@@ -51,6 +51,17 @@ def tensor_names(run: Run, kind: str) -> list[str]:
     ]
 
 
+def first_nonfinite(run: Run, kind: str) -> dict[int, str]:
+    """For each sampled step with a tensor of `kind` that was not finite, the first of them that was computed. Raises
+    `RunError` for an unknown kind."""
+    table = run.table("tensors").select(["step", "name", "kind", "inf", "nan"])
+    bad = pc.greater(pc.add(pc.fill_null(table.column("inf"), 0), pc.fill_null(table.column("nan"), 0)), 0)
+    frame = table.filter(pc.and_(is_of_kind(run, kind), bad)).select(["step", "name"]).to_pandas().dropna()
+    # Rows are in the order of computation, but weight gradients in that of the model, which backward reverses.
+    frame = frame.drop_duplicates("step", keep="last" if kind == "weight_grad" else "first")
+    return {int(step): str(name) for step, name in zip(frame["step"], frame["name"], strict=True)}
+
+
 def layer_trace(run: Run, kind: str, name: str) -> pd.DataFrame:
     """One row per sampled step, over all ranks: step; dtype; loss_scale; numel; zero_frac, subnormal_frac,
     normal_frac, inf_frac, nan_frac (of all elements); subnormal_nonzero_frac (of the finite nonzero ones); absmax, rms

@@ -17,6 +17,8 @@ import pandas as pd
 from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.store.run import Run
 
+CALIBRATION_STEPS = 25
+"""Skips that begin within the first so many steps are calibration: from 2^16 down to 1 takes 16."""
 MAX_NAMES = 5
 """Most tensors named per episode; the rest are counted."""
 
@@ -40,10 +42,19 @@ class ScaleSummary:
     """Optimizer steps attempted, skipped ones included."""
     skip_frac: float | None
     """Skips over attempts; None without attempts, or where skips were not recorded."""
+    calibration_skips: int
+    """Skips of the series that begin in the first `CALIBRATION_STEPS`: the scale falls from its first value."""
+    settled_steps: int
+    """Steps attempted after those of calibration."""
     growths: int
     """Number of times the scale rose from one step to the next."""
     backoffs: int
     """Number of times it fell."""
+
+    @property
+    def settled_skips(self) -> int:
+        """Skips after calibration."""
+        return self.skips - self.calibration_skips
 
 
 def scale_trace(run: Run) -> pd.DataFrame:
@@ -88,6 +99,10 @@ def scale_summary(run: Run) -> ScaleSummary:
     skips, count = int(trace["skipped"].sum()), len(trace)
     column = run.table("steps").column("skipped")
     recorded = column.null_count < len(column)
+    episodes = skip_episodes(run)
+    settled = int(trace["step"].iloc[0]) + CALIBRATION_STEPS if count else 0
+    calibrating = episodes[episodes["first"] < settled]
+    settled = max(settled, int(calibrating["last"].max()) + 1) if len(calibrating) else settled
     return ScaleSummary(
         has_scaler=scaler_enabled(run),
         first=float(scales[0]) if len(scales) else None,
@@ -98,6 +113,8 @@ def scale_summary(run: Run) -> ScaleSummary:
         skips_recorded=recorded,
         attempts=count,
         skip_frac=skips / count if count and recorded else None,
+        calibration_skips=int(calibrating["skips"].sum()),
+        settled_steps=int((trace["step"] >= settled).sum()),
         growths=int((scales[1:] > scales[:-1]).sum()),
         backoffs=int((scales[1:] < scales[:-1]).sum()),
     )

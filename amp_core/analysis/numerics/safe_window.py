@@ -15,6 +15,9 @@ Errors of 16-bit output gradients propagate to the first layer, so their squares
 gradients in recurrent layers, and wherever no hook sees the 16-bit gradient that a weight gradient is computed from,
 its size follows from the weight gradient: a sum over N rows is √N times as large as its terms.
 
+Observations bound both ends: no scale is safe at which the run skipped a step in backward, or at which its gradients
+underflowed.
+
 Only gradients that are rounded to 16 bits count, and for the lower end only those of matrices: the gradient of a bias
 before a softmax or a norm consists of rounding errors only, at every scale.
 """
@@ -23,14 +26,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis.numerics.histograms import count_values
 from amp_core.analysis.numerics.ranges import sampled_steps
 from amp_core.analysis.numerics.scale_limits import Limits, limits
 from amp_core.analysis.numerics.what_if import GRADIENTS, find_format
-from amp_core.formats import narrowest_first
+from amp_core.analysis.steps import autocast_dtype
+from amp_core.formats import Format, narrowest_first
 from amp_core.schema import RunError
 from amp_core.store.run import Run, check_run
 
@@ -91,6 +94,8 @@ class SafeWindow:
     last_step: int
     caveat: str | None
     """Why the prediction is doubtful; None if it is not."""
+    underflowed_at: float | None = None
+    """A loss scale of the run at which its 16-bit gradients underflowed, first in `lowest_by`; None if they did not."""
 
     @property
     def exists(self) -> bool:
@@ -114,6 +119,10 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
     needed = np.argsort(window_limits.lowest, kind="stable")
     low, high = int(needed[int(np.ceil(SERVED_STEPS_FRAC * (len(needed) - 1)))]), int(window_limits.highest.argmin())
     lowest, highest = float(window_limits.lowest[low]), float(window_limits.highest[high])
+    lowest_by, underflow = window_limits.lowest_by[low], _underflow(run)
+    if underflow is not None and autocast_dtype(run) == form.dtype:
+        above = float(np.floor(np.log2(underflow.scale))) + 1
+        lowest, lowest_by = max(lowest, above), underflow.name
     needs_none = form.has_fp32_range and lowest <= 0 <= highest
     recommended = 0.0 if needs_none else min(max(highest - MARGIN_BITS, lowest), highest)
     rise = _rise(window_limits)
@@ -124,14 +133,15 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
         highest=2.0**highest,
         recommended=2.0**recommended,
         growth_interval=interval,
-        lowest_by=window_limits.lowest_by[low],
+        lowest_by=lowest_by,
         highest_by=window_limits.highest_by[high],
         why="The format has the range of FP32 and needs no loss scale."
         if needs_none
         else _scale_in_words(lowest, highest, recommended) + _interval_in_words(interval, rise),
         first_step=int(window_limits.steps[0]),
         last_step=int(window_limits.steps[-1]),
-        caveat=_caveat(run),
+        caveat=_caveat(run, underflow),
+        underflowed_at=underflow.scale if underflow else None,
     )
 
 
@@ -195,26 +205,46 @@ def _interval_in_words(interval: int, rise: float) -> str:
     return f" A growth interval of {interval} skips at most {100 / interval:.2f} % of steps once at the upper bound."
 
 
-def _caveat(run: Run) -> str | None:
+def _caveat(run: Run, underflow: "_Underflow | None") -> str | None:
     """What the recording lacks for the prediction, or what had already underflowed in it."""
-    table = run.table("tensors")
-    if not pc.any(pc.equal(table.column("kind"), "output_grad")).as_py():
+    if not pc.any(pc.equal(run.table("tensors").column("kind"), "output_grad")).as_py():
         return "no output gradients were recorded, so the lower bound is estimated from the weight gradients alone"
+    if underflow is None:
+        return None
+    return (
+        f"{100 * underflow.frac:.0f} % of the recorded values of {underflow.name} lie at the smallest magnitudes of "
+        f"{underflow.format.label}, so about as many had already underflowed before they were counted; predict from a "
+        "run with a higher loss scale, in BF16 or in FP32"
+    )
+
+
+@dataclass(frozen=True)
+class _Underflow:
+    """A 16-bit gradient that underflowed as it was recorded."""
+
+    name: str
+    frac: float
+    """Share of its values in the two lowest octaves of `format`."""
+    format: Format
+    scale: float
+    """The lowest loss scale at which it was recorded."""
+
+
+def _underflow(run: Run) -> _Underflow | None:
+    """The first gradient in backward with more than `MAX_BOTTOM_FRAC` of its values in the format's lowest octaves."""
+    table = run.table("tensors")
     for form in (f for f in narrowest_first()[::-1] if f.dtype is not None and not f.has_fp32_range):
-        chosen = pc.and_(
-            pc.is_in(table.column("kind"), pa.array(GRADIENTS)), pc.equal(table.column("dtype"), form.dtype)
-        )
-        histograms = count_values(table.filter(chosen), as_stored=True)
-        values = histograms.counts.sum(axis=1)
-        if not values.any():
-            continue
-        lowest = histograms.counts[:, histograms.exponents <= form.min_subnormal_exponent + 1].sum(axis=1)
-        share = lowest / np.maximum(values, 1)
-        worst = int(share.argmax())
-        if share[worst] > MAX_BOTTOM_FRAC:
-            return (
-                f"{100 * share[worst]:.0f} % of the recorded values of {histograms.names[worst]} lie at the smallest "
-                f"magnitudes of {form.label}, so about as many had already underflowed before they were counted; "
-                "predict from a run with a higher loss scale, in BF16 or in FP32"
-            )
+        for kind in reversed(GRADIENTS):  # output gradients are in the order of backward
+            chosen = pc.and_(pc.equal(table.column("kind"), kind), pc.equal(table.column("dtype"), form.dtype))
+            rows = table.filter(chosen)
+            histograms = count_values(rows, as_stored=True)
+            values = histograms.counts.sum(axis=1)
+            lowest = histograms.counts[:, histograms.exponents <= form.min_subnormal_exponent + 1].sum(axis=1)
+            share = lowest / np.maximum(values, 1)
+            if not (share > MAX_BOTTOM_FRAC).any():
+                continue
+            first = int((share > MAX_BOTTOM_FRAC).argmax())
+            name = histograms.names[first]
+            scale = pc.min(rows.filter(pc.equal(rows.column("name"), name)).column("loss_scale")).as_py()
+            return _Underflow(name, float(share[first]), form, scale if scale and scale > 0 else 1.0)
     return None

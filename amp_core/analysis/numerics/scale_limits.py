@@ -4,17 +4,23 @@
     safe.steps, safe.lowest, safe.highest      # per sampled step, log2 of the loss scale
     safe.tensors                               # per tensor, over all steps
 
-`safe_window` describes the method.
+`safe_window` describes the method. Observations bound the predictions: a step made at a scale did not overflow there,
+and a skipped step shows that its scale was too high. Of a step whose gradients were not finite only the values that
+survived were counted, so nothing is predicted from it if another step was sampled.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from amp_core.analysis.numerics.histograms import TrueCounts, blocks_of_steps, true_counts
+from amp_core.analysis.numerics.loss_scale import skip_episodes
 from amp_core.analysis.numerics.rounded_gradients import Rounding
 from amp_core.analysis.numerics.what_if import GRADIENTS
+from amp_core.analysis.steps import attempts, autocast_dtype
 from amp_core.formats import Format
 from amp_core.store.run import Run
 
@@ -37,7 +43,7 @@ class Limits:
     lowest: np.ndarray
     """[S] lowest scale at which the errors of all tensors together are within the limit."""
     highest: np.ndarray
-    """[S] highest scale at which no tensor overflows."""
+    """[S] highest scale at which no tensor overflows, up to the next of these steps."""
     lowest_by: list[str]
     highest_by: list[str]
     tensors: pd.DataFrame
@@ -53,11 +59,13 @@ def limits(run: Run, form: Format, max_error: float, step: int | None = None, si
     numel = dict(zip(outputs.names, outputs.numel, strict=True))
     by_step: dict[int, _StepLimits] = {}
     per_tensor: dict[tuple[str, str], tuple[float, float]] = {}
+    unusable = _nonfinite_steps(run, step, since)
     for kind in GRADIENTS:
         for block in blocks_of_steps(run, kind, step, since):
             names = sorted(set(block.names))
             rounded = dict(zip(names, rounding.is_rounded(kind, names), strict=True))
-            rows = _select_rows(block, np.array([rounded[n] for n in block.names]))
+            known = ~np.isin(block.steps, unusable)
+            rows = _select_rows(block, known & np.array([rounded[n] for n in block.names], dtype=bool))
             if kind == "weight_grad":
                 matrix = dict(zip(names, rounding.matrices(names), strict=True))
                 hidden = dict(zip(names, rounding.hidden_octaves(names, numel), strict=True))
@@ -80,16 +88,62 @@ def limits(run: Run, form: Format, max_error: float, step: int | None = None, si
     steps = sorted(at for at, of_step in by_step.items() if of_step.highest < np.inf)
     # Both the sum of errors and each tensor's own error must be within the limit.
     worst = np.array([np.maximum(by_step[s].sum, by_step[s].worst) for s in steps]).reshape(-1, len(LOG2_SCALES))
+    highest, highest_by = _observed(
+        run,
+        form,
+        np.array(steps, dtype=np.int64),
+        np.array([by_step[s].highest for s in steps]),
+        [by_step[s].highest_by for s in steps],
+    )
     return Limits(
         steps=np.array(steps, dtype=np.int64),
         lowest=_first_within(worst, max_error),
-        highest=np.array([by_step[s].highest for s in steps]),
+        highest=highest,
         lowest_by=[by_step[s].lowest_by or by_step[s].highest_by for s in steps],
-        highest_by=[by_step[s].highest_by for s in steps],
+        highest_by=highest_by,
         tensors=pd.DataFrame(
             [(*key, *ends) for key, ends in per_tensor.items()], columns=["name", "kind", "lowest_log2", "highest_log2"]
         ),
     )
+
+
+def _nonfinite_steps(run: Run, step: int | None, since: int | None) -> np.ndarray:
+    """Sampled steps with a gradient that was not finite; empty if there are no others to predict from."""
+    table = run.table("tensors").select(["step", "kind", "inf", "nan"])
+    table = table.filter(pc.is_in(table.column("kind"), pa.array(GRADIENTS)))
+    at = pc.fill_null(table.column("step"), 0).to_numpy()
+    bad = pc.greater(pc.add(pc.fill_null(table.column("inf"), 0), pc.fill_null(table.column("nan"), 0)), 0).to_numpy()
+    sampled = at >= (since if since is not None else at.min(initial=0))
+    if step is not None:
+        sampled = at == at[at <= step].max(initial=-1)
+    unusable = np.unique(at[sampled & bad])
+    return unusable if len(unusable) < len(np.unique(at[sampled])) else unusable[:0]
+
+
+def _observed(
+    run: Run, form: Format, steps: np.ndarray, highest: np.ndarray, highest_by: list[str]
+) -> tuple[np.ndarray, list[str]]:
+    """`highest` and `highest_by`, bounded by the steps that the run made and skipped in this format."""
+    if autocast_dtype(run) != form.dtype or not len(steps):
+        return highest, highest_by
+    frame = attempts(run)
+    made = frame[frame["step"].isin(steps) & ~frame["skipped"] & (frame["loss_scale"] > 0)]
+    held = np.floor(np.log2(made["loss_scale"].to_numpy()))
+    at = np.searchsorted(steps, made["step"].to_numpy())
+    highest = highest.copy()
+    highest[at] = np.maximum(highest[at], held)
+    highest_by = list(highest_by)
+    episodes = skip_episodes(run)
+    # A scale below 1, or one that never fell low enough, is not the reason for an overflow.
+    episodes = episodes[(episodes["origin"] != "forward") & (episodes["scale_after"] >= 1)]
+    begin = np.searchsorted(steps[1:], episodes["first"].to_numpy(), side="right")
+    end = np.searchsorted(steps, episodes["last"].to_numpy(), side="right")
+    bounds = np.floor(np.log2(np.minimum(episodes["scale_after"], episodes["scale_before"] / 2)))
+    for i, j, bound, tensors in zip(begin, end, bounds, episodes["tensors"], strict=True):
+        for place in (k for k in range(i, j) if highest[k] > bound):
+            highest[place] = bound
+            highest_by[place] = tensors.partition(", ")[0] or highest_by[place]
+    return highest, highest_by
 
 
 class _StepLimits:

@@ -15,6 +15,9 @@ from amp_core.analysis.steps import attempts
 from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 
+TENSOR_CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "autocast", "buffers")
+"""Columns of table `memory` that are sums over tensors, without `_bytes`."""
+
 
 @dataclass(frozen=True)
 class MemorySummary:
@@ -23,6 +26,9 @@ class MemorySummary:
     what: str
     """What was measured, in words."""
     peak_bytes: int | None
+    tensors_peak_bytes: int | None
+    """On a CPU the most that the tensors of a sampled step held; None if that was not sampled. It does not include
+    Python and libraries, which are most of a process."""
     device_peak_bytes: int | None
     """Highest use of the device by all processes (NVML)."""
 
@@ -44,8 +50,17 @@ def memory_summary(run: Run) -> MemorySummary:
     return MemorySummary(
         what=memory_description(run),
         peak_bytes=int(peak) if peak is not None else None,
+        tensors_peak_bytes=_tensors_peak(run),
         device_peak_bytes=int(used.max()) if len(used) else None,
     )
+
+
+def _tensors_peak(run: Run) -> int | None:
+    device = run.head.config.get("device", run.head.environment.get("device"))
+    if not isinstance(device, str) or is_accelerator(device):  # there the allocator counts tensors alone
+        return None
+    held = run.memory[[f"{c}_bytes" for c in TENSOR_CATEGORIES]].astype(float).sum(axis=1, min_count=1)
+    return int(held.max()) if held.notna().any() else None
 
 
 def memory_description(run: Run) -> str:

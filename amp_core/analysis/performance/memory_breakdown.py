@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.memory import memory_description
+from amp_core.analysis.performance.memory import TENSOR_CATEGORIES, memory_description
 from amp_core.analysis.run_labels import unique_labels
 from amp_core.analysis.steps import recipe
 from amp_core.hardware.gpus import join_words
@@ -36,7 +36,6 @@ CATEGORIES = {
 }
 """Labels of the categories, in stacking order."""
 
-_TENSORS = ("parameters", "gradients", "optimizer", "activations", "autocast", "buffers")
 _ABOUT = {
     "parameters": "the weights, in the dtype in which they are stored",
     "gradients": "in .grad, in the dtype of the weights",
@@ -78,7 +77,7 @@ class MemoryBreakdown:
     @property
     def categories_known(self) -> bool:
         """Whether the memory breakdown was recorded; a trace records totals only."""
-        return bool(self.parts.loc[self.parts["category"].isin(_TENSORS), "bytes"].notna().any())
+        return bool(self.parts.loc[self.parts["category"].isin(TENSOR_CATEGORIES), "bytes"].notna().any())
 
     @property
     def named(self) -> pd.DataFrame:
@@ -116,19 +115,19 @@ def memory_moments(run: Run, step: int | None = None) -> pd.DataFrame:
     if step is not None and step not in known:
         raise RunError(f"step={step!r} was not sampled; memory was at {', '.join(map(str, known)) or 'no step'}")
     frame = frame[frame["step"] == (step if step is not None else known[-1])] if known else frame
-    numbers = ["allocated_bytes", "peak_bytes", "reserved_bytes", *(f"{c}_bytes" for c in _TENSORS)]
+    numbers = ["allocated_bytes", "peak_bytes", "reserved_bytes", *(f"{c}_bytes" for c in TENSOR_CATEGORIES)]
     frame = frame.astype(dict.fromkeys(numbers, float))
-    tensors = frame[[f"{c}_bytes" for c in _TENSORS]].sum(axis=1)
+    tensors = frame[[f"{c}_bytes" for c in TENSOR_CATEGORIES]].sum(axis=1)
     frame["allocated_bytes"] = frame["allocated_bytes"].fillna(tensors)  # other programs may record only tensors
     frame["peak_bytes"] = frame["peak_bytes"].fillna(frame["allocated_bytes"])
     if frame["rank"].nunique() > 1:
         top_rank = frame.groupby("rank")["peak_bytes"].max().idxmax()
         frame = frame[frame["rank"] == top_rank]
     moments = frame[["number", "moment", "name", "phase", "allocated_bytes", "peak_bytes", "reserved_bytes"]].copy()
-    for category in _TENSORS:
+    for category in TENSOR_CATEGORIES:
         moments[category] = frame[f"{category}_bytes"]
     moments["temporary"] = moments["peak_bytes"] - moments["allocated_bytes"]
-    moments["other"] = moments["allocated_bytes"] - moments[list(_TENSORS)].sum(axis=1)
+    moments["other"] = moments["allocated_bytes"] - moments[list(TENSOR_CATEGORIES)].sum(axis=1)
     return moments.reset_index(drop=True)
 
 
@@ -142,7 +141,7 @@ def memory_breakdown(run: Run, step: int | None = None) -> MemoryBreakdown:
         )
         return MemoryBreakdown(None, "", None, memory_description(run), None, None, none, ())
     on_cpu = bool(moments["reserved_bytes"].isna().all())
-    height = moments[list(_TENSORS)].sum(axis=1) if on_cpu else moments["peak_bytes"]
+    height = moments[list(TENSOR_CATEGORIES)].sum(axis=1) if on_cpu else moments["peak_bytes"]
     top = moments.iloc[int(height.fillna(0.0).to_numpy().argmax())]
     total = float(top["peak_bytes"]) or np.nan
     about = _ABOUT | ({"other": _OTHER_ON_CPU} if on_cpu else {})
@@ -167,7 +166,7 @@ def memory_breakdown(run: Run, step: int | None = None) -> MemoryBreakdown:
 def memory_phases(run: Run, step: int | None = None) -> pd.DataFrame:
     """Peak of each phase of a step: phase, peak_bytes, tensors_bytes (most held in tensors at a moment of it)."""
     moments = memory_moments(run, step)
-    moments["tensors_bytes"] = moments[list(_TENSORS)].sum(axis=1)
+    moments["tensors_bytes"] = moments[list(TENSOR_CATEGORIES)].sum(axis=1)
     peaks = moments.groupby("phase", sort=False)[["peak_bytes", "tensors_bytes"]].max()
     return peaks.reset_index()
 
@@ -227,7 +226,7 @@ def _in_words(moment: str, name: str) -> str:
 def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
     """What dominates, and what would reduce it."""
     size = parts.set_index("category")["bytes"].fillna(0.0)
-    tensors = float(size[list(_TENSORS)].sum())
+    tensors = float(size[list(TENSOR_CATEGORIES)].sum())
     if tensors <= 0:
         return ()
     fixed = float(size[["parameters", "gradients", "optimizer"]].sum()) / tensors

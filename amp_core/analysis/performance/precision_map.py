@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
 from amp_core.analysis.performance.traced_ops import (
     OUTSIDE,
     ROOT,
@@ -70,6 +71,9 @@ class PrecisionMap:
     """Calls of operators that multiply matrices with unknown dtypes."""
     matrix_frac: dict[str, float]
     """Share of the matrix products in each format (0–1), the largest first; empty without any."""
+    tf32_frac: float
+    """Share of the kernel time of GEMM/conv in TF32 kernels (0–1): their operators run in FP32, their products on
+    tensor cores. 0 without profiled kernels."""
     cache_hits: int
     """Number of hits in autocast's cache of 16-bit weights."""
     ops: pd.DataFrame
@@ -112,6 +116,7 @@ def precision_map(run: Run, step: int | None = None) -> PrecisionMap:
         weighed_by="operations" if by_flops else "calls",
         unknown_calls=int(work.loc[work["matrix"] & work["in_dtypes"].isna(), "count"].sum()),
         matrix_frac={str(k): float(v / shares.sum()) for k, v in shares.items()} if shares.sum() > 0 else {},
+        tf32_frac=_tf32_frac(run),
         cache_hits=int(work["cache_hits"].sum()),
         ops=_by_op(work[work["ran"].notna() | work["matrix"]]),
         modules=_tree(run, work),
@@ -120,6 +125,13 @@ def precision_map(run: Run, step: int | None = None) -> PrecisionMap:
         stayed=_stayed(work, has_autocast, bool(region), float(weight.sum()) if by_flops else 0.0),
         elsewhere=_elsewhere(work),
     )
+
+
+def _tf32_frac(run: Run) -> float:
+    rows = kernel_rows(run)
+    rows = rows[is_matrix(rows)]
+    total = float(rows["total_us"].sum())
+    return float(rows.loc[rows["precision"] == "tf32", "total_us"].sum()) / total if total > 0 else 0.0
 
 
 def precision_cells(

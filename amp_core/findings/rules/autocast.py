@@ -5,11 +5,11 @@ import numpy as np
 import pyarrow.compute as pc
 
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
-from amp_core.analysis.steps import emulated, recipe
+from amp_core.analysis.steps import autocast_dtype, emulated, recipe
 from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC, steps_of
-from amp_core.findings.signals import GEMM_LAYERS, autocast_dtype, by_framework, facts, model_name, signals
+from amp_core.findings.signals import GEMM_LAYERS, by_framework, facts, model_name, signals
 from amp_core.findings.snippets import LOOP
 from amp_core.store.run import Run
 from amp_core.text import formatting

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis import scale_summary, scale_trace, skip_episodes
+from amp_core.analysis import ScaleSummary, scale_summary, scale_trace, skip_episodes
+from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
+from amp_core.findings import remedies
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.rules.scaler import CALIBRATION_STEPS
 from amp_core.findings.rules.scaling import loss_nonfinite, scale_collapse
 from amp_core.findings.rules.skips import branch_always_skipped, shared_backoff
 from amp_core.findings.signals import facts
@@ -25,6 +26,8 @@ MIN_SKIPS = 3
 """Fewest skipped steps after calibration that are reported: in a short run, one growth is a large share."""
 MAX_GROWTH_RATIO = 8.0
 """A scaler's own growth factor is 2 by default; a scale that rose by more than this at once was set."""
+DEFAULT_INIT_SCALE = 2.0**16
+"""Of `torch.amp.GradScaler`."""
 MAX_RESUMED_SKIPS = 8
 """Most halvings from the first scale of a resumed training, whose scale had been found before."""
 
@@ -64,19 +67,18 @@ def calibration_skips(run: Run) -> list[Finding]:
     if len(after_start) > summary.growths + 1:  # each growth may cost one skip
         return []
     first, last = int(episodes["first"].iloc[0]), int(episodes["last"].iloc[-1])
-    share = len(after_start) / summary.attempts
+    share = summary.settled_skips / max(1, summary.settled_steps)
     if len(after_start) > 1 and share > MAX_SKIP_FRAC:
-        return [_grows_too_often(run, share, (int(after_start["first"].iloc[0]), last))]
+        return [_grows_too_often(run, summary, (int(after_start["first"].iloc[0]), last))]
     start = episodes.iloc[0]
     resumed = facts(run.head.config, "resumed").get("optimizer") is True
     limit = MAX_RESUMED_SKIPS if resumed else CALIBRATION_STEPS
     if start["skips"] > limit:
-        return [_begins_too_high(int(start["skips"]), limit, summary.attempts, (first, int(start["last"])))]
-    was = "was" if summary.skips == 1 else "were"
+        return [_begins_too_high(run, int(start["skips"]), limit, summary.attempts, (first, int(start["last"])))]
     return [
         make_finding(
             "calibration-skips",
-            f"{summary.skips:,} of {summary.attempts:,} steps {was} skipped while the scaler calibrated the loss scale",
+            _in_words(summary),
             "loss scale",
             steps=(first, last),
             value=float(summary.skips),
@@ -89,28 +91,50 @@ def calibration_skips(run: Run) -> list[Finding]:
     ]
 
 
-def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
+def _in_words(summary: ScaleSummary) -> str:
+    """The skipped steps, with those of calibration apart from those that followed a growth of the scale."""
+    early, later = summary.calibration_skips, summary.settled_skips
+    were = "was" if (early or later) == 1 else "were"
+    grown = f"{later:,} of {summary.settled_steps:,} steps after calibration"
+    if not early:
+        return f"{grown} {were} skipped after the loss scale grew"
+    found = f"{early:,} of {summary.attempts:,} steps {were} skipped while the scaler calibrated the loss scale"
+    return f"{found}{_from_initial(summary)}" + (f"; {grown} after it grew" if later else "")
+
+
+def _from_initial(summary: ScaleSummary) -> str:
+    """That `init_scale` caused the skips of calibration; empty if it is not above the default."""
+    first = summary.first or 0.0
+    return f" from init_scale = 2^{np.log2(first):.4g}" if first > DEFAULT_INIT_SCALE else ""
+
+
+def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) -> Finding:
     scaler = run.head.config.get("scaler")
     interval = scaler.get("growth_interval") if isinstance(scaler, dict) else None
     every = f"every {interval} clean steps" if interval else "after only a few clean steps"
+    early = summary.calibration_skips
+    start = _from_initial(summary)
+    more = f"; {early:,} more while it fell{start}" if start and early else ""
     finding = make_finding(
         "calibration-skips",
-        f"One step in {1 / share:.0f} is skipped because the loss scale grows too often",
+        f"{summary.settled_skips:,} of {summary.settled_steps:,} steps after calibration were skipped because the loss "
+        f"scale grows too often{more}",
         "loss scale",
         severity="warning",
         steps=steps,
-        value=share,
+        value=summary.settled_skips / summary.settled_steps,
         limit=MAX_SKIP_FRAC,
         unit="share of steps",
         advice=(
             f"The scale doubles {every}, overflows, and halves again, so each doubling wastes a batch. A healthy "
             "scaler skips about one step in several hundred; the default growth interval is 2000."
+            + (f" init_scale alone caused the {early:,} skips in calibration." if more else "")
         ),
     )
-    return replace(finding, snippet="scaler = torch.amp.GradScaler(device_type, growth_interval=2000)")
+    return replace(finding, snippet=remedies.new_scaler(run, growth_interval=2000), frameworks={})
 
 
-def _begins_too_high(skips: int, limit: int, attempts: int, steps: tuple[int, int]) -> Finding:
+def _begins_too_high(run: Run, skips: int, limit: int, attempts: int, steps: tuple[int, int]) -> Finding:
     finding = make_finding(
         "calibration-skips",
         f"The initial loss scale was 2^{skips} times too high: {skips:,} of {attempts:,} steps were skipped until it "
@@ -122,12 +146,11 @@ def _begins_too_high(skips: int, limit: int, attempts: int, steps: tuple[int, in
         limit=float(limit),
         unit="skipped steps",
         advice=(
-            "Each skipped step halves the scale and wastes a batch. Start with the usual 2^16, from which a scaler "
-            "calibrates within a few steps. If the scale was restored, check that its checkpoint belongs to this "
-            "training."
+            "Each skipped step halves the scale and wastes a batch. Lower `init_scale`; if the scale was restored, "
+            "check that its checkpoint belongs to this training."
         ),
     )
-    return replace(finding, snippet="scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16)", frameworks={})
+    return replace(finding, snippet=remedies.new_scaler(run), frameworks={})
 
 
 @rule(

@@ -6,10 +6,10 @@ import pandas as pd
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
-from amp_core.analysis.steps import recipe
+from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Severity
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.signals import GEMM_LAYERS, autocast_dtype, facts, on_gpu
+from amp_core.findings.signals import GEMM_LAYERS, facts, on_gpu
 from amp_core.store.run import Run
 
 MIN_OFF_TENSOR_CORE_FRAC = 0.1

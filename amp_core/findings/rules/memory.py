@@ -1,9 +1,10 @@
 """Rules on memory that autocast does not reduce, from one run and compared with a run in FP32."""
 
 from amp_core.analysis.performance.memory import memory_summary
+from amp_core.analysis.steps import autocast_dtype
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
 from amp_core.findings.registry import make_finding, paired_rule, rule
-from amp_core.findings.signals import autocast_dtype, on_gpu
+from amp_core.findings.signals import on_gpu
 from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 

@@ -4,10 +4,11 @@ import numpy as np
 
 from amp_core.analysis import compare
 from amp_core.analysis.numerics.audits import own_audits
+from amp_core.analysis.steps import autocast_dtype
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import make_finding, paired_rule, rule
 from amp_core.findings.remedies import compute_dtype
-from amp_core.findings.signals import autocast_dtype, facts
+from amp_core.findings.signals import facts
 from amp_core.findings.snippets import ISLAND
 from amp_core.store.run import Run
 

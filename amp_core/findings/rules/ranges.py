@@ -1,11 +1,12 @@
 """Rules on what exceeds the range of float16: activations, weights, running statistics."""
 
+from amp_core.analysis.steps import autocast_dtype
 from amp_core.findings import remedies
 from amp_core.findings.first_cause import LEARNING_RATE, Cause, first_cause, stretch_end
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import autocast_dtype, facts, model_name, signals
+from amp_core.findings.signals import facts, model_name, signals
 from amp_core.findings.snippets import BF16, ISLAND
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run

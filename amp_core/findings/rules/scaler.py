@@ -2,15 +2,14 @@
 mode beside it."""
 
 from amp_core.analysis import scale_summary, skip_episodes
+from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import LOSS_SCALING, TRAINING_LOOP, Entry, Finding, Remedy
-from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.registry import GUIDE, make_finding, rule
+from amp_core.findings.remedies import first_scale, new_scaler
 from amp_core.findings.signals import ending_error, facts, last_step, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
-
-CALIBRATION_STEPS = 25
-"""Skips that begin within this number of steps are calibration: from 2^16 down to 1 takes 16."""
 
 
 @rule(
@@ -57,8 +56,22 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
             value=1.0,
             unit="loss scale",
             limit=None,
+            remedy=_first_scaler(run),
         )
     ]
+
+
+def _first_scaler(run: Run) -> Remedy | None:
+    """The remedy with the loss scale that the recorded gradients call for; None if that is unknown."""
+    power, entry = first_scale(run), GUIDE["fp16-without-scaler"]
+    if power is None:
+        return None
+    advice = (
+        "Gradients below 2^-25 silently become zero in float16, and those below 2^-14 lose precision, unless a "
+        f"GradScaler scales the loss before backward. Add one with an initial scale of 2^{power}, as recommended for "
+        "this run, or use bfloat16, which needs none."
+    )
+    return Remedy(advice, f"{new_scaler(run)}\n\n{LOOP}", entry.frameworks)
 
 
 def _is_idle(run: Run) -> bool:

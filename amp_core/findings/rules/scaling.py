@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
+from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.numerics.what_if import GRADIENTS
 from amp_core.findings import remedies
 from amp_core.findings.first_cause import Cause, first_cause, stretch_end
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.rules.scaler import CALIBRATION_STEPS, scaler_with_bf16
+from amp_core.findings.rules.scaler import scaler_with_bf16
 from amp_core.findings.signals import signals
 from amp_core.findings.snippets import BF16
 from amp_core.formats import FORMATS

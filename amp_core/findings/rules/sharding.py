@@ -3,11 +3,11 @@
 import re
 
 from amp_core.analysis.numerics.update_losses import update_losses
-from amp_core.analysis.steps import whole_number
+from amp_core.analysis.steps import autocast_dtype, whole_number
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Severity
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
-from amp_core.findings.signals import autocast_dtype, facts, has_fp32_masters, model_name, signals
+from amp_core.findings.signals import facts, has_fp32_masters, model_name, signals
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 

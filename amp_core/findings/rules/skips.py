@@ -5,10 +5,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
+from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.rules.scaler import CALIBRATION_STEPS
 from amp_core.findings.signals import CallOrders, by_framework, call_orders, optimizer_name, signals, split_call
 from amp_core.store.run import Run
 from amp_core.text import formatting

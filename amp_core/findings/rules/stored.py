@@ -5,13 +5,14 @@ from collections import Counter
 import numpy as np
 import pyarrow.compute as pc
 
+from amp_core.analysis.steps import autocast_dtype
 from amp_core.findings.first_cause import stays_broken
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import autocast_dtype, call_orders, facts, has_fp32_masters, model_name, signals
+from amp_core.findings.signals import call_orders, facts, has_fp32_masters, model_name, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
 from amp_core.store.run import Run

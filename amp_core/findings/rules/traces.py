@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
-from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.trace_findings import chance_finding
 from amp_core.store.run import Run
 
@@ -191,12 +192,26 @@ def copies(run: Run) -> list[Finding]:
 )
 def fp32_products(run: Run) -> list[Finding]:
     """`fp32-products`: products and convolutions that 16 bits would speed up."""
-    return chance_finding(
+    found = chance_finding(
         run,
         "fp32-products",
         "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
         "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n    y = model(x.to(torch.bfloat16))",
     )
+    gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
+    if gpu.capability is None or gpu.takes("bf16"):
+        return found
+    before_ampere = (
+        "The tensor cores of this GPU take FP16 alone: let autocast run these products in FP16, with a GradScaler. "
+        "BF16 would be emulated, and there is no TF32."
+    )
+    trains = GUIDE["fp16-without-scaler"].snippet
+    return [
+        replace(f, advice=before_ampere, snippet=trains)
+        if f.snippet == GUIDE["fp32-products"].snippet
+        else replace(f, snippet=f.snippet.replace("bfloat16", "float16"))
+        for f in found
+    ]
 
 
 @rule(

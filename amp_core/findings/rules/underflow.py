@@ -4,12 +4,12 @@ import numpy as np
 
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
 from amp_core.analysis.numerics.safe_window import SERVED_STEPS_FRAC, first_step
-from amp_core.analysis.steps import attempts, scaler_enabled
+from amp_core.analysis.steps import attempts, autocast_dtype, scaler_enabled
 from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import fp16_without_scaler
 from amp_core.findings.rules.scaling import scale_unbounded
-from amp_core.findings.signals import GEMM_LAYERS, autocast_dtype, facts, mappings, model_name, signals
+from amp_core.findings.signals import GEMM_LAYERS, facts, mappings, model_name, signals
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 

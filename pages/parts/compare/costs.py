@@ -137,6 +137,12 @@ def _first_difference(runs: Sequence[Run]) -> FirstDifference:
     return first_difference(*runs)
 
 
+def diagnoses(runs: list[Run]) -> None:
+    """The diagnosis of each run that has a fault, as its own pages show it."""
+    for run in runs:
+        findings.trail(run, named=True)
+
+
 def relative_findings(runs: list[Run]) -> None:
     """Findings that only a comparison with the baseline shows."""
     first = first_runs(runs)

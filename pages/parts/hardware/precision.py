@@ -79,6 +79,8 @@ def headline(view: PrecisionMap) -> str:
                    f"GEMM/conv ran in it{where}."  # fmt: skip
         return f"There was no autocast in this step: all GEMM/conv ran in {_formats(view.matrix_frac)}{where}."
     text = f"{share} of GEMM/conv ran in {_formats(narrow) or '16 bits'}{where}"
+    if view.tf32_frac:
+        text += f", {words.percent(view.tf32_frac)} of its kernel time in TF32, on tensor cores"
     count = int(view.stayed["modules"].sum())
     if not count:
         return f"{text}; no operator that autocast has in 16 bits stayed in FP32."
@@ -102,6 +104,8 @@ def cards(view: PrecisionMap) -> None:
         lists = f"{view.device.upper()} lists" if view.device else "device unknown"
         card_parts.card("Autocast", region, lists, help_=f"The lists of {READ_AT}; those of CPU and CUDA differ.")
         shares = [f"{words.percent(share)} {label(name)}" for name, share in view.matrix_frac.items()]
+        if view.tf32_frac and shares and next(iter(view.matrix_frac)) == "fp32":
+            shares = [f"{words.percent(view.tf32_frac)} TF32", f"FP32 operators: {shares[0]}", *shares[1:]]
         card_parts.card(
             "GEMM/conv",
             shares[0] if shares else words.NONE,

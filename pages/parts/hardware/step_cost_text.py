@@ -4,6 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core.analysis import Amdahl, StepCost
+from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from pages.parts import cards, glossary, tables, words
 
 COLUMNS = {
@@ -64,8 +65,9 @@ def show_cards(cost: StepCost, bound: Amdahl) -> None:
     left, right = cards.pairs()
     with left:
         cards.card("Step" if cost.steps else "Window", words.duration(cost.step_us / 1e6), per(cost))
-        on = words.percent(cost.us("tensor") / cost.step_us)
-        beside = "of the step" if cost.on_cpu else f"{on} surely on tensor cores"
+        matrix_us = cost.us(*MATRIX_PARTS)
+        on = words.percent(cost.us("tensor") / matrix_us) if matrix_us > 0 else words.NONE
+        beside = "of the step" if cost.on_cpu else f"{on} of it on tensor cores"
         cards.card("GEMM/conv", words.percent(bound.matrix_frac), beside, help_=glossary.tip("tensor core"))
     with right:
         data = cost.us("data")

@@ -17,6 +17,7 @@ from amp_core.analysis import (
 )
 from amp_core.analysis.numerics.what_if import MAX_SOURCE_UNDERFLOW_FRAC
 from amp_core.figures import underflow_figure
+from amp_core.findings import measured_underflow
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, glossary, loaders, tables, words
 from pages.parts.numbers import tensor
@@ -51,6 +52,9 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     )
     address.keep("scale", key, str(power) if power != own else "")
     chosen = every[(every["log2_scale"] == power) & every["name"].isin(names)]
+    measured = loaders.analysed(measured_underflow, run)
+    if measured and power == own and form == FORMATS["fp16"].name:
+        st.markdown(f"**Measured**: {words.escape(measured)}.")
     st.markdown(sentence(chosen, kind, form, power))
     if kind == "weight_grad" and (rough := int((chosen["source_underflow_frac"] > MAX_SOURCE_UNDERFLOW_FRAC).sum())):
         st.caption(
@@ -123,8 +127,13 @@ def window_headline(safe: SafeWindow, last: float | None) -> str:
             f"{words.scale(safe.lowest)}, {words.escape(safe.highest_by)} at most {words.scale(safe.highest)}."
         )
     place = "" if last is None else "above" if last > safe.highest else "below" if last < safe.lowest else "within"
-    if safe.caveat:  # both caveats are about the lower end: what underflowed was never counted
-        span = f"FP16 is safe up to {words.scale(safe.highest)}; how low a scale may be, this recording cannot tell"
+    if safe.underflowed_at is not None:
+        span = (
+            f"FP16 is safe up to {words.scale(safe.highest)}; at {words.scale(safe.underflowed_at)} gradients "
+            f"underflowed, from {words.escape(safe.lowest_by)} on"
+        )
+    elif safe.caveat:  # the values of output gradients are unknown
+        span = f"FP16 is safe up to {words.scale(safe.highest)} (lower bound unknown)"
         place = place if place == "above" else ""
     else:
         span = f"FP16 is safe from {words.scale(safe.lowest)} to {words.scale(safe.highest)}"
@@ -136,7 +145,7 @@ def about_window(safe: SafeWindow) -> str:
     """The data behind the window, and its caveat."""
     steps = f"steps {safe.first_step:,}–{safe.last_step:,}" if safe.first_step < safe.last_step else "one step"
     text = f"The window is predicted from the gradients recorded at {steps}. "
-    lower = "would come" if safe.caveat else "comes"
+    lower = "would come" if safe.caveat and safe.underflowed_at is None else "comes"
     text += f"Its lower end {lower} from {safe.lowest_by}, its upper end from {safe.highest_by}."
     doubt = f" Doubtful: {words.sentence(safe.caveat)}" if safe.caveat else ""
     return words.escape(f"{text}{doubt}")

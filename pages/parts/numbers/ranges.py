@@ -1,7 +1,7 @@
 """Number ranges: fields for step and tensors, the tensors over steps, and the table of classes."""
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import pandas as pd
 import streamlit as st
@@ -15,11 +15,12 @@ from amp_core.analysis import (
     shares_over_steps,
     step_marks,
 )
-from amp_core.analysis.numerics.layers import layer_trace, tensor_names
+from amp_core.analysis.numerics.layers import first_nonfinite, layer_trace, tensor_names
 from amp_core.analysis.numerics.module_tree import deepest, folded_name, matching_names, readable_depth
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
 from amp_core.figures.tensors_over_steps import MAX_CLICKABLE_CELLS
+from amp_core.findings import Origin
 from amp_core.views import RANGES
 from pages.parts import address, charts, clicks, empty, loaders, tables, words
 from pages.parts.numbers import prediction, tensor
@@ -59,16 +60,22 @@ def prepare(run: Run) -> None:
             prediction.at_all_scales(run, kind, "fp16")
 
 
-def headline(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "") -> str:
-    """The page's answer: non-finite values first, then the worst subnormal share, else that all is well. `when` says
-    at which steps a tensor was not finite."""
+def headline(
+    shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "", origins: Sequence[str] = ()
+) -> str:
+    """The page's answer: non-finite values first, then subnormal ones, else that all is well. `when` says at which
+    steps a tensor was not finite. `origins`: names of tensors where a fault began, the likeliest first; the others
+    only received what began there."""
     label = words.KIND_LABELS[kind].lower()
     bad = shares["inf_frac"] + shares["nan_frac"]
     if (bad > 0).any():
-        worst = shares.loc[bad.idxmax()]
+        first = next((name for name in origins if name in set(shares["name"][bad > 0])), None)
+        worst = shares.loc[bad.idxmax()] if first is None else shares[shares["name"] == first].iloc[0]
         matching = int((bad > 0).sum())
-        hold, most = ("holds", ":") if matching == 1 else ("hold", "; most of all")
-        share = f", {words.percent(bad.max())} of its elements" if bad.max() >= MIN_SHOWN_FRAC else ""
+        most = "; most of all" if first is None else ", first in"
+        hold, most = ("holds", ":") if matching == 1 else ("hold", most)
+        frac = float(bad[worst.name])
+        share = f", {words.percent(frac)} of its elements" if frac >= MIN_SHOWN_FRAC else ""
         return (
             f"{matching:,} of {words.plural(len(shares), 'tensor')} {hold} infinities or NaN ({label}){most} "
             f"{words.escape(worst['name'])}{share}{when(worst['name'])}."
@@ -77,6 +84,14 @@ def headline(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambd
         return f"What was recorded of {label} does not show how many values are subnormal or lost."
     worst = shares.loc[shares["subnormal_frac"].idxmax()]
     if worst["subnormal_frac"] > 0:
+        began = shares[shares["name"].isin(origins[:1]) & (shares["subnormal_frac"] > 0)]
+        if len(began) and began["name"].iloc[0] != worst["name"]:
+            first = began.iloc[0]
+            return (
+                f"All {label} are finite. Underflow begins in {words.escape(first['name'])}, "
+                f"{words.percent(first['subnormal_frac'])} of its elements subnormal; {words.escape(worst['name'])} "
+                f"has the most, {words.percent(worst['subnormal_frac'])}."
+            )
         return (
             f"All {label} are finite. {words.escape(worst['name'])} has the most subnormal values, "
             f"{words.percent(worst['subnormal_frac'])} of its elements: these have lost bits."
@@ -88,6 +103,13 @@ def when(run: Run, kind: str, name: str) -> str:
     """The clause of `not_finite_at` for a tensor of the run."""
     steps = scale_trace(run)
     return not_finite_at(loaders.analysed(layer_trace, run, kind, name), steps.loc[steps["skipped"], "step"].tolist())
+
+
+def origins(run: Run, kind: str, began: Origin | None) -> list[str]:
+    """The tensors of a kind where a fault began: that of the diagnosis, and the first that was not finite."""
+    firsts = loaders.analysed(first_nonfinite, run, kind)
+    first = [firsts[min(firsts)]] if firsts else []
+    return ([began.name] if began is not None and began.kind == kind else []) + first
 
 
 def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> str:

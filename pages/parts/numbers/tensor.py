@@ -14,6 +14,7 @@ from amp_core.analysis.numerics.layers import (
     layer_trace,
     tensor_names,
 )
+from amp_core.findings import Origin
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
 
@@ -35,11 +36,15 @@ COLUMNS = {
 }
 
 
-def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
-    """Kind and name of the tensor: from the address if that changed, else as chosen here."""
+def pick(run: Run, kinds: Sequence[str], origin: Origin | None = None) -> tuple[str, str]:
+    """Kind and name of the tensor: from the address if that changed, else as chosen here for this run, else the one
+    where its fault began."""
     asked = (st.query_params.get("kind"), st.query_params.get("layer"))
     new = asked != (None, None) and asked != st.session_state.get("layer.address")
     kind, name = asked if new else (st.session_state.get("layer.kind"), st.session_state.get("layer.name"))
+    if not new and origin is not None and st.session_state.get("layer.run") != st.session_state["run"]:
+        kind, name = origin.kind or _kind_near(run, origin.name, kinds) or kind, origin.name
+    st.session_state["layer.run"] = st.session_state["run"]
     order = [k for k in words.KIND_LABELS if k in kinds]
     if new and kind and kind not in order:
         address.refuse("kind", kind)
@@ -60,6 +65,12 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
         name = st.selectbox("Tensor", names, key="layer.name", persist_state="session")
     st.query_params["kind"], st.query_params["layer"] = st.session_state["layer.address"] = (kind, name)
     return kind, name
+
+
+def _kind_near(run: Run, name: str, kinds: Sequence[str]) -> str | None:
+    """The first kind under which a tensor of that name or module was sampled."""
+    shown = [k for k in words.KIND_LABELS if k in kinds]
+    return next((k for k in shown if near(name, loaders.analysed(tensor_names, run, k))), None)
 
 
 def same(name: str | None, names: Sequence[str]) -> str:

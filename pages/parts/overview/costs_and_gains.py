@@ -1,14 +1,13 @@
 """Three answers below the findings: what mixed precision costs this run, what it gains, and what to change.
 
-costs_and_gains.show(run, view, findings.unmuted_problems(diagnose(run), run))
+costs_and_gains.show(run, view, findings.chain(run))
 """
-
-from collections.abc import Sequence
 
 import streamlit as st
 
-from amp_core import Finding, Run, RunError
+from amp_core import Run, RunError
 from amp_core.analysis import Comparison, Overview, compare, lost_gradient
+from amp_core.findings import Diagnosis, skips_in_words
 from amp_core.library.permissions import current
 from pages.parts import bar, loaders, picker, words
 from pages.parts.library.run_list import Entry
@@ -19,13 +18,13 @@ TITLE = 140
 """Pixels of the longest title."""
 
 
-def show(run: Run, view: Overview, findings: Sequence[Finding]) -> None:
+def show(run: Run, view: Overview, diagnosed: Diagnosis) -> None:
     """Draw the three answers, one below the other."""
     with st.container(border=True, key="glance"):
         for title, answer in (
             ("Cost", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
             ("Benefit over FP32", lambda: gain(run, view)),
-            ("What to change", lambda: advise(findings)),
+            ("What to change", lambda: advise(diagnosed)),
         ):
             row = st.container(horizontal=True, gap="small")
             row.markdown(f"**{title}**", width=TITLE)  # in pixels: a share of the width would wrap on a narrow page
@@ -39,7 +38,8 @@ def cost(run: Run, view: Overview) -> list[str]:
     if not view.scale.skips_recorded:
         sentences.append("Skipped steps were not recorded.")
     elif view.scale.has_scaler:
-        sentences.append(f"{words.percent(view.scale.skip_frac)} of steps skipped.")
+        apart = f": {skips_in_words(view.scale)}" if view.scale.skips else ""
+        sentences.append(f"{words.percent(view.scale.skip_frac)} of steps skipped{apart}.")
     else:
         sentences.append("No scaler, so no skipped steps.")
     lost_frac = loaders.analysed(lost_gradient, run)
@@ -93,17 +93,16 @@ def on_cpu(run: Run) -> bool:
     return str(run.head.config.get("device", "")).startswith("cpu")
 
 
-def advise(findings: Sequence[Finding]) -> None:
-    """The fix for the most severe of the errors and warnings, or its advice; the others follow below."""
-    grave = [f for f in findings if not f.follows]
-    if not grave:
+def advise(diagnosed: Diagnosis) -> None:
+    """Verdict, origin and patch of the diagnosis, or its advice; other findings follow below."""
+    if diagnosed.cause is None:
         st.markdown("Nothing has to change.")
         return
-    first, *others = grave
-    lines = first.snippet.splitlines()
+    title = f"**{words.escape(words.sentence(diagnosed.cause.title))}** {words.escape(diagnosed.began)}".rstrip()
+    lines = diagnosed.patch.splitlines()
     if lines and "`" not in lines[0]:
-        st.markdown(f"**{words.escape(words.sentence(first.title))}** Write `{lines[0]}`" + (" …" if lines[1:] else ""))
+        st.markdown(f"{title} Write `{lines[0]}`" + (" …" if lines[1:] else ""))
     else:
-        st.markdown(words.escape(words.raised(first.advice)))
-    if others:
-        st.caption(f"{words.plural(len(others), 'more finding')} below.")
+        st.markdown(f"{title} {words.escape(words.raised(diagnosed.advice))}")
+    if diagnosed.others:
+        st.caption(f"{words.plural(diagnosed.others, 'more finding')} below.")

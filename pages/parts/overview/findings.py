@@ -13,7 +13,7 @@ import streamlit as st
 
 from amp_core import Finding, Run, RunError, diagnose
 from amp_core.analysis.numerics.layers import tensor_names
-from amp_core.findings import GUIDE
+from amp_core.findings import GUIDE, Diagnosis, diagnosis
 from amp_core.library.mutes import mute, muted
 from amp_core.library.permissions import current
 from pages.parts import loaders, words
@@ -49,6 +49,28 @@ def unmuted_problems(findings: Sequence[Finding], run: Run | None) -> list[Findi
 def _unmuted(findings: Sequence[Finding], run: Run | None) -> list[Finding]:
     silent = muted(run.path) if run is not None else frozenset()
     return [f for f in findings if f.code not in silent]
+
+
+def chain(run: Run) -> Diagnosis:
+    """The diagnosis of the run, without muted findings."""
+    return loaders.analysed(_chain, run, tuple(sorted(muted(run.path))))
+
+
+def _chain(run: Run, silent: Sequence[str]) -> Diagnosis:
+    return diagnosis(run, [f for f in loaders.analysed(diagnose, run) if f.code not in silent])
+
+
+def trail(run: Run, *, named: bool = False) -> None:
+    """The diagnosis in two lines, the same on every page; nothing without a fault. `named`: several runs are shown."""
+    diagnosed = chain(run)
+    if diagnosed.cause is None:
+        return
+    name = f"{words.escape(run.name)}: " if named else ""
+    icon = SEVERITY_STYLE[diagnosed.cause.severity][1]
+    st.markdown(f"{icon} {name}**{words.escape(words.sentence(diagnosed.verdict))}** {words.escape(diagnosed.began)}")
+    line = diagnosed.patch.partition("\n")[0]
+    fix = [f"`{line}`" + (" …" if "\n" in diagnosed.patch else "")] if line and "`" not in line else []
+    st.caption(" · ".join([*(words.escape(text) for text in diagnosed.evidence), *fix]))
 
 
 def banner(findings: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:

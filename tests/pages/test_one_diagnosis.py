@@ -1,0 +1,144 @@
+"""Every page, the report, `diagnose` and its JSON name the same cause, the same origin and the same numbers."""
+
+import html
+import json
+import shutil
+from dataclasses import asdict
+
+import pytest
+
+from amp_core import diagnose, load_run
+from amp_core.__main__ import main
+from amp_core.findings import GUIDE, diagnosis
+from amp_core.report import report_html
+from amp_core.text.formatting import sentence
+from amp_core.traces import import_traces
+from tests.findings.zoo import ZOO
+from tests.pages.conftest import OVERVIEW, words
+from tests.synthetic import SAMPLES, write
+from tests.traces.test_importing import trace_of
+
+DETAIL, COMPARE = "pages/layer_detail.py", "pages/compare_runs.py"
+OF_A_RUN = (
+    "pages/loss_scale.py",
+    "pages/number_ranges.py",
+    DETAIL,
+    "pages/update_losses.py",
+    "pages/memory_use.py",
+    "pages/step_cost.py",
+    "pages/tensor_cores.py",
+    "pages/precision_map.py",
+)
+ONE_PER_FAMILY = {GUIDE[case.code].family: case for case in reversed(ZOO) if not case.benign}.values()
+
+
+def diagnosis_of(folder):
+    run = load_run(folder)
+    return diagnosis(run, diagnose(run))
+
+
+def plain(text):
+    """Text as `words` gives that of a page."""
+    return text.replace("\\", "").replace("\u00a0", " ")
+
+
+def check_pages(open_app, folder, pages):
+    chain, app = diagnosis_of(folder), open_app(run="run/a")
+    for page in (OVERVIEW, *pages):
+        app = app if page == OVERVIEW else app.switch_page(page).run()
+        assert not app.exception, page
+        text = words(app)
+        if "which this page is about" in text or chain.cause is None:
+            continue
+        assert plain(chain.verdict).removesuffix(".") in text, page
+        assert plain(chain.began) in text, page
+        if page != OVERVIEW:
+            assert all(plain(part) in text for part in chain.evidence), (page, chain.evidence)
+        shown = [box.value for box in app.selectbox if box.label == "Tensor"]
+        if page == DETAIL and shown and chain.origin is not None and chain.origin.kind:
+            assert shown == [chain.origin.name]
+
+
+def check_texts(folder, capsys):
+    chain = diagnosis_of(folder)
+    assert main(["diagnose", str(folder), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)["diagnosis"]
+    assert (record["verdict"], record["evidence"]) == (chain.verdict, list(chain.evidence))
+    assert (record["patch"], record["advice"]) == (chain.patch, chain.advice)
+    assert (record["cause"], record["where"]) == (
+        (chain.cause.code, chain.cause.where) if chain.cause else (None, None)
+    )
+    assert record["origin"] == (asdict(chain.origin) if chain.origin else None)
+    if chain.cause is None:
+        return
+    assert main(["diagnose", str(folder)]) == 0
+    printed = plain(capsys.readouterr().out)
+    report = plain(html.unescape(report_html([load_run(folder)])))
+    for text in (chain.verdict, chain.began, *chain.measurements):
+        assert plain(text) in printed, text
+        assert plain(text).removesuffix(".") in report, text
+
+
+def test_every_place_names_the_origin_of_an_overflow(home, open_app, capsys):
+    folder = home.runs / "a"
+    shutil.copytree(SAMPLES["fp16-overflow"], folder)
+    chain = diagnosis_of(folder)
+    assert (chain.origin.name, chain.origin.skips, chain.origin.all_skips) == ("tokens.weight", 14, 22)
+    assert "init_scale = 2^34" in chain.verdict
+    assert chain.patch == "scaler = torch.amp.GradScaler(device_type, init_scale=2.0**14, growth_interval=2000)"
+    check_texts(folder, capsys)
+    check_pages(open_app, folder, ("pages/loss_scale.py", DETAIL))
+
+
+def test_an_underflow_begins_in_the_first_tensor_of_backward_and_says_which_scale_to_take(capsys):
+    chain = diagnosis_of(SAMPLES["fp16-underflow"])
+    assert (chain.origin.name, chain.origin.kind) == ("head", "output_grad")
+    assert "init_scale=2.0**14" in chain.patch and "2^14" in chain.advice
+    assert any("audits measured 0.0219 %" in text for text in chain.evidence)
+    check_texts(SAMPLES["fp16-underflow"], capsys)
+
+
+def test_a_healthy_run_has_no_origin_of_a_fault():
+    chain = diagnosis_of(SAMPLES["fp16-healthy"])
+    assert (chain.cause, chain.began, chain.patch) == (None, "", "")
+    assert chain.origin.name == "blocks.0.attn.proj.bias"  # where its one skipped step began
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_page_of_each_sample(name, home, open_app, capsys):
+    shutil.copytree(SAMPLES[name], home.runs / "a")
+    check_texts(home.runs / "a", capsys)
+    check_pages(open_app, home.runs / "a", OF_A_RUN)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("case", ONE_PER_FAMILY, ids=lambda case: case.code)
+def test_every_page_of_a_fault_of_each_family(case, home, open_app, capsys):
+    case.write(home.runs / "a", True)
+    check_texts(home.runs / "a", capsys)
+    check_pages(open_app, home.runs / "a", OF_A_RUN)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_report_and_command_of_each_fault(case, tmp_path, capsys):
+    case.write(tmp_path / "run", True)
+    check_texts(tmp_path / "run", capsys)
+
+
+@pytest.mark.whole
+def test_every_page_of_a_trace(home, open_app, tmp_path, capsys):
+    import_traces([trace_of(tmp_path)], home.runs / "a")
+    check_texts(home.runs / "a", capsys)
+    check_pages(open_app, home.runs / "a", OF_A_RUN)
+
+
+@pytest.mark.whole
+def test_compare_shows_the_diagnosis_of_each_run(home, open_app):
+    shutil.copytree(SAMPLES["fp16-overflow"], home.runs / "a")
+    write(home.runs / "b", "collapsing")
+    text = words(open_app(COMPARE, **{"with": ["run/a", "run/b"]}))
+    for name in "ab":
+        chain = diagnosis_of(home.runs / name)
+        assert f"{name}: **{plain(sentence(chain.verdict))}** {plain(chain.began)}" in text
