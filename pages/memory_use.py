@@ -76,10 +76,13 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
             parts(run, step)
         with right:
             charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step, half=True)
+        with left:
+            over_time(run, half=True)
         with st.expander("Parts in numbers"):
             tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
     else:
         charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
+        over_time(run)
     if not breakdown.categories_known:
         shown = memory.modules(loaders.analysed(memory_modules, run, step))
         tables.show(shown, column_config=memory.MODULES, alt="Memory by module or operator.")
@@ -87,6 +90,13 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
         st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
     if batch := memory.larger_batch(run):
         st.caption(batch)
+
+
+def over_time(run: Run, half: bool = False) -> None:
+    """Memory at each step, if it was measured."""
+    frame = MEMORY.frame(run, loaders.analysed)
+    if not MEMORY.absent(frame):
+        charts.show(MEMORY.figure(frame, charts.dark()), "memory.trace", half=half)
 
 
 def parts(run: Run, step: int) -> None:
@@ -130,8 +140,7 @@ if step is not None and breakdown.total_bytes is not None:
         numbers(breakdown, loaders.analysed(memory_phases, run, step))
     explanation(run, breakdown, step)
     difference(run)
-over_time = MEMORY.frame(run, loaders.analysed)
-if not MEMORY.absent(over_time):
-    charts.show(MEMORY.figure(over_time, charts.dark()), "memory.trace")
-else:
+elif MEMORY.missing(run, loaders.analysed):
     empty.nothing("Memory was not measured at any step of this run.", sample=True)
+else:
+    over_time(run)

@@ -60,6 +60,8 @@ def of_training(run: Run, entry: Entry) -> None:
     findings.causes(diagnosed, run)
     cards.show(run, view)
     over_steps = {shown: shown.frame(run, loaders.analysed) for shown in (PHASES, MEMORY, DEVICE)}
+    if view.loss_first is None:  # shown above
+        del over_steps[PHASES]
     drawn = [shown for shown, frame in over_steps.items() if not shown.absent(frame)]
     for first in range(0, len(drawn), 2):
         for place, shown in zip(charts.grid(f"overview.{first}"), drawn[first : first + 2], strict=False):

@@ -37,6 +37,8 @@ PAGES = {
     "format-lab": ("pages/format_lab.py", "Format lab"),
 }
 """File and name of a page, by its address in the guide."""
+MAX_UNFOLDED = 3
+"""Cards of findings above the numbers; the others are folded."""
 RECHECK_RATIO = 30
 """While a run trains, it is diagnosed again after this many times as long as the diagnosis took: a few seconds."""
 
@@ -88,9 +90,13 @@ def causes(findings: Sequence[Finding], run: Run | None = None) -> None:
     """A card for each error and warning that has no other cause, the most severe first."""
     grave = unmuted_problems(findings, run)
     codes = {f.code for f in grave}
-    for finding in grave:
-        if finding.follows not in codes:
-            card(finding, [f for f in grave if f.follows == finding.code], run)
+    first = [finding for finding in grave if finding.follows not in codes]
+    for finding in first[:MAX_UNFOLDED]:
+        card(finding, [f for f in grave if f.follows == finding.code], run)
+    if folded := first[MAX_UNFOLDED:]:
+        with st.expander(words.plural(len(folded), "further finding")):
+            for finding in folded:
+                card(finding, [f for f in grave if f.follows == finding.code], run)
     if run is not None and (hidden := sorted({f.code for f in findings} & muted(run.path))):
         _muted(run, hidden)
 

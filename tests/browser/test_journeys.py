@@ -1,0 +1,124 @@
+"""What a person reads on three journeys: a newcomer, a run that fails, traces of another program; and the bar above."""
+
+import json
+import re
+
+import pytest
+
+from tests.serve.running import app
+from tests.synthetic import write
+from tests.traces.made import training
+from tests.waiting import wait_for
+
+MAX_SCREENS = 3
+HEIGHT = "() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight / window.innerHeight"
+TOP_OF_FIRST_CHART = "() => document.querySelector('.js-plotly-plot').getBoundingClientRect().top"
+RANGES = """() => [...document.querySelectorAll('.js-plotly-plot')]
+  .filter(c => c._fullLayout.xaxis.title.text === 'step')
+  .map(c => c._fullLayout.xaxis.range.map(Math.round))"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """An app with the samples alone."""
+    with app(tmp_path_factory.mktemp("journeys") / "runs") as running:
+        yield running
+
+
+def reads(tab, *texts):
+    """Wait until the page shows each text."""
+    for text in texts:
+        tab.page.get_by_text(text).first.wait_for()
+
+
+def follow(tab, name):
+    tab.page.get_by_role("link", name=name, exact=True).first.click()
+    tab.rest()
+
+
+def drawn(tab):
+    """The first chart begins on the first screen, and the page has no more than `MAX_SCREENS`."""
+    tab.page.locator(".js-plotly-plot .main-svg").first.wait_for()
+    assert tab.page.evaluate(TOP_OF_FIRST_CHART) < 900
+    assert tab.page.evaluate(HEIGHT) <= MAX_SCREENS
+
+
+def test_a_newcomer_reads_what_this_is_and_dismisses_the_tour_for_good(library, new_tab):
+    tab = new_tab().open(f"{library.base}/")
+    reads(tab, "shows whether PyTorch training in mixed precision is healthy", "Nothing wrong was found")
+    drawn(tab)
+    follow(tab, "Open the overflow")
+    reads(tab, "You are looking at it.", "Against fp32")
+    drawn(tab)
+    tab.page.get_by_role("button", name="Dismiss").click()
+    tab.rest()
+    tab.open(f"{library.base}/?run=sample/fp16-underflow")  # a new session
+    reads(tab, "Against fp32")
+    assert not tab.page.get_by_text("New here?").count()
+    assert not tab.exceptions() and not tab.wrong
+
+
+def test_the_reader_of_a_failing_run_comes_from_the_verdict_to_the_tensor(library, new_tab):
+    tab = new_tab().open(f"{library.base}/?run=sample/fp16-overflow")
+    reads(tab, "warning", "What to change")
+    follow(tab, "Loss scale")
+    reads(tab, "40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10.0\u00a0%, baseline 0\u00a0%")
+    drawn(tab)
+    follow(tab, "Number ranges")
+    reads(tab, "hold infinities or NaN")
+    drawn(tab)
+    tab.open(f"{library.base}/layer-detail?run=sample/fp16-overflow&kind=weight_grad&layer=tokens.weight&steps=0-60")
+    reads(tab, "tokens.weight (weight gradients", "Magnitudes")
+    drawn(tab)
+    follow(tab, "Memory")  # the steps stay
+    reads(tab, "Peak tensor memory")
+    assert "steps=0-60" in tab.page.url
+    assert not tab.exceptions() and not tab.wrong
+
+
+def test_dropped_traces_become_a_run_whose_answer_stands_beside_the_field(library, new_tab, tmp_path):
+    trace = tmp_path / "step.pt.trace.json"
+    trace.write_text(json.dumps(training()))
+    tab = new_tab().open(f"{library.base}/library")
+    tab.page.locator('input[type="file"]').first.set_input_files(trace)
+    answer = tab.page.get_by_text("step is in the library and chosen")
+    answer.wait_for()
+    assert answer.bounding_box()["y"] < 900
+    follow(tab, "Overview")
+    reads(tab, "Step cost", "Tensor cores")
+    follow(tab, "Step cost")
+    reads(tab, "step")
+    noise = tmp_path / "noise.json"
+    noise.write_text("no trace")
+    tab.open(f"{library.base}/library")
+    tab.page.locator('input[type="file"]').first.set_input_files(noise)
+    reads(tab, "noise.json is not a profiler trace")
+    assert not tab.exceptions() and not tab.wrong
+
+
+def test_the_bar_stays_on_a_small_screen_and_charts_share_their_zoom(library, new_tab):
+    tab = new_tab()
+    tab.page.set_viewport_size({"width": 1366, "height": 768})
+    tab.open(f"{library.base}/loss-scale?run=sample/fp16-overflow")
+    tab.page.locator(".js-plotly-plot .main-svg").nth(1).wait_for()
+    box = tab.page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    tab.page.mouse.move(box["x"] + 100, box["y"] + 60)
+    tab.page.mouse.move(box["x"] + 120, box["y"] + 60)
+    wait_for(lambda: tab.page.locator(".ampscope-crosshair").count() == 2)
+    tab.page.mouse.down()
+    tab.page.mouse.move(box["x"] + 220, box["y"] + 60, steps=4)
+    tab.page.mouse.up()
+    wait_for(lambda: tab.page.evaluate(RANGES)[0][0] > 20)
+    wait_for(lambda: len({tuple(one) for one in tab.page.evaluate(RANGES)}) == 1)
+    tab.page.evaluate("() => document.querySelector('[data-testid=\"stMain\"]').scrollTo(0, 500)")
+    bar = tab.page.locator(".st-key-bar")
+    wait_for(lambda: 0 <= bar.bounding_box()["y"] < 20)
+    assert re.search(r"Run\b.*Baseline\b.*Steps\b", bar.inner_text(), re.DOTALL)
+    assert not tab.exceptions() and not tab.wrong
+
+
+def test_a_run_that_ended_is_still_there_after_a_reload_of_start(library, new_tab):
+    write(library.runs / "ended", "healthy")
+    tab = new_tab().open(f"{library.base}/start?run=run/ended&followed=run/ended")
+    reads(tab, "See its overview", "Start another run")
+    assert not tab.exceptions() and not tab.wrong
