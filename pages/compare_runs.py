@@ -4,9 +4,9 @@ import streamlit as st
 
 from amp_core.analysis import compare
 from amp_core.analysis.performance.kernels import is_trace
-from amp_core.figures import deviation_figure
-from pages.parts import charts, empty, head, loaders
-from pages.parts.compare import choice, comparison, costs, kernels
+from amp_core.figures import deviation_figure, run_colours
+from pages.parts import charts, empty, head, loaders, tabs
+from pages.parts.compare import choice, comparison, costs, kernels, second_run
 from pages.parts.compare import multiple_runs as together
 from pages.parts.overview import report
 
@@ -19,6 +19,8 @@ runs = choice.opened([entry for entry in entries if entry.readable])
 if under_way:
     together.follow(entries, len(runs))
 if len(runs) < 2:
+    if len(entries) < 2:
+        second_run.offer(entries)
     empty.nothing("The comparison begins when two of them have steps." if under_way else ASK)
 if under_way:
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -32,18 +34,27 @@ if all(is_trace(run) for run in runs):
     st.stop()
 compared = loaders.analysed(compare, runs)
 comparison.headline(compared)
-comparison.settings(compared)
-comparison.tables(compared)
-costs.relative_findings(runs)
-if not under_way:
-    together.losses(runs)
-if compared.recipes["loss_change_frac"].notna().any():
-    charts.show(deviation_figure(compared.recipes, charts.dark()), "compare.deviation")
-costs.show(runs, compared)
-costs.gradients(runs)
-costs.lost_updates(runs)
-if not under_way:
-    costs.first_differences(runs)
-costs.forward_audits(runs)
-kernels.changes(runs)
+hues = run_colours(compared.table, charts.dark())
+profiled = ("Operators and kernels",) if kernels.profiled(runs) else ()
+result, cost, numerics, *further = tabs.show("Result", "Speed and memory", "Numerics", *profiled, "Settings")
+with result:
+    comparison.tables(compared)
+    costs.relative_findings(runs)
+    if not under_way:
+        together.losses(runs)
+    if compared.recipes["loss_change_frac"].notna().any():
+        charts.show(deviation_figure(compared.recipes, charts.dark(), hues=hues), "compare.deviation")
+with cost:
+    costs.show(runs, compared, hues)
+with numerics:
+    costs.gradients(runs, hues)
+    costs.lost_updates(runs)
+    if not under_way:
+        costs.first_differences(runs)
+    costs.forward_audits(runs)
+if profiled:
+    with further[0]:
+        kernels.changes(runs)
+with further[-1]:
+    comparison.settings(compared)
 report.include(runs)

@@ -10,10 +10,18 @@ from amp_core.analysis.format_lab.rounding import (
 )
 from amp_core.figures import format_range_figure
 from amp_core.formats import FORMATS
-from pages.parts import address, charts, glossary, head, tables, words
+from pages.parts import address, charts, glossary, head, tables, tabs, words
 from pages.parts.numbers import blocks, formats, prediction, sums, tensor
 from pages.parts.overview import myths
 
+SUBJECTS = (
+    "Number",
+    "Sums and products",
+    "Blocks of 8 and 4 bits",
+    "Myths about formats",
+    "Myths about mixed precision",
+    "Glossary",
+)
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
 
 
@@ -23,49 +31,59 @@ def take_example() -> None:
         st.session_state["lab.number"] = chosen
 
 
+def one_number() -> None:
+    """A number in each format, and what a loss scale does to it."""
+    answer = st.container()
+    st.session_state.setdefault("lab.number", st.query_params.get("number", "0.1"))
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        typed = st.text_input("A number", key="lab.number", max_chars=60, width=240, persist_state="session")
+        st.pills("For example", EXAMPLES, key="lab.example", on_change=take_example)
+    st.query_params["number"] = typed
+    value = formats.typed_number(typed)
+    if value is None:
+        return
+    table = stored_values(value)
+    with answer:
+        head.headline(formats.headline(typed, table))
+    tables.show(formats.table(table), column_config=formats.COLUMNS, alt="The number in each format.")
+    with st.expander("Its bits in each format"):
+        st.code(formats.bit_rows(table), language=None)
+
+    st.header("With a loss scale, in FP16", anchor=False)
+    address.take("scale", "lab.scale", prediction.power_in_range, 16)
+    low, high = prediction.LOWEST, prediction.HIGHEST
+    power = st.select_slider("Loss scale", range(low, high + 1), format_func=tensor.power_of_two, key="lab.scale")
+    address.keep("scale", "lab.scale", str(power) if power != 16 else "")
+    trip = scaling(value, power, FORMATS["fp16"])
+    st.markdown(formats.trip_headline(trip))
+    trips = tables.remember(formats.trip(trip, power), "What a loss scale does to the number in FP16.")
+    st.table(trips, hide_index=True, border="horizontal", width="content")
+    marks = [
+        mark
+        for mark in (
+            formats.mark(words.raised(typed), value),
+            formats.mark(f"times {words.scale(2.0**power)}", trip.scaled),
+        )
+        if mark
+    ]
+    charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "lab.ranges")
+
+
 head.title("Format lab")
-answer = st.container()
-st.session_state.setdefault("lab.number", st.query_params.get("number", "0.1"))
-with st.container(horizontal=True, vertical_alignment="bottom"):
-    typed = st.text_input("A number", key="lab.number", max_chars=60, width=240, persist_state="session")
-    st.pills("For example", EXAMPLES, key="lab.example", on_change=take_example)
-st.query_params["number"] = typed
-value = formats.typed_number("A number", typed)
-table = stored_values(value)
-with answer:
-    head.headline(formats.headline(typed, table))
-st.code(formats.bit_rows(table), language=None)
-tables.show(formats.table(table), column_config=formats.COLUMNS, alt="The number in each format.")
-
-st.header("What a loss scale does to it in FP16", anchor=False)
-address.take("scale", "lab.scale", prediction.power_in_range, 16)
-low, high = prediction.LOWEST, prediction.HIGHEST
-power = st.select_slider("Loss scale", range(low, high + 1), format_func=tensor.power_of_two, key="lab.scale")
-address.keep("scale", "lab.scale", str(power) if power != 16 else "")
-trip = scaling(value, power, FORMATS["fp16"])
-st.markdown(formats.trip_headline(trip))
-trips = tables.remember(formats.trip(trip, power), "What a loss scale does to the number in FP16.")
-st.table(trips, hide_index=True, border="horizontal", width="content")
-marks = [
-    mark
-    for mark in (
-        formats.mark(words.raised(typed), value),
-        formats.mark(f"times {words.scale(2.0**power)}", trip.scaled),
-    )
-    if mark
-]
-charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "lab.ranges")
-
-sums.show()
-
-blocks.show()
-
-st.header("Myths about formats", anchor=False)
-table_of_myths = tables.remember(formats.myth_table(format_myths()), "Myths about formats.")
-st.table(table_of_myths, hide_index=True, border="horizontal")
-
-st.header("Myths about mixed precision, and what your run shows", anchor=False)
-myths.show()
-
-st.header("Terms, and where your own run shows them", anchor=False)
-glossary.show()
+subjects = tabs.show(*SUBJECTS, open_for={"sum": "Sums and products", "recipe": "Blocks of 8 and 4 bits"})
+number_tab, sums_tab, blocks_tab, formats_tab, myths_tab, terms_tab = subjects
+with number_tab:
+    one_number()
+with sums_tab:
+    sums.show()
+with blocks_tab:
+    blocks.show()
+with formats_tab:
+    st.header("Myths about formats", anchor=False)
+    table_of_myths = tables.remember(formats.myth_table(format_myths()), "Myths about formats.")
+    st.table(table_of_myths, hide_index=True, border="horizontal")
+with myths_tab:
+    st.header("Myths about mixed precision, and what your run shows", anchor=False)
+    myths.show()
+with terms_tab:
+    glossary.show()

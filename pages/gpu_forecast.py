@@ -86,7 +86,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
                 "bf16": span(row, "over_bf16", "×") if "over_bf16" in row else words.NONE,
                 "bound": row["bound_by"],
                 "memory": f"{low} – {high}" if memory else words.NONE,
-                "batch": f"{words.count(row['batch_low'])}–{words.count(row['batch_high'])}" if memory else words.NONE,
+                "batch": words.whole_range(row["batch_low"], row["batch_high"]) if memory else words.NONE,
                 "source": row["source"],
             }
         )

@@ -9,27 +9,27 @@ from pages.parts import empty, head, words
 from pages.parts.start import queue, searches
 
 HOW = (
-    "A search tries precisions and options on your workload, in turns, stops the losers early, and gives the fastest "
-    "recipe whose loss is within FP32's own noise from seed to seed, with the code for it. On the command line: "
-    "`ampscope tune my_task.py:build --budget 300`."
+    "A search runs precisions and options of your workload interleaved, stops slow or diverging ones early, and "
+    "returns the fastest recipe whose loss stays within the seed-to-seed noise of FP32, with the code for it. On the "
+    "command line: `ampscope tune my_task.py:build --budget 300`."
 )
 
 head.title("Tune")
 searches_by_name = searches.listing()
+own = [name for name in searches_by_name if not searches.is_sample(name)]
 started = st.session_state.get("tune.started")
 waiting = [job for job in queue.alive() if job.name.startswith("tune-") and job.name not in searches_by_name]
 if started in searches_by_name:
     st.session_state["tune.search"] = st.session_state.pop("tune.started")
 if not current().read_only:
-    with st.expander("Start a search", expanded=not searches_by_name and not waiting):
+    with st.expander("Start a search", expanded=not own and not waiting):
         st.markdown(HOW)
         searches.form()
 queue.show(waiting, None)
 if waiting:
     st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 if not searches_by_name:
-    begun = "The search has not begun to write yet. What it finds" if waiting else "No search yet. What one finds"
-    empty.nothing(f"{begun} will stand here.")
+    empty.nothing("The search has not written a result yet." if waiting else "No searches yet.")
 folder = searches.choose(searches_by_name)
 try:
     tuned = load_tuned(folder)
@@ -52,7 +52,7 @@ if tuned.answer:
 if tuned.why:
     st.markdown(words.escape(tuned.why))
 if not tuned.confirmed:
-    st.warning("This is what looks best so far, and no finding: do not ship it on this evidence.")
+    st.warning("Not confirmed over several seeds: do not ship it on this evidence.")
 if tuned.config:
     searches.code(tuned)
 searches.evidence(tuned)

@@ -10,7 +10,7 @@ from amp_core.analysis.baseline import baseline_index, lost_gradient, step_marks
 from amp_core.analysis.comparison.baseline_change import baseline_band, baseline_changes, layer_band
 from amp_core.analysis.comparison.compare import Comparison, compare
 from amp_core.analysis.comparison.divergence import FirstDifference, first_difference, forward_differences
-from amp_core.analysis.comparison.loss_curves import loss_curves
+from amp_core.analysis.comparison.loss_curves import loss_curves, loss_difference
 from amp_core.analysis.comparison.noise_band import first_runs, gradient_agreement, noise_band
 from amp_core.analysis.comparison.step_cost_change import compare_step_cost
 from amp_core.analysis.downsample import downsample, sparkline
@@ -101,6 +101,7 @@ __all__ = [
     "layer_advice",
     "layer_band",
     "loss_curves",
+    "loss_difference",
     "lost_gradient",
     "matrix_ops",
     "memory_breakdown",

@@ -98,7 +98,7 @@ def in_words(result: "Forecast") -> str:
                 "–".join(formatting.number(row[f"memory_bytes_{end}"] / 1e9) for end in ("low", "high")) + " GB"
                 if row["memory_bytes_low"] == row["memory_bytes_low"] and row["memory_bytes_low"] is not None
                 else formatting.NONE,
-                _range(row["batch_low"], row["batch_high"], whole=True),
+                formatting.whole_range(row["batch_low"], row["batch_high"]),
                 *((_over_bf16(row),) if low else ()),
             )
         )
@@ -115,11 +115,10 @@ def _over_bf16(row: "dict[Hashable, Any]") -> str:
     return f"{formatting.number(row['over_bf16'])} × ({_range(row['over_bf16_low'], row['over_bf16_high'])})"
 
 
-def _range(low: float | None, high: float | None, whole: bool = False) -> str:
+def _range(low: float | None, high: float | None) -> str:
     if low is None or low != low:
         return formatting.NONE
-    show = formatting.count if whole else formatting.number
-    return f"{show(low)}–{show(high)}"
+    return f"{formatting.number(low)}–{formatting.number(high)}"
 
 
 def _of_workload(arguments: argparse.Namespace) -> Any:

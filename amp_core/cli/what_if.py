@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 def in_words(errors: "pd.DataFrame", choices: "list[Choice]") -> str:
     """The errors as a table, and for each format what goes and the code."""
     from amp_core.analysis.numerics.layer_choice import by_layer, in_db
-    from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for
+    from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for, train_flags
 
     limit = choices[0].limit
     table = by_layer(errors)
@@ -81,6 +81,8 @@ def in_words(errors: "pd.DataFrame", choices: "list[Choice]") -> str:
         count = f"{len(choice.go)} of {formatting.plural(len(choice.go) + len(choice.stay), 'layer')}"
         parts.append(f"{choice.recipe.label}: {count}, {share} of GEMM FLOPs, qualify")
         parts += [f"# {title}\n{code_for(name, choice).rstrip()}" for name, title in FRAMEWORKS.items()]
+        if given := train_flags(choice):
+            parts.append(f"# AMPscope\n# ampscope train … {given}")
     return "\n\n".join(parts)
 
 
@@ -98,7 +100,7 @@ def _limit(error: float) -> str:
 
 def _document(name: str, errors: "pd.DataFrame", choices: "list[Choice]") -> str:
     from amp_core.analysis.numerics.layer_choice import in_db
-    from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for
+    from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for, train_flags
 
     limit = choices[0].limit
     record = {
@@ -114,6 +116,7 @@ def _document(name: str, errors: "pd.DataFrame", choices: "list[Choice]") -> str
                 "go": list(choice.go),
                 "stay": list(choice.stay),
                 "code": {framework: code_for(framework, choice) for framework in FRAMEWORKS},
+                "train_flags": train_flags(choice) or None,
             }
             for choice in choices
         ],

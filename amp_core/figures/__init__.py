@@ -11,7 +11,7 @@ Each figure names its subject in the title, has units on its axes and a text des
 
 from amp_core.figures.baseline import with_baseline
 from amp_core.figures.classes import class_bars
-from amp_core.figures.colours import colour, recipe_colour
+from amp_core.figures.colours import colour, recipe_colour, run_colours
 from amp_core.figures.devices import device_figure
 from amp_core.figures.forecast import forecast_figure
 from amp_core.figures.formats import accumulation_figure, block_figure, format_range_figure
@@ -58,6 +58,7 @@ __all__ = [
     "rank_figure",
     "rank_scale_figure",
     "recipe_colour",
+    "run_colours",
     "scale_figure",
     "step_cost_figure",
     "step_heatmap",

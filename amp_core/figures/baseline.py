@@ -49,7 +49,7 @@ def with_baseline(
     reach = np.log2([float(shown["low"].min()), float(shown["high"].max())])
     axis = log2_axis(min(low, math.floor(reach[0])), max(high, math.ceil(reach[1])))
     set_layout(spec, yaxis=spec.layout["yaxis"] | axis, showlegend=True)
-    spec.layout["margin"]["b"] += legend_px(spec.data, always=True) - legend_px(own)
+    spec.layout["margin"]["t"] += legend_px(spec.data, always=True) - legend_px(own)
     alt = f"{spec.layout['meta']['alt'].rstrip('.')}; behind it the middle half of {name}."
     set_layout(spec, meta={"alt": alt})
     return spec.to_figure()

@@ -10,6 +10,8 @@ have hatching.
 
 from typing import Any
 
+import pandas as pd
+
 from amp_core import phases
 
 RECIPES: dict[str, tuple[str, str]] = {
@@ -41,7 +43,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "limit": ("#3A464C", "#D5DEE2"),
     "tensor_yes": ("#2A6B7B", "#2F8794"),
     "tensor_unknown": ("#8A5FC0", "#C3A3F0"),
-    "tensor_no": ("#6C7480", "#75828B"),
+    "tensor_no": ("#24406B", "#6C86D9"),
     "no_matrix": ("#6A8FB0", "#5E80A0"),
 }
 """Colour of every other meaning, light and dark. A skipped step is an overflow that was caught."""
@@ -52,10 +54,10 @@ PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
     "data": ("#C9AE6A", "#BFA45F", (_BLACK, _BLACK), ""),
     "forward": ("#2B5C8F", "#4C82BD", (_WHITE, _WHITE), ""),
     "backward": ("#79A6D2", "#9CC4EA", (_BLACK, _BLACK), ""),
-    "gaps": ("#D9DFE2", "#39444A", (_BLACK, _WHITE), "/"),
+    "gaps": ("#D9DFE2", "#39444A", (_BLACK, _WHITE), ""),
     "tensor": ("#2A6B7B", "#2F8794", (_WHITE, _WHITE), ""),
     "matrix_unknown": ("#8A5FC0", "#C3A3F0", (_WHITE, _BLACK), "/"),
-    "matrix": ("#6C7480", "#75828B", (_WHITE, _WHITE), "x"),
+    "matrix": ("#24406B", "#6C86D9", (_WHITE, _BLACK), ""),
     "memory_bound": ("#79A6D2", "#9CC4EA", (_BLACK, _BLACK), ""),
     "cast": ("#C2571A", "#F09A5C", (_WHITE, _BLACK), ""),
     "layout": ("#EBC19C", "#8F5B35", (_BLACK, _WHITE), ""),
@@ -116,13 +118,48 @@ GRID = ("#DDE4E1", "#2B393E")
 """Colour of grid lines."""
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Distinguish runs of one recipe, which all have its colour."""
+"""Distinguish runs of one recipe, whose colours are shades of one hue."""
+
+_SHADES = {"ink": (0.0, 0.42, 0.75), "page": (0.0, 0.28, 0.49)}
+"""Shares of ink, or of the page, in the colours of the first, second and third run of a recipe."""
+_MAX_LIGHTENED = 0.62
+"""Colours brighter than this (0–1) are darkened on a dark page: lightened, they would all be white."""
 
 
 def recipe_colour(recipe: object, dark: bool = False) -> str:
     """The colour of a precision recipe; a common one for unknown recipes."""
     known = RECIPES.get(recipe, UNKNOWN_RECIPE) if isinstance(recipe, str) else UNKNOWN_RECIPE
     return known[dark]
+
+
+def run_colours(runs: pd.DataFrame, dark: bool = False) -> dict[str, str]:
+    """A colour for each run of a comparison, the same on all of its charts: that of its recipe, and shades of it for
+    further runs of the recipe.
+
+    `runs` has columns run (label) and precision, in the order of the runs; where it has `recipe`, as
+    `compare(runs).table`, the label of each recipe has the colour of its first run.
+    """
+    hues: dict[str, str] = {}
+    used: dict[object, int] = {}
+    first = runs.drop_duplicates("run")
+    for run, precision in zip(first["run"], first["precision"], strict=True):
+        hues[str(run)] = _shade(recipe_colour(precision, dark), used.get(precision, 0), dark)
+        used[precision] = used.get(precision, 0) + 1
+    if "recipe" in runs:
+        for label, run in zip(first["recipe"], first["run"], strict=True):
+            hues.setdefault(str(label), hues[str(run)])
+    return hues
+
+
+def _shade(hue: str, number: int, dark: bool) -> str:
+    """The colour of the run `number` of a recipe with the colour `hue`."""
+    red, green, blue = (int(hue[i : i + 2], 16) for i in (1, 3, 5))
+    bright = (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
+    into, shares = (PAGE, _SHADES["page"]) if dark and bright > _MAX_LIGHTENED else (INK, _SHADES["ink"])
+    share = shares[number % len(shares)]
+    other = (int(into[dark][i : i + 2], 16) for i in (1, 3, 5))
+    mixed = (round(a + (b - a) * share) for a, b in zip((red, green, blue), other, strict=True))
+    return "#" + "".join(f"{part:02X}" for part in mixed)
 
 
 def colour(meaning: str, dark: bool = False) -> str:

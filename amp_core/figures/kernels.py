@@ -7,6 +7,7 @@ Yes, no and unknown differ in hatching as well as in colour; kernels that multip
 are a category of their own.
 """
 
+import html
 import re
 
 import numpy as np
@@ -14,24 +15,24 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.axes import percent, share_axis, shorten
-from amp_core.figures.colours import bar_marker, colour
+from amp_core.figures.colours import PARTS, UNKNOWN_PART, bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.text.formatting import number
 
 MAX_BARS = 15
 """Most kernels that are drawn; the table has all."""
+MAX_NAME_CHARS = 140
+"""Characters of a name that fit beside each other on a typical page."""
 
 _ANSWERS = {  # answer: words, meaning, hatching
     "yes": ("on tensor cores", "tensor_yes", ""),
     "unknown": ("unclassified", "tensor_unknown", "/"),
-    "no": ("GEMM/conv not on tensor cores", "tensor_no", "x"),
+    "no": ("GEMM/conv on CUDA cores", "tensor_no", ""),
     "none": ("no GEMM/conv", "no_matrix", ""),
-    "matrix": ("GEMM/conv", "tensor_yes", ""),
 }
-"""Operators of a CPU are `matrix` or `none`."""
 
-_INK = {"yes": ("#FFFFFF", "#FFFFFF"), "unknown": ("#FFFFFF", "#11181B"), "no": ("#FFFFFF", "#FFFFFF")}
+_INK = {"yes": ("#FFFFFF", "#FFFFFF"), "unknown": ("#FFFFFF", "#11181B"), "no": ("#FFFFFF", "#11181B")}
 _INK["none"] = ("#11181B", "#FFFFFF")
 
 
@@ -44,7 +45,7 @@ def tensor_core_figure(shares: pd.DataFrame, dark: bool = False, title: str = "T
     figure = FigureSpec()
     for answer, (words, meaning, hatch) in _ANSWERS.items():
         part = shares[shares["answer"] == answer].set_index("of")["frac"].reindex(names).fillna(0.0)
-        if answer == "matrix" or (answer == "none" and not (part > 0).any()):
+        if answer == "none" and not (part > 0).any():
             continue
         figure.add_bar(
             x=part.to_numpy(dtype=np.float32),
@@ -67,53 +68,66 @@ def tensor_core_figure(shares: pd.DataFrame, dark: bool = False, title: str = "T
 
 
 def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where kernel time goes") -> go.Figure:
-    """The kernels of most time as bars, by whether they use tensor cores; from `kernel_table(run)`."""
+    """The kernels of most time as bars below their names, grouped by the part of the step's cost that they belong to;
+    from `kernel_table(run)`. A group's share is that of all its kernels, also of those that are not drawn."""
     if not len(table):
         return empty_figure(title, "No kernels were recorded.")
     shown = table.iloc[:MAX_BARS]
-    rows = [str(i) for i in range(len(shown))]
-    share = shown["time_frac"].to_numpy(dtype=np.float64)
-    kinds = pd.Series(
-        np.where(shown["tensor_core"].isin(["yes", "unknown"]), shown["tensor_core"],
-                 np.where(shown["matrix_frac"] <= 0, "none", np.where(shown["tensor_core"] == "no", "no", "matrix"))),
-        index=shown.index,
-    )  # fmt: skip
+    shares = table.groupby("label", sort=False)["time_frac"].sum().sort_values(ascending=False, kind="stable")
     figure = FigureSpec()
-    for answer, (words, meaning, hatch) in _ANSWERS.items():
-        chosen = (kinds == answer).to_numpy()
-        if not chosen.any():
+    rows: list[str] = []
+    for label, share in shares.items():
+        kernels = shown[shown["label"] == label]
+        if not len(kernels):
             continue
+        rows.append(f"group {label}")
+        _add_text(figure, rows[-1:], [f"<b>{label}</b> · {percent(float(share))}"], 13)
+        names, bars = ([f"{what} {i}" for i in kernels.index] for what in ("name", "bar"))
+        rows += [row for pair in zip(names, bars, strict=True) for row in pair]
+        texts = [html.escape(short_kernel(name, MAX_NAME_CHARS), quote=False) for name in kernels["name"]]
+        _add_text(figure, names, texts, 11)  # plotly would take <float> for a tag
+        part = kernels["part"].iloc[0]
+        light, night, _, hatch = PARTS.get(part, UNKNOWN_PART)
+        values = kernels["time_frac"].to_numpy(dtype=np.float64)
         figure.add_bar(
-            x=share[chosen].astype(np.float32),
-            y=[row for row, drawn in zip(rows, chosen, strict=True) if drawn],
-            name=words,
-            ids=shown.loc[chosen, "name"].tolist(),
-            marker=bar_marker(colour(meaning, dark), hatch, dark, 6, 0.5),
+            x=values.astype(np.float32),
+            y=bars,
+            name=label,
+            ids=kernels["name"].tolist(),
+            showlegend=False,
+            marker=bar_marker(night if dark else light, hatch, dark, 6, 0.5),
             customdata=np.stack(
                 [
-                    shown.loc[chosen, "name"].str.slice(0, 160),
-                    [percent(part) for part in share[chosen]],
-                    [f"{n:,.0f}" for n in shown.loc[chosen, "count"]],
+                    kernels["name"].str.slice(0, 160),
+                    [percent(part) for part in values],
+                    [f"{n:,.0f}" for n in kernels["count"]],
                 ],
                 axis=1,
             ),
             hovertemplate="%{customdata[0]}<br>%{customdata[1]} of the time, %{customdata[2]} calls<extra></extra>",
         )
-    figure.add_labels(
-        share,
-        rows,
-        [f"  {percent(s)} · {number(us / 1e3, 'ms')}" for s, us in zip(share, shown["total_us"], strict=True)],
-    )
-    padding = 1.7 * float(share.max())  # for the numbers beside the bars
+        figure.add_labels(
+            values,
+            bars,
+            [f"  {percent(s)} · {number(us / 1e3, 'ms')}" for s, us in zip(values, kernels["total_us"], strict=True)],
+        )
+    padding = 1.25 * float(shown["time_frac"].max())  # for the numbers beside the bars
     set_layout(figure, xaxis=share_axis("share of their time", min(1.0, padding), padding))
     figure.yaxis(
-        type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
-        tickvals=rows, ticktext=[short_kernel(name, 36) for name in shown["name"]],
+        type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False, showticklabels=False,
+        range=[-0.5, len(rows) - 0.5],
     )  # fmt: skip
     drawn = f"the {len(shown)} of {len(table):,} with the most time" if len(table) > len(shown) else f"all {len(shown)}"
     first = shown.iloc[0]
-    alt = f"{title}: {drawn}; first {short_kernel(first['name'])} with {percent(first['time_frac'])}."
-    return finish(figure, title, alt, 150 + 26 * len(rows), barmode="overlay", bargap=0.25)
+    groups = "; ".join(f"{label} {percent(float(share))}" for label, share in shares.items())
+    alt = f"{title}: {groups}; {drawn}; first {short_kernel(first['name'])} with {percent(first['time_frac'])}."
+    return finish(figure, title, alt, 110 + 17 * len(rows), barmode="overlay", bargap=0.15, margin={"l": 24, "t": 44})
+
+
+def _add_text(figure: FigureSpec, rows: list[str], texts: list[str], size: int) -> None:
+    """Texts at the left edge of these rows."""
+    left = np.zeros(len(rows), dtype=np.float32)
+    figure.add_labels(left, rows, texts, textfont={"size": size})
 
 
 def short_kernel(name: str, max_chars: int = 46) -> str:

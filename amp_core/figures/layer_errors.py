@@ -81,7 +81,7 @@ def layer_error_figure(
     )
     height = min(1400, max(300, 174 + 24 * len(layers))) + COLORBAR_PX
     margin = {"l": 96, "r": 24, "t": 96, "b": 24 + COLORBAR_PX}
-    return finish(figure, title, alt, height, margin=margin, legend={"y": COLORBAR_PX / height})
+    return finish(figure, title, alt, height, margin=margin)
 
 
 _HOVER = ["layer", "format", "rel_error", "rel_error_db", "product", "operand", "rank"]
@@ -97,7 +97,8 @@ def _hover_text(layer: str, form: str, error: float, decibels: float, product: s
 
 def _scale(limit: float, dark: bool) -> list[list[float | str]]:
     """Shades of one hue up to the limit (0–1 of the scale), of another beyond it."""
-    mild: list[list[float | str]] = [[limit * stop / 0.6, hue] for stop, hue in SHARES[dark] if stop <= 0.6]
+    # `stop / 0.6` first: `limit * 0.6 / 0.6` may exceed `limit`, and plotly replaces a scale that does not rise
+    mild: list[list[float | str]] = [[limit * (stop / 0.6), hue] for stop, hue in SHARES[dark] if stop <= 0.6]
     over = colour("overflow", dark)
     return [*mild, [limit, with_opacity(over, 0.65)], [1.0, over]]
 

@@ -86,7 +86,6 @@ def exponents_over_time(
         alt,
         420 + COLORBAR_PX,
         margin={"l": _LEFT_MARGIN_PX, "b": 48 + COLORBAR_PX},
-        legend={"y": COLORBAR_PX / (420 + COLORBAR_PX)},
     )
 
 

@@ -4,6 +4,7 @@
 >>> grad_norm_figure(downsample(scale_trace(run), "step", "grad_norm", keep="skipped"))
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.axes import log2_axis, log2_range, shorten
-from amp_core.figures.colours import DASHES, colour, recipe_colour, with_opacity
+from amp_core.figures.colours import DASHES, colour, run_colours, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.marks import MAX_CROSSES
 from amp_core.figures.shapes import NO_Y, STROKES, bridge_gaps, compact_array, stroke_points, vertical_line
 from amp_core.figures.style import empty_figure, finish, set_layout
 
+_DELTA_PX = 130
+"""Height of the panel of differences."""
+_DELTA_REACH = 1.25
 _X_TITLES = {"step": "step", "samples": "samples seen", "time_s": "time since the start (s)"}
 
 
@@ -26,47 +30,47 @@ def loss_figure(
     log: bool = False,
     title: str = "Loss",
     band: pd.DataFrame | None = None,
+    delta: pd.DataFrame | None = None,
+    hues: Mapping[str, str] | None = None,
 ) -> go.Figure:
-    """The loss of each run in the colour of its recipe: as recorded (thin) and smoothed (thick), from `loss_curves`.
+    """The loss of each run: as recorded (thin) and smoothed (thick), from `loss_curves`.
 
-    Behind them is the noise band of the first recipe, if `band` (from `noise_band`) has any. Runs of one
-    recipe differ in their dashes. A dotted line marks the first step at which a loss is not finite.
+    `hues` are the colours of runs (`run_colours`); runs of one recipe also differ in their dashes. Behind the curves is
+    the noise band of the first recipe, if `band` (from `noise_band`) has any. A second panel has the difference from
+    the baseline, if `delta` (from `loss_difference`) has any. A dotted line marks the first step at which a loss is
+    not finite.
     """
     if not len(curves):
         return empty_figure(title, "No loss was recorded yet.")
     x = next(c for c in _X_TITLES if c in curves.columns)
     figure = FigureSpec()
     groups = [(str(run), curve) for run, curve in curves.groupby("run", sort=False)]
+    hues = run_colours(curves, dark) if hues is None else hues
     if band is not None and len(band):
-        _noise(figure, band, x, recipe_colour(groups[0][1]["precision"].iloc[0], dark))
+        _noise(figure, band[x], band["low"], band["high"], hues[groups[0][0]])
     for run, curve in groups:  # below all thick lines
         figure.add_scatter(
             x=compact_array(curve[x]),
             y=compact_array(curve["loss"]),
             mode="lines",
-            line={
-                "color": with_opacity(
-                    recipe_colour(curve["precision"].iloc[0], dark), 0.4 if len(groups) < 3 else 0.22
-                ),
-                "width": 1,
-            },
+            line={"color": with_opacity(hues[run], 0.4 if len(groups) < 3 else 0.22), "width": 1},
             name=f"{shorten(run)} (recorded)",
             legendgroup=run,
             showlegend=False,
             hoverinfo="skip",
         )
     used: dict[object, int] = {}
+    lines: dict[str, dict[str, Any]] = {}
     descriptions = []
     for run, curve in groups:
         recipe = curve["precision"].iloc[0]
-        hue = recipe_colour(recipe, dark)
-        dash = DASHES[used.get(recipe, 0) % len(DASHES)]
+        lines[run] = {"color": hues[run], "width": 2.2, "dash": DASHES[used.get(recipe, 0) % len(DASHES)]}
         used[recipe] = used.get(recipe, 0) + 1
         name = shorten(run)
         figure.add_line(
             curve[x],
             curve["smooth"],
-            {"color": hue, "width": 2.2, "dash": dash},
+            lines[run],
             name=name,
             legendgroup=run,
             customdata=compact_array(curve["loss"]),
@@ -84,18 +88,78 @@ def loss_figure(
             descriptions.append(f"{run} goes from {curve['loss'].iloc[0]:.3g} to {curve['loss'].iloc[-1]:.3g}")
     set_layout(figure, xaxis={"title": _X_TITLES[x], "range": step_range(curves[x])})
     set_layout(figure, yaxis={"title": "loss", "type": "log" if log else "linear"})
-    return finish(figure, title, f"Loss over {_X_TITLES[x]}: {'; '.join(descriptions)}.", hovermode="x unified")
+    alt = f"Loss over {_X_TITLES[x]}: {'; '.join(descriptions)}."
+    if delta is None or not len(delta):
+        return finish(figure, title, alt, hovermode="x unified")
+    noise = None if band is None or not len(band) else (band, hues[groups[0][0]])
+    alt += f" Below, the difference from the baseline: {_add_delta(figure, delta, x, lines, noise)}."
+    return finish(figure, title, alt, 360 + _DELTA_PX, hovermode="x unified", hoversubplots="axis")
 
 
-def _noise(figure: FigureSpec, band: pd.DataFrame, x: str, hue: str) -> None:
+def _add_delta(
+    figure: FigureSpec,
+    delta: pd.DataFrame,
+    x: str,
+    lines: Mapping[str, Mapping[str, Any]],
+    noise: tuple[pd.DataFrame, str] | None,
+) -> str:
+    """A panel below the losses with the differences from the baseline; returns it in words.
+
+    Early differences may be a hundred times as large as those that matter. The axis ends at `_DELTA_REACH` times the
+    largest difference after the first tenth of the run, and triangles at its edges mark what lies beyond.
+    """
+    begun = delta[x] >= delta[x].min() + 0.1 * (delta[x].max() - delta[x].min())
+    reach = _DELTA_REACH * float(delta.loc[begun, "delta"].abs().max())
+    if noise is not None:
+        band, hue = noise
+        _noise(figure, band[x], band["low"] - band["middle"], band["high"] - band["middle"], hue, yaxis="y2")
+        reach = max(reach, 1.1 * float((band["high"] - band["middle"])[band[x] >= band[x].quantile(0.1)].max()))
+    reach = reach if np.isfinite(reach) and reach > 0 else 1.0
+    texts = []
+    for run, rows in delta.groupby("run", sort=False):
+        line = dict(lines[str(run)])
+        figure.add_line(
+            rows[x], rows["delta"], line | {"width": 1.6}, name=f"Δ {shorten(str(run))}", legendgroup=run,
+            showlegend=False, yaxis="y2", hovertemplate="%{y:+.3g} against the baseline",
+        )  # fmt: skip
+        beyond = rows[rows["delta"].abs() > reach]
+        if len(beyond):
+            furthest = beyond.loc[[beyond["delta"].abs().idxmax()]]
+            side = float(np.sign(furthest["delta"].iloc[0]))
+            figure.add_scatter(
+                x=compact_array(furthest[x]), y=np.array([side * reach], dtype=np.float32), mode="markers", yaxis="y2",
+                name=f"Δ {shorten(str(run))}, beyond the axis", legendgroup=run, showlegend=False, meta=NO_Y,
+                marker={"symbol": "triangle-up" if side > 0 else "triangle-down", "size": 9, "color": line["color"]},
+                cliponaxis=False, customdata=compact_array(furthest["delta"]),
+                hovertemplate="beyond the axis: %{customdata:+.3g}",
+            )  # fmt: skip
+        last = rows["delta"].dropna()
+        texts.append(f"{run} {last.iloc[-1]:+.2g} at the end" if len(last) else f"{run} unknown")
+    low = _DELTA_PX / (_DELTA_PX + 230)
+    figure.yaxis(domain=[low + 0.05, 1])
+    set_layout(
+        figure,
+        yaxis2={
+            "title": "Δ loss", "domain": [0, low - 0.05], "range": [-1.08 * reach, 1.08 * reach], "anchor": "x",
+            "nticks": 4, "zeroline": True,
+        },
+    )  # fmt: skip
+    figure.xaxis(anchor="y2")
+    return "; ".join(texts)
+
+
+def _noise(
+    figure: FigureSpec, x: "pd.Series[Any]", low: "pd.Series[Any]", high: "pd.Series[Any]", hue: str, **panel: str
+) -> None:
     """The band from `low` to `high`, behind everything."""
     line = {"width": 0, "color": hue}
-    common = {"x": compact_array(band[x]), "mode": "lines", "line": line, "hoverinfo": "skip", "legendgroup": "noise"}
+    common = {"x": compact_array(x), "mode": "lines", "line": line, "hoverinfo": "skip", "legendgroup": "noise"}
     name = "noise from seed to seed"
-    figure.add_scatter(y=compact_array(band["low"]), name=f"{name} (lowest)", showlegend=False, **common)
+    figure.add_scatter(y=compact_array(low), name=f"{name} (lowest)", showlegend=False, **common, **panel)
     figure.add_scatter(
-        y=compact_array(band["high"]), fill="tonexty", fillcolor=with_opacity(hue, 0.3), name=name, **common
-    )
+        y=compact_array(high), fill="tonexty", fillcolor=with_opacity(hue, 0.3), name=name, **common, **panel,
+        showlegend=False if panel else None,
+    )  # fmt: skip
 
 
 def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Gradient norm") -> go.Figure:
@@ -138,8 +202,8 @@ def memory_figure(
     hue = colour("memory", dark)
     figure = FigureSpec()
     shapes = (
-        ("peak_bytes", "highest so far", {"color": hue, "width": 1.4, "dash": "dot"}, None),
-        ("allocated_bytes", "at the step", {"color": hue, "width": 2}, "tozeroy"),
+        ("peak_bytes", "highest so far", {"color": hue, "width": 1.4, "dash": "dot", "shape": "hv"}, None),
+        ("allocated_bytes", "at the step", {"color": hue, "width": 2, "shape": "hv"}, "tozeroy"),
     )
     for column, name, line, fill in shapes:
         figure.add_line(

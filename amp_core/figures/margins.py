@@ -26,7 +26,7 @@ def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False, width_p
         return 0
     entries = [46 + _text_px(t.get("name") or "") for t in shown]
     rows = 1 if sum(entries) <= width_px else math.ceil(len(entries) / max(1, width_px // max(entries)))
-    return 8 + 19 * rows
+    return 10 + 19 * rows
 
 
 def margins(figure: FigureSpec, given: dict[str, int], legend: bool) -> dict[str, int]:
@@ -34,12 +34,16 @@ def margins(figure: FigureSpec, given: dict[str, int], legend: bool) -> dict[str
     x, y = figure.layout.get("xaxis", {}), figure.layout.get("yaxis", {})
     if x.get("visible") is False:
         return given
-    names = y.get("ticktext") or y.get("tickvals") if y.get("type") == "category" else ()
-    if not names and y.get("type") == "category":
+    named = y.get("type") == "category" and y.get("showticklabels") is not False
+    names = y.get("ticktext") or y.get("tickvals") if named else ()
+    if not names and named:
         names = [name for trace in figure.data for name in trace.get("y", ())]
     left = 26 + max(_text_px(str(name)) for name in names) if names else 44
-    below = given["b"] + 29 * bool(x.get("title")) + legend_px(figure.data, legend)
-    return given | {"l": max(given["l"], round(left) + 32 * bool(y.get("title"))), "b": below}
+    return given | {
+        "l": max(given["l"], round(left) + 32 * bool(y.get("title"))),
+        "t": given["t"] + legend_px(figure.data, legend),
+        "b": given["b"] + 29 * bool(x.get("title")),
+    }
 
 
 def _text_px(text: str) -> float:

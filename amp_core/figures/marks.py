@@ -15,7 +15,7 @@ from amp_core.figures.colours import colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.margins import legend_px
 from amp_core.figures.shapes import NO_Y, STROKES, compact_array, stroke_points
-from amp_core.figures.style import set_layout
+from amp_core.figures.style import legend_top, set_layout
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 
@@ -91,12 +91,22 @@ def with_marks(
     top = row_frac * (row + 1)
     strips = [int(name[5:]) for name, _ in marked.axes() if name[5:].isdigit() and int(name[5:]) >= _FIRST_AXIS]
     marked.xaxis(anchor=f"y{min([axis, *strips])}")  # the lowest strip: not every run has marks
-    marked.yaxis(domain=[max(top + row_frac / 2, layout.get("yaxis", {}).get("domain", [0.0])[0]), 1])
+    _raise_panels(marked, top + row_frac / 2)
     alt = f"{layout['meta']['alt'].rstrip('.')}; {', '.join(descriptions)}."
     strip = {"domain": [row_frac * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
     set_layout(marked, meta={"alt": alt}, **{f"yaxis{axis}": strip})
-    layout["margin"]["b"] += legend_px(marked.data) - legend_px(marked.data[: len(figure.data)])
+    layout["margin"]["t"] += legend_px(marked.data) - legend_px(marked.data[: len(figure.data)])
     return marked.to_figure()
+
+
+def _raise_panels(figure: FigureSpec, floor: float) -> None:
+    """Move the panels of a figure, which keep their proportions, above `floor`."""
+    panels = [(n, axis) for n, axis in figure.axes() if n[0] == "y" and int(n[5:] or 1) < _FIRST_AXIS]
+    below = min((axis.get("domain", [0.0])[0] for _, axis in panels), default=0.0)
+    for name, axis in panels or [("yaxis", {})]:
+        low, high = axis.get("domain", [0.0, 1.0])
+        squeezed = [1 - (1 - edge) * (1 - floor) / (1 - below) for edge in (low, high)]
+        figure.layout[name] = axis | {"domain": squeezed if floor > below else [low, high]}
 
 
 def with_rows(
@@ -115,6 +125,7 @@ def with_rows(
     spec = FigureSpec.from_figure(figure)
     around = max(_MARGINS_PX, spec.layout["margin"]["t"] + spec.layout["margin"]["b"])  # many runs have a tall legend
     spec.layout["height"] += around - _MARGINS_PX + _MARK_PX * max(0, len(marked) - MAX_ROWS_WITHIN)
+    spec.layout["legend"] = spec.layout["legend"] | {"y": legend_top(spec.layout["height"])}
     row_frac, figure = _MARK_PX / (spec.layout["height"] - around), spec.to_figure()
     for row, (name, marks, hue) in enumerate(marked):
         figure = with_marks(figure, marks, x, dark, label=name, hue=hue, row=row, row_frac=row_frac)

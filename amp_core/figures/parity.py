@@ -5,6 +5,7 @@
 """
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import plotly.graph_objects as go
 
 from amp_core.analysis.comparison.parity import NOISE_STDS
 from amp_core.figures.axes import shorten, tick_names
-from amp_core.figures.colours import colour, recipe_colour, with_opacity
+from amp_core.figures.colours import colour, run_colours, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import compact_array, error_bars, vertical_line
 from amp_core.figures.style import empty_figure, finish, set_layout
@@ -21,10 +22,13 @@ _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "cross", "star")
 
 
 def deviation_figure(
-    recipes: pd.DataFrame, dark: bool = False, title: str = "Deviation of the final loss"
+    recipes: pd.DataFrame,
+    dark: bool = False,
+    title: str = "Deviation of the final loss",
+    hues: Mapping[str, str] | None = None,
 ) -> go.Figure:
     """The deviation of each recipe's final loss in percent of the baseline's, with its 95 % interval; behind it the
-    baseline's noise band, if known. From `compare(runs).recipes`."""
+    baseline's noise band, if known. From `compare(runs).recipes`; `hues` are the colours of runs (`run_colours`)."""
     known = recipes[np.isfinite(recipes["loss_change_frac"].to_numpy(dtype=np.float64))] if len(recipes) else recipes
     if not len(known):
         return empty_figure(title, "No two recipes have comparable final losses.")
@@ -33,11 +37,12 @@ def deviation_figure(
     names = known["recipe"].astype(str).tolist()
     noise = 100 * known["noise_frac"].to_numpy(dtype=np.float64)
     noise = noise[np.isfinite(noise)]
+    hues = run_colours(recipes, dark) if hues is None else hues
     figure = FigureSpec()
     reach = np.nanmax(np.abs(np.concatenate([value, low, high, NOISE_STDS * noise])))
     if len(noise):
         edge = NOISE_STDS * float(noise.max())
-        band = recipe_colour(recipes["precision"].iloc[0], dark)
+        band = hues[str(recipes["run"].iloc[0])]
         figure.add_shape(
             vertical_line(-edge, edge, fillcolor=with_opacity(band, 0.22), line={"width": 0}, layer="below")
         )
@@ -49,7 +54,7 @@ def deviation_figure(
         x=compact_array(value),
         y=names,
         mode="markers",
-        marker={"size": 11, "color": [recipe_colour(p, dark) for p in known["precision"]]},
+        marker={"size": 11, "color": [hues[str(run)] for run in known["run"]]},
         error_x=error_bars(value, low, high, colour("limit", dark)),
         hovertemplate="%{y}: final loss off by %{x:+.3g} %<extra></extra>",
         showlegend=False,
@@ -64,17 +69,23 @@ def deviation_figure(
 
 
 def agreement_figure(
-    agreement: pd.DataFrame, dark: bool = False, title: str = "Gradients against their FP32 replay"
+    agreement: pd.DataFrame,
+    dark: bool = False,
+    title: str = "Gradients against their FP32 replay",
+    hues: Mapping[str, str] | None = None,
 ) -> go.Figure:
-    """Relative error of each layer's gradient on a logarithmic axis, one mark per recipe, from `gradient_agreement`."""
+    """Relative error of each layer's gradient on a logarithmic axis, one mark per run, from `gradient_agreement`.
+
+    `hues` are the colours of runs (`run_colours`)."""
     error = agreement["rel_error"].to_numpy(dtype=np.float64) if len(agreement) else np.zeros(0)
     known = agreement[np.isfinite(error) & (error > 0)] if len(agreement) else agreement
     if not len(known):
         return empty_figure(title, "None of the runs was audited, or none lost anything.")
     names = list(dict.fromkeys(known["name"]))
+    hues = run_colours(known, dark) if hues is None else hues
     figure = FigureSpec()
     for number, (run, rows) in enumerate(known.groupby("run", sort=False)):
-        hue = recipe_colour(rows["precision"].iloc[0], dark)
+        hue = hues[str(run)]
         figure.add_scatter(
             x=compact_array(rows["rel_error"]),
             y=rows["name"].tolist(),

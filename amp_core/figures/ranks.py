@@ -81,7 +81,7 @@ def rank_scale_figure(differing: pd.DataFrame, dark: bool = False, title: str = 
             x=compact_array(rows["step"]),
             y=compact_array(rows["loss_scale"]),
             mode="lines+markers",
-            line={"color": hue, "width": 1.2, "dash": DASHES[place % len(DASHES)]},
+            line={"color": hue, "width": 1.2, "dash": DASHES[place % len(DASHES)], "shape": "hv"},
             marker={"color": hue, "size": 9, "symbol": f"{_SYMBOLS[place]}-open"},
             name=f"rank {rank}",
             customdata=[power_of_two(value) for value in rows["loss_scale"]],

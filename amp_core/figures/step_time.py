@@ -4,6 +4,7 @@
 >>> compare_bars(compare(runs).table, "speed_ratio")
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +12,17 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.axes import log2_axis, log2_range, shorten
-from amp_core.figures.colours import colour, hatching, recipe_colour
+from amp_core.figures.colours import colour, hatching, run_colours
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import step_range
-from amp_core.figures.shapes import error_bars, vertical_line
+from amp_core.figures.shapes import NO_Y, compact_array, error_bars, vertical_line
 from amp_core.figures.style import empty_figure, finish
 from amp_core.phases import LABELS
 from amp_core.schema import RunError
-from amp_core.text.formatting import number, scale
+from amp_core.text.formatting import number, scale, share_of
 
 PEAK_RATIO = 4.0
-"""Ratio to the median step time above which the axis ends at `CUT_RATIO`, with a note."""
+"""Ratio to the median step time above which the axis ends at `CUT_RATIO`, with a mark on such steps."""
 CUT_RATIO = 2.4
 """Times the median at which the axis ends: a typical step takes two fifths of the height."""
 
@@ -46,16 +47,25 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
             name=PHASE_NAMES[column],
             hovertemplate="%{y:.3g} ms of the step",
         )
+        figure.data[-1]["line"] |= {"shape": "hvh"}  # a step has one time, and nothing lies between two steps
     figure.xaxis(title="step", range=step_range(times["step"]))
     figure.yaxis(title="time of a step (ms)", rangemode="tozero")
     total = times[known].sum(axis=1)
     usual, top = float(total.median()), float(total.max())
     if top > PEAK_RATIO * usual:  # one compilation would flatten all other steps
         figure.yaxis(range=[0, CUT_RATIO * usual])
-        figure.add_annotation(
-            text=f"peaks up to {top:,.3g} ms lie beyond the axis", showarrow=False,
-            x=1, xref="paper", xanchor="right", y=1, yref="paper", yanchor="top",
-        )  # fmt: skip
+        beyond = total > CUT_RATIO * usual
+        figure.add_scatter(
+            x=compact_array(times.loc[beyond, "step"]),
+            y=np.full(int(beyond.sum()), CUT_RATIO * usual, dtype=np.float32),
+            mode="markers",
+            marker={"symbol": "triangle-up", "size": 9, "color": colour("limit", dark)},
+            cliponaxis=False,
+            meta=NO_Y,
+            name=f"beyond the axis, up to {number(top, 'ms')}",
+            customdata=compact_array(total[beyond]),
+            hovertemplate="%{customdata:,.3g} ms in all, beyond the axis<extra></extra>",
+        )
     middle = ", ".join(f"{PHASE_NAMES[c]} {times[c].median():.3g} ms" for c in known)
     return finish(
         figure,
@@ -78,6 +88,8 @@ class _Bar:
     baseline: float | None = None
     log2: bool = False
     digits: int = 3
+    dots: bool = False
+    """Dots on an axis around them, with their intervals: differences matter, and 0 is far away."""
 
 
 _BARS = {
@@ -87,19 +99,25 @@ _BARS = {
     "step_ms": _Bar("Time of a step", "median (ms)", "{} ms"),
     "samples_per_s": _Bar("Throughput", "samples per second", "{} /s"),
     "memory_peak_bytes": _Bar("Peak memory", "GiB", "{} GiB", divisor=2.0**30),
-    "loss_final": _Bar("Final loss", "mean of the last tenth of the steps", "{}", digits=4),
+    "loss_final": _Bar("Final loss", "loss, mean of the last tenth of the steps", "{}", digits=4, dots=True),
     "energy_j": _Bar("Energy", "J per sample", "{} J"),
     "tensor_frac": _Bar("Tensor cores", "% of GPU time, profiled", "{} %", divisor=0.01),
-    "eval_loss": _Bar("Loss on held-out data", "loss", "{}", digits=4),
+    "eval_loss": _Bar("Loss on held-out data", "loss", "{}", digits=4, dots=True),
     "skip_frac": _Bar("Skipped steps", "% of steps attempted", "{} %", divisor=0.01),
     "scale_last": _Bar("Last loss scale", "loss scale", "{}", log2=True),
 }
 
 
-def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: str | None = None) -> go.Figure:
-    """One column of `compare(runs).table` as a bar per run in the colour of its recipe, with the spread where the table
-    has `<column>_low` and `<column>_high`. Ratios have a line at 1, the first run. Raises `RunError` for a column that
-    cannot be drawn."""
+def compare_bars(
+    table: pd.DataFrame,
+    column: str,
+    dark: bool = False,
+    title: str | None = None,
+    hues: Mapping[str, str] | None = None,
+) -> go.Figure:
+    """One column of `compare(runs).table` as a bar per run, or a dot where the column is a loss, with the interval
+    where the table has `<column>_low` and `<column>_high`. Ratios have a line at 1, the first run. `hues` are the
+    colours of runs (`run_colours`). Raises `RunError` for a column that cannot be drawn."""
     if column not in _BARS:
         raise RunError(f"column={column!r} cannot be drawn; choose one of {', '.join(_BARS)}")
     bar = _BARS[column]
@@ -110,27 +128,34 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
     value = known[column].to_numpy(dtype=np.float64) / bar.divisor
     low, high = (_side(known, f"{column}_{side}", value, bar.divisor) for side in ("low", "high"))
     spread = bool((high > low).any())
-    hues = [recipe_colour(p, dark) for p in known["precision"]]
+    hues = run_colours(table, dark) if hues is None else hues
     names = known["run"].astype(str).tolist()
     words = [_words(bar, v, a, b) for v, a, b in zip(value, low, high, strict=True)]
+    if column == "skip_frac":
+        words = [share_of(s, n) for s, n in zip(known["skips"], known["steps"], strict=True)]
     axis = bar.axis.format(first=shorten(str(table["run"].iloc[0]), 20))
     figure = FigureSpec()
-    figure.add_bar(
-        x=value.astype(np.float32),
-        y=names,
-        name=title,
-        marker={"color": hues, "line": {"width": 0}},
-        error_x=error_bars(value, low, high, colour("limit", dark)) if spread else None,
-        text=words,
-        textposition="none",
-        hovertemplate=f"%{{y}}, {title.lower()}: %{{text}}, {axis}<extra></extra>",
-        showlegend=False,
-    )
+    colours = [hues[name] for name in names]
+    common = {
+        "x": value.astype(np.float32),
+        "y": names,
+        "name": title,
+        "error_x": error_bars(value, low, high, colour("limit", dark)) if spread else None,
+        "text": words,
+        "hovertemplate": f"%{{y}}, {title.lower()}: %{{text}}, {axis}<extra></extra>",
+        "showlegend": False,
+    }
+    if bar.dots:
+        figure.add_scatter(mode="markers", marker={"color": colours, "size": 11}, **common)
+    else:
+        figure.add_bar(marker={"color": colours, "line": {"width": 0}}, textposition="none", **common)
     under = bar.baseline is not None and (0.5 * bar.baseline < high) & (high < bar.baseline)
+    # The spread is in the hover text.
+    labels = words if column == "skip_frac" else [bar.text.format(_formatted(bar, v)) for v in value]
     figure.add_labels(
         np.where(under, bar.baseline or 0.0, high),  # no number below the baseline's line
         names,
-        [f"  {bar.text.format(_formatted(bar, v))}" for v in value],  # the spread is in the hover text
+        [f"  {label}" for label in labels],
     )
     if bar.baseline is not None:
         figure.add_shape(
@@ -139,6 +164,9 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
     limits = log2_range(value) if bar.log2 else None
     if limits is not None:
         figure.xaxis(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
+    elif bar.dots:
+        around = max(0.12 * float(high.max() - low.min()), 0.01 * abs(float(value.mean())), 1e-12)
+        figure.xaxis(range=[float(low.min()) - around, float(high.max()) + around])
     else:
         figure.xaxis(range=[0, 1.02 * max(float(high.max()), bar.baseline or 0.0, 1e-12)])
     figure.xaxis(title=axis, nticks=4, tickangle=0)

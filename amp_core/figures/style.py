@@ -16,6 +16,9 @@ _COUNT_TITLES = ("step", "samples seen")
 _MIN_FREE_TICK_STEPS = 10
 """With fewer steps plotly would set ticks between them."""
 
+_TITLE_PX = 40
+"""Height of the title, with the legend below it."""
+
 
 def set_layout(figure: FigureSpec | go.Figure, **layout: Any) -> None:
     """Set these properties of a layout, each as a whole; `update_layout`, which merges, takes a hundred times as
@@ -25,10 +28,7 @@ def set_layout(figure: FigureSpec | go.Figure, **layout: Any) -> None:
 
 
 def finish(figure: FigureSpec, title: str, alt: str, height: int = 360, **layout: Any) -> go.Figure:
-    """Add the common look of all figures: title above, legend below the plot, margins, and `alt`, a text description.
-
-    The legend is at the figure's edge, where plotly can enlarge its margin on a narrow page.
-    """
+    """Add the common look of all figures: title, legend below it, margins, and `alt`, a text description."""
     set_layout(
         figure,
         title={
@@ -36,9 +36,9 @@ def finish(figure: FigureSpec, title: str, alt: str, height: int = 360, **layout
             "yanchor": "top", "pad": {"t": 14, "l": 2},
         },
         legend={
-            "orientation": "h", "x": 0, "xref": "container", "xanchor": "left", "y": 0, "yref": "container",
-            "yanchor": "bottom", "traceorder": "normal", "title": {"text": ""},
-        } | layout.pop("legend", {}),
+            "orientation": "h", "x": 0, "xref": "container", "xanchor": "left", "y": legend_top(height),
+            "yref": "container", "yanchor": "top", "traceorder": "normal", "title": {"text": ""},
+        },
         margin=margins(figure, {"l": 64, "r": 28, "t": 52, "b": 48} | layout.pop("margin", {}), "showlegend" in layout),
         height=height,
         meta={"alt": alt},
@@ -52,6 +52,12 @@ def finish(figure: FigureSpec, title: str, alt: str, height: int = 360, **layout
             if axis.get("range") and axis["range"][1] - axis["range"][0] < _MIN_FREE_TICK_STEPS:
                 axis["dtick"] = 1  # no ticks between steps
     return figure.to_figure()
+
+
+def legend_top(height: int) -> float:
+    """Upper edge of the legend as a share of the figure's height. In units of the container, plotly enlarges the upper
+    margin for a legend of several lines, as on a narrow page."""
+    return 1 - _TITLE_PX / height
 
 
 def empty_figure(title: str, sentence: str) -> go.Figure:

@@ -118,9 +118,7 @@ def step_heatmap(
     alt = f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {what}{holding}."
     # On a narrow page the legend takes three lines, which must not squeeze the rows of a few tensors.
     height = min(800, max(260, 210 + 20 * len(names))) + COLORBAR_PX
-    return finish(
-        figure, title, alt, height, margin={"l": 96, "t": 52, "b": 48 + COLORBAR_PX}, legend={"y": COLORBAR_PX / height}
-    )
+    return finish(figure, title, alt, height, margin={"l": 96, "t": 52, "b": 48 + COLORBAR_PX})
 
 
 def _colour_limits(column: str) -> dict[str, int]:

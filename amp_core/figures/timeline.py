@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from amp_core.analysis.performance.timeline import PHASE_LANE
 from amp_core.figures.axes import shorten
-from amp_core.figures.colours import PAGE, PARTS, PHASES, UNKNOWN_PART, pattern
+from amp_core.figures.colours import PARTS, PHASES, UNKNOWN_PART, pattern
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import empty_figure, finish
 
@@ -39,7 +39,8 @@ def timeline_figure(bars: pd.DataFrame, dark: bool = False, title: str = "Timeli
             name=label,
             marker={
                 "color": night if dark else light,
-                "line": {"width": 0, "color": PAGE[dark]},
+                # The outline shows kernels that are narrower than a pixel, or of zero duration.
+                "line": {"width": 0 if is_phase else 0.8, "color": night if dark else light},
                 "pattern": pattern("." if is_phase else hatch, dark, 6, 0.2),
             },
             customdata=[[name + more] for name, more in zip(names, counts, strict=True)],

@@ -57,12 +57,19 @@ def together(charts: Charts, runs: list[Run], comparison: Comparison | None) -> 
     if comparison is None:
         return join([charts.view(views.LOSS, runs[0])])
     bars = [_bars(charts, comparison, column) for column in ("speed_ratio", "memory_ratio", "loss_ratio")]
+
+    def hues(dark: bool) -> dict[str, str]:
+        return figures.run_colours(comparison.table, dark)
+
+    agreement = views.AGREEMENT.frame(first_runs(runs))
     return join(
         [
             charts.view(views.LOSSES, runs),
             tag("div", *bars, class_="row"),
-            charts.add(lambda dark: figures.deviation_figure(comparison.recipes, dark=dark)),
-            charts.view(views.AGREEMENT, first_runs(runs)),
+            charts.add(lambda dark: figures.deviation_figure(comparison.recipes, dark=dark, hues=hues(dark))),
+            None
+            if views.AGREEMENT.absent(agreement)
+            else charts.add(lambda dark: views.AGREEMENT.figure(agreement, dark, hues=hues(dark))),
         ]
     )
 

@@ -126,7 +126,7 @@ def comparison_html(comparison: Comparison) -> Html:
             formatting.percent(row["tensor_frac"]),
             formatting.loss(row["loss_final"]),
             formatting.number(row["eval_loss"]),
-            formatting.percent(row["skip_frac"]),
+            formatting.share_of(row["skips"], row["steps"]),
         )
         for row in recipes
     ]
@@ -138,7 +138,7 @@ def comparison_html(comparison: Comparison) -> Html:
             formatting.size(row["memory_peak_bytes"]),
             formatting.loss(row["loss_final"]),
             formatting.number(row["eval_loss"]),
-            formatting.percent(row["skip_frac"]),
+            formatting.share_of(row["skips"], row["steps"]),
             formatting.scale(row["scale_last"]),
         )
         for row in runs

@@ -381,7 +381,7 @@ TABLES: dict[str, Table] = {
                 _column("name", "s", "name of the parameter", required=True),
                 _column("elements", "i", "elements compared: all, or evenly spaced ones of large tensors"),
                 _column("unchanged_frac", "f", "of elements with a nonzero update, those that did not change"),
-                _column("lost_mass_frac", "f", "sum of |after - before - u| over sum of |u|; u: the update in float64"),
+                _column("lost_mass_frac", "f", "sum of |after - before - u| over that of |u|, at most 1; u in float64"),
                 _column("lost_decay_frac", "f", "share of weight decay that had no effect; null without weight decay"),
                 _column("moved", "i", "elements with a nonzero update"),
                 _column("dtype", "s", "dtype of the parameter"),
@@ -409,7 +409,7 @@ TABLES: dict[str, Table] = {
                 _column("elements", "i", "elements compared: all, or evenly spaced ones of large tensors"),
                 _column("unchanged_frac", "f", "of elements that differ from their weight, those that did not change"),
                 _column(
-                    "lost_mass_frac", "f", ("sum of |change - expected| over sum of |expected|; null: decay unknown")
+                    "lost_mass_frac", "f", "sum of |change - expected| over that of |expected|; null: decay unknown"
                 ),
                 _column("decay", "f", "decay of the average, estimated from elements that moved far enough"),
                 _RANK,

@@ -17,6 +17,7 @@ KIND_LABELS = {
     "weight": "Weights",
 }
 """Labels of the kinds of measured tensors, in the order in which they are offered."""
+_MIN_COUNT_OF_PERCENT = 10
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SEVERAL = re.compile(r"\b(call|dtype|module|parameter|pass|step|update|use|wait)e?s\b")
 """Plurals of the counted units of findings."""
@@ -48,6 +49,18 @@ def loss(value: float | None) -> str:
 def count(value: float | None) -> str:
     """A whole number with thousands set apart."""
     return NONE if _missing(value) else f"{round(value or 0):,}"
+
+
+def whole_range(low: float | None, high: float | None, digits: int = 2) -> str:
+    """`74,000–97,000`: an estimated range of whole numbers to so many digits, rounded outwards."""
+    if _missing(low) or _missing(high):
+        return NONE
+    assert low is not None and high is not None
+    ends = []
+    for value, outwards in ((low, math.floor), (high, math.ceil)):
+        unit = 10 ** max(0, math.floor(math.log10(value)) + 1 - digits) if value >= 1 else 1
+        ends.append(count(outwards(value / unit) * unit))
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]}–{ends[1]}"
 
 
 def compact(value: float) -> str:
@@ -104,6 +117,16 @@ def raised(text: str) -> str:
 def percent(fraction: float | None) -> str:
     """A fraction 0–1 in percent."""
     return NONE if _missing(fraction) else number((fraction or 0.0) * 100, "%")
+
+
+def share_of(part: float | None, whole: float | None) -> str:
+    """`1 of 400`, `40 of 400 (10.0 %)`: a share by its counts. A count of a few has no percentage: digits that follow
+    from one more or less mean nothing."""
+    if _missing(part) or _missing(whole):
+        return NONE
+    assert part is not None and whole is not None
+    counts = f"{count(part)} of {count(whole)}"
+    return f"{counts} ({percent(part / whole)})" if part >= _MIN_COUNT_OF_PERCENT and whole else counts
 
 
 def size(bytes_: float | None) -> str:

@@ -1,6 +1,6 @@
 """Views of several runs side by side; the first is the baseline run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,16 @@ from amp_core.analysis import (
     compare_step_cost,
     gradient_agreement,
     loss_curves,
+    loss_difference,
     memory_breakdown,
     memory_parts,
     noise_band,
     step_marks,
     unique_labels,
 )
+from amp_core.analysis.comparison.learned import TASK
 from amp_core.analysis.downsample import MAX_POINTS
+from amp_core.analysis.steps import recipe
 from amp_core.store.run import Run
 from amp_core.views._view import Ask, View, figures
 
@@ -28,20 +31,29 @@ class Losses:
     curves: pd.DataFrame
     band: pd.DataFrame
     """From `noise_band`: the spread of the baseline over seeds."""
+    delta: pd.DataFrame
+    """From `loss_difference`; empty if the runs train different tasks."""
     marks: tuple[tuple[str, pd.DataFrame], ...]
     """Label and `step_marks` of each run."""
+    runs: pd.DataFrame
+    """Label and precision of each run, for its colour."""
     x: str
 
 
 def _losses(runs: Sequence[Run], ask: Ask, x: str = "step", points: int = MAX_POINTS) -> Losses:
-    marks = tuple((name, ask(step_marks, run)) for name, run in zip(unique_labels(runs), runs, strict=True))
-    return Losses(ask(loss_curves, runs, x, max_points=points), ask(noise_band, runs, x), marks, x)
+    labels = unique_labels(runs)
+    marks = tuple((name, ask(step_marks, run)) for name, run in zip(labels, runs, strict=True))
+    curves, band = ask(loss_curves, runs, x, max_points=points), ask(noise_band, runs, x)
+    one_task = len({tuple(str(run.head.config.get(key)) for key in TASK) for run in runs}) == 1
+    delta = loss_difference(curves if one_task else curves.iloc[:0], band)
+    about = pd.DataFrame({"run": labels, "precision": [recipe(run) for run in runs]})
+    return Losses(curves, band, delta, marks, about, x)
 
 
 def _losses_figure(frame: Losses, dark: bool, log: bool = False) -> Any:
-    figure = figures().loss_figure(frame.curves, dark=dark, log=log, band=frame.band)
-    recipes = dict(zip(frame.curves["run"], frame.curves["precision"], strict=True))
-    rows = [(name, marks, figures().recipe_colour(recipes.get(name), dark)) for name, marks in frame.marks]
+    hues: Mapping[str, str] = figures().run_colours(frame.runs, dark)
+    figure = figures().loss_figure(frame.curves, dark=dark, log=log, band=frame.band, delta=frame.delta, hues=hues)
+    rows = [(name, marks, hues[name]) for name, marks in frame.marks]
     return figures().marks.with_rows(figure, rows, frame.x, dark)
 
 
@@ -82,6 +94,6 @@ AGREEMENT = View(
     "Gradients against their FP32 replay",
     ("audits",),
     lambda runs, ask: ask(gradient_agreement, runs),
-    lambda frame, dark: figures().agreement_figure(frame, dark),
+    lambda frame, dark, hues=None: figures().agreement_figure(frame, dark, hues=hues),
     lambda frame: None if len(frame) else "None of these runs was audited.",
 )

@@ -27,7 +27,9 @@ from amp_core.text.formatting import (
     ratio,
     scale,
     sentence,
+    share_of,
     size,
+    whole_range,
 )
 
 __all__ = [
@@ -49,8 +51,10 @@ __all__ = [
     "ratio",
     "scale",
     "sentence",
+    "share_of",
     "size",
     "unbroken",
+    "whole_range",
     "workload",
 ]
 

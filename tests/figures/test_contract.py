@@ -156,7 +156,9 @@ empty too."""
 DRAWN = {
     name
     for name in figures.__all__
-    if inspect.isfunction(f := getattr(figures, name)) and f.__annotations__["return"] is go.Figure
+    if inspect.isfunction(f := getattr(figures, name))
+    and f.__annotations__["return"] is go.Figure
+    and "figure" not in f.__annotations__  # those that add to a figure
 }
 
 

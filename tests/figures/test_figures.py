@@ -41,12 +41,13 @@ from tests.figures.rendered import limits, texts, trace
 # loss ----------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_have_the_colour_of_their_recipe_and_distinct_dashes(runs: dict[str, Run]) -> None:
+def test_runs_have_a_colour_each_beginning_with_that_of_their_recipe_and_distinct_dashes(runs: dict[str, Run]) -> None:
     figure = loss_figure(loss_curves([runs["fp32"], runs["healthy"], runs["static"]]))
     thick = {t.name: t for t in figure.data if t.showlegend is None}
     assert list(thick) == ["fp32", "healthy", "static"]
     assert thick["fp32"].line.color == recipe_colour("fp32")
-    assert thick["healthy"].line.color == thick["static"].line.color == recipe_colour("fp16")
+    assert thick["healthy"].line.color == recipe_colour("fp16")
+    assert len({t.line.color for t in thick.values()}) == 3
     assert [t.line.dash for t in thick.values()] == ["solid", "solid", "dash"]
 
 
@@ -133,7 +134,7 @@ def test_a_norm_that_is_not_finite_is_a_cross_at_the_edge(runs: dict[str, Run]) 
 def test_phases_stack_to_the_step_time(runs: dict[str, Run]) -> None:
     times = phase_times(runs["healthy"])
     figure = phase_figure(times)
-    assert {t.stackgroup for t in figure.data} == {"phases"}
+    assert {t.stackgroup for t in figure.data} == {"phases"} and {t.line.shape for t in figure.data} == {"hvh"}
     total = np.sum([t.y for t in figure.data], axis=0)
     # The sum of medians, not the median of the sum.
     assert total == pytest.approx(times["step_ms"].to_numpy(), rel=0.05)
@@ -141,7 +142,8 @@ def test_phases_stack_to_the_step_time(runs: dict[str, Run]) -> None:
 
 def test_a_legend_of_many_phases_does_not_overlap_the_title(runs: dict[str, Run]) -> None:
     legend = phase_figure(phase_times(runs["healthy"])).layout.legend
-    assert (legend.yref, legend.y, legend.yanchor) == ("container", 0, "bottom")
+    assert (legend.yref, legend.yanchor) == ("container", "top")  # plotly then enlarges the margin for more lines
+    assert 0.85 < legend.y < 1  # below the title
 
 
 def test_long_run_names_are_shortened_beside_bars_and_title(runs: dict[str, Run]) -> None:
@@ -152,11 +154,12 @@ def test_long_run_names_are_shortened_beside_bars_and_title(runs: dict[str, Run]
     assert max(map(len, figure.layout.yaxis.ticktext)) <= 20 and len(figure.layout.xaxis.title.text) <= 35
 
 
-def test_a_peak_is_cut_off_with_a_note() -> None:
+def test_a_peak_is_cut_off_with_a_mark_at_its_step() -> None:
     times = pd.DataFrame({"step": range(5), "forward_ms": [500.0, 10.0, 10.0, 10.0, 10.0]})
     figure = phase_figure(times)
     assert figure.layout.yaxis.range == (0, CUT_RATIO * 10.0)
-    assert texts(figure) == ["peaks up to 500 ms lie beyond the axis"]
+    mark = trace(figure, "beyond the axis, up to 500 ms")
+    assert (mark.x.tolist(), mark.customdata.tolist(), mark.marker.symbol) == ([0], [500.0], "triangle-up")
     assert phase_figure(times[1:]).layout.yaxis.range is None
     times.loc[0, "forward_ms"] = PEAK_RATIO * 10.0
     assert phase_figure(times).layout.yaxis.range is None  # up to that value every step is drawn in full

@@ -1,5 +1,7 @@
 """The figures of kernels and of a step's cost: the numbers that are sent to the browser."""
 
+import html
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -10,7 +12,8 @@ from amp_core.analysis import compare_step_cost, kernel_table, step_cost, tensor
 from amp_core.analysis.performance.step_cost import PARTS, PHASE_LABELS
 from amp_core.figures import agreement_figure, kernel_figure, step_cost_figure, tensor_core_figure
 from amp_core.figures import colours as figure_colours
-from amp_core.figures.kernels import MAX_BARS, short_kernel
+from amp_core.figures.axes import percent
+from amp_core.figures.kernels import MAX_BARS, MAX_NAME_CHARS, short_kernel
 from tests.figures.test_style import contrast
 
 
@@ -22,7 +25,7 @@ def test_tensor_core_classes_fill_the_whole_bar_and_differ_in_hatching(runs: dic
     shares = tensor_core_shares(runs["profiled"])
     figure = tensor_core_figure(shares)
     assert [trace.name for trace in figure.data] == [
-        "on tensor cores", "unclassified", "GEMM/conv not on tensor cores", "no GEMM/conv",
+        "on tensor cores", "unclassified", "GEMM/conv on CUDA cores", "no GEMM/conv",
     ]  # fmt: skip
     assert np.sum([trace.x for trace in figure.data], axis=0) == pytest.approx([1.0, 1.0], rel=1e-6)
     assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in figure.data}) == 4
@@ -30,35 +33,60 @@ def test_tensor_core_classes_fill_the_whole_bar_and_differ_in_hatching(runs: dic
     yes = shares.set_index(["answer", "of"]).loc["yes", "frac"]
     assert bar(figure, "on tensor cores").x.tolist() == pytest.approx(yes.tolist(), rel=1e-6)
     assert figure.layout.meta["alt"].startswith(
-        "Time on tensor cores. all kernels: 61.9 % on tensor cores, 1.85 % unknown"
+        "Time on tensor cores. all kernels: 61.9 % on tensor cores, 1.85 % unclassified"
     )
 
 
-def test_kernels_are_drawn_longest_first_with_their_tensor_core_class(runs: dict[str, Run]) -> None:
+def rows_of(figure: go.Figure) -> list[str]:
+    """The texts at the left edge, from the top down."""
+    labels = [t for t in figure.data if t.type == "scatter"]
+    texts = {row: t.text[i] for t in labels for i, row in enumerate(t.y) if t.x[i] == 0}
+    return [html.unescape(texts[row]) for row in reversed(figure.layout.yaxis.categoryarray) if row in texts]
+
+
+def test_kernels_have_their_full_names_and_are_grouped_by_part_of_the_step(runs: dict[str, Run]) -> None:
     table = kernel_table(runs["profiled"])
     figure = kernel_figure(table)
-    assert figure.layout.yaxis.categoryarray[-1] == "0"  # plotly draws from the bottom up
-    assert figure.layout.yaxis.ticktext[0] == short_kernel(table["name"].iloc[0], 36)
-    drawn = {
-        row: float(x) for trace in figure.data if trace.type == "bar" for row, x in zip(trace.y, trace.x, strict=True)
-    }
-    assert [drawn[str(i)] for i in range(len(table))] == pytest.approx(table["time_frac"].tolist(), rel=1e-6)
-    at = {trace.name: set(trace.y) for trace in figure.data if trace.type == "bar"}
-    for name, answer in (("on tensor cores", "yes"), ("unclassified", "unknown")):
-        assert at[name] == {str(i) for i in table.index[table["tensor_core"] == answer]}
-    assert at["GEMM/conv not on tensor cores"] == {str(table.index[table["name"].str.contains("simt")][0])}
+    shares = table.groupby("label")["time_frac"].sum().sort_values(ascending=False)
+    texts = rows_of(figure)
+    assert [t for t in texts if t.startswith("<b>")] == [f"<b>{n}</b> · {percent(s)}" for n, s in shares.items()]
+    for label, rows in table.groupby("label"):
+        first = texts.index(f"<b>{label}</b> · {percent(shares[label])}") + 1
+        assert texts[first : first + len(rows)] == [short_kernel(name, MAX_NAME_CHARS) for name in rows["name"]]
+        drawn = bar(figure, label)
+        assert drawn.x == pytest.approx(rows["time_frac"].to_numpy(), rel=1e-6) and list(drawn.ids) == list(
+            rows["name"]
+        )
+    assert "…" not in "".join(texts)
+
+
+def test_kernels_have_the_parts_and_colours_of_the_steps_cost(runs: dict[str, Run]) -> None:
+    """What Step cost calls GEMM/conv on CUDA cores is called so among the kernels, in the same colour."""
+    figure = kernel_figure(kernel_table(runs["profiled"]))
+    cost = step_cost_figure(step_cost(runs["profiled"]).parts)
+    for trace in (t for t in figure.data if t.type == "bar"):
+        assert trace.marker.color == bar(cost, trace.name).marker.color
 
 
 def test_a_cpu_has_matrix_products_and_other_operators(runs: dict[str, Run]) -> None:
     figure = kernel_figure(kernel_table(runs["profiled-cpu"]))
-    assert {trace.name for trace in figure.data if trace.type == "bar"} == {"GEMM/conv", "no GEMM/conv"}
+    assert {"GEMM/conv", "memory-bound"} <= {trace.name for trace in figure.data if trace.type == "bar"}
 
 
 def test_the_longest_of_many_kernels_are_drawn(runs: dict[str, Run]) -> None:
     table = pd.concat([kernel_table(runs["profiled"])] * 3, ignore_index=True)
-    figure = kernel_figure(table.sort_values("total_us", ascending=False))
-    assert len(figure.layout.yaxis.tickvals) == MAX_BARS
+    table = table.sort_values("total_us", ascending=False, ignore_index=True)
+    figure = kernel_figure(table)
+    assert sum(len(t.y) for t in figure.data if t.type == "bar") == MAX_BARS
     assert f"the {MAX_BARS} of {len(table)} with the most time" in figure.layout.meta["alt"]
+
+
+def test_the_largest_part_of_a_step_has_no_hatching(runs: dict[str, Run]) -> None:
+    """A hatched bar reads as "other"."""
+    for name in ("profiled", "profiled-cpu"):
+        figure = step_cost_figure(step_cost(runs[name]).parts)
+        longest = max(figure.data, key=lambda trace: float(trace.x[0]))
+        assert longest.name.startswith("GEMM/conv") and longest.marker.pattern.shape == ""
 
 
 @pytest.mark.parametrize(

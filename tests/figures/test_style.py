@@ -8,7 +8,16 @@ import pytest
 
 from amp_core.analysis.performance.memory_breakdown import CATEGORIES
 from amp_core.figures.axes import log2_axis, percent, power_of_two, share_axis, shorten, tick_names
-from amp_core.figures.colours import COUNTERS, MEANINGS, MEMORY, RECIPES, UNKNOWN_RECIPE, colour, recipe_colour
+from amp_core.figures.colours import (
+    COUNTERS,
+    MEANINGS,
+    MEMORY,
+    RECIPES,
+    UNKNOWN_RECIPE,
+    colour,
+    recipe_colour,
+    run_colours,
+)
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import bridge_gaps, compact_array
 from amp_core.figures.style import finish
@@ -65,6 +74,16 @@ def test_colours_with_a_meaning_stand_out_from_the_page(meaning: str, dark: bool
 def test_recipes_are_distinguishable_with_colour_blindness(dark: bool) -> None:
     for one, other in itertools.combinations(RECIPES, 2):
         assert distance(RECIPES[one][dark], RECIPES[other][dark]) > 0.05, (one, other)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("recipe", [*RECIPES, "unheard-of"])
+def test_runs_of_one_recipe_are_distinguishable_from_each_other_and_the_page(recipe: str, dark: bool) -> None:
+    hues = run_colours(pd.DataFrame({"run": ["a", "b", "c"], "precision": recipe}), dark)
+    assert hues["a"] == recipe_colour(recipe, dark)
+    for one, other in itertools.combinations(hues.values(), 2):
+        assert distance(one, other) > 0.045
+    assert all(contrast(hue, ground) >= 2.99 for hue in hues.values() for ground in BACKGROUNDS[dark])
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -332,6 +332,20 @@ def test_compare_with_one_run_asks_for_another(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app("pages/compare_runs.py")
     assert "Choose two runs or more" in words(app)
+    assert [b.label for b in app.button if b.key.startswith("compare.second")] == [
+        "Train it in FP32",
+        "Train it in BF16 AMP",
+    ]
+    assert "ampscope compare --workload text-gpt --size tiny --precisions fp32,bf16,fp16" in app.code[-1].value
+    next(b for b in app.button if b.key == "compare.second.bf16").click().run()
+    assert app.title[0].value == "Start a run" and app.session_state["start.precisions"] == ["bf16"]
+
+
+def test_compare_has_a_tab_for_each_subject_and_one_for_kernels_only_with_profiles(three_runs, open_app):
+    app = open_app("pages/compare_runs.py")
+    assert [tab.label for tab in app.tabs] == ["Result", "Speed and memory", "Numerics", "Settings"]
+    charts = {tab.label: [c.proto.id for c in tab.get("plotly_chart")] for tab in app.tabs}
+    assert charts["Result"] and charts["Speed and memory"] and not charts["Settings"]
 
 
 def test_compare_omits_runs_that_cannot_be_read(three_runs, home, open_app):

@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from amp_core.findings import GUIDE
+from amp_core import diagnose, load_run
+from amp_core.findings import FAMILIES, GUIDE
 from amp_core.library.mutes import mute, muted
 from tests.pages.conftest import words
 from tests.synthetic import live, write
@@ -72,3 +73,22 @@ def test_the_guide_explains_every_code_and_can_be_searched(open_app):
     assert "batchnorm-poisoned" in "".join(e.label for e in app.expander) and len(app.expander) < 5
     app.text_input(key="guide.search").input("zebra").run()
     assert "No entry has all of these words" in words(app)
+
+
+def test_the_guide_shows_what_was_found_in_the_users_own_runs(home, open_app):
+    write(home.runs / "mine", "underflowing")
+    write(home.samples / "other", "overflowing")
+    app = open_app(GUIDE_PAGE, found="yes")
+    own = {finding.code for finding in diagnose(load_run(home.runs / "mine"))}
+    assert not app.exception and {e.label.split("**")[1] for e in app.expander} == own
+    links = [link.proto.label for link in app.get("page_link")]
+    assert links and all(label.startswith("mine: ") for label in links)
+    next(t for t in app.toggle if t.key == "guide.found").set_value(False).run()
+    assert {e.label.split("**")[1] for e in app.expander} == set(GUIDE) and "found" not in app.query_params
+
+
+def test_the_guide_has_a_tab_per_family_until_one_searches(open_app):
+    app = open_app(GUIDE_PAGE)
+    assert [tab.label for tab in app.tabs] == [f"{name} ({len(entries)})" for name, entries in FAMILIES.items()]
+    app.text_input(key="guide.search").input("BatchNorm").run()
+    assert not app.tabs and app.expander

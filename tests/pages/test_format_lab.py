@@ -84,6 +84,7 @@ def test_text_that_is_not_a_number_has_a_sentence(open_app):
     app = open_app(LAB, number="2^")
     assert not app.exception and len(app.error) == 1
     assert "is not a number; give one such as" in app.error[0].value.replace("\\", "")
+    assert MYTHS[0].correction in words(app) and titles(app)  # the other tabs are there
     field(app, "number").set_value("1").run()
     assert not app.error and app.dataframe
 
@@ -240,3 +241,18 @@ def test_values_that_are_no_numbers_are_refused_beside_their_field(open_app):
     next(e for e in app.text_area if e.key == "lab.values").set_value("1, two").run()
     assert not app.exception and "is no finite FP32 number" in words(app)
     assert any(header.value == "Myths about formats" for header in app.header)  # the rest of the page is there
+
+
+@pytest.mark.parametrize(
+    ("address", "tab"),
+    [
+        ({}, "Number"),
+        ({"sum": "bf16,256,+,1"}, "Sums and products"),
+        ({"recipe": "nvfp4"}, "Blocks of 8 and 4 bits"),
+        ({"section": "Glossary"}, "Glossary"),
+    ],
+)
+def test_each_subject_is_a_tab_and_a_link_opens_its_own(open_app, address, tab):
+    app = open_app(LAB, **address)
+    assert app.tabs[0].label == "Number" and len(app.tabs) == 6
+    assert app.session_state["section"] == tab

@@ -121,3 +121,17 @@ def test_cells_beyond_the_limit_are_crossed_and_counted(recorded, dark):
     assert "3 of 6 cells are beyond the limit of 0.08" in figure.layout.meta["alt"]
     assert "limit 21.9" in figure.data[0].colorbar.ticktext
     assert layer_error_figure(errors.iloc[:0], 0.1).layout.meta["alt"]
+
+
+def test_the_choice_is_given_as_flags_for_training_and_handed_to_the_forecast(app_of):
+    app = app_of(limit="16dB", formats="nvfp4", code="nvfp4")
+    assert "ampscope train … --precision nvfp4 --keep-bf16 ''" in [code.value for code in app.code]
+    link = next(link for link in app.get("page_link") if link.proto.label.startswith("Forecast with"))
+    assert link.proto.label == "Forecast with 100 % of GEMM FLOPs in 4 bits"
+    assert "fp4=100" in link.proto.query_string and "run%2Fa" in link.proto.query_string
+
+
+def test_where_no_layer_goes_there_is_nothing_to_hand_on(app_of):
+    app = app_of(limit="0.01", formats="nvfp4")
+    assert not [code for code in app.code if code.value.startswith("ampscope train")]
+    assert not [link for link in app.get("page_link") if link.proto.label.startswith("Forecast with")]

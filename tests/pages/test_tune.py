@@ -83,14 +83,14 @@ def test_an_unmeasured_outcome_is_not_called_a_result(home, open_app):
     write(home, "tune-2")
     app = open_app(PAGE, search="tune-1")
     assert not app.exception and answer.partition(",")[0] in words(app)
-    assert ["no finding" in warning.value for warning in app.warning] == [True]
+    assert ["Not confirmed" in warning.value for warning in app.warning] == [True]
     app.selectbox(key="tune.search").select("tune-2").run()
     assert not app.warning
 
 
 def test_without_a_search_the_page_says_how_to_start_one(home, open_app):
     app = open_app(PAGE)
-    assert not app.exception and "ampscope tune my_task.py:build" in words(app) and "No search yet" in words(app)
+    assert not app.exception and "ampscope tune my_task.py:build" in words(app) and "No searches yet" in words(app)
 
 
 def test_a_damaged_search_has_one_sentence(home, open_app):
@@ -136,7 +136,9 @@ def test_a_search_without_a_record_yet_is_distinguished_from_none(home, open_app
     job = jobs.start(TrainConfig(device="cpu"), home.runs, "tune-x", command=command, makes="runs")
     try:
         app = open_app(PAGE)
-        assert not app.exception and "has not begun to write yet" in words(app) and "No search yet" not in words(app)
+        assert (
+            not app.exception and "has not written a result yet" in words(app) and "No searches yet" not in words(app)
+        )
     finally:
         job.request_stop()
         wait_for(lambda: not jobs.find(job.folder).alive)
@@ -150,3 +152,17 @@ def test_a_job_that_makes_runs_is_not_a_damaged_run(home, open_app):
     assert not (job.folder / "run.json").exists()
     app = open_app("pages/run_library.py")
     assert not app.exception and "damaged" not in words(app)
+
+
+def test_a_sample_search_shows_what_a_search_finds_and_comes_after_the_users_own(home, open_app):
+    folder = home.samples / "tune-digits"
+    folder.mkdir(parents=True)
+    dataclasses.replace(FOUND, answer="FP32: no recipe is faster").save(folder)
+    app = open_app(PAGE)
+    assert not app.exception and "FP32: no recipe is faster" in words(app)
+    assert app.selectbox(key="tune.search").value == "tune-digits · sample"
+    assert next(e for e in app.expander if e.label == "Start a search").proto.expanded  # no search of one's own yet
+    write(home, "tune-1")
+    mine = open_app(PAGE)
+    assert mine.selectbox(key="tune.search").options == ["tune-1", "tune-digits · sample"]
+    assert "BF16: 2.5" in words(mine)

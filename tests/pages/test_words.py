@@ -110,3 +110,16 @@ def test_powers_in_a_text_are_superscript():
 def test_a_users_script_is_named_without_its_folder():
     assert words.workload({"workload": "/home/me/tasks/my_task.py:build", "size": None}) == "my_task.py:build"
     assert words.workload({"workload": "text-gpt", "size": "tiny"}) == "text-gpt tiny" and words.workload({}) == ""
+
+
+def test_a_share_of_a_few_is_written_by_its_counts():
+    """One of 400 is not 0.250 %: one more would double it."""
+    assert words.share_of(1, 400) == "1 of 400" and words.share_of(0, 400) == "0 of 400"
+    assert words.share_of(40, 400) == "40 of 400 (10.0 %)" and words.share_of(0, 0) == "0 of 0"
+    assert words.share_of(float("nan"), 400) == words.NONE
+
+
+def test_an_estimated_range_of_whole_numbers_has_two_digits_and_is_rounded_outwards():
+    assert words.whole_range(74_932, 96_235) == "74,000–97,000"
+    assert words.whole_range(7, 12) == "7–12" and words.whole_range(5, 5) == "5" and words.whole_range(0, 3) == "0–3"
+    assert words.whole_range(None, None) == words.NONE

@@ -83,11 +83,49 @@ def test_without_what_newer_profilers_tell_nothing_is_claimed(tmp_path):
 def test_the_step_is_saved_for_perfetto(tmp_path):
     run = run_of(tmp_path, two_streams())
     events = json.loads(step_trace(run))["traceEvents"]
-    kernels = [event for event in events if event["ph"] == "X"]
+    kernels = [event for event in events if event["ph"] == "X" and event["cat"] == "kernel"]
     assert [(e["tid"], e["ts"], e["dur"]) for e in kernels] == [(7, 100, 300), (9, 300, 600), (7, 500, 100)]
     assert kernels[0]["args"]["op"] == "aten::mm" and kernels[0]["args"]["tensor_core"] == "yes"
     again = read_trace(write(tmp_path / "again.json", json.loads(step_trace(run))))  # the importer reads it too
     assert sum(again.kernels["total_us"]) == 1000
+
+
+def three_phases():
+    """Forward, backward and optimizer, whose last kernel is shorter than the clock can tell."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 5, 30)
+    trace.kernel(made.GEMM, 100, 200, 10)
+    trace.op("autograd::engine::evaluate_function: MmBackward0", 40, 30)
+    trace.kernel(made.GEMM, 300, 200, 50)
+    trace.op("Optimizer.step#SGD.step", 80, 30)
+    trace.kernel(made.RELU, 600, 50, 90)
+    trace.kernel(made.RELU, 700, 0, 95)
+    return trace.document()
+
+
+def test_phases_have_a_thread_of_their_own_in_the_perfetto_file(tmp_path):
+    run = run_of(tmp_path, three_phases())
+    assert list(dict.fromkeys(timeline(run)["phase"])) == ["forward", "backward", "optimizer"]
+    events = json.loads(step_trace(run))["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    phases = [e for e in events if e.get("cat") == "phase"]
+    assert {names[e["pid"], e["tid"]] for e in phases} == {"phases"}
+    assert {names[e["pid"], e["tid"]] for e in events if e.get("cat") == "kernel"} == {"stream 7"}
+    bars = timeline_bars(timeline(run))
+    drawn = bars[bars["lane"] == "phase"]
+    assert [(e["name"], e["ts"] / 1e3) for e in phases] == list(zip(drawn["part"], drawn["start_ms"], strict=True))
+    ends = [e["ts"] + e["dur"] for e in phases]
+    assert all(end <= later["ts"] for end, later in zip(ends, phases[1:], strict=False))  # Perfetto nests overlaps
+
+
+def test_a_kernel_of_zero_duration_is_kept_and_drawn(tmp_path):
+    run = run_of(tmp_path, three_phases())
+    rows = timeline(run)
+    assert rows.loc[rows["total_us"] == 0, "start_us"].tolist() == [700]
+    figure = TIMELINE.draw(run)
+    zero = [(t, i) for t in figure.data for i, width in enumerate(t.x) if width == 0]
+    assert len(zero) == 1 and zero[0][0].marker.line.width > 0  # plotly draws a bar of no width by its outline
 
 
 def test_a_run_without_a_timeline_says_so(tmp_path):

@@ -22,7 +22,7 @@ import pandas as pd
 from amp_core.analysis.comparison import ratios
 from amp_core.analysis.comparison.answer import in_one_line
 from amp_core.analysis.comparison.learned import TASK, Learned, common, final, learning
-from amp_core.analysis.comparison.parity import ParityTest
+from amp_core.analysis.comparison.parity import ParityTest, mean_interval
 from amp_core.analysis.comparison.ratios import Ratio
 from amp_core.analysis.comparison.repeats import Group, differences, repeats
 from amp_core.analysis.numerics.loss_scale import scale_summary
@@ -77,15 +77,16 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     memory_peak_bytes, memory_ratio; energy_j (per sample);
     loss_final (mean of the last tenth of its steps), common_steps, loss_ratio (the same over the steps or samples that
     it shares with that run), eval_loss, parity;
-    skip_frac, scale_last, tensor_frac (share of GPU time in kernels known to use tensor cores, where profiled);
+    skip_frac, skips, scale_last, tensor_frac (share of GPU time in kernels known to use tensor cores, where profiled);
     emulated (whether it emulates 8 or 4 bits, so that its speed and memory are compared with nothing).
 
     `.recipes` has: recipe (label), run (its first, for colours and names), precision, seeds (how many), speed_ratio,
     speed_ratio_low, speed_ratio_high, speed_verdict, paired (whether runs were interleaved), blocks; step_ms,
     samples_per_s, memory_peak_bytes, memory_ratio, energy_j, energy_ratio, loss_final, eval_loss, skip_frac,
-    tensor_frac (means over repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high,
-    noise_frac (deviation of the final loss, its 95 % interval and the baseline's seed-to-seed deviation, over the
-    baseline's loss), parity, emulated."""
+    tensor_frac (means over repeats, of memory the highest), loss_final_low, loss_final_high, eval_loss_low,
+    eval_loss_high (95 % intervals of the means); skips, steps (sums over repeats); loss_change_frac, loss_change_low,
+    loss_change_high, noise_frac (deviation of the final loss, its 95 % interval and the baseline's seed-to-seed
+    deviation, over the baseline's loss), parity, emulated."""
     if isinstance(runs, Run | str) or not isinstance(runs, Sequence):
         raise RunError(
             f"runs={runs!r:.80} is not a list of runs; give one, as in [load_run('runs/a'), load_run('runs/b')]"
@@ -158,6 +159,7 @@ def _row(
         "common_steps": len(extent.cut(frames[i])),
         "loss_ratio": this.mean / first.mean if first.mean else np.nan,
         "skip_frac": _number(scale.skip_frac),
+        "skips": float(scale.skips) if scale.skip_frac is not None else np.nan,
         "scale_last": _number(scale.last),
         "eval_loss": _number(run.head.results.get("eval_loss")),
         "tensor_frac": _number(tensor_core_use(run).tensor_frac),
@@ -188,6 +190,13 @@ def _recipe(table: pd.DataFrame, group: Group, ratio: Ratio, parity: str, test: 
         "blocks": ratio.blocks,
         "memory_peak_bytes": float(rows["memory_peak_bytes"].max()),
         **{column: float(rows[column].mean()) for column in means},
+        **{
+            f"{column}_{side}": end
+            for column in ("loss_final", "eval_loss")
+            for side, end in zip(("low", "high"), mean_interval(rows[column].to_numpy(dtype=np.float64)), strict=True)
+        },
+        "skips": float(rows["skips"].sum(min_count=1)),
+        "steps": int(rows["steps"].sum()),
         "loss_change_frac": test.deviation * share if test is not None else np.nan,
         "loss_change_low": test.low * share if test is not None else np.nan,
         "loss_change_high": test.high * share if test is not None else np.nan,

@@ -47,3 +47,29 @@ def loss_curves(
     columns = ["run", "precision", x, "loss", "smooth"]
     parts = [p for p in parts if len(p)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({c: pd.Series(dtype=float) for c in columns})
+
+
+def loss_difference(curves: pd.DataFrame, band: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The smoothed loss of each run less that of the baseline at the same place: run, precision, `x`, delta.
+
+    `curves` is from `loss_curves`; the baseline is its first run, or the mean of the baseline's seeds if `band`, from
+    `noise_band`, has any; then the seeds are compared with it too. Only the part that both have is compared.
+    """
+    x = next((c for c in X_AXES if c in curves), X_AXES[0])
+    parts: list[pd.DataFrame] = []
+    runs = [rows for _, rows in curves.groupby("run", sort=False)]
+    if band is not None and len(band):
+        base, compared = band.rename(columns={"middle": "smooth"}), runs
+    else:
+        base, compared = (runs[0] if runs else curves), runs[1:]
+    base = base.dropna(subset=["smooth"])
+    for rows in compared:
+        places = rows[x].to_numpy(dtype=np.float64)
+        known = base[x].to_numpy(dtype=np.float64)
+        shared = (places >= known.min()) & (places <= known.max()) if len(known) else np.zeros(len(places), dtype=bool)
+        if shared.any():
+            part = rows.loc[shared, ["run", "precision", x]]
+            baseline = np.interp(places[shared], known, base["smooth"].to_numpy(dtype=np.float64))
+            parts.append(part.assign(delta=rows.loc[shared, "smooth"] - baseline))
+    columns = ["run", "precision", x, "delta"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({c: pd.Series(dtype=float) for c in columns})

@@ -78,6 +78,14 @@ def judge(baseline: Mapping[int, float], recipe: Mapping[int, float], *, repeate
     return ParityTest(parity, deviation, low, high, noise, float(first.mean()), len(this))
 
 
+def mean_interval(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> tuple[float, float]:
+    """The 95 % interval of the mean of `values`, one per seed; NaN with fewer than two."""
+    if len(values) < 2:
+        return np.nan, np.nan
+    reach = t_quantile(len(values) - 1, 0.975) * float(values.std(ddof=1)) / np.sqrt(len(values))
+    return float(values.mean() - reach), float(values.mean() + reach)
+
+
 def t_quantile(freedom: float, share: float) -> float:
     """Student's t at 0.95 or 0.975, from a table, interpolated in 1 / freedom."""
     table, limit = (_T95, 1.645) if share == 0.95 else (_T975, 1.960)

@@ -5,9 +5,11 @@
 Checked against torchao 0.18, torchtitan's converters of 2026 and Transformer Engine 2.15.
 """
 
+import shlex
 from collections.abc import Callable, Collection
 
 from amp_core.analysis.numerics.layer_choice import Choice
+from amp_core.settings.catalog import RECIPES
 
 _MX = "torchao.prototype.moe_training.config"
 _TORCHAO = {
@@ -62,6 +64,14 @@ def code_for(framework: str, choice: Choice) -> str:
     if not choice.go:
         return f"# No layer qualifies for {label} under this limit: train in BF16.\n"
     return write(choice)
+
+
+def train_flags(choice: Choice) -> str:
+    """The choice as flags of `ampscope train`; empty if it has no such precision, or if no layer goes to the recipe."""
+    precision = next((name for name, one in RECIPES.items() if one.quantization == choice.recipe.name), None)
+    if precision is None or not choice.go:
+        return ""
+    return f"--precision {precision} --keep-bf16 {shlex.quote(','.join(choice.stay))}"
 
 
 def _torchao(choice: Choice) -> str:

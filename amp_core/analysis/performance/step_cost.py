@@ -125,7 +125,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
     totals = pd.DataFrame(by_window).sum(min_count=1)
     wall = float(windows["wall_us"].sum())
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
-    labels = PARTS | (CPU_LABELS if cpu else AMD_LABELS if is_amd(gpu.name) else {})
+    labels = part_labels(gpu.name, cpu)
     rates = dense_rates(gpu.name)
     samples = attempts(run)["samples"].median()
     return StepCost(
@@ -229,6 +229,11 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
         part = part.mask(rows["phase"] == "data", "data")
     us = rows["total_us"].groupby(part).sum()
     return {name: float(us.get(name, 0.0)) for name in PARTS}
+
+
+def part_labels(gpu_name: str, on_cpu: bool) -> dict[str, str]:
+    """The label of each part on that device."""
+    return PARTS | (CPU_LABELS if on_cpu else AMD_LABELS if is_amd(gpu_name) else {})
 
 
 def part_of(rows: pd.DataFrame) -> "pd.Series[str]":

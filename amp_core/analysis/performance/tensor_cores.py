@@ -22,6 +22,7 @@ import pandas as pd
 from amp_core.analysis.performance.devices import not_recorded_reasons
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.step_cost import part_labels, part_of
 from amp_core.analysis.steps import attempts, warmup_steps
 from amp_core.schema import RunError
 from amp_core.store.run import Run
@@ -120,8 +121,8 @@ def kernel_table(run: Run, by: str = "kernel", step: int | None = None) -> pd.Da
 
     Columns: `name` (the kernel, operator, module, …; "" where not known), count (launches; on a CPU calls), total_us,
     time_frac (of all kernel time), matrix_frac, tensor_frac and unknown_frac (of the row's own time; NaN on a CPU). By
-    kernel also tensor_core, precision, category, and op, module, phase of most of its time. Raises `RunError` for an
-    unknown `by`.
+    kernel also tensor_core, precision, category, op, module, phase of most of its time, and part and label (of
+    `step_cost`). Raises `RunError` for an unknown `by`.
     """
     if by not in BY:
         raise RunError(f"by={by!r} is unknown; choose one of {', '.join(BY)}")
@@ -147,7 +148,11 @@ def kernel_table(run: Run, by: str = "kernel", step: int | None = None) -> pd.Da
     if by == "kernel":
         longest = rows.sort_values("total_us", ascending=False, kind="stable").drop_duplicates(keys)
         table = table.merge(longest[[*keys, "op", "module", "phase"]], on=keys, how="left")
-        shown += [*keys[1:], "op", "module", "phase"]
+        windows = window_rows(run, step)
+        gpu = profiled_gpu(run, *(str(windows[c].iloc[0]) if len(windows) else "" for c in ("device", "device_name")))
+        table["part"] = part_of(table)
+        table["label"] = table["part"].map(part_labels(gpu.name, cpu))
+        shown += [*keys[1:], "op", "module", "phase", "part", "label"]
     return table[shown].sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
 
 

@@ -37,7 +37,7 @@ class DeviceUse:
 
 def timeline(run: Run) -> pd.DataFrame:
     """Rows of `timeline` of the lowest rank, in order, with end_us and part and label (of `step_cost`); null texts are
-    "", null numbers NaN."""
+    "", null numbers NaN. Kernels shorter than the profiler's clock can tell have a duration of 0."""
     return run.cached_frame(["timeline"], _timeline)
 
 
@@ -45,7 +45,7 @@ def _timeline(run: Run) -> pd.DataFrame:
     frame: pd.DataFrame = run.timeline
     frame[_NUMBERS] = frame[_NUMBERS].astype(float)
     frame[_TEXTS] = frame[_TEXTS].astype(object).where(frame[_TEXTS].notna(), "").astype(str)
-    frame = frame[np.isfinite(frame["start_us"]) & (frame["total_us"] > 0) & (frame["rank"] == frame["rank"].min())]
+    frame = frame[np.isfinite(frame["start_us"]) & (frame["total_us"] >= 0) & (frame["rank"] == frame["rank"].min())]
     frame["end_us"] = frame["start_us"] + frame["total_us"]
     frame["part"] = part_of(frame) if len(frame) else pd.Series(dtype=object)
     frame["label"] = frame["part"].map(PARTS)
@@ -113,7 +113,7 @@ def device_use(frame: pd.DataFrame) -> DeviceUse:
         before = float(edges[0]) - low
         length = float((depth * lasts).sum() / (high - low)) if high > low else None
         empty = float((lasts[depth == 0].sum() + before) / (high - low)) if high > low else None
-    computing = frame[frame["part"] != "communication"]  # NCCL takes few blocks on purpose
+    computing = frame[(frame["part"] != "communication") & (frame["total_us"] > 0)]  # NCCL takes few blocks on purpose
     occupancy = computing[computing["occupancy_frac"].notna()]
     blocks = computing[computing["blocks_per_sm"].notna()]
     return DeviceUse(

@@ -135,7 +135,7 @@ class AverageLedger(Observer):
                     "dtype": [dtype_name(pair.average.dtype) for pair in pairs],
                     "elements": [pair.taken for pair in pairs],
                     "unchanged_frac": [float(u / a) if a else None for a, u in sums[:, :2]],
-                    "lost_mass_frac": [float(x / m) if known and m else None for m, x in sums[:, 2:]],
+                    "lost_mass_frac": [float(min(x / m, 1.0)) if known and m else None for m, x in sums[:, 2:]],
                     "decay": [1 - rate if known else None] * len(pairs),
                 },
             )

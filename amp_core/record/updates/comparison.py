@@ -144,7 +144,7 @@ class Comparison:
             "elements": int(sums.elements),
             "moved": int(sums.moved),
             "unchanged_frac": sums.unchanged / sums.moved if sums.moved else None,
-            "lost_mass_frac": lost / sums.mass if sums.mass else None,
+            "lost_mass_frac": _share(lost / sums.mass) if sums.mass else None,
             "lost_decay_frac": _share(1 - sums.decayed / sums.decay) if sums.decay and cure != STOCHASTIC else None,
             "cure": cure,
             "update_rms": math.sqrt(sums.squares / sums.elements) if sums.moved else None,
@@ -181,4 +181,5 @@ def _rounded(copies: list[Part], parts: list[Part]) -> list[Part]:
 
 
 def _share(value: float) -> float:
+    """Within 0–1: an update whose parts are rounded one by one may land further off than if nothing had moved."""
     return float(np.clip(value, 0.0, 1.0))

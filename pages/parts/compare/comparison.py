@@ -81,9 +81,8 @@ def settings(comparison: Comparison) -> None:
     if not len(comparison.differences):
         st.caption("No recorded setting differs between these runs.")
         return
-    few = len(comparison.differences) <= 5
-    with st.expander(f"What differs: {some(comparison.differences['setting'])}", expanded=few):
-        show_table(comparison.differences.rename(columns={"setting": "Setting"}), alt="Settings.")
+    st.markdown(f"What differs: {some(comparison.differences['setting'])}.")
+    show_table(comparison.differences.rename(columns={"setting": "Setting"}), alt="Settings.")
 
 
 def tables(comparison: Comparison) -> None:
@@ -113,7 +112,7 @@ def recipes(frame: pd.DataFrame) -> pd.DataFrame:
         speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
         memory_mib=frame["memory_peak_bytes"] / 2**20,
         tensor=[words.percent(v) for v in frame["tensor_frac"]],
-        skipped=[words.percent(v) for v in frame["skip_frac"]],
+        skipped=[words.share_of(s, n) for s, n in zip(frame["skips"], frame["steps"], strict=True)],
         loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in frame.itertuples()],
     )
     shown["tensor"] = shown["tensor"].where(frame["tensor_frac"].notna())
@@ -140,7 +139,7 @@ def runs(frame: pd.DataFrame) -> pd.DataFrame:
         spread=[f"{words.number(r.step_ms_low)}–{words.number(r.step_ms_high)}" for r in frame.itertuples()],
         speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
         memory_mib=frame["memory_peak_bytes"] / 2**20,
-        skipped=[words.percent(v) for v in frame["skip_frac"]],
+        skipped=[words.share_of(s, n) for s, n in zip(frame["skips"], frame["steps"], strict=True)],
         scale=[words.scale(v) for v in frame["scale_last"]],
     )
     return shown[[name for name in RUNS if shown[name].notna().any()]].rename(columns=RUNS)

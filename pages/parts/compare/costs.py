@@ -1,6 +1,6 @@
 """What the recipes of a comparison cost and buy: speed, memory, gradients, and findings beside the baseline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -26,7 +26,7 @@ ALWAYS = ("speed_ratio", "memory_ratio")
 BARS = (*ALWAYS, "samples_per_s", "energy_j", "tensor_frac", "eval_loss", "skip_frac")
 
 
-def show(runs: list[Run], compared: Comparison) -> None:
+def show(runs: list[Run], compared: Comparison, hues: Mapping[str, str]) -> None:
     """Speed, memory, energy and tensor cores per recipe; phases of a step and memory by category."""
     dark = charts.dark()
     table = compared.recipes.assign(run=compared.recipes["recipe"])
@@ -34,7 +34,7 @@ def show(runs: list[Run], compared: Comparison) -> None:
     for column in BARS:
         if column in ALWAYS or (table[column] > 0).any():
             with row.container(width=286):
-                charts.show(compare_bars(table, column, dark=dark), f"compare.{column}")
+                charts.show(compare_bars(table, column, dark=dark, hues=hues), f"compare.{column}")
     first = first_runs(runs)
     if len(first) < len(runs):
         st.caption("Time of a step and memory are those of the first run of each recipe.")
@@ -53,11 +53,11 @@ def show(runs: list[Run], compared: Comparison) -> None:
             tables.show(changes, column_config=memory_tables.CHANGES, alt=alt)
 
 
-def gradients(runs: list[Run]) -> None:
+def gradients(runs: list[Run], hues: Mapping[str, str]) -> None:
     """How far the gradients of each audited recipe are from their replay in FP32."""
     agreement = AGREEMENT.frame(first_runs(runs), loaders.analysed)
     if not AGREEMENT.absent(agreement):
-        charts.show(AGREEMENT.figure(agreement, charts.dark()), "compare.agreement")
+        charts.show(AGREEMENT.figure(agreement, charts.dark(), hues=hues), "compare.agreement")
 
 
 UPDATES = {

@@ -43,10 +43,15 @@ def traces(runs: Sequence[Run]) -> None:
     changes(runs)
 
 
+def profiled(runs: Sequence[Run]) -> bool:
+    """Whether the first and the last run have a profiled window."""
+    return not any(loaders.analysed(window_rows, run).empty for run in (runs[0], runs[-1]))
+
+
 def changes(runs: Sequence[Run]) -> None:
     """What became faster or slower, appeared or vanished, from the first run to the last; nothing unless both have a
     profiled window."""
-    if any(loaders.analysed(window_rows, run).empty for run in (runs[0], runs[-1])):
+    if not profiled(runs):
         return
     st.header("Operators and kernels", anchor=False)
     by = st.segmented_control(

@@ -27,6 +27,8 @@ READING_TIMEOUT_S = 0.25
 """How long one pass reads runs that have no row yet."""
 TICK_S = 0.5
 UNREAD = "…"
+CODES = "Codes"
+"""What is kept with a row and not shown in it: the codes of the run's findings that are not muted."""
 
 VERDICT_HELP = "Errors and warnings that were found, each with what follows from it"
 COLUMNS: dict[str, Any] = {
@@ -90,9 +92,20 @@ def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
                 kept = known[entry.key] = (stamp, read_row(entry))
             if kept is None:
                 waiting += 1
-            row |= kept[1] if kept is not None else {"Verdict": UNREAD}
+            row |= {k: v for k, v in kept[1].items() if k != CODES} if kept is not None else {"Verdict": UNREAD}
         rows.append(row)
     return pd.DataFrame(rows), waiting
+
+
+def runs_by_code(entries: Sequence[Entry]) -> tuple[dict[str, list[Entry]], int]:
+    """The runs in which each finding was detected, and how many runs are not read yet."""
+    waiting = table(entries)[1]
+    known: dict[str, tuple[object, dict[str, Any]]] = st.session_state["rows.known"]
+    by_code: dict[str, list[Entry]] = {}
+    for entry in entries:
+        for code in dict.fromkeys(known[entry.key][1].get(CODES, ()) if entry.key in known else ()):
+            by_code.setdefault(code, []).append(entry)
+    return by_code, waiting
 
 
 def read_waiting(waiting: int) -> None:
@@ -150,6 +163,7 @@ def read_row(entry: Entry) -> dict[str, Any]:
         "Samples/s": view.speed.samples_per_s,
         "Skipped": words.percent(view.scale.skip_frac),
         "Steps": f"{view.steps_done:,}{planned}",
+        CODES: [f.code for f in findings if f.code not in muted(run.path)],
     }
 
 

@@ -32,14 +32,13 @@ NEARLY = "nearly 0"
 VERDICTS = {"true": ":green-badge[true]", "imprecise": ":orange-badge[imprecise]", "false": ":red-badge[false]"}
 
 
-def typed_number(label: str, text: str) -> Number:
-    """The number that was typed; ends the page with a sentence if the text is not a number."""
+def typed_number(text: str) -> Number | None:
+    """The number that was typed; None, with a sentence on the page, if the text is not a number."""
     try:
         return parse_number(text)
     except RunError as error:
         st.error(words.escape(words.sentence(error)))
-        st.caption(f"Nothing is computed until “{label}” is a number again.")
-        st.stop()
+        return None
 
 
 def headline(typed: str, table: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ from amp_core import Run
 from amp_core.analysis import kinds_present
 from amp_core.analysis.numerics.audits import quantized_audits
 from amp_core.analysis.numerics.layer_choice import LIMIT, Choice, choose, in_db
-from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for
+from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for, train_flags
 from amp_core.analysis.numerics.layers import tensor_names
 from amp_core.quantization import RECIPES, Recipe
 from pages.parts import address, clicks, empty, loaders, tables, words
@@ -147,6 +147,24 @@ def code(chosen: Sequence[Choice]) -> None:
             "library", "With", list(FRAMEWORKS), "torchao", "low.library", format_func=FRAMEWORKS.__getitem__
         )
     st.code(code_for(library, by_name[name]), language="python", wrap_lines=True)
+    if given := train_flags(by_name[name]):
+        st.markdown("With `ampscope train` and the settings of your run:")
+        st.code(f"ampscope train … {given}", language="bash", wrap_lines=True)
+    _forecast(by_name[name])
+
+
+def _forecast(choice: Choice) -> None:
+    """A link to Forecast with the share of GEMM FLOPs that may take so few bits."""
+    percent = round(100 * choice.flops_frac) if choice.flops_frac > 0 else 0  # NaN if not recorded
+    if not percent:
+        return
+    bits = 4 if choice.recipe.element.bits <= 4 else 8  # six bits have the rate of eight
+    st.page_link(
+        "pages/gpu_forecast.py",
+        label=f"Forecast with {percent} % of GEMM FLOPs in {bits} bits",
+        icon=":material/query_stats:",
+        query_params={"run": st.session_state["run"], f"fp{bits}": str(percent)},
+    )
 
 
 def measured(run: Run) -> None:

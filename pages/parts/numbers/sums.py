@@ -33,12 +33,14 @@ def show() -> None:
         form = FORMATS[
             st.selectbox("Format", names, key="lab.format", format_func=lambda f: FORMATS[f].label, width=160)
         ]
-        a = formats.typed_number("a", st.text_input("a", key="lab.a", max_chars=60, width=140))
+        a = formats.typed_number(st.text_input("a", key="lab.a", max_chars=60, width=140))
         sign = st.segmented_control("Operation", ["+", "×"], key="lab.operation", required=True)
-        b = formats.typed_number("b", st.text_input("b", key="lab.b", max_chars=60, width=140))
+        b = formats.typed_number(st.text_input("b", key="lab.b", max_chars=60, width=140))
         shown = tuple(st.session_state[f"lab.{field}"] for field in FIELDS)
         address.keep("sum", "lab.linked", ",".join(shown) if shown != next(iter(SUMS.values())) else "")
         many = st.number_input("Times to add b", 1, MAX_ADDENDS, 3000, key="lab.count", width=180)
+    if a is None or b is None:
+        return
     st.markdown(formats.operation(rounded_operation(a, b, sign, form), sign, form.label))
     sums = accumulated(a, b, int(many), form)
     title = words.raised(f"{st.session_state['lab.b']} added to {st.session_state['lab.a']} again and again")

@@ -21,27 +21,35 @@ COLUMNS = {
     "name": st.column_config.TextColumn("Recipe", pinned=True),
     "speed": st.column_config.TextColumn("Speed", help="How many times as fast, with its 95 % interval"),
     "memory": st.column_config.TextColumn("Memory", help="Peak, of the reference's"),
-    "learns": st.column_config.TextColumn("Learns", help="Final loss against FP32's own noise from seed to seed"),
-    "out": st.column_config.TextColumn("Left behind because", width="large"),
-    "note": st.column_config.TextColumn("Made from"),
+    "learns": st.column_config.TextColumn("Parity", help="Final loss within the seed-to-seed noise of FP32"),
+    "out": st.column_config.TextColumn("Ruled out because", width="large"),
+    "note": st.column_config.TextColumn("Derived from"),
     "steps": tables.count("Steps"),
     "trainings": tables.count("Trainings"),
 }
+SAMPLE = " · sample"
+"""Ends the names of samples in the list of searches."""
 BUDGET_HELP = (
-    "Seconds that the search may take. Runs are shortened to fit; if it is still too small, the answer names a "
+    "Time limit of the search in seconds. Runs are shortened to fit; if that is not enough, the answer names a "
     "sufficient budget."
 )
-STEPS_HELP = "Of the trainings that are to show whether a recipe learns the same; fewer where the budget asks for it."
+STEPS_HELP = "Steps of each training in the parity test; fewer if the budget requires it."
 
 
 def listing() -> dict[str, Path]:
-    """Folders of searches by name, newest first."""
+    """Folders of searches by name: the user's own, newest first, then the samples."""
     try:
         folders = [file.parent for file in run_list.runs_dir().glob(f"*/{FILE}")]
         folders.sort(key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
     except OSError:  # removed after it was listed
         return {}
-    return {folder.name: folder for folder in folders}
+    samples = sorted(file.parent for file in run_list.SAMPLES.glob(f"*/{FILE}"))
+    return {folder.name: folder for folder in folders} | {f"{one.name}{SAMPLE}": one for one in samples}
+
+
+def is_sample(name: str) -> bool:
+    """Whether the search of that name came with AMPscope."""
+    return name.endswith(SAMPLE)
 
 
 def choose(searches: Mapping[str, Path]) -> Path:
@@ -118,7 +126,7 @@ def _shown(row: Tried) -> dict[str, Any]:
         "speed": "reference" if row.speed_verdict == "reference" else speed,
         "memory": f"{words.number(row.memory_ratio)} ×",
         "learns": row.parity or words.NONE,
-        "out": "what it learns" if row.out and row.out == row.parity else row.out or words.NONE,
+        "out": "no parity" if row.out and row.out == row.parity else row.out or words.NONE,
         "note": row.note,
         "steps": row.steps,
         "trainings": len(row.runs),

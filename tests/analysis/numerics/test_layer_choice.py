@@ -1,8 +1,11 @@
 """Which layers can run in 8 or 4 bits: errors and order of layers, the choice under a limit, and its code."""
 
+import argparse
 import ast
+import dataclasses
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -11,11 +14,13 @@ from torch import nn
 
 from amp_core import RunError, load_run
 from amp_core.__main__ import main
-from amp_core.analysis.numerics.layer_choice import by_layer, choose, in_db, layer_errors, parse_limit
-from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for
+from amp_core.analysis.numerics.layer_choice import Choice, by_layer, choose, in_db, layer_errors, parse_limit
+from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for, train_flags
 from amp_core.analysis.numerics.quantized import quantized
+from amp_core.cli.settings import add_flag, add_settings, settings
 from amp_core.quantization import OPERANDS, RECIPES
 from amp_core.record import watch
+from amp_core.settings.training import RECIPES as TRAINED
 from tests.paths import SAMPLE_RUNS
 
 CHOSEN = [RECIPES["nvfp4"], RECIPES["mxfp8-e4m3"]]
@@ -222,3 +227,20 @@ def test_bad_input_is_one_sentence(more, expected, capsys):
     assert main(["what-if", str(SAMPLE_RUNS / "fp32"), *more]) == 2
     error = capsys.readouterr().err
     assert expected in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_flags_of_ampscope_train_keep_exactly_the_layers_that_stay(recipe):
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    add_flag(parser, "precision")
+    choice = Choice(RECIPES[recipe], 0.1, ("blocks.0.fc",), ("head", "blocks.1.attn.qkv"), 0.5)
+    given = train_flags(choice)
+    if recipe not in {"fp8-tensorwise", "mxfp8-e4m3", "nvfp4"}:  # those that `ampscope train` has
+        assert given == ""
+        return
+    config = settings(parser.parse_args(shlex.split(given)))
+    assert TRAINED[config["precision"]].quantization == recipe and tuple(config["keep_bf16"]) == choice.stay
+    everything = settings(parser.parse_args(shlex.split(train_flags(dataclasses.replace(choice, stay=())))))
+    assert tuple(everything["keep_bf16"]) == ()  # unset, the head would stay
+    assert train_flags(dataclasses.replace(choice, go=())) == ""

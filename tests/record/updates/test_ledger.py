@@ -415,3 +415,17 @@ def test_updates_that_are_no_bool_are_refused(tmp_path: Path) -> None:
     model = network()
     with pytest.raises(RunError, match="updates=1 is not True or False"):
         watch(model, torch.optim.SGD(model.parameters(), lr=1e-2), into=tmp_path / "run", updates=1)  # type: ignore[arg-type]
+
+
+def test_an_update_that_rounds_the_wrong_way_loses_at_most_all_of_it(tmp_path: Path) -> None:
+    """Weight decay is rounded away and the step is rounded up: the weight lands further off than if it had stayed."""
+    weight = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    model = torch.nn.Module()
+    model.weight = weight
+    optimizer = torch.optim.AdamW([weight], lr=0.004, weight_decay=0.475)
+    with watch(model, optimizer, into=tmp_path / "run", every=1, updates=True):
+        (-weight.sum()).backward()
+        optimizer.step()
+    run = load_run(tmp_path / "run")
+    assert run.updates["lost_mass_frac"].tolist() == [1.0]
+    run.validate(full=True)
