@@ -23,6 +23,7 @@ MOMENTS = (
     "backward_began",
     "backward_ended",
     "called",
+    "gradients_read",
     "closure_repeated",
     "scaler_found",
     "optimizer_found",
@@ -76,6 +77,11 @@ class Observer:
         where `scaler.step` makes the call. `optimizer` is None for `scale` and `update`, and for `clip` if it is not
         known whose gradients are clipped.
         """
+
+    def gradients_read(self, optimizer: int, names: list[str]) -> None:
+        """The gradients of the optimizer of this index were read, once per step: the names of its parameters that have
+        one, in order. The same list as long as all of them do. Not called in steps that are not sampled and whose norms
+        a budget leaves out."""
 
     def closure_repeated(self, optimizer: int) -> None:
         """Within one step, the optimizer of this index calls its closure again. The first call was followed by

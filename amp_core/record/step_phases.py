@@ -167,7 +167,10 @@ def calling() -> Called:
     The time in between counts as `watch`, as far as it is not counted already. The phase does not change: listeners may
     ask for it.
     """
-    return [(phases, now, now(), phases._watched, phases.present) for phases, now in _counting]
+    begun: Called = []
+    for phases, now in _counting:  # a comprehension would be one more call, and this runs around every hook
+        begun.append((phases, now, now(), phases._watched, phases.present))
+    return begun
 
 
 def called(begun: Called) -> None:
@@ -175,7 +178,14 @@ def called(begun: Called) -> None:
     for phases, now, then, watched, phase in begun:
         own = now() - then - (phases._watched - watched)
         if own > 0 and phase != "watch" and not phases._is_left_out:
-            phases._take_from(phase, own)
+            taken = phases._called_in
+            taken[phase] = taken.get(phase, 0.0) + own
+
+
+def count_watched(phase: str, seconds: float) -> None:
+    """So many seconds of that phase of the current step went to listeners that count their time themselves."""
+    for phases, _ in _counting:
+        phases._take_from(phase, seconds)
 
 
 class _Watching:

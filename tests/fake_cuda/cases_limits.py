@@ -28,7 +28,7 @@ def test_without_a_compiler_everything_is_recorded_and_an_event_says_what_is_slo
     run = recorded(tmp_path / "without", "cuda:0")
     details = run.events[run.events["name"] == "statistics"].detail.tolist()
     reason = "Failed to find C compiler. Please specify via CC environment variable."
-    assert details == [f"those on cuda come from plain torch, which is slower: {reason}"]
+    assert details == [f"those on cuda are computed in plain torch, which is slower: {reason}"]
     exact = ["step", "name", "kind", "zero", "inf", "nan", "absmax", "exp_min"]
     assert run.tensors()[exact].equals(with_kernels[exact])
     assert run.tensors()["capped_counts"].notna().any()

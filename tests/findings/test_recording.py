@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from amp_core import Finding, diagnose, load_run
-from amp_core.record.loop.steps import (
+from amp_core.record.loop.unrecorded import (
     NO_FORWARD,
     NO_FORWARD_ANY_MORE,
     NO_LOSS,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from amp_core import load_run, watch
-from amp_core.record.loop.steps import MIN_UNSTEPPED_BACKWARDS
+from amp_core.record.loop.unrecorded import MIN_UNSTEPPED_BACKWARDS
 from tests.record.loops import small_model
 
 

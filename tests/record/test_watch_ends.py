@@ -12,7 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from amp_core import RunError, load_run
 from amp_core.record import recorder, watch, watching
-from amp_core.record.loop import steps
+from amp_core.record.loop import unrecorded
 from amp_core.record.loop.autocast_regions import PrecisionDetector
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.row_writer import RowWriter
@@ -150,11 +150,11 @@ def test_an_optimizer_that_never_steps_is_reported(tmp_path):
     """The loop updates the weights by hand, since another torch optimizer would be adopted."""
     model = small_model()
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):
-        for _ in range(steps.MIN_UNSTEPPED_BACKWARDS):
+        for _ in range(unrecorded.MIN_UNSTEPPED_BACKWARDS):
             model(torch.randn(4, 24)).square().mean().backward()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter -= 0.1 * parameter.grad
             model.zero_grad()
     run = load_run(tmp_path / "run")
-    assert len(run.steps) == 0 and steps.NO_STEP in run.events["detail"].tolist()
+    assert len(run.steps) == 0 and unrecorded.NO_STEP in run.events["detail"].tolist()

@@ -99,7 +99,9 @@ class Attempt:
             return [], np.zeros(0)
         lengths = [packed_length(dtype) for _, _, dtype in self.measured[: len(self.gradients)]]
         starts = np.cumsum([0, *lengths[:-1]])
-        packed = self.packed("measured")
+        # Gradients of one device are in the first vector: nothing has to be joined.
+        first = self.vectors["measured"][0]
+        packed = self.transfer.values(first) if self.counts[0] >= len(lengths) else self.packed("measured")
         norms = np.sqrt(packed[starts + SQUARES])
         norms[packed[starts + INFINITIES] > 0] = np.inf
         norms[packed[starts + NANS] > 0] = np.nan

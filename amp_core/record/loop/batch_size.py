@@ -46,9 +46,11 @@ class BatchSize:
     def began(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A forward of `module` begins."""
         self.detach()
-        packed = (_packed(leaf) for leaf in (*args, *kwargs.values()) if isinstance(leaf, PackedSequence))
-        self._packed = next(packed, None)
-        self._shapes = [tuple(t.shape) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
+        leaves = [*args, *kwargs.values()]
+        self._packed = next((_packed(leaf) for leaf in leaves if isinstance(leaf, PackedSequence)), None)
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):  # pytree is slow
+            leaves = tree_leaves((args, kwargs))
+        self._shapes = [tuple(t.shape) for t in leaves if isinstance(t, torch.Tensor) and t.dim()]
         self._layer_sizes = []
         self._entry = id(module), len(self._shapes[0]) if self._shapes else 0
         known = self._entry in self._dimension or self._unfit.get(self._entry, 0) >= MAX_UNFIT

@@ -79,6 +79,8 @@ class Hidden:
         self._differences: dict[str, deque[dict[str, float]]] = {
             sort: deque(maxlen=REMEMBERED) for sort in ("plain", "sampled")
         }
+        self._shares: dict[str, dict[str, float]] = {}
+        """By sort: the hidden milliseconds of each phase; empty where they are not known."""
 
     def learn(self, sort: str, times: Times) -> None:
         """Add a step."""
@@ -86,21 +88,28 @@ class Hidden:
             for other, before in self._last.items():
                 self._waiting[other].append((before, times))
             return
-        for before, bare in self._waiting[sort]:
+        self._last[sort], waiting = times, self._waiting[sort]
+        if not waiting:
+            return
+        for before, bare in waiting:
             self._differences[sort].append({p: fmean((before[p], times[p])) - bare[p] for p in LOOP})
-        self._waiting[sort].clear()
-        self._last[sort] = times
+        waiting.clear()
+        self._shares[sort] = self._hidden_by_phase(sort)
+
+    def _hidden_by_phase(self, sort: str) -> dict[str, float]:
+        by_phase = self._differences[sort]
+        differences = sorted(sum(phases.values()) for phases in by_phase)
+        if len(by_phase) < MIN_DIFFERENCES or differences[len(by_phase) // 4] <= 0:
+            return {}
+        parts = {p: max(0.0, median(phases[p] for phases in by_phase)) for p in LOOP}
+        whole = sum(parts.values())
+        # Without a whole, no single phase is longer in most differences.
+        return {p: median(differences) * part / whole for p, part in parts.items()} if whole else {}
 
     def corrected(self, sort: str, times: Times) -> dict[str, float]:
         """The times with the hidden cost moved to `watch`. Their sum is the same."""
-        by_phase = self._differences.get(sort, ())
-        differences = sorted(sum(phases.values()) for phases in by_phase)
-        if len(by_phase) < MIN_DIFFERENCES or differences[len(by_phase) // 4] <= 0:
+        hidden = self._shares.get(sort)
+        if not hidden:
             return dict(times)
-        hidden = median(differences)
-        parts = {p: max(0.0, median(phases[p] for phases in by_phase)) for p in LOOP}
-        whole = sum(parts.values())
-        if not whole:  # no single phase is longer in most differences
-            return dict(times)
-        taken = {p: min(times[p], hidden * part / whole) for p, part in parts.items()}
+        taken = {p: min(times[p], ms) for p, ms in hidden.items()}
         return {**times, **{p: times[p] - ms for p, ms in taken.items()}, "watch": times["watch"] + sum(taken.values())}

@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,19 +44,18 @@ def step_row(attempt: Attempt, times: Mapping[str, float]) -> dict[str, list[Any
 def tensor_rows(attempt: Attempt) -> dict[str, Any]:
     """The rows of `tensors`, one per tensor and kind; measurements of one tensor in the same step are merged."""
     keys, (columns, histograms) = _unpacked(attempt)
-    scales = {kind: attempt.multiplied_by(kind) for kind in {kind for _, kind, _ in keys}}
+    named = _named(tuple(keys), tuple(name for name, _ in attempt.capped))
     rows: dict[str, Any] = {
         "step": np.full(len(keys), attempt.step),
-        "name": _texts(tuple(name for name, _, _ in keys)),
-        "kind": _texts(tuple(kind for _, kind, _ in keys)),
-        "dtype": _texts(tuple(dtype for _, _, dtype in keys)),
-        "loss_scale": np.array([scales[kind] for _, kind, _ in keys]),
+        "name": named.names,
+        "kind": named.kinds,
+        "dtype": named.dtypes,
+        "loss_scale": np.array([attempt.multiplied_by(kind) for kind in named.distinct_kinds])[named.kind_of],
         "exp_counts": _lists(histograms),
     }
     if attempt.capped:
         capped, histograms = unpack_together(attempt.packed("capped"), [dtype for _, dtype in attempt.capped])
-        places = {name: i for i, (name, _) in enumerate(attempt.capped)}
-        at = np.array([places.get(name, -1) if kind == "weight_grad" else -1 for name, kind, _ in keys])
+        at = named.capped_at
         lowest = np.ascontiguousarray(capped["exp_min"][at], np.int64)
         rows["capped_min"] = pa.Array.from_buffers(pa.int64(), len(at), [_validity(at >= 0), pa.py_buffer(lowest)])
         rows["capped_counts"] = _lists(histograms.take(at[at >= 0]), at >= 0)
@@ -80,9 +79,37 @@ def _unpacked(attempt: Attempt) -> tuple[list[Key], tuple[dict[str, Column], His
     return list(vectors), unpack_together(np.concatenate(list(vectors.values())), [dtype for _, _, dtype in vectors])
 
 
-@functools.lru_cache(maxsize=64)
-def _texts(values: tuple[str, ...]) -> pa.Array:
-    """A column of strings: the same at every sampled step, so it is cached."""
+class _Named(NamedTuple):
+    """What keys alone say of their rows."""
+
+    names: pa.Array
+    kinds: pa.Array
+    dtypes: pa.Array
+    distinct_kinds: list[str]
+    kind_of: npt.NDArray[np.int64]
+    """Index of each row's kind among them."""
+    capped_at: npt.NDArray[np.int64]
+    """Index of each row among the capped measurements; -1 for one without."""
+
+
+@functools.lru_cache(maxsize=16)
+def _named(keys: tuple[Key, ...], capped: tuple[str, ...]) -> _Named:
+    """The same at every sampled step, so it is cached. `capped` are names of weights."""
+    names, kinds, dtypes = zip(*keys, strict=True)
+    distinct = sorted(set(kinds))
+    places = {name: i for i, name in enumerate(capped)}
+    return _Named(
+        _texts(names),
+        _texts(kinds),
+        _texts(dtypes),
+        distinct,
+        np.array([distinct.index(kind) for kind in kinds]),
+        np.array([places.get(name, -1) if kind == "weight_grad" else -1 for name, kind, _ in keys]),
+    )
+
+
+def _texts(values: Sequence[str]) -> pa.Array:
+    """A column of strings."""
     encoded = [value.encode("utf-8", "replace") for value in values]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))

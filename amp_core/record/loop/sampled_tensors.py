@@ -42,9 +42,11 @@ class Tensors:
     def _measure(
         self, kind: str, tensors: list[tuple[str, torch.Tensor]], attempt: Attempt, *, capped: bool = False
     ) -> None:
-        chosen = [pair for pair in tensors if self._wanted(pair[0]) and measurable(pair[1])]
-        for device in {tensor.device: None for _, tensor in chosen}:
-            here = [pair for pair in chosen if pair[1].device == device]
+        by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+        for name, tensor in tensors:
+            if self._wanted(name) and measurable(tensor):
+                by_device.setdefault(tensor.device, []).append((name, tensor))
+        for here in by_device.values():
             named = [(name, dtype_name(tensor.dtype)) for name, tensor in here]
             if capped:
                 packed, caps = self._outputs.measure_weights(here, self._names)

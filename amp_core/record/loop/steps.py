@@ -25,50 +25,16 @@ from amp_core.record.loop.parameter_plan import ParameterPlan
 from amp_core.record.loop.row_writer import RowWriter
 from amp_core.record.loop.sampled_tensors import Tensors
 from amp_core.record.loop.sampling import LEFT_OUT, Sampling
+from amp_core.record.loop.unrecorded import NO_VALUES, Unrecorded
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.parameters import device_of, learning_rate, local_values, named_parameters, unwrapped
 from amp_core.record.observer import Observer, Observers
-from amp_core.record.stats import dispatch
 from amp_core.record.stats.module_outputs import Outputs
 from amp_core.record.stats.norms import norms, norms_of_plain
 from amp_core.record.step_phases import Phases
 from amp_core.record.torch_internals.captures import out_of_sight
 from amp_core.store.writer import RunWriter
-
-NO_FORWARD_ANY_MORE = (
-    "forward of the model: the loop no longer calls the model or a part of it, so forward times, samples and module "
-    "outputs are missing"
-)
-MAX_STEPS_WITHOUT_FORWARD = 5
-"""Steps without a forward of the model before an event reports it."""
-NO_FORWARD = (
-    "forward of the model: not called in the first steps, so forward times, samples and module outputs are missing; "
-    "compile the model before `watch` is called, and give `watch` the model that the loop calls"
-)
-NO_STEP = "steps: no optimizer that was given to `watch` has stepped; give `watch` the one that the loop steps"
-NOTHING = (
-    "steps: neither a forward nor a backward of the model nor a step of its optimizer was seen; give `watch` the model "
-    "and the optimizer of the loop"
-)
-NO_LOSS = (
-    "loss: none could be read from the calls of backward since step {step}; log it in each step with "
-    "`rec.log(loss=loss)`"
-)
-FORWARDS_LOST_AFTER = 3
-"""Steps from the last one with a forward (inclusive) after which all modules get hooks again."""
-MAX_STEPS_WITHOUT_LOSS = 3
-"""Consecutive steps without a loss after which an event reports it."""
-MAX_LOSS_WARNINGS = 5
-NO_MORE_STEPS = (
-    "steps: {count} backward passes since the last step of an optimizer that `watch` was given; give `watch` the "
-    "optimizer that the loop steps, which must be a `torch.optim.Optimizer`"
-)
-NO_VALUES = "gradients of parameters on the meta device: they hold no values"
-MIN_UNSTEPPED_BACKWARDS = 50
-UNSTEPPED_BACKWARDS_RATIO = 3
-"""An event reports missing steps after more backward passes than this number, and than this ratio times the most that
-any step had."""
 
 
 def isolated(hook: Callable[..., None]) -> Callable[..., None]:
@@ -119,7 +85,7 @@ class Steps:
         self.phases = self._phases = Phases(self._backend.clock())
         self.loss_and_samples = LossAndSamples(lambda: list(own.parameters(self._model)))
         self.precision = PrecisionDetector(writer, self._model, optimizers, scaler, self.device)
-        self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or out_of_sight())
+        self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing)
         self.row_writer = RowWriter(writer, self.phases, sampling)
         self.error_budget = ErrorBudget(writer)
         self.seen: set[str] = set()
@@ -141,19 +107,8 @@ class Steps:
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients measured, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last one
         self._logged: dict[str, Any] = {}
-        self.backwards = 0
-        """Backward passes seen so far."""
         self._first = self.number
-        self._reported: set[str] = set()
-        self._fallbacks_reported: set[str] = set()  # device types
-        self._sees_forward: bool | None = None  # None: not known yet
-        self._without_forward = 0  # consecutive steps, since the last one with a forward
-        self._backwards_then = 0  # `backwards` at the last step
-        self._most_backwards = 0  # of one step
-        self._may_report_no_steps = True
-        self._last_loss = self.number - 1  # the last step that has a loss
-        self._loss_missing = False  # whether the current steps have none, as an event has reported
-        self._loss_warnings = 0
+        self._unrecorded = Unrecorded(writer, self.number)
 
     def index(self, optimizer: Any) -> int | None:
         """The index of an optimizer, or of the one that a proxy stands in for; None for one that is not watched.
@@ -186,7 +141,7 @@ class Steps:
         index = self.index(optimizer)
         if index is not None or not isinstance(optimizer, torch.optim.Optimizer) or self.stepping:
             return index, False  # an optimizer that steps within another's step is part of it
-        if not self._adoption.wanted(optimizer, self.backwards, stepping=stepping):
+        if not self._adoption.wanted(optimizer, self._unrecorded.backwards, stepping=stepping):
             return None, False
         return self._adopt_optimizer(optimizer), True
 
@@ -277,6 +232,7 @@ class Steps:
     def _measure(self, attempt: Attempt, index: int) -> None:
         """Measure the gradients of an optimizer: one by one in a sampled step, else their norms alone."""
         attempt.gradients, grads = self._plans[index].gradients()
+        self.notify("gradients_read", index, attempt.gradients)
         plain = None if attempt.sampled or not grads else norms_of_plain(grads)
         if plain is not None:
             attempt.norm_order = range(len(grads))
@@ -286,31 +242,23 @@ class Steps:
         if any(grad.is_meta for grad in grads):
             valued = [(name, grad) for name, grad in zip(attempt.gradients, grads, strict=True) if not grad.is_meta]
             attempt.gradients, grads = [name for name, _ in valued], [grad for _, grad in valued]
-            self._report_once(NO_VALUES)
+            self._unrecorded.report_once(NO_VALUES, self.number)
         if attempt.sampled:
             # Gradients that the loop itself unscaled no longer have the factor of the output gradients.
             alike = attempt.scaled == scaling.is_active(self._scaler)
             named = list(zip(attempt.gradients, grads, strict=True))
             self._tensors.sample(attempt, self.optimizers[index], named, alike=alike)
-            self._report_fallbacks()
+            self._unrecorded.check_kernels(own.parameters(self._model), self.number)
         if grads and not attempt.all_measured:
             values, attempt.norm_order = norms(grads)
             attempt.put("norms", values)
-
-    def _report_fallbacks(self) -> None:
-        """Write one event for each device type of the model on which plain torch has to measure."""
-        for kind in dispatch.fallbacks.keys() - self._fallbacks_reported:
-            self._fallbacks_reported.add(kind)
-            if any(p.device.type == kind for p in own.parameters(self._model)):
-                detail = f"those on {kind} are computed in plain torch, which is slower: {dispatch.fallbacks[kind]}"
-                self.writer.event("phase change", name="statistics", detail=detail, step=self.number)
 
     @isolated
     def attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
         """The optimizer's step was made or skipped."""
         attempt = None
         with self.phases.watching():
-            self._check_forwards()
+            self._unrecorded.attempted(self.number, self.seen)
             attempt = self.observe(index)  # mostly the open one
             del self._open[index]
             self.precision.stop()
@@ -330,9 +278,7 @@ class Steps:
         self.seen.clear()
         self._stepped.add(index)
         self._replaced.discard(index)
-        self._most_backwards = max(self._most_backwards, self.backwards - self._backwards_then)
-        self._backwards_then = self.backwards
-        self._adoption.given_stepped(self.optimizers[index], self.backwards)
+        self._adoption.given_stepped(self.optimizers[index], self._unrecorded.backwards)
         spans = self.phases.take()
         if attempt is not None:
             attempt.spans = spans
@@ -354,17 +300,16 @@ class Steps:
             return
         with self.phases.watching():
             pending, self._pending = self._pending, []
-            self._check_losses(pending)
+            self._unrecorded.check_losses(pending)
             self.row_writer.send(pending)
 
     def end(self) -> None:
         """The run ends, possibly within a step."""
         if self.number == self._first and not self._stepped:
-            detail = NO_STEP if self.backwards or self.seen else NOTHING
-            self.writer.event("warning", name="not recorded", detail=detail)
+            self._unrecorded.no_step(bool(self.seen))
         pending, self._pending = self._pending, []
         try:
-            self._check_losses(pending, last=True)
+            self._unrecorded.check_losses(pending, last=True)
             self.row_writer.empty(pending)
         finally:  # even if rows cannot be written, observers restore what they patched
             self._observers.notify("close")
@@ -412,52 +357,12 @@ class Steps:
             self._stepped.clear()
             self._began = False
             self.on_step_end()
-            self._without_forward += 1
-            if self._sees_forward and self._without_forward == FORWARDS_LOST_AFTER:
+            if self._unrecorded.step_over(self.number):
                 self.on_forwards_lost()
-            elif self._sees_forward and self._without_forward == FORWARDS_LOST_AFTER + MAX_STEPS_WITHOUT_FORWARD:
-                self._report_once(NO_FORWARD_ANY_MORE)
-
-    def _check_forwards(self) -> None:
-        if "forward" in self.seen:
-            self._sees_forward, self._without_forward = True, 0
-        elif self._sees_forward is None and self.number == self._first + MAX_STEPS_WITHOUT_FORWARD:
-            self._sees_forward = False
-            self.writer.event("warning", name="not recorded", detail=NO_FORWARD, step=self.number)
 
     def backward_seen(self) -> None:
         """A backward reached the model."""
-        self.backwards += 1
-        since = self.backwards - self._backwards_then
-        if (
-            self._may_report_no_steps
-            and self._most_backwards
-            and since > max(MIN_UNSTEPPED_BACKWARDS, UNSTEPPED_BACKWARDS_RATIO * self._most_backwards)
-        ):
-            self._may_report_no_steps = False
-            detail = NO_MORE_STEPS.format(count=since)
-            self.writer.event("warning", name="not recorded", detail=detail, step=self.number)
-
-    def _check_losses(self, pending: Sequence[Attempt], *, last: bool = False) -> None:
-        for attempt in pending:
-            if "loss" in attempt.put_in or attempt.logged.get("loss") is not None:
-                self._last_loss = attempt.step
-                self._loss_missing = False
-            missed = attempt.step - self._last_loss
-            if not self._loss_missing and (
-                missed >= MAX_STEPS_WITHOUT_LOSS or (last and missed and self._last_loss < self._first)
-            ):
-                self._loss_missing = True
-                self._loss_warnings += 1
-                if self._loss_warnings <= MAX_LOSS_WARNINGS:
-                    detail = NO_LOSS.format(step=self._last_loss + 1)
-                    self.writer.event("warning", name="not recorded", detail=detail, step=attempt.step)
-
-    def _report_once(self, what: str) -> None:
-        """Write an event that something is not recorded, the first time only."""
-        if what not in self._reported:
-            self._reported.add(what)
-            self.writer.event("warning", name="not recorded", detail=what, step=self.number)
+        self._unrecorded.backward_seen(self.number)
 
     def _at_own_work(self) -> bool:
         return self.auditing or self.repeating or self.phases.present == "watch" or out_of_sight()

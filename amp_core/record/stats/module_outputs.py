@@ -11,8 +11,8 @@ measured: see `channels`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +23,9 @@ from amp_core.record.stats.channels import ChannelLargest, Row, Rows, cap_for, c
 from amp_core.record.stats.held_outputs import HeldOutputs, LayerChannel
 from amp_core.record.stats.layout import Cap, Key, dtype_name, key_of, measurable
 from amp_core.record.stats.measure import measure_together, passing_tensors
-from amp_core.record.step_phases import Phases
-from amp_core.record.torch_internals.compiling import untraced
+from amp_core.record.step_phases import Phases, called, calling, count_watched
+from amp_core.record.torch_internals.captures import out_of_sight, transformed
+from amp_core.record.torch_internals.compiling import not_compiled, untraced
 from amp_core.record.torch_internals.module_calls import Switches
 from amp_core.record.torch_internals.tensor_hooks import TensorHooks
 
@@ -49,14 +50,15 @@ class Outputs:
         self._phases = phases
         self._paused = paused
         self._switches = Switches(
-            (m, self._listener(n, self._on_grad(n, m)))
+            (m, self._listener(n, _OutputGrad(self, n, m)))
             for n, m in named_modules(model)
             if n and computes(m) and wanted(n)
         )
         self._on = False
-        self._on_tensors = TensorHooks()
-        self._passing = passing_tensors("cpu")
-        self._quick = self._passing is not None and phases.adds_up
+        self._on_tensors = TensorHooks(direct=True)
+        self._passing = passing_tensors("cpu") if phases.adds_up else None
+        self._spent_s = 0.0  # by output gradients that were measured by their plan, in the current backward
+        self._laid_out = 0  # how often `_rows` was laid out anew
         self._alone = phases.adds_up and self._kinds == {"output_grad"}
         self._passing_keys: list[Key] = []
         self._measured: dict[torch.device, Packed] = {}  # tensors that `_passing` does not take
@@ -77,6 +79,9 @@ class Outputs:
             self._on = False
             self._switches.off()
         self._on_tensors.detach_leaves()
+        if self._spent_s:
+            count_watched("backward", self._spent_s)
+            self._spent_s = 0.0
 
     def remove(self) -> None:
         """Detach from everything, including tensors of earlier forwards."""
@@ -109,8 +114,9 @@ class Outputs:
         grads = [grad for _, grad in named]
 
         def caps_of() -> list[Cap | None]:
-            caps = self._caps(names)
-            return [caps[name](grad) if name in caps else None for name, grad in named]
+            present = {names[i]: one for i, one in self._largest.items() if one.present and i in names}
+            rows = self._rows.all_values()
+            return [self._cap(grad, present.get(name), rows) for name, grad in named]
 
         held = self._held.get(grads[0].device)
         if held is not None:
@@ -118,28 +124,25 @@ class Outputs:
         caps = caps_of()
         return measure_together(grads, caps), caps
 
-    def _caps(self, names: Mapping[int, str]) -> dict[str, Callable[[torch.Tensor], Cap | None]]:
-        """By the name of the weight: what gives the cap for its gradient."""
-        values = self._rows.all_values()
-        present = ((names[i], one) for i, one in self._largest.items() if one.present and i in names)
-        return {
-            name: partial(
-                cap_for,
-                largest=values[one.held.dtype][one.held.index] if isinstance(one.held, Row) else one.held,
-                row=one.row,
-                dims=one.dims,
-                dtype=one.dtype,
-            )
-            for name, one in present
-        }
+    @staticmethod
+    def _cap(
+        grad: torch.Tensor, largest: ChannelLargest | None, rows: Mapping[torch.dtype, Sequence[torch.Tensor]]
+    ) -> Cap | None:
+        if largest is None:
+            return None
+        held = largest.held
+        values = rows[held.dtype][held.index] if isinstance(held, Row) else held
+        return cap_for(grad, values, largest.row, largest.dims, largest.dtype)
 
     def _listener(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not torch.is_grad_enabled() or self._paused():
+            if self._paused() or not torch.is_grad_enabled():
                 return
-            if self._alone and type(output) is torch.Tensor and output.dtype in PASSING:
-                if output.requires_grad and not output.is_meta:
+            if self._alone and type(output) is torch.Tensor and output.is_cpu and output.dtype in PASSING:
+                if output.requires_grad and not transformed():
                     self._on_tensors.attach(output, name, on_grad)
+                return
+            if out_of_sight():
                 return
             with self._phases.watching():
                 for leaf in tensors_in(output):
@@ -151,45 +154,46 @@ class Outputs:
 
         return after_forward
 
-    def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
-        channels = channel_of(module)
-
-        @untraced
-        def hook(grad: torch.Tensor) -> None:
-            if self._quick and grad.is_cpu:
-                try:
-                    if self._add_quickly(name, module, grad, channels):
-                        return
-                except Exception as error:
-                    self._phases.report(error)
-                    return
-            with self._phases.watching():
-                if measurable(real_values(grad)) and not self._hold(name, module, grad, channels):
-                    self._measure(name, "output_grad", grad)
-                    largest = self._largest_for(module, grad, channels)
-                    if largest is not None and channels is not None:
-                        largest.take_in(grad, channels[0] + grad.dim(), self._rows)
-
-        return hook
+    @untraced
+    def _on_grad(self, name: str, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None) -> Any:
+        """Measure an output gradient. Returns the plan by which more of its sort can be measured, or None."""
+        if self._passing is not None and grad.is_cpu:
+            try:
+                plan = self._add_quickly(name, module, grad, channels)
+            except Exception as error:
+                self._phases.report(error)
+                return None
+            if plan is not None:
+                return plan
+        with self._phases.watching():
+            if measurable(real_values(grad)) and not self._hold(name, module, grad, channels):
+                self._measure(name, "output_grad", grad)
+                largest = self._largest_for(module, grad, channels)
+                if largest is not None and channels is not None:
+                    largest.take_in(grad, channels[0] + grad.dim(), self._rows)
+        return None
 
     def _add_quickly(
         self, name: str, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None
-    ) -> bool:
-        """Measure a small output gradient, and take it into the largest ones of its layer. False where that takes
+    ) -> "_Plan | None":
+        """Measure a small output gradient, and take it into the largest ones of its layer. None where that takes
         more."""
         dtype = grad.dtype
         if dtype not in PASSING or self._passing is None:
-            return False
+            return None
         largest = self._largest_for(module, grad, channels)
         if largest is None or channels is None or not isinstance(largest.held, Row):
-            done = self._passing.add(grad)
+            largest, of = None, (0, 1, 0)
         else:
-            inner = grad.shape[grad.dim() + channels[0] + 1 :].numel()
-            done = self._passing.add(grad, largest.held.count, inner, largest.held.address)
-            largest.present = largest.present or done
-        if done:
-            self._passing_keys.append(key_of(name, "output_grad", dtype_name(dtype)))
-        return done
+            of = largest.held.count, grad.shape[grad.dim() + channels[0] + 1 :].numel(), largest.held.address
+        if not self._passing.add(grad, *of):
+            return None
+        key = key_of(name, "output_grad", dtype_name(dtype))
+        self._passing_keys.append(key)
+        if largest is not None:
+            largest.present = True
+        weight = id(own.parameter(module, "weight"))
+        return _Plan(dtype, grad.shape, self._passing.arguments(grad, *of), key, largest, weight, self._laid_out)
 
     def _hold(self, name: str, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None) -> bool:
         """Measure an output gradient together with others. False where it has to be measured now."""
@@ -230,6 +234,7 @@ class Outputs:
         if known is None or not known.fits(grad, channel):
             count = grad.shape[channel]
             held = self._rows.add(count, grad.dtype) if grad.is_cpu else grad.new_zeros(count)
+            self._laid_out += 1
             known = self._largest[id(weight)] = ChannelLargest(held, channels[1], weight.dim(), grad.dtype)
         return known
 
@@ -240,6 +245,7 @@ class Outputs:
         else:  # shapes change, or not every layer is used
             self._largest.clear()  # `HeldOutputs` holds it too
             self._rows = Rows()
+            self._laid_out += 1
         for largest in self._largest.values():
             largest.present = False
 
@@ -251,3 +257,67 @@ class Outputs:
         keys, packed = self._measured.setdefault(values.device, ([], []))
         packed.append(measure_together([values]))
         keys.append(key_of(name, kind, dtype_name(values.dtype)))
+
+
+class _Plan(NamedTuple):
+    """How an output gradient of a module was measured: another one of the same shape, dtype and weight is measured
+    alike."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    arguments: tuple[int, ...]
+    """Of `PassingTensors.add_at`, after the address."""
+    key: Key
+    largest: ChannelLargest | None
+    weight: int
+    """The `id` of the module's weight."""
+    laid_out: int
+    """`Outputs._laid_out` when it was made."""
+
+
+class _OutputGrad:
+    """Called by autograd with the gradient of an output of one module.
+
+    A sampled step has a thousand of them, between autograd's own work: it makes as few calls as possible.
+    """
+
+    __torch_unserializable__ = True
+    __slots__ = ("_attributes", "_channels", "_module", "_name", "_outputs", "_plan")
+
+    def __init__(self, outputs: Outputs, name: str, module: torch.nn.Module) -> None:
+        self._outputs, self._name, self._module = outputs, name, module
+        self._attributes = own.attributes(module)
+        self._channels = channel_of(module)
+        self._plan: _Plan | None = None
+
+    def __call__(self, grad: torch.Tensor) -> None:
+        plan, outputs = self._plan, self._outputs
+        if (
+            plan is not None
+            and type(grad) is torch.Tensor
+            and grad.dtype is plan.dtype
+            and grad.is_cpu
+            and plan.laid_out == outputs._laid_out
+            and grad.shape == plan.shape
+            and grad.is_contiguous()
+            and outputs._passing is not None
+            and type(parameters := self._attributes.get("_parameters")) is dict
+            and id(parameters.get("weight")) == plan.weight
+        ):
+            begun = perf_counter()
+            try:
+                outputs._passing.add_at(grad.data_ptr(), *plan.arguments)
+                outputs._passing_keys.append(plan.key)
+                if plan.largest is not None:
+                    plan.largest.present = True
+            except Exception as error:
+                outputs._phases.report(error)
+            outputs._spent_s += perf_counter() - begun
+            return
+        since = calling()
+        with own.without_torch_function():
+            self._plan = outputs._on_grad(self._name, self._module, grad, self._channels)
+        called(since)
+
+
+not_compiled(_OutputGrad.__call__)

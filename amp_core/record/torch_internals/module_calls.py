@@ -142,18 +142,25 @@ class _Listened:
         try:
             output = module._call_impl(*args, **kwargs)
         except BaseException:  # Ctrl-C too: a notebook continues after it
-            self._notify(module, args, kwargs, None, raised=True)
+            self._raised(module, args, kwargs)
             raise
-        self._notify(module, args, kwargs, output, raised=False)
-        return output
-
-    def _notify(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
         begun = calling()
         with without_torch_function():
             for after, always in self.after:
-                if always or not raised:
+                try:
+                    after(module, args, kwargs, output)
+                except Exception as error:
+                    self._fail(after, always, error)
+        called(begun)
+        return output
+
+    def _raised(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        begun = calling()
+        with without_torch_function():
+            for after, always in self.after:
+                if always:
                     try:
-                        after(module, args, kwargs, output)
+                        after(module, args, kwargs, None)
                     except Exception as error:
                         self._fail(after, always, error)
         called(begun)

@@ -49,14 +49,16 @@ class _Hook:
 
 
 class TensorHooks:
-    """The hooks of one listener.
+    """The hooks of one listener. With `direct`, autograd calls `on_grad` itself, which then has to count its time, and
+    to have the attribute `__torch_unserializable__`.
 
     They are stored where `Tensor.register_hook` stores its own. That creates a table, a handle and a weak reference per
     tensor: in a sampled step, with a hook on each output, enough to trigger Python's garbage collector several times.
     Here a table is reused once its tensor is freed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, direct: bool = False) -> None:
+        self._direct = direct
         self._hooks: dict[Any, _Hook] = {}  # by purpose: the last one, which is mostly reused
         self._tables: dict[Any, Table] = {}  # by purpose: the last one created here
         self._leaves: list[Any] = []  # weak references to the tables of leaves
@@ -71,11 +73,11 @@ class TensorHooks:
         table: Any = tensor._backward_hooks
         grad_fn = tensor.grad_fn
         if table is not None:
-            for key, other in table.items():
+            for other in table:
                 if type(other) is _Hook and other.owner is self and other.purpose == purpose:
-                    table[key] = hook
+                    table[other] = self._called(hook)
                     return
-            table[hook] = hook
+            table[hook] = self._called(hook)
             self._keep(table, grad_fn is None)
             return
         tensor._backward_hooks = table = self._table(hook)
@@ -92,13 +94,16 @@ class TensorHooks:
             if len(last) == 1 and sys.getrefcount(last) == _UNUSED:  # no hook of the program, and no tensor holds it
                 if hook not in last:
                     last.clear()
-                    last[hook] = hook
+                    last[hook] = self._called(hook)
                 return last
             self._keep(last, False)
         new: Table = OrderedDict()
-        new[hook] = hook
+        new[hook] = self._called(hook)
         tables[purpose] = new
         return new
+
+    def _called(self, hook: _Hook) -> OnGrad:
+        return hook.on_grad if self._direct else hook
 
     def _keep(self, table: Table, of_leaf: bool) -> None:
         """Remember a table while its tensor is alive."""
@@ -128,8 +133,8 @@ class TensorHooks:
         for ref in tables:
             table = ref()
             if table is not None:
-                for key in [k for k, hook in table.items() if type(hook) is _Hook and hook.owner is self]:
-                    del table[key]
+                for hook in [hook for hook in table if type(hook) is _Hook and hook.owner is self]:
+                    del table[hook]
 
 
 def _references_to_unused() -> int:

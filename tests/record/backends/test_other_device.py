@@ -146,6 +146,6 @@ def test_a_recorder_learns_everything_about_the_device_from_its_backend(tmp_path
     assert output["called"].count("channels") == 2 * 3 and output["called"].count("copy_to_host") >= 6
     assert output["called"].count("fork_random") == 2
     changed = run.events[run.events["name"] == "statistics"]
-    assert changed.detail.tolist() == ["those on npu come from plain torch, which is slower: no compiler here"]
+    assert changed.detail.tolist() == ["those on npu are computed in plain torch, which is slower: no compiler here"]
     assert (run.events.kind == "warning").sum() == 0
     assert len(run.tensors(kind="weight_grad")) == 3 * 4 and len(run.tensors(kind="output_grad")) == 3 * 3

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 from collections import Counter, namedtuple
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from amp_core import load_run
 from amp_core.record import watch, watching
+from amp_core.record.stats import module_outputs
 from amp_core.record.torch_internals.module_calls import listeners
 from tests.record.loops import small_model, train
 
@@ -339,3 +341,37 @@ def test_a_sampled_step_leaves_no_tensor_for_each_layer(tmp_path):
         assert alive() - before < len(model) / 4
     frame = load_run(tmp_path / "run").tensors(kind="weight_grad")
     assert frame["capped_counts"].notna().sum() == 3 * len(model)
+
+
+def test_an_output_gradient_is_measured_alike_whether_its_sort_is_known_or_not(tmp_path, monkeypatch):
+    """Shapes, dtypes and weights change between steps, and one weight has two layers."""
+
+    def recorded(into):
+        torch.manual_seed(0)
+        shared = nn.Linear(6, 6)
+        model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), shared, nn.Tanh(), shared, nn.Conv1d(1, 3, 2), nn.Flatten())
+        model.insert(5, nn.Unflatten(1, (1, 6)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, optimizer, into=into, every=1):
+            for step, (rows, dtype) in enumerate([(4, None), (4, None), (7, None), (4, torch.bfloat16), (4, None)] * 2):
+                if step == 6:
+                    shared.weight = nn.Parameter(shared.weight.detach() * 2)
+                    optimizer.param_groups[0]["params"][2] = shared.weight
+                with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                    loss = model(torch.randn(rows, 5)).float().square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return load_run(into).tensors().drop(columns=["rank"])
+
+    known = recorded(tmp_path / "known")
+    reused = []
+    monkeypatch.setattr(
+        module_outputs._OutputGrad,
+        "__call__",
+        lambda self, grad: reused.append(self._outputs._on_grad(self._name, self._module, grad, self._channels)),
+    )
+    anew = recorded(tmp_path / "anew")
+    assert len(reused) > 50 and any(reused)
+    assert known["capped_counts"].notna().sum() >= 20
+    pd.testing.assert_frame_equal(known, anew)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from amp_core import load_run
 from amp_core.record import watch
-from amp_core.record.loop.steps import NO_FORWARD
+from amp_core.record.loop.unrecorded import NO_FORWARD
 from amp_core.record.torch_internals.compiling import untraced, within_compiled
 
 STEPS = 6

@@ -178,6 +178,7 @@ class Branches(Observer):
         self._known: dict[bytes, int] = {}
         self._last: bytes | None = None
         self._checked = False
+        self._named: list[str] = []  # parameters that had a gradient in the last step
         self._without_grad = False
         self._step = 0
         self._written = 0
@@ -191,16 +192,20 @@ class Branches(Observer):
 
     def optimizer_found(self, index: int, optimizer: Any) -> None:
         self._list_parameters()
-        self._known, self._last = {}, None
+        self._known, self._last, self._named = {}, None, []
 
     def step_began(self, step: int) -> None:
         self._step = step
         self._checked = False
 
-    def called(self, what: str, optimizer: int | None) -> None:
-        if self._checked or what not in ("unscale_", "scaler.step", "optimizer.step"):
+    def gradients_read(self, optimizer: int, names: list[str]) -> None:
+        if self._checked:
             return
         self._checked = True
+        same = len(self._optimizers) == 1 and names is self._named
+        self._named = names
+        if same and self._step >= FIRST_STEPS and not self._without_grad:
+            return
         present = bytes(map(is_not, map(_grad, self._parameters), repeat(None)))
         if present != self._last:
             self._change(present)

@@ -3,8 +3,8 @@
 >>> measure_cpu([torch.tensor([0.0, 1.5])])  # packed vectors one after another
 """
 
-import itertools
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ _FORMATS = [FORMAT_OF_DTYPE[name] for name in _DTYPES]
 _SIZE = [LEADING + form.powers_of_two for form in _FORMATS]
 _SKIP = np.array([form.min_subnormal_exponent - (-1074 if form.name == "fp64" else -149) for form in _FORMATS])
 _WIDE = (torch.float32, torch.float64)
+_dtype = attrgetter("dtype")
 _SKIP_AT = _SKIP.ctypes.data
 _NO_CAP = (0, 0, 1, 0)
 """Address, channels, inner, and where the capped vector is."""
@@ -56,28 +57,30 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
     rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # keeps copies alive until they are measured
     for i in capped:  # caps need the values in the order of their channels
         rows[i] = tensors[i].detach().contiguous()
-    codes = [_CODE[t.dtype] for t in tensors]
+    codes = list(map(_CODE.__getitem__, map(_dtype, tensors)))
     if not _FP8.isdisjoint(codes):  # widened here, the others in the kernel
         rows = [t.detach().to(torch.float32) if t.dtype.itemsize == 1 else t for t in rows]
-    values = sum(row.numel() for row in rows)
-    parts = max(1, min(torch.get_num_threads(), values // SHARE))
-    starts = [0, *itertools.accumulate(_SIZE[code] for code in [*codes, *(codes[i] for i in capped)])]
-    packed = torch.zeros(parts, starts.pop(), dtype=torch.float64)
+    lengths = list(map(torch.Tensor.numel, rows))
+    parts = max(1, min(torch.get_num_threads(), sum(lengths) // SHARE))
+    sizes = np.array(_SIZE)[[*codes, *map(codes.__getitem__, capped)]]
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    packed = torch.zeros(parts, int(ends[-1]), dtype=torch.float64)
     base = packed.data_ptr()
     tasks = np.empty((len(rows), COLUMNS), np.int64)
-    tasks[:, WHERE] = [row.data_ptr() for row in rows]
-    tasks[:, LENGTH] = [row.numel() for row in rows]
+    tasks[:, WHERE] = list(map(torch.Tensor.data_ptr, rows))
+    tasks[:, LENGTH] = lengths
     tasks[:, CODE] = codes
-    tasks[:, OUT] = [base + 8 * start for start in starts[: len(rows)]]
+    tasks[:, OUT] = starts[: len(rows)] * 8 + base
     tasks[:, (CAP, CHANNELS, INNER, CAPPED_OUT)] = _NO_CAP
     if capped:
         limits = [cap for cap in caps if cap is not None]
         # In the width that the kernel compares; kept alive as well.
         wide = [c.largest if c.largest.dtype in _WIDE else c.largest.to(torch.float32) for c in limits]
-        tasks[capped, CAP] = [w.data_ptr() for w in wide]
-        tasks[capped, CHANNELS] = [w.numel() for w in wide]
+        tasks[capped, CAP] = list(map(torch.Tensor.data_ptr, wide))
+        tasks[capped, CHANNELS] = list(map(torch.Tensor.numel, wide))
         tasks[capped, INNER] = [c.inner for c in limits]
-        tasks[capped, CAPPED_OUT] = [base + 8 * start for start in starts[len(rows) :]]
+        tasks[capped, CAPPED_OUT] = starts[len(rows) :] * 8 + base
     if _DOUBLE not in codes:
         _run(measure_singles, tasks, packed)
     else:
@@ -85,7 +88,7 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
         _run(measure_singles, tasks[~double], packed)
         _run(measure_doubles, tasks[double], packed)
     if parts > 1:
-        add_parts(packed.numpy(), np.array(starts))
+        add_parts(packed.numpy(), starts)
     return packed[0]
 
 
@@ -103,18 +106,25 @@ class PassingTensors:
 
         The other arguments are as for `measure_one`.
         """
-        code, values = _CODE.get(tensor.dtype, _DOUBLE), tensor.numel()
-        if code >= _NARROWEST or values >= 2 * SHARE or not tensor.is_contiguous():
+        if _CODE.get(tensor.dtype, _DOUBLE) >= _NARROWEST or tensor.numel() >= 2 * SHARE or not tensor.is_contiguous():
             return False
-        size = _SIZE[code]
+        self.add_at(tensor.data_ptr(), *self.arguments(tensor, channels, inner, into))
+        return True
+
+    @staticmethod
+    def arguments(tensor: torch.Tensor, channels: int, inner: int, into: int) -> tuple[int, ...]:
+        """What `add_at` is given for a tensor like this one, after its address."""
+        code = _CODE[tensor.dtype]
+        return tensor.numel(), code, _SIZE[code], channels, inner, into
+
+    def add_at(self, address: int, values: int, code: int, size: int, channels: int, inner: int, into: int) -> None:
+        """Measure the contiguous values at an address; the other arguments are those of `arguments`."""
         used = self._used
         if used + size > self._size:
             self._extend(size)
             used = 0
-        out = self._address + 8 * used
-        measure_one(tensor.data_ptr(), values, code, out, size, _SKIP_AT, channels, inner, into)
+        measure_one(address, values, code, self._address + 8 * used, size, _SKIP_AT, channels, inner, into)
         self._used = used + size
-        return True
 
     def _extend(self, size: int) -> None:
         if self._used:
