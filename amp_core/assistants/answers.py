@@ -16,7 +16,7 @@ import pandas as pd
 
 from amp_core.analysis import compare, kernel_table, layer_advice, overview, safe_window, tensor_core_use
 from amp_core.analysis.numerics.layer_choice import LIMIT, choose, layer_errors
-from amp_core.findings import GUIDE, Entry
+from amp_core.findings import GUIDE, Entry, diagnose
 from amp_core.findings.document import diagnosis_document
 from amp_core.quantization import RECIPES, find_recipe, is_recipe
 from amp_core.schema import RunError
@@ -49,7 +49,8 @@ class Answers:
 
     def diagnose(self, run: str, baseline: str = "") -> dict[str, Any]:
         """The findings of a run, the worst first, with evidence, advice and a patch."""
-        return diagnosis_document(self._open(run), self._open(baseline) if baseline else None)
+        opened = self._open(run)
+        return diagnosis_document(opened, diagnose(opened, self._open(baseline) if baseline else None))
 
     def compare(self, runs: Sequence[str]) -> dict[str, Any]:
         """Speed, memory and learning of runs beside the first."""

@@ -57,13 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
             if code not in GUIDE:
                 raise RunError(f"--{option} {code} is not a finding code; the Findings guide lists them all")
             mute(arguments.folder, code, on=option == "mute")
-    baseline = load_run(arguments.against) if arguments.against else None
-    all_findings = diagnose(opened, baseline)
+    all_findings = diagnose(opened, load_run(arguments.against) if arguments.against else None)
     silenced = muted(arguments.folder)
     shown = [f for f in all_findings if f.code not in silenced]
     muted_codes = sorted({f.code for f in all_findings} & silenced)
     if arguments.json:
-        document = diagnosis_document(opened, baseline, silenced)
+        document = diagnosis_document(opened, all_findings, silenced)
         print(json.dumps(document, indent=1, allow_nan=False))
     else:
         if broke_off := end_in_words(opened):

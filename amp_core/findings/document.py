@@ -1,24 +1,23 @@
 """A diagnosis as one plain document: `ampscope diagnose --json` and assistants give the same."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from amp_core.findings import diagnose, diagnosis, first_sentence
+from amp_core.findings import Finding, diagnosis, first_sentence
 from amp_core.store.run import Run
 
 SCHEMA = 1
 """Version of the document. Keys may be added within a version; none is renamed or removed."""
 
 
-def diagnosis_document(run: Run, baseline: Run | None = None, muted: Collection[str] = ()) -> dict[str, Any]:
-    """The findings of `run` as values that JSON can hold, without those of codes in `muted`.
+def diagnosis_document(run: Run, findings: Sequence[Finding], muted: Collection[str] = ()) -> dict[str, Any]:
+    """What `diagnose` found in `run` as values that JSON can hold, without the codes in `muted`.
 
     Keys: schema, run, status, end_reason, first_sentence, diagnosis (of `Diagnosis`: verdict, cause, where, origin,
     evidence, advice, patch, skips, loss_scale), findings (the fields of `Finding`), muted (the codes that were found
     and left out). NaN and infinities are text.
     """
-    findings = diagnose(run, baseline)
     shown = [f for f in findings if f.code not in muted]
     return {
         "schema": SCHEMA,
