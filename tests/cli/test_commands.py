@@ -45,7 +45,7 @@ def train(folder, *more):
         (["train", "--out", "x", "--workload", "no.py:f"], "the file no.py does not exist"),
         (["train", "--out", "x", "--config", "no.json"], "config='no.json' cannot be read"),
         (["compare", "--out", "x", "--precisions", "fp32,fp9"], "precisions='fp9' is unknown; choose one of fp32"),
-        (["compare", "--out", "x", "--precisions", "fp32,fp32"], "precisions='fp32,fp32' names fp32 twice"),
+        (["compare", "--out", "x", "--precisions", "fp32,fp32"], "precisions='fp32,fp32' lists fp32 twice"),
         (["compare", "--out", "x", "--workload", "no.py:f"], "the file no.py does not exist"),
         (
             ["compare", "--out", "x", "--precisions", "fp32,bf16", "--loss-scale", "128"],

@@ -59,7 +59,7 @@ def test_each_gpu_lists_the_formats_of_its_tensor_cores(machine, card, recipe, n
     assert gpu["capability"] == f"{card.capability[0]}.{card.capability[1]}" and gpu["usable"]
     assert gpu["tensor_cores"]["fp16"] is (recipe != "fp32")
     message = in_words(result)
-    assert gpu["says"] in message and f"try first: {recipe}." in message
+    assert gpu["says"] in message and f"recommended first: {recipe}." in message
     assert ("GPM" in message) is (card.capability >= (9, 0))
     json.dumps(result, allow_nan=False)
 

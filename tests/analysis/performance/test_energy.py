@@ -61,7 +61,7 @@ def test_turns_too_short_for_the_average_of_power_give_no_number(tmp_path: Path)
 
 def test_without_power_samples_energy_is_nan_and_not_zero(tmp_path: Path) -> None:
     bare = powered(tmp_path / "bare", np.arange(100) * 0.2, 0.2)
-    assert energy_per_sample(bare).joules is None and energy_per_sample(bare).why == "no device reported its power"
+    assert energy_per_sample(bare).joules is None and energy_per_sample(bare).why == "no device reported its power draw"
     assert np.isnan(compare([bare]).table["energy_j"]).all()
 
 
