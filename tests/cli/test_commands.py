@@ -311,7 +311,7 @@ def test_a_consequence_refers_to_its_cause_and_repeats_no_advice():
         "\n\nerror: "
     )
     assert first.advice[:60] in cause and first.snippet.splitlines()[0] in cause and "follows" not in cause
-    assert effect.splitlines()[-1] == f"  follows from {first.code}: see there" and first.advice[:60] not in effect
+    assert effect.splitlines()[-1] == f"  follows from {first.code}" and first.advice[:60] not in effect
 
 
 def test_diagnose_distinguishes_a_healthy_run_from_one_without_steps(tmp_path, capsys):
