@@ -11,8 +11,6 @@ import pytest
 from tests.paths import ROOT
 
 TO_CLEAN = (
-    "pages/loss_scale.py",
-    "pages/memory_use.py",
     "pages/parts/compare/costs.py",
     "pages/parts/compare/multiple_runs.py",
     "pages/parts/hardware/kernels.py",
@@ -21,15 +19,10 @@ TO_CLEAN = (
     "pages/parts/hardware/step_cost_text.py",
     "pages/parts/numbers/prediction.py",
     "pages/parts/numbers/updates.py",
-    "pages/parts/overview/costs_and_gains.py",
     "pages/parts/overview/myths.py",
-    "pages/parts/overview/tour.py",
     "pages/parts/start/asked.py",
     "pages/parts/start/comparisons.py",
-    "pages/parts/start/form.py",
-    "pages/parts/start/searches.py",
     "pages/tensor_cores.py",
-    "pages/tune_recipe.py",
 )
 """Files of pages that are still to be cleaned."""
 

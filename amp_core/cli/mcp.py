@@ -21,7 +21,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         metavar="DIR",
         action="append",
         default=[],
-        help="folder of runs (default runs); can be given several times",
+        help="folder of runs (default runs); repeatable",
     )
     command.set_defaults(run=run)
 
@@ -33,6 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
     roots = [Path(folder) for folder in arguments.runs or ["runs"]]
     for root in roots:
         if not root.is_dir():
-            raise RunError(f"runs={str(root)!r} is no folder; give the folder that holds the runs")
+            raise RunError(f"runs={str(root)!r} is not a folder; give the folder that contains the runs")
     make_server(roots).run("stdio")
     return 0
