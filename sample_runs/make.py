@@ -31,7 +31,7 @@ SAMPLES = {
     "bf16": f"{GPT} --precision bf16",
     # A loss scale that grows until a gradient overflows, backs off once, and goes on: as it should be.
     "fp16-healthy": f"{GPT} --precision fp16 --init-scale 65536 --growth-interval 150",
-    # Begun far too high and grown far too often: a run of skips, then one step in eighteen thrown away.
+    # Begun far too high and grown far too often: a run of skips, then 22 of 375 steps skipped.
     "fp16-overflow": f"{GPT} --precision fp16 --init-scale 17179869184 --growth-interval 12",
     # A constant scale of 1: nothing overflows, and small gradients lose bits or vanish.
     "fp16-underflow": f"{GPT} --precision fp16 --loss-scale 1",
