@@ -10,8 +10,7 @@ from pages.parts import address, head, picker, words
 from pages.parts.library import run_list, run_table
 from pages.parts.overview.findings import PAGES, SEVERITY_STYLE
 
-MAX_LINKS = 5
-"""Links to runs below one finding."""
+MAX_LINKS = 5  # to runs, below one finding
 
 
 def matches(entry: Entry, asked: str) -> bool:

@@ -46,10 +46,11 @@ BY_PAGE = {
 """What a page's first line compares, by its address; `EVERYWHERE` on the others."""
 
 
-def run() -> Run | None:
-    """The baseline, in the chosen steps; None if there is none, or it cannot be read or has no steps."""
+def run(table: str = "steps") -> Run | None:
+    """The baseline, in the chosen steps; None if there is none, or it cannot be read or has neither steps nor rows in
+    `table`."""
     entry = bar.baseline()
-    return _opened(entry) if entry is not None and entry.readable else None
+    return _opened(entry, table) if entry is not None and entry.readable else None
 
 
 def repeats() -> list[Run]:
@@ -105,12 +106,12 @@ def _signed(fraction: float, digits: int) -> str:
     return f"{sign}{words.number(100 * abs(fraction), '%', digits)}"
 
 
-def _opened(entry: Entry) -> Run | None:
+def _opened(entry: Entry, table: str = "steps") -> Run | None:
     try:
         opened = bar.in_range(loaders.open_run(entry))
     except RunError:  # Library shows why
         return None
-    return None if opened.steps.empty else opened
+    return opened if len(opened.steps) or opened.table(table).num_rows else None
 
 
 def _repeats(entry: Entry, base: Entry) -> bool:

@@ -1,11 +1,10 @@
-"""The step cost of another run compared with this one: which parts shrank and which grew."""
+"""The step cost of the baseline compared with this run: which parts shrank and which grew."""
 
 import streamlit as st
 
 from amp_core import Run
 from amp_core.views import STEP_COSTS
-from pages.parts import charts, empty, loaders, tables, words
-from pages.parts.compare import baseline
+from pages.parts import baseline, charts, loaders, tables, words
 
 CHANGES = {
     "label": st.column_config.TextColumn("Part", pinned=True),
@@ -18,13 +17,14 @@ CHANGES = {
 
 
 def show(run: Run) -> None:
-    """A picker for the other run and, once it is picked, both costs as bars and a table of differences."""
-    other = baseline.pick(run, f"step_cost.beside.{st.session_state['run']}")
+    """Both costs as bars and a table of differences; nothing without a baseline or times."""
+    other = baseline.run(table="windows")
     if other is None:
         return
     changes = STEP_COSTS.frame([other, run], loaders.analysed)
     if STEP_COSTS.absent(changes):
-        empty.nothing("Neither run has timed steps.")
+        return
+    st.header("Against the baseline", anchor=False)
     charts.show(STEP_COSTS.figure(changes, charts.dark()), "step_cost.beside.bars")
     own = changes[changes["run"] == changes["run"].iloc[-1]]
     grew = own[own["verdict"].isin(["grew", "new"])].nlargest(3, "change_us")
