@@ -48,7 +48,7 @@ def pure_bf16_lm_large_vocab(into):
             o.zero_grad()
 
 
-@fault("half-logits", "")
+@fault("half-logits|half-sum", "")
 def contrastive_log_softmax_half(into):
     a, b = (nn.Linear(16, 8), nn.Linear(16, 8))
     m = nn.ModuleList([a, b])

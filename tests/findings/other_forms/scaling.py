@@ -485,7 +485,7 @@ def scale_set_each_epoch(into):
             s.update(2.0**30)
 
 
-@fault("frequent-skips", "")
+@fault("frequent-skips|branch-always-skipped", "")
 def outlier_batches(into):
     m = RNN()
     o = sgd(m, 0.001)

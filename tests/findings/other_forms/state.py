@@ -22,6 +22,7 @@ from tests.findings.other_forms.models import (
     fault,
     fit,
     images,
+    lightning,
     lm_loss,
     scaler,
     series,
@@ -209,8 +210,6 @@ def accelerate_bf16_weights(into):
 
 @fault("lost-weight-updates", "")
 def lightning_bf16_true(into):
-    from healthy import lightning
-
     lightning(into, "bf16-true")
 
 
