@@ -46,8 +46,11 @@ EVENT_KINDS: dict[str, str] = {
     "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
     "autocast in backward": "backward was called inside of an autocast region of dtype",
     "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type",
-    "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; optimizer: "
-    "its number",
+    "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; name: "
+    "`torch.autograd.grad` where the loop added unscaled gradients from it to scaled ones; optimizer: its number",
+    "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "
+    "optimizer: its number",
+    "own loss scale": "the loss was multiplied by a constant before backward, without a scaler; value: the constant",
     "anomaly mode": "backward was called in anomaly mode",
     "loss dtype": "the loss that backward started from is of dtype; detail: `computed` where it was computed in dtype "
     "and then scaled or cast to a wider one",
@@ -59,8 +62,8 @@ EVENT_KINDS: dict[str, str] = {
     "kept gradients": "gradients that an optimizer had used were still there when backward added to them, in each of "
     "the first count steps; name: one of them; detail: `now and then` where they were cleared between such steps",
     "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
-    "unmoved weights": "of earlier versions, without a table `updates`: elements of a weight with a gradient that the "
-    "step left as they were; value: their share",
+    "unmoved weights": "elements of a weight with a gradient that the step left as they were, of an optimizer whose "
+    "updates are not in the table `updates`; value: their share, of the larger half of the elements",
     "statistics": "running statistics that are not finite; name: the buffer",
     "half buffer": "a 16-bit buffer of dtype that training adds to",
 }

@@ -37,6 +37,14 @@ GROUPS = {
     2: (
         ("ddp", "ddp-unwatched", "fsdp-clip", "fsdp-clip-unwatched", "ddp-no_sync", "ddp-local"),
         ("ddp-kill",),
+        (
+            "bf16-ddp",
+            "bf16-ddp-reduce",
+            "bf16-ddp-ranks",
+            "bf16-fsdp",
+            "bf16-fsdp-reduce",
+            "bf16-fsdp-output",
+        ),
     ),
     4: (("ddp", "ddp-raise"),),
 }

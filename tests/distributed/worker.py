@@ -17,11 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from amp_core.record import watch
 
+BF16 = torch.bfloat16
 STEPS = 12
 SPOILED = 6
 """The step at which rank 1 alone has a loss that overflows."""
@@ -100,6 +102,35 @@ def train(how: str, folder: Path) -> None:
     (folder / f"{how}.r{rank}.json").write_text(json.dumps(truth))
 
 
+def train_in_bf16(how: str, folder: Path) -> None:
+    """BF16 without a scaler; the name says what is wrong: the reduction, the output, or the dtype of rank 1."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model: Any = Net()
+    sharded, wide = "fsdp" in how, "ranks" in how and rank == 1
+    if sharded:
+        reduced = BF16 if "reduce" in how else torch.float32
+        for block in model.blocks:
+            fully_shard(block, mp_policy=MixedPrecisionPolicy(BF16, reduced))
+        output = BF16 if "output" in how else torch.float32
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(BF16, reduced, output))
+    else:
+        model = DistributedDataParallel(model)
+        if "reduce" in how:
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.Generator().manual_seed(rank)
+    with watch(model, optimizer, into=folder / how, every=3):
+        for _ in range(STEPS):
+            x, y = torch.randn(8, 24, generator=data), torch.randint(0, 5, (8,), generator=data)
+            with torch.autocast("cpu", dtype=BF16, enabled=not sharded and not wide):
+                out = model(x)
+            nn.functional.cross_entropy(out if sharded else out.float(), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (folder / f"{how}.r{rank}.json").write_text("{}")
+
+
 def fail(how: str, rank: int, step: int) -> None:
     """Let rank 1 die at step 5, if `how` says so."""
     if rank == 1 and step == 5:
@@ -113,5 +144,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for how in sys.argv[2:]:
-        train(how, Path(sys.argv[1]))
+        (train_in_bf16 if how.startswith("bf16") else train)(how, Path(sys.argv[1]))
     dist.destroy_process_group()

@@ -2,6 +2,8 @@
 
 import re
 
+import pandas as pd
+
 from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, SPEED_AND_MEMORY, TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import (
@@ -100,7 +102,7 @@ def fp16_parameters(run: Run) -> list[Finding]:
         what="An optimizer steps although none of its parameters has a gradient.",
         signal="The scaler's error, or a step without any gradient.",
         threshold="No parameter of the optimizer has a gradient (torch/amp/grad_scaler.py, “No inf checks were "
-        "recorded”).",
+        "recorded”). Or parameters outside the model have none, while some of the model's are in no optimizer.",
         advice="The loss does not depend on these parameters: it was detached, they are frozen, or they belong to a "
         "different model than the one that was called. Create the optimizer from the parameters that train.",
         snippet="optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)\n"
@@ -113,7 +115,7 @@ def no_gradients(run: Run) -> list[Finding]:
     missing = signals(run, "missing gradients")
     none = missing[missing["count"] >= missing["limit"]]
     if raised is None and none.empty:
-        return []
+        return _of_replaced_parameters(run, missing)
     settings = mappings(run.head.config, "optimizer_settings")
     foreign = next(
         (i for i, s in enumerate(settings) if s.get("outside_model") and s["outside_model"] == s.get("parameters")),
@@ -138,6 +140,32 @@ def no_gradients(run: Run) -> list[Finding]:
             value=0.0,
             limit=1.0,
             unit="parameters with a gradient",
+        )
+    ]
+
+
+def _of_replaced_parameters(run: Run, missing: pd.DataFrame) -> list[Finding]:
+    """`no-gradients` where a layer was replaced after the optimizer was made: the optimizer holds the old parameters,
+    which have no gradient, and none holds the new ones."""
+    untrained = run.head.config.get("without_optimizer")
+    settings = mappings(run.head.config, "optimizer_settings")
+    index = next((i for i, s in enumerate(settings) if s.get("outside_model")), None)
+    unnamed = missing[missing["name"].str.startswith("parameter ")]
+    if not untrained or index is None or unnamed.empty:
+        return []
+    name, old = str(untrained[0]), int(settings[index]["outside_model"])
+    return [
+        make_finding(
+            "no-gradients",
+            f"{name} is in no optimizer, and {optimizer_name(run, index)} holds "
+            f"{formatting.plural(old, 'parameter')} that the model does not use",
+            name,
+            steps=(int(unnamed["step"].iloc[0]), int(unnamed["step"].iloc[-1])),
+            value=float(old),
+            limit=0.0,
+            unit="parameters of the optimizer that are not the model's",
+            advice="The layer was replaced after the optimizer was made, so its weights never change. Make the "
+            "optimizer once the model is complete.",
         )
     ]
 

@@ -17,6 +17,7 @@ from amp_core.findings.signals import (
 )
 from amp_core.findings.snippets import LOOP, TORCH_EXAMPLES
 from amp_core.store.run import Run
+from amp_core.text import formatting
 
 
 @rule(
@@ -27,10 +28,11 @@ from amp_core.store.run import Run
         order=240,
         what="Gradients are clipped while they are still scaled, which in effect divides the threshold by the loss "
         "scale.",
-        signal="The order of calls: a clip between backward and `unscale_` of its optimizer. Norms or maxima of "
-        "scaled gradients that are the same in every step.",
+        signal="The order of calls: a clip between backward and `unscale_` of its optimizer. Norms of gradients after "
+        "backward and before `unscale_`. Norms or maxima of scaled gradients that are the same in every step.",
         threshold=f"One such clip in a step ({TORCH_EXAMPLES}: unscale_ before clipping). Or the same norm, within 1 "
-        "%, in four of five steps; or the same norm or maximum in several tensors and steps.",
+        "%, in four of five steps; or the same norm or maximum in several tensors and steps; or norms that the loop "
+        "reduced and that then vary at most a quarter as much over the first steps.",
         advice="The threshold is applied to gradients that are thousands of times too large, so nearly every step "
         "is shrunk to almost nothing. Call `scaler.unscale_(optimizer)` before clipping.",
         snippet="scaler.scale(loss).backward()\n"
@@ -60,6 +62,11 @@ def clip_before_unscale(run: Run) -> list[Finding]:
             else ("Gradients are clipped before they are unscaled")
         )
         where, steps = "clip_grad_norm_", step_range(bad)
+    elif len(shrunk := signals(run, "clipped scaled")):
+        called = any("clip" in map(_name, calls) for _, _, calls in call_orders(run))
+        where, steps = "clip_grad_norm_" if called else "gradients", (0, last_step(run) or 0)
+        count = formatting.plural(int(shrunk["count"].iloc[0]), "tensor")
+        title = f"The gradients of {count} are clipped before they are unscaled"
     else:
         own = clipped_while_scaled(run)
         if own is None:

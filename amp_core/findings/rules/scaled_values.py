@@ -153,7 +153,7 @@ def unscaled_loss_term(run: Run) -> list[Finding]:
             "unscaled-loss-term",
             f"A loss reaches the parameters of {name} unscaled, but scaler.step divides its gradients by the loss "
             "scale",
-            "backward",
+            str(row["name"]),
             steps=(int(row["step"]), int(row["step"])),
             value=scale_summary(run).first,
             limit=1.0,

@@ -10,6 +10,7 @@ from amp_core.findings.remedies import first_scale, new_scaler
 from amp_core.findings.signals import ending_error, facts, last_step, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
+from amp_core.text import formatting
 
 
 @rule(
@@ -21,7 +22,8 @@ from amp_core.store.run import Run
         what="Training in float16 without loss scaling: small gradients silently underflow to zero.",
         signal="The autocast dtype, and whether a scaler scaled by anything other than 1.",
         threshold="FP16 autocast and no scale other than 1. FP16 rounds values below 2^-25 to zero. A warning if "
-        "there is a scaler that `watch` was not given: call `watch` after creating the scaler.",
+        "there is a scaler that `watch` was not given: call `watch` after creating the scaler. An info if the program "
+        "multiplies the loss by a constant of 64 or more itself.",
         advice="Gradients below 2^-25 silently become zero in float16, and those below 2^-14 lose precision, unless "
         "a GradScaler scales the loss before backward. Add one with the usual initial scale of 2^16, or use "
         "bfloat16, which needs none.",
@@ -47,6 +49,9 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
         return [_unseen_scaler()]
     if _is_idle(run):
         return [_idle_scaler()]
+    own = signals(run, "own loss scale")["value"]
+    if len(own):
+        return [_constant_scale(float(own.iloc[0]))]
     scaling = "without effective loss scaling (loss scale 1)" if summary.has_scaler else "without loss scaling"
     return [
         make_finding(
@@ -91,6 +96,22 @@ def _idle_scaler() -> Finding:
         remedy=Remedy(
             "The scaler that `watch` was given scaled no loss: the loop does not use it, or created a new one later "
             "whose scale and skipped steps are not in this run. Use this one scaler for the whole training.",
+            LOOP,
+        ),
+    )
+
+
+def _constant_scale(scale: float) -> Finding:
+    return make_finding(
+        "fp16-without-scaler",
+        f"Training in float16 with a constant loss scale of {formatting.number(scale)} of the program's own",
+        "GradScaler",
+        severity="info",
+        value=scale,
+        unit="loss scale",
+        remedy=Remedy(
+            "Small gradients are kept as long as the program divides by that scale before the step. Nothing skips a "
+            "step whose gradients overflow, and the recorded gradients are scaled. A GradScaler does both.",
             LOOP,
         ),
     )

@@ -153,8 +153,9 @@ def half_model(run: Run) -> list[Finding]:
 
 
 def _trained_through(run: Run, frozen: set[str]) -> set[str]:
-    """Those of these parameters through whose modules gradients flow; a teacher has none. All if that is not known."""
-    if not frozen:
+    """Those of these parameters through whose modules gradients flow; a teacher has none. All if that is not known.
+    None under float16 autocast, which would cast them to float16 anyway: the frozen base of LoRA."""
+    if not frozen or autocast_dtype(run) == "float16":
         return set()
     table = run.table("tensors").select(["name", "kind"])
     table = table.filter(pc.equal(table.column("kind"), "output_grad"))

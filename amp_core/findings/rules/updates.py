@@ -59,7 +59,8 @@ def lost_weight_updates(run: Run) -> list[Finding]:
 
 
 def _unmoved_weights(run: Run) -> list[Finding]:
-    """The same from runs of earlier versions, which counted elements that a step left as they were."""
+    """The same from elements that a step left as they were, where steps are not repeated: of an optimizer of the
+    program's own, and in runs of earlier versions."""
     frame = signals(run, "unmoved weights")
     frame = frame[frame["count"] > 0]
     rest = frame[frame["value"] >= MIN_LOST_FRAC]

@@ -18,6 +18,7 @@ from amp_core.record.observers.signals.backward import AutocastElsewhere, Autoca
 from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
+from amp_core.record.observers.signals.own_clipping import OwnClipping
 from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
@@ -38,6 +39,7 @@ def default_signals(
     calls = CallOrder(writer, optimizers, scaler)
     yield calls
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
+    yield OwnClipping(writer, optimizers, scaler, calls.scale_calls)
     if not is_compiled(model):
         yield ForwardCheck(writer, model, device, each_step=level == "full")
     yield AutocastKept(writer, device)

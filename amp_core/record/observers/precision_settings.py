@@ -43,13 +43,15 @@ def _of_policy(model: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
             for field, stage in POLICY.items():
                 dtype = getattr(policy, field, None)
                 if isinstance(dtype, torch.dtype):
-                    yield stage, dtype_name(dtype), f"{type(policy).__name__}.{field}"
+                    yield stage, dtype_name(dtype), f"{type(policy).__name__.lstrip('_')}.{field}"
             return  # the root's; inner modules mostly have the same
 
 
 def _of_hooks(model: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
     for hook, _ in own.held(model, "_comm_hooks") or ():
         name = getattr(hook, "__name__", type(hook).__name__)
+        if name == "_reducer_allreduce_and_upcast_hook":  # DDP's own, for its `mixed_precision`
+            continue
         dtype = next((dtype for part, dtype in HOOKS.items() if part in name), "as the hook decides")
         yield "reduction", dtype, f"DDP communication hook {name}"
 

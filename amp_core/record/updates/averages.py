@@ -16,7 +16,7 @@ from amp_core.record.model.parameters import has_values, named_parameters, unwra
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
-from amp_core.record.updates.copies import reachable_copies
+from amp_core.record.updates.copies import Copy, reachable_copies
 from amp_core.record.updates.held import even_limit, local, spaced
 from amp_core.record.updates.losses import ulps
 from amp_core.store.writer import RunWriter
@@ -39,12 +39,14 @@ class _Pair:
     """One parameter and its average: the average before the step, the weight after it."""
 
     name: str
+    copy: Copy
     average: torch.Tensor
     parameter: torch.Tensor
     taken: int
     before: torch.Tensor
     version: int
     weight: torch.Tensor | None = None
+    written: bool = False
 
 
 class AverageLedger(Observer):
@@ -58,6 +60,7 @@ class AverageLedger(Observer):
         self._model = unwrapped(model)
         self._every = every
         self._pairs: list[_Pair] = []
+        self._named: dict[str, torch.Tensor] = {}  # the parameters that they are of
         self._sent: list[tuple[int, list[_Pair], HostTransfer]] = []
         self._step = 0  # at whose beginning the averages were held
         self._compared = 0
@@ -90,20 +93,27 @@ class AverageLedger(Observer):
 
     def _hold(self) -> None:
         named = {n: p for n, p in named_parameters(self._model) if p.requires_grad and has_values(p) and p.numel()}
-        found = [(n, c[n], p) for c in reachable_copies(named, sys._getframe(1)) for n, p in named.items()]
-        narrow = [(n, a, p) for n, a, p in found if a.dtype in NARROW and has_values(a)]
-        limit = even_limit([local(a).numel() for _, a, _ in narrow], MAX_ELEMENTS)
-        for name, average, parameter in narrow:
+        self._named = dict(named)
+        copies = reachable_copies(named, sys._getframe(1))
+        found = [(c, n, a) for c in copies for n, a in c.tensors(named).items()]
+        narrow = [(c, n, a) for c, n, a in found if a.dtype in NARROW and has_values(a)]
+        limit = even_limit([local(a).numel() for _, _, a in narrow], MAX_ELEMENTS)
+        for copy, name, average in narrow:
             taken = min(limit, local(average).numel())
             before = spaced(local(average), taken).clone()
-            self._pairs.append(_Pair(name, average, parameter, taken, before, average._version))
+            self._pairs.append(_Pair(name, copy, average, named[name], taken, before, average._version))
         self._compared += 1
 
     def _compare(self) -> None:
         pairs, self._pairs = self._pairs, []
-        # Writing the same values again changes the version too: that distinguishes an average that stopped changing
-        # from a teacher.
-        written = [pair for pair in pairs if pair.weight is not None and pair.average._version != pair.version]
+        now = {id(pair.copy): pair.copy.tensors(self._named) for pair in pairs}
+        for pair in pairs:
+            # A loop may create a new average in each step. Writing the same values again changes the version: that
+            # distinguishes an average that stopped changing from a teacher.
+            average = now[id(pair.copy)].get(pair.name, pair.average)
+            pair.written = average is not pair.average or average._version != pair.version
+            pair.average = average
+        written = [pair for pair in pairs if pair.weight is not None and pair.written]
         if written:
             transfer = HostTransfer()
             moves = [_move(pair) for pair in written]

@@ -65,7 +65,7 @@ class Comparison:
         self.transfer = HostTransfer()
         self._parts = parts
         self._kind = type(optimizer).__name__
-        self._views = [View(), *_other_views(parts, optimizer)]
+        self._views = [View(), *other_views(parts, optimizer)]
         keys = {view.key for view in self._views if view.key}
         self._states = [{key: part.state_now(optimizer, key) for key in keys} for part in parts]
         self._decays = any(optimizer.param_groups[part.group].get("weight_decay") for part in parts)
@@ -152,7 +152,8 @@ class Comparison:
         }
 
 
-def _other_views(parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Iterator[View]:
+def other_views(parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Iterator[View]:
+    """What else than the parameters may count as the weights: states with FP32 masters, or with remainders."""
     states = [optimizer.state.get(part.parameter, {}) for part in parts]
     for key, value in states[0].items():
         held = [state.get(key) for state in states]

@@ -1,54 +1,73 @@
 """Averaged copies of a model's parameters (EMA, SWA), found among the variables of the training loop.
 
-    >>> for tensors in reachable_copies(named, sys._getframe(1)):
-    ...     tensors["head.weight"]
+    >>> for copy in reachable_copies(named, sys._getframe(1)):
+    ...     copy.tensors(named)["head.weight"]
 
-A copy is a module with parameters of the same names and shapes, a dictionary of tensors by those names, a list of
-tensors of the same shapes, or an object that holds one of these as timm, diffusers, torch_ema and Lightning do.
+A copy is a module with parameters or buffers of the same names and shapes, a dictionary of tensors by those names, a
+list of tensors of the same shapes, an object with one of these as an attribute, or a function that encloses one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
+from dataclasses import dataclass
+from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from amp_core.record.model.frames import reachable_values
-from amp_core.record.model.own import child, held, without_torch_function
-from amp_core.record.model.parameters import named_parameters
+from amp_core.record.model.own import attributes, child, without_torch_function
+from amp_core.record.model.parameters import named_buffers, named_parameters
 
 HOLDERS = ("module", "ema", "ema_model", "averaged_model", "_average_model", "shadow", "shadow_params")
-"""Attributes under which helpers keep the averaged copy."""
+"""Names under which a module keeps the averaged copy of another."""
 MAX_DEPTH = 2
 
 
-def reachable_copies(named: Mapping[str, torch.Tensor], frame: FrameType | None) -> list[dict[str, torch.Tensor]]:
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the parameters where the loop keeps it: in a module, a dictionary or a list."""
+
+    holder: Any
+
+    def tensors(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Its tensors now, by names of the parameters `named`; empty if it is no copy of them."""
+        tensors = dict(_tensors(self.holder, named))
+        if named.keys() <= tensors.keys() and all(_copies(tensors[name], named[name]) for name in named):
+            return {name: tensors[name] for name in named}
+        return {}
+
+
+def reachable_copies(named: Mapping[str, torch.Tensor], frame: FrameType | None) -> list[Copy]:
     """Copies of the parameters `named` that are reachable from a loop at `frame`: from a local variable of it or of its
-    callers, a global, or an attribute of a caller's `self`. Each by names of the parameters."""
+    callers, a global, or an attribute of a caller's `self`, directly, as an attribute of an object there, or as a
+    variable that a function there encloses."""
     if not named:
         return []
-    copies: dict[int, dict[str, torch.Tensor]] = {}
+    copies: dict[int, Copy] = {}
     with without_torch_function():
         for value in reachable_values(frame):
             copy = _as_copy(value, named, MAX_DEPTH)
             if copy is not None:
-                copies[id(next(iter(copy.values())))] = copy
+                copies[id(next(iter(copy.tensors(named).values())))] = copy
     return list(copies.values())
 
 
-def _as_copy(value: Any, named: Mapping[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor] | None:
+def _as_copy(value: Any, named: Mapping[str, torch.Tensor], depth: int) -> Copy | None:
     kind = type(value)
     if issubclass(kind, type) or not depth:
         return None
-    tensors = dict(_tensors(value, named))
-    if named.keys() <= tensors.keys() and all(_copies(tensors[name], named[name]) for name in named):
-        return {name: tensors[name] for name in named}
-    if issubclass(kind, torch.Tensor | Mapping | Sequence):
+    copy = Copy(value)
+    if copy.tensors(named):
+        return copy
+    if issubclass(kind, torch.Tensor | Mapping | Sequence | ModuleType | torch.optim.Optimizer):
         return None
+    inner: list[Any]
     if issubclass(kind, torch.nn.Module):
         inner = [child(value, name) for name in HOLDERS]
+    elif kind is FunctionType:
+        inner = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
     else:
-        inner = [held(value, name) for name in HOLDERS]
+        inner = list(attributes(value).values())
     return next((c for i in inner if i is not None if (c := _as_copy(i, named, depth - 1)) is not None), None)
 
 
@@ -56,10 +75,18 @@ def _tensors(value: Any, named: Mapping[str, torch.Tensor]) -> Iterator[tuple[st
     if issubclass(type(value), torch.nn.Module):
         for name, parameter in named_parameters(value):
             yield name.removeprefix("module."), parameter
-    elif type(value) is dict:
-        yield from ((name, value[name]) for name in named if name in value)
-    elif type(value) is list and len(value) == len(named):
+        buffers = {_letters(name): buffer for name, buffer in named_buffers(value)}
+        yield from ((name, buffers[key]) for name in named if (key := _letters(name)) in buffers)
+    elif issubclass(type(value), dict):
+        if next(iter(named)) in value:  # most dictionaries hold nothing of the model
+            yield from ((name, value[name]) for name in named if name in value)
+    elif type(value) in (list, tuple) and len(value) == len(named):
         yield from zip(named, value, strict=True)
+
+
+def _letters(name: str) -> str:
+    """The name of a parameter as a helper registers a buffer for it, which may have no dots."""
+    return name.replace(".", "").replace("_", "")
 
 
 def _copies(tensor: Any, parameter: torch.Tensor) -> bool:

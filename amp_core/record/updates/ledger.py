@@ -1,7 +1,8 @@
 """Observer that fills the table `updates`: which updates of weights, and which weight decay, rounding takes away.
 
 Before a step of the optimizer it copies weights, gradients and state; after it, it repeats the step on the copies in
-float64 and compares. Where a closure computes the gradients within the step, it copies after the closure's first call.
+float64 and compares. Where the step is code of the program's own, it only counts what stands still. Where a closure
+computes the gradients within the step, it copies after the closure's first call.
 The host never waits for the device: sums are copied asynchronously.
 """
 
@@ -19,6 +20,7 @@ from amp_core.record.torch_internals.optimizer_steps import Handle, after_step, 
 from amp_core.record.updates.comparison import Comparison
 from amp_core.record.updates.held import Part, local, part_of, parts_of
 from amp_core.record.updates.replay import Replay, ReplayError, is_own_code
+from amp_core.record.updates.standing import Standing, may_stand
 from amp_core.store.writer import RunWriter
 
 MAX_ELEMENTS = 2**22
@@ -63,8 +65,10 @@ class UpdateLedger(Observer):
         self._handles: list[Handle] = []
         self._replays: dict[int, Replay] = {}
         self._before: dict[int, list[Part]] = {}
-        self._sent: list[Comparison] = []
+        self._observed: dict[int, list[Part]] = {}  # of optimizers whose steps are not repeated
+        self._sent: list[Comparison | Standing] = []
         self._refused: set[str] = set()  # optimizers' classes, and tensors
+        self._unasked: set[str] = set()  # optimizers' classes whose code is not run
         self._step = 0
         self._position = 0
         self._compared = 0  # steps so far
@@ -124,7 +128,7 @@ class UpdateLedger(Observer):
     def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._before = [], {}
+        self._handles, self._before, self._observed = [], {}, {}
 
     def _call(self, work: Callable[..., None], index: int, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         if type(optimizer).__name__ in self._refused:
@@ -151,14 +155,14 @@ class UpdateLedger(Observer):
     def _report_unasked(self, optimizer: torch.optim.Optimizer) -> None:
         """Repeating the step of the program's own optimizer runs its code, which the user has to request."""
         kind = type(optimizer).__name__
-        if kind not in self._refused:  # the hooks of a step that calls `super().step()` run twice
-            self._refused.add(kind)
+        if kind not in self._unasked:
+            self._unasked.add(kind)
             detail = f"those of {kind} are compared with `watch(…, updates=True)`, which runs its `step` on copies"
             self._writer.event("phase change", name="updates", detail=detail, step=self._step)
 
     def _before_step(self, index: int, *given: Any, **named: Any) -> None:
         """For a step that `called` did not report, because a proxy of its optimizer was given to the scaler."""
-        if index not in self._before and not _has_closure(given, named):
+        if index not in self._before and index not in self._observed and not _has_closure(given, named):
             self._hold(index)
 
     def _hold(self, index: int) -> None:
@@ -169,6 +173,8 @@ class UpdateLedger(Observer):
         parts = list(parts_of(optimizer, self._names, most, narrow_only=not self._all_weights))
         if parts and not self._all_weights and is_own_code(optimizer):
             self._report_unasked(optimizer)
+            if self._compared:  # before its first step an optimizer has no state that shows a cure
+                self._observed[index] = [part for part in parts if may_stand(part, optimizer)]
             return
         replay = self._replays.setdefault(index, Replay(optimizer))
         apart = [part for part in parts if part.whole or replay.treats_elements_alone(part)]
@@ -201,6 +207,8 @@ class UpdateLedger(Observer):
         if held and not written and _has_closure(given, named) and is_own_code(optimizer):
             raise ReplayError("writes no weight after its closure, or writes to `.data`")
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer's: it leaves the step out itself
+        if observed := self._observed.pop(index, []):
+            self._sent.append(Standing(self._step, index, observed))
         for parts in _batches(held):
             compared = Comparison(self._step, index, optimizer, parts)
             compared.send(self._replays[index], found_inf)
@@ -212,6 +220,9 @@ class UpdateLedger(Observer):
         rows: list[dict[str, Any]] = []
         while self._sent and self._sent[0].transfer.ready(wait):
             compared = self._sent.pop(0)
+            if isinstance(compared, Standing):
+                compared.write(self._writer)
+                continue
             try:
                 rows += compared.rows()
             except ReplayError as error:

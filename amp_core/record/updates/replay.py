@@ -39,7 +39,8 @@ class ReplayError(Exception):
 
 def is_own_code(optimizer: torch.optim.Optimizer) -> bool:
     """Whether repeating a step would run code of the program: true of all classes but torch's and torchao's own."""
-    return not type(optimizer).__module__.startswith("torch.optim.") and not _is_torchao_adam(optimizer)
+    module = f"{type(optimizer).__module__}."  # Adafactor and Muon are of `torch.optim` itself
+    return not module.startswith("torch.optim.") and not _is_torchao_adam(optimizer)
 
 
 class Replay:

@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from amp_core import load_run, watch
 from amp_core.analysis import precision_settings
+from amp_core.record.observers.precision_settings import asked
 from tests.record.sharded import one_process
 
 
@@ -57,6 +59,33 @@ def test_ddps_communication_hook_is_named(tmp_path: Path) -> None:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         frame = trained(tmp_path / "run", model)
     assert settings(frame)["reduction"] == ("float16", "DDP communication hook fp16_compress_hook")
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use")
+def test_the_mixed_precision_of_fsdp1_stands_beside_the_dtypes_seen(tmp_path: Path) -> None:
+    with one_process():
+        policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        device = torch.device("cpu")
+        inner = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        model = FullyShardedDataParallel(inner, mixed_precision=policy, device_id=device, use_orig_params=True)
+        frame = trained(tmp_path / "run", model)
+    assert settings(frame) == {
+        "compute": ("bfloat16", "MixedPrecision.param_dtype"),
+        "reduction": ("float32", "MixedPrecision.reduce_dtype"),
+    }
+    assert {"weights": "float32", "compute": "bfloat16", "gradients": "float32"}.items() <= seen(frame).items()
+
+
+def test_the_mixed_precision_of_ddp_is_read() -> None:
+    """On a CPU, DDP refuses to train with it."""
+    with one_process():
+        policy = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float16)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8), mixed_precision=policy)
+        found = asked(model)
+    assert found == [
+        {"stage": "compute", "dtype": "bfloat16", "source": "MixedPrecision.param_dtype"},
+        {"stage": "reduction", "dtype": "float16", "source": "MixedPrecision.reduce_dtype"},
+    ]
 
 
 @pytest.mark.parametrize("cast", [False, True])

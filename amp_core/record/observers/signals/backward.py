@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record.backends import BACKENDS
@@ -26,6 +27,8 @@ MAX_CHECKED_BACKWARDS = 8
 searched for parameters."""
 FIRST_STEPS = 3
 """Steps in which regions of autocast are watched for their device type."""
+MIN_LOSS_SCALE = 64.0
+"""Smaller constant factors of a loss are weights."""
 MAX_NODES = 20_000
 """Operators of such a backward that are searched."""
 _SCALED = "ampscope.scaled"
@@ -102,6 +105,8 @@ class BackwardState(Observer):
         self._scaled: list[weakref.ref[torch.Tensor]] = []
         self._checked = 0  # backward passes whose loss's dtype was checked
         self._searched = 0  # backward passes whose roots no scaler multiplied
+        self._unscaled: set[int] = set()  # optimizers whose gradients are no longer scaled in this step
+        self._unscaled_grads: dict[int, int] = {}  # versions of scaled gradients when unscaled ones were computed
         self._calls_at_begin = 0  # calls of get_scale before the step
         self._just_found = False  # whether the scaler was found in this step, within its first call
         self._calls_before: int | None = None  # calls of get_scale when scaled gradients with a graph were made
@@ -114,7 +119,7 @@ class BackwardState(Observer):
 
     def step_began(self, step: int) -> None:
         self._step = step
-        self._scaled = []
+        self._scaled, self._unscaled_grads, self._unscaled = [], {}, set()
         self._calls_at_begin = self._scale_calls()
 
     def scaler_found(self, scaler: Any) -> None:
@@ -158,6 +163,8 @@ class BackwardState(Observer):
             computed = next((d for t in roots if (d := loss_dtype(t)) in NARROW), None)
             if computed is not None:
                 self._report("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")
+            if not self._scalings and (factor := _constant_factor(roots)) is not None:
+                self._report("own loss scale", name="loss", value=factor)
         if self._scalings and not self._just_found and self._searched < MAX_CHECKED_BACKWARDS:
             self._search_unscaled(roots)
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):  # (tensors, grad_tensors, retain_graph, …)
@@ -179,15 +186,38 @@ class BackwardState(Observer):
             return
         held = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
         for index in sorted({held[key] for key in _leaves(nodes) if key in held}):
-            kind = f"unscaled backward of optimizer {index}"
-            if kind not in self._reported:
-                self._reported.add(kind)
-                self._writer.event("unscaled backward", "backward", step=self._step, optimizer=index)
+            self._report_unscaled(index, "backward")
+
+    def _report_unscaled(self, index: int, name: str) -> None:
+        if (kind := f"unscaled backward of optimizer {index}") not in self._reported:
+            self._reported.add(kind)
+            self._writer.event("unscaled backward", name, step=self._step, optimizer=index)
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what not in ("unscale_", "scaler.step") or optimizer is None:
+            return
+        if self._unscaled_grads and optimizer not in self._unscaled:
+            held = {id(p): p for group in self._optimizers[optimizer].param_groups for p in group["params"]}
+            for key, version in self._unscaled_grads.items():
+                if key in held and (grad := held[key].grad) is not None and grad._version != version:
+                    self._report_unscaled(optimizer, "torch.autograd.grad")
+                    break
+        self._unscaled.add(optimizer)
+
+    def _keep_versions(self, roots: list[torch.Tensor], inputs: Any) -> None:
+        """Keep the versions of gradients that exist while unscaled ones of the same parameters are computed: a loop
+        that then writes to the former adds the latter."""
+        nodes = [t.grad_fn for t in roots if t.grad_fn is not None and _SCALED not in _metadata(t.grad_fn)]
+        if nodes and self._scalings and self._scale_calls() == self._calls_at_begin:
+            given = [t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.is_leaf and t.grad is not None]
+            self._unscaled_grads = {id(t): t.grad._version for t in given if t.grad is not None}
 
     def _on_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        roots = [t for t in tree_leaves(kwargs.get("outputs", args[:1])) if isinstance(t, torch.Tensor)]
+        if not self.at_own_work():
+            self._keep_versions(roots, kwargs.get("inputs", args[1:2]))
         if kwargs.get("create_graph") or (len(args) > 4 and args[4]):  # outputs, inputs, grad_outputs, retain_graph
-            outputs = kwargs.get("outputs", args[0] if args else ())
-            self._on_created("torch.autograd.grad", [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor)])
+            self._on_created("torch.autograd.grad", roots)
 
     def _on_created(self, name: str, roots: list[torch.Tensor]) -> None:
         scaled = {id(t) for ref in self._scaled if (t := ref()) is not None}
@@ -200,6 +230,17 @@ class BackwardState(Observer):
         if (key := f"{kind} {what.get('value')}") not in self._reported:
             self._reported.add(key)
             self._writer.event(kind, step=self._step, **what)
+
+
+def _constant_factor(roots: list[torch.Tensor]) -> float | None:
+    """The constant by which a loss was multiplied last, if it is as large as a loss scale; else None."""
+    node = roots[0].grad_fn if len(roots) == 1 else None
+    other = getattr(node, "_saved_other", None) if node is not None and node.name().startswith("MulBackward") else None
+    if type(other) is not torch.Tensor or other.numel() != 1 or other.requires_grad or not other.is_cpu:
+        return None
+    with _disable_current_modes():  # they would be given a Python number in place of the tensor
+        value = float(other)
+    return value if value >= MIN_LOSS_SCALE else None
 
 
 def _metadata(node: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class NarrowOps:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._softmax_sizes: set[int] = set()
+        self._wide_softmax: dict[str, int] = {}  # classes of a softmax over many, by module
         self._choices: list[tuple[str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
         self._chains: dict[int, tuple[int, torch.Tensor]] = {}  # additions so far, and the sum, by its id
@@ -62,15 +63,21 @@ class NarrowOps:
         if first.dtype not in NARROW:
             if op == "_to_copy" and first.dtype in (torch.int16, torch.int32, torch.int64):
                 self._count_rounded(op, first, result, module)
+            elif op == "_to_copy" and result.dtype == torch.float16 and not first.requires_grad:
+                self._check_mask(op, first, result, module)
             return
         name = op.rstrip("_")
         if name in ("_softmax", "sigmoid"):
             self._softmax_sizes.add(first.shape[-1] if first.dim() else 1)
-        elif name in ("topk", "max") and isinstance(out, tuple | list):
+            if name == "_softmax" and first.dim() and first.shape[-1] >= MIN_CLASSES:
+                self._wide_softmax[module()] = first.shape[-1]
+        elif name in ("topk", "max", "sort") and isinstance(out, tuple | list):
             self._choose(op, first, result.shape[-1] if name == "topk" else 1, module)
         elif name in ("_log_softmax", "logsumexp", "log"):
             dims = [args[1]] if len(args) > 1 and isinstance(args[1], int) else [-1]
             classes = first.shape[dims[0]] if first.dim() else 1
+            if name == "log" and self._wide_softmax:  # of the chosen class alone
+                classes = max(classes, self._wide_softmax.get(module(), 0))
             if classes >= MIN_CLASSES:
                 self._report("narrow classes", op, module(), float(classes), float(MIN_CLASSES), first.dtype)
         elif name in ("cos", "sin"):
@@ -111,7 +118,7 @@ class NarrowOps:
         """Report what depended on values. On a GPU the host waits for them here."""
         for kind, op, module, dtype, value, limit in self._pending:
             if (size := float(value)) > limit:
-                self._report(kind, op, module, size, limit, dtype)
+                self._report(kind, op, module, -size if kind == "constant overflow" else size, limit, dtype)
         for op, module, experts, chosen, ties, dtype in self._choices:
             sizes = {experts, chosen} - {1}
             if self._softmax_sizes & sizes or any(part in module.lower() for part in ROUTERS):
@@ -133,6 +140,13 @@ class NarrowOps:
             return
         best = scores.detach().topk(chosen + 1).values
         self._choices.append((op, name, experts, chosen, (best[..., -1] == best[..., -2]).sum(), scores.dtype))
+
+    def _check_mask(self, op: str, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
+        """A mask is 0 or a large negative constant, which becomes infinite."""
+        lowest = torch.where(wide.isfinite(), wide, 0.0).amin()
+        self._later(
+            "constant overflow", op, module(), copy.dtype, -lowest * (wide.amax() <= 0), torch.finfo(copy.dtype).max
+        )
 
     def _count_rounded(self, op: str, whole: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:

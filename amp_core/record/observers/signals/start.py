@@ -5,7 +5,7 @@ They go into the head of the run: `model` gains `dtypes` (parameters that train 
 `weight_absmax`; `config` gains `optimizer_settings` and `resumed`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ MAX_ELEMENTS = 4096
 """Elements of a weight that are inspected to determine its origin."""
 MAX_TENSORS = 32
 MAX_NAMED = 10_000
+MAX_WITHOUT = 16
+"""Parameters without an optimizer that are named."""
 
 
 class StartFacts(Observer):
@@ -52,6 +54,7 @@ class StartFacts(Observer):
         self._model = unwrapped(model)
         self._optimizers = list(optimizers)
         self._scaler = scaler
+        self._given = dict(named_parameters(self._model))
         self._transfer: HostTransfer | None = None
         self._names: list[str] = []
         self._step = 0
@@ -72,6 +75,12 @@ class StartFacts(Observer):
         if not self._done and what in ("unscale_", "scaler.step", "optimizer.step"):  # some modules were never called
             self._collect()
 
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's parameters. Within `torch.func.functional_call` the model holds other tensors in their place."""
+        for name, parameter in named_parameters(self._model):
+            swapped = not issubclass(type(parameter), torch.nn.Parameter) and not hasattr(parameter, "_is_param")
+            yield name, self._given.get(name, parameter) if swapped else parameter
+
     def _has_lazy(self) -> bool:
         return any(is_lazy(p) for p in own.parameters(self._model))
 
@@ -81,14 +90,22 @@ class StartFacts(Observer):
             known = {k: v for k, v in self._writer.head.model.items() if k != "lazy"}
             self._writer.update_head(model=known | model_summary(self._model))
         head = self._writer.head
+        names = {id(p): n for n, p in self._parameters()}
         config = {
-            "optimizer_settings": [_settings(o, self._model) for o in self._optimizers],
+            "optimizer_settings": [_settings(o, names) for o in self._optimizers],
             "resumed": _resumed(self._optimizers, self._scaler),
+            "without_optimizer": self._without_optimizer(),
         }
-        self._writer.update_head(model=dict(head.model) | _model_facts(self._model), config=dict(head.config) | config)
+        facts = _model_facts(self._model, self._parameters())
+        self._writer.update_head(model=dict(head.model) | facts, config=dict(head.config) | config)
         if self._writer.earlier is not None:
             self._write_resumed(self._step)
         self._send()
+
+    def _without_optimizer(self) -> list[str]:
+        """The first parameters that require a gradient and are in no optimizer."""
+        held = {id(p) for o in self._optimizers for group in o.param_groups for p in group["params"]}
+        return [n for n, p in self._parameters() if p.requires_grad and id(p) not in held][:MAX_WITHOUT]
 
     def scaler_found(self, scaler: Any) -> None:
         self._scaler = scaler
@@ -119,7 +136,7 @@ class StartFacts(Observer):
             self._writer.update_head(config=dict(self._writer.head.config) | {"inductor_emulates_casts": emulates})
 
     def _send(self) -> None:
-        floating = ((n, p) for n, p in named_parameters(self._model) if p.is_floating_point() and has_values(p))
+        floating = ((n, p) for n, p in self._parameters() if p.is_floating_point() and has_values(p))
         weights = [(n, local_values(p)) for n, p in floating]
         weights = [(n, w) for n, w in weights if w.numel() and w.element_size() > 1]  # FP8 has no arithmetic
         if not weights:
@@ -155,10 +172,10 @@ def _exact(weight: torch.Tensor) -> torch.Tensor:
     return torch.stack([(informative & ((bits & 0xFFFF) == 0)).sum(), informative.sum()])
 
 
-def _model_facts(model: torch.nn.Module) -> dict[str, Any]:
+def _model_facts(model: torch.nn.Module, parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Any]:
     train: dict[str, str] = {}
     frozen: dict[str, str] = {}
-    for name, parameter in named_parameters(model):
+    for name, parameter in parameters:
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
             (train if parameter.requires_grad else frozen)[name] = dtype_name(parameter.dtype)
     buffers = {n: dtype_name(b.dtype) for n, b in named_buffers(model) if b.dtype in NARROW}
@@ -179,8 +196,7 @@ def _few(by_name: dict[str, Any]) -> dict[str, Any]:
     return dict(list(by_name.items())[:MAX_NAMED])
 
 
-def _settings(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
-    names = {id(p): n for n, p in named_parameters(model)}
+def _settings(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Any]:
     given = [p for group in optimizer.param_groups for p in group["params"]]
     states = {
         dtype_name(value.dtype)

@@ -1,0 +1,135 @@
+"""Scaled gradients that code of the loop's own shrinks to a limit before they are unscaled.
+
+    OwnClipping(writer, optimizers, scaler, calls.scale_calls)
+
+In the first steps, norms of gradients are taken as backward left them and as `unscale_` or `scaler.step` gets them. A
+limit makes the norms of different batches alike, be it a norm, a largest value or a share of the weight's norm.
+Division by a number of micro-batches or ranks, a mask, or the sum of several tasks does not.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.parameters import in_backward
+from amp_core.record.observer import Observer
+from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.record.torch_internals import patched_functions
+from amp_core.record.torch_internals.captures import capturing
+from amp_core.store.writer import RunWriter
+
+STEPS = 8
+"""Steps whose gradients are compared."""
+MIN_STEPS = 4
+MAX_TENSORS = 256
+MAX_KEPT_RATIO = 0.9
+"""A norm below this share of what backward left was shrunk."""
+MIN_SPREAD = 0.05
+"""Norms of different batches that differ by less do not tell a limit from a factor."""
+SPREAD_RATIO = 0.25
+"""A limit leaves less than this share of the spread of the norms."""
+MIN_LIMITED_FRAC = 0.7
+"""Share of the shrunk tensors that have to show a limit."""
+
+
+class OwnClipping(Observer):
+    """Compares until every optimizer has made `STEPS` steps through the scaler."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any,
+        scale_calls: Callable[[], int],
+    ) -> None:
+        self._writer = writer
+        self._optimizers = optimizers
+        self._scale_calls = scale_calls
+        self._calls_at_begin = 0
+        self._step = 0
+        self._before: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}  # parameters, and norms of gradients
+        self._sent: dict[int, list[HostTransfer]] = {}
+        self._listening = False
+        if scaling.is_active(scaler):
+            self.scaler_found(scaler)
+
+    def scaler_found(self, scaler: Any) -> None:
+        if not self._listening and self._step < STEPS:
+            self._listening = True
+            patched_functions.backward.listen_after(self._after_backward)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        self._calls_at_begin = self._scale_calls()
+        if step >= STEPS and self._listening:
+            self._detach()
+        self.awake = self._listening
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what not in ("unscale_", "scaler.step") or optimizer is None or optimizer not in self._before:
+            return
+        parameters, before = self._before.pop(optimizer)
+        grads = [g for p in parameters if (g := _gradient(p)) is not None]
+        if len(grads) < len(parameters) or self._scale_calls() > self._calls_at_begin:
+            return  # a loop that asks for the scale may multiply its limit by it
+        transfer = HostTransfer()
+        transfer.put("norms", torch.stack([before, _norms(grads)]))
+        transfer.send()
+        self._sent.setdefault(optimizer, []).append(transfer)
+
+    def close(self) -> None:
+        if self._listening:
+            self._detach()
+
+    def _detach(self) -> None:
+        patched_functions.backward.unlisten(self._after_backward)
+        self._listening, self._before = False, {}
+        for optimizer, sent in self._sent.items():
+            rows = [transfer.values("norms").reshape(2, -1) for transfer in sent if transfer.ready(wait=True)]
+            alike = [row for row in rows if row.shape == rows[-1].shape]
+            if len(alike) >= MIN_STEPS and (limited := _limited(np.stack(alike))):
+                self._writer.event("clipped scaled", "gradients", step=0, optimizer=optimizer, count=limited)
+        self._sent = {}
+
+    def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if self.at_own_work() or in_backward() or capturing():
+            return
+        for index, optimizer in enumerate(self._optimizers):
+            every = (p for group in optimizer.param_groups for p in group["params"])
+            held = [(p, g) for p in every if (g := _gradient(p)) is not None][:MAX_TENSORS]
+            if held:
+                self._before[index] = [p for p, _ in held], _norms([g for _, g in held])
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    grad = parameter.grad
+    return grad if type(grad) is torch.Tensor and grad.layout is torch.strided and grad.numel() else None
+
+
+def _norms(grads: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of each gradient, and of all together, on the device of the first."""
+    with torch.no_grad():
+        norms = torch.stack([n.to(grads[0].device, torch.float32) for n in torch._foreach_norm(grads)])
+        return torch.cat([norms, norms.norm().reshape(1)])
+
+
+def _limited(norms: npt.NDArray[np.float64]) -> int:
+    """How many tensors were shrunk to a limit: `norms` are by step, before and after, and tensor; the last entry is the
+    norm of all together. 0 if few of the shrunk ones show a limit."""
+    norms = norms[np.isfinite(norms).all(axis=(1, 2))]
+    if len(norms) < MIN_STEPS:
+        return 0
+    before, after = norms[:, 0], norms[:, 1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shrunk: npt.NDArray[np.bool_] = np.all((after < MAX_KEPT_RATIO * before) & (after > 0), axis=0)
+        spread_before, spread_after = (n.max(axis=0) / n.min(axis=0) - 1 for n in (before, after))
+    limited = (spread_before > MIN_SPREAD) & (spread_after < SPREAD_RATIO * spread_before)
+    number = int((shrunk & limited)[:-1].sum())
+    if (shrunk & limited)[-1]:
+        return int(shrunk[:-1].sum())
+    varied = int((shrunk & (spread_before > MIN_SPREAD))[:-1].sum())
+    return number if number >= max(2.0, MIN_LIMITED_FRAC * varied) else 0
