@@ -11,8 +11,8 @@ from amp_core.findings import skips_in_words
 from amp_core.views import GRAD_NORM, LOSS_SCALE
 from pages.parts import baseline, cards, charts, clicks, empty, glossary, head, loaders, words
 from pages.parts.hardware import ranks
+from pages.parts.numbers import casts, prediction
 from pages.parts.numbers import episodes as episodes_table
-from pages.parts.numbers import prediction
 
 
 def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
@@ -89,6 +89,7 @@ if about.has_scaler:
 if window:
     st.caption(prediction.about_window(window))
 ranks.agreement(run)
+casts.scales(run)
 
 if about.last is None and run.steps["grad_norm"].isna().all():
     empty.nothing("`watch` records both, and the norm of the gradients.", sample=True)

@@ -7,10 +7,11 @@ from amp_core.analysis.numerics.layer_choice import LIMIT, layer_errors, parse_l
 from amp_core.figures import layer_error_figure
 from amp_core.quantization import RECIPES
 from pages.parts import charts, clicks, empty, head, loaders
-from pages.parts.numbers import low_precision
+from pages.parts.numbers import casts, low_precision
 
 head.title("8 and 4 bits")
 run = head.run()
+casts.losses(run)
 if run.blocks.empty:
     low_precision.not_recorded(run)
 
@@ -41,3 +42,4 @@ for layer, name in opened:
     low_precision.go(run, errors, layer, name)
 low_precision.code(chosen)
 low_precision.measured(run)
+casts.beside_prediction(run)

@@ -7,13 +7,14 @@ import streamlit as st
 from amp_core.analysis import class_shares, kinds_present, sampled_steps
 from amp_core.views import CLASSES, RANGES
 from pages.parts import address, charts, clicks, empty, head, loaders, words
-from pages.parts.numbers import limits, prediction, ranges
+from pages.parts.numbers import casts, limits, prediction, ranges
 from pages.parts.overview import findings
 
 head.title("Number ranges")
 run = head.run()
 kinds = loaders.analysed(kinds_present, run)
 if not kinds:
+    casts.losses(run)  # a run imported from Transformer Engine may have nothing else
     empty.nothing(
         "This run sampled no tensors, so their ranges are not known. `watch(…, every=10)` samples them.", sample=True
     )
@@ -66,3 +67,4 @@ for name in opened:
     ranges.go(kind, name, here)
 with st.expander("What another loss scale would lose"):
     prediction.show(run, kind, formats[0] if formats else "fp16", layers)
+casts.losses(run)

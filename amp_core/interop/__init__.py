@@ -9,6 +9,7 @@ The tensorboard package is imported only where its files are read or written.
 """
 
 from amp_core.interop.export import FORMS, export
+from amp_core.interop.import_te import ImportedTE, import_te
 from amp_core.interop.import_tensorboard import Imported, import_tensorboard
 
-__all__ = ["FORMS", "Imported", "export", "import_tensorboard"]
+__all__ = ["FORMS", "Imported", "ImportedTE", "export", "import_te", "import_tensorboard"]

@@ -91,6 +91,24 @@ def fake_quantize(
     return _transformed_back(result, tensor.shape, axis) if hadamard else result
 
 
+def scale_factors(
+    tensor: torch.Tensor, recipe: Recipe, axis: int = -1, kind: str = "activation", *, hadamard: bool = False
+) -> torch.Tensor:
+    """By what `fake_quantize` multiplies each value before it rounds, in FP32; of the tensor's shape, but with
+    `hadamard` of that of the transformed values."""
+    block, element = recipe.block_of(kind), recipe.element_of(kind)
+    values = tensor.detach().to(torch.float32)
+    values = _transformed(values, axis) if hadamard and values.numel() else values
+    if not values.numel():
+        return values.clone()
+    whole = values.abs().amax().reshape(1, 1) if block == TENSOR or recipe.levels == 2 else None
+    blocks = _in_blocks(values, block, axis)
+    amax = whole if whole is not None and block == TENSOR else blocks.abs().amax(-1, keepdim=True)
+    scales = block_scales(recipe, element, block, amax, whole)
+    encode = scales.encode if scales.multiply else 1.0 / scales.encode
+    return _out_of_blocks(encode.expand_as(blocks).contiguous(), values.shape, block, axis)
+
+
 class Scales(NamedTuple):
     """What values of a block are multiplied with, or divided by, before and after they are rounded."""
 

@@ -31,6 +31,7 @@ from amp_core.record.observers.defaults import default_signals
 from amp_core.record.observers.device import DeviceSampler
 from amp_core.record.observers.memory import MemoryWatch
 from amp_core.record.observers.profile import ProfileWindow
+from amp_core.record.observers.quantized import QuantizedWatch
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.op_trace.observer import OpTrace
 from amp_core.record.recorder import Recorder
@@ -186,6 +187,7 @@ def watch(
     try:
         for observer in _observers(writer, model, optimizers, scaler, level, window, trace_ops, every, updates):
             observers.append(observer)  # noqa: PERF402  # one by one, so that those before a failure are known
+        observers.append(QuantizedWatch(writer, model, sampling.due, wanted, all_sampled=every == 1))
         if blocks:
             observers.append(BlockWatch(writer, model, sampling.due, wanted, all_sampled=every == 1))
         return Recorder(

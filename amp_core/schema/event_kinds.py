@@ -65,6 +65,16 @@ EVENT_KINDS: dict[str, str] = {
     "unmoved weights": "elements of a weight with a gradient that the step left as they were, of an optimizer whose "
     "updates are not in the table `updates`; value: their share, of the larger half of the elements",
     "statistics": "running statistics that are not finite; name: the buffer",
+    "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
+    "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "
+    "share of the weights of all linear layers; count: of limit layers",
+    "empty amax history": "at the first step, delayed scaling has no amax of earlier ones; name: the first module; "
+    "count: modules",
+    "not quantized": "a linear layer beside quantized ones whose operands were not; op: its class; value: its share of "
+    "the weights of all linear layers; count: rows of its input; detail: `sizes` where one is no multiple of 16, `not "
+    "called` where its forward did not run",
+    "quantized edge": "the layer that takes the model's input, detail `first`, or gives its output, `last`, is "
+    "quantized; op: its class",
     "half buffer": "a 16-bit buffer of dtype that training adds to",
 }
 """Values of `events.kind`, and the meaning of the other columns for each."""

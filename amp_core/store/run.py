@@ -192,6 +192,11 @@ class Run:
         """Operands of linear layers by distance below the largest values of their blocks; `watch(…, blocks=True)`."""
         return self._frame("blocks")
 
+    @property
+    def quantized(self) -> "pd.DataFrame":
+        """The casts to 8 and 4 bits that the training made: scales, saturation, underflow and error by operand."""
+        return self._frame("quantized")
+
     def tensors(
         self,
         kind: str | None = None,

@@ -46,6 +46,19 @@ def test_an_upload_leaves_the_other_fields_as_they_are(home, open_app, tmp_path)
     assert after[1:] == before[1:] and after[0] != before[0]
 
 
+def test_uploaded_logs_of_transformer_engine_are_a_run(home, open_app, tmp_path):
+    write(home.runs / "a", "healthy")
+    name = "nvdlfw_inspect_globalrank-0.log"
+    statistic = "fc1_gradient_fp8_delayed_scaling_underflows%"
+    log = f"2026-03-01 12:00:00,250 - INFO - {statistic} \t\t iteration=000004 \t\t value=25.0000\n"
+    app = upload(open_app(LIBRARY), 0, name, log.encode(), "text/plain")
+    assert not app.exception
+    (row,) = load_run(home.runs / "uploads" / "te-logs").quantized.to_dict("records")
+    assert (row["step"], row["kind"], row["underflow_frac"]) == (4, "output_grad", 0.25)
+    upload(app, 0, name, b"nothing of the kind", "text/plain")
+    assert "nvdlfw-inspect" in words(app) or "holds no statistics" in words(app)
+
+
 def zip_of(members: dict[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:

@@ -14,6 +14,8 @@ PROMISED = {
     "backward_ms optimizer_ms watch_ms memory_allocated_bytes memory_peak_bytes rank",
     "tensors": "step name kind dtype loss_scale numel zero subnormal normal inf nan absmax rms exp_min exp_counts rank",
     "blocks": "step name kind product dtype block scaling nonzero absmax counts ties rank",
+    "quantized": "step name kind product recipe library element block dtype numel nonzero amax scale scale_max "
+    "scale_age saturated_frac underflow_frac underflow_mass_frac sq_error rel_error casts calls rank",
     "device": "time_s index gpu_util_frac memory_used_bytes power_w temperature_c sm_active_frac tensor_active_frac "
     "dram_active_frac",
     "kernels": "step name count total_us tensor_core precision op module phase",

@@ -36,6 +36,7 @@ class Cpu(Backend):
     def kernels() -> dict[str, Kernel]:
         """The numba kernels."""
         from amp_core.record.stats.numba.blocks import distances_cpu
+        from amp_core.record.stats.numba.casts import losses_cpu
         from amp_core.record.stats.numba.channels import channels_cpu
         from amp_core.record.stats.numba.measure import PassingTensors, measure_cpu
         from amp_core.record.stats.numba.norm_kernel import norms_cpu
@@ -46,6 +47,7 @@ class Cpu(Backend):
             "norms": norms_cpu,
             "passing": PassingTensors,
             "blocks": distances_cpu,
+            "casts": losses_cpu,
         }
 
     def memory_bytes(self) -> tuple[int, int]:

@@ -22,17 +22,18 @@ class Patches:
         """Replace `owner.name` with `around(original)`."""
         own = name in vars(owner)  # False for a method of the class: restoring then means deleting
         original = getattr(owner, name)
+        stored = vars(owner)[name] if own else None  # for a static method the descriptor, not the function
         wrapper = around(original)
         setattr(owner, name, wrapper)
-        self._undo.append((owner, name, own, original, wrapper))
+        self._undo.append((owner, name, own, stored, wrapper))
 
     def restore(self) -> None:
         """Restore all, last first. An attribute that other code has replaced since is left as it is."""
         while self._undo:
-            owner, name, own, original, wrapper = self._undo.pop()
+            owner, name, own, stored, wrapper = self._undo.pop()
             if vars(owner).get(name) is not wrapper:
                 continue
             if own:
-                setattr(owner, name, original)
+                setattr(owner, name, stored)
             else:
                 delattr(owner, name)

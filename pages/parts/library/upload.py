@@ -3,9 +3,9 @@
     >>> key = take_zip("a.zip", data)
     'run/uploads/a'
 
-The upload goes to a temporary file. `python -m amp_core unpack` (`import-trace` for profiler traces) checks and unpacks
-it within a time limit, and only a valid run appears in the library. For anything else `RunError` is raised with one
-sentence, and nothing is written.
+The upload goes to a temporary file. `python -m amp_core unpack` (`import-trace` for profiler traces, `import-te` for
+Transformer Engine's logs) checks and unpacks it within a time limit, and only a valid run appears in the library. For
+anything else `RunError` is raised with one sentence, and nothing is written.
 """
 
 import io
@@ -34,8 +34,8 @@ _upload_slots = threading.BoundedSemaphore(2)
 
 
 def take(files: Sequence[tuple[str, bytes]]) -> list[str]:
-    """Import what was uploaded, given as name or relative path and content: packed runs, a run folder, or the traces of
-    one run, as their names and first bytes tell. Returns the runs' keys."""
+    """Import what was uploaded, given as name or relative path and content: packed runs, a run folder, the traces of
+    one run, or logs of Transformer Engine, as their names and first bytes tell. Returns the runs' keys."""
     if any(PurePosixPath(path).name == "run.json" for path, _ in files):
         if all(path == "run.json" for path, _ in files):
             raise RunError("run.json alone is the head of a run; choose its folder under Other sources, or pack it")
@@ -43,7 +43,8 @@ def take(files: Sequence[tuple[str, bytes]]) -> list[str]:
     zips = [(name, data) for name, data in files if name.lower().endswith(".zip") or data.startswith(ZIP)]
     traces = [file for file in files if file not in zips and file[0].lower().endswith((".json", ".gz"))]
     if not zips and not traces:
-        return [take_folder(files)]
+        logs = [file for file in files if file[0].lower().endswith(".log") or "tfevents" in file[0]]
+        return [take_te_logs(logs) if logs else take_folder(files)]
     return [*(take_zip(name, data) for name, data in zips), *([take_traces(traces)] if traces else [])]
 
 
@@ -57,6 +58,13 @@ def take_traces(files: Sequence[tuple[str, bytes]]) -> str:
     # Numbered, since files of several ranks may have the same name.
     named = [(name, f"{i}-{_name(name)}", data) for i, (name, data) in enumerate(files)]
     return _take(_stem(files[0][0]).split(".")[0], "import-trace", named)
+
+
+def take_te_logs(files: Sequence[tuple[str, bytes]]) -> str:
+    """Make a run from uploaded logs of Transformer Engine's debug tool, given as name and content; returns its key."""
+    # The number keeps two files of one name apart; the name tells the rank, and whether it is an event file.
+    named = [(name, f"{i}-{_name(PurePosixPath(name).name)}", data) for i, (name, data) in enumerate(files)]
+    return _take("te-logs", "import-te", named)
 
 
 def _take(wanted: str, command: str, files: Sequence[tuple[str, str, bytes]]) -> str:

@@ -1,4 +1,4 @@
-"""The upload field of Library: it takes packed runs and profiler traces, and sees by their content which is which."""
+"""The upload field of Library: packed runs, profiler traces, Transformer Engine's logs; their content tells which."""
 
 import streamlit as st
 
@@ -12,25 +12,27 @@ def show() -> None:
     """Draw the field, and what became of the last upload below it."""
     _field(
         FILES,
-        "Upload a run (.zip) or profiler traces (.json, .json.gz)",
-        ["zip", "json", "gz"],
+        "Upload a run (.zip), profiler traces (.json, .json.gz) or Transformer Engine logs (.log)",
+        ["zip", "json", "gz", "log"],
         True,
         "`ampscope pack RUN` and Share make a .zip. Chrome traces that torch.profiler exported, one or one of each "
-        "rank, become a run; larger ones: `ampscope import-trace TRACE --out RUN`.",
+        "rank, become a run; larger ones: `ampscope import-trace TRACE --out RUN`. So do the statistics logs that "
+        "nvdlfw-inspect writes for Transformer Engine, one of each rank.",
     )
     messages.show()
     with st.popover("Other sources", icon=":material/folder_open:"):
         _field(
             FOLDER,
-            "A run folder, or a folder of traces",
-            ["json", "parquet", "arrows", "log", "zip", "gz"],
+            "A run folder, or a folder of traces or Transformer Engine logs",
+            None,  # event files of TensorBoard have no ending of their own
             "directory",
-            "Choose the folder that directly contains run.json, or the traces of all ranks.",
+            "Choose the folder that directly contains run.json, or the traces of all ranks, or the log_dir of "
+            "nvdlfw-inspect, or its TensorBoard folder.",
         )
         st.caption("TensorBoard: `ampscope import-tensorboard LOGDIR --out RUN`")
 
 
-def _field(kind: str, label: str, types: list[str], several: object, help_: str) -> None:
+def _field(kind: str, label: str, types: list[str] | None, several: object, help_: str) -> None:
     key = _key(kind)
     st.file_uploader(
         label, type=types, accept_multiple_files=several, key=key, on_change=_take, args=(kind, key), help=help_

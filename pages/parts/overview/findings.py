@@ -35,6 +35,7 @@ PAGES = {
     "precision-map": ("pages/precision_map.py", "Precision map"),
     "compare": ("pages/compare_runs.py", "Compare"),
     "format-lab": ("pages/format_lab.py", "Format lab"),
+    "low-bits": ("pages/low_precision.py", "8 and 4 bits"),
 }
 """File and name of a page, by its address in the guide."""
 MAX_UNFOLDED = 3
