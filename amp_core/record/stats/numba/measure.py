@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record.stats.host_buffers import host_buffer
 from amp_core.record.stats.layout import LEADING, Cap, in_one_row
 from amp_core.record.stats.numba.kernels import (
     CAP,
@@ -65,7 +66,7 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
     sizes = np.array(_SIZE)[[*codes, *map(codes.__getitem__, capped)]]
     ends = np.cumsum(sizes)
     starts = ends - sizes
-    packed = torch.zeros(parts, int(ends[-1]), dtype=torch.float64)
+    packed = host_buffer(parts * int(ends[-1])).zero_().view(parts, -1)
     base = packed.data_ptr()
     tasks = np.empty((len(rows), COLUMNS), np.int64)
     tasks[:, WHERE] = list(map(torch.Tensor.data_ptr, rows))
@@ -133,7 +134,7 @@ class PassingTensors:
         self._begin()
 
     def _begin(self) -> None:
-        self._buffer, self._used = torch.empty(self._size, dtype=torch.float64), 0
+        self._buffer, self._used = host_buffer(self._size), 0
         self._address = self._buffer.data_ptr()
 
     def take(self) -> list[torch.Tensor]:
