@@ -81,8 +81,8 @@ def test_the_guide_shows_what_was_found_in_the_users_own_runs(home, open_app):
     app = open_app(GUIDE_PAGE, found="yes")
     own = {finding.code for finding in diagnose(load_run(home.runs / "mine"))}
     assert not app.exception and {e.label.split("**")[1] for e in app.expander} == own
-    links = [link.proto.label for link in app.get("page_link")]
-    assert links and all(label.startswith("mine: ") for label in links)
+    links = [link.proto.query_string for link in app.get("page_link")]
+    assert links and all("run%2Fmine" in query for query in links)
     next(t for t in app.toggle if t.key == "guide.found").set_value(False).run()
     assert {e.label.split("**")[1] for e in app.expander} == set(GUIDE) and "found" not in app.query_params
 

@@ -21,6 +21,7 @@ from amp_core.cli.settings import add_flag, add_settings, settings
 from amp_core.quantization import OPERANDS, RECIPES
 from amp_core.record import watch
 from amp_core.settings.training import RECIPES as TRAINED
+from amp_core.settings.training import TrainConfig
 from tests.paths import SAMPLE_RUNS
 
 CHOSEN = [RECIPES["nvfp4"], RECIPES["mxfp8-e4m3"]]
@@ -239,8 +240,8 @@ def test_flags_of_ampscope_train_keep_exactly_the_layers_that_stay(recipe):
     if recipe not in {"fp8-tensorwise", "mxfp8-e4m3", "nvfp4"}:  # those that `ampscope train` has
         assert given == ""
         return
-    config = settings(parser.parse_args(shlex.split(given)))
-    assert TRAINED[config["precision"]].quantization == recipe and tuple(config["keep_bf16"]) == choice.stay
-    everything = settings(parser.parse_args(shlex.split(train_flags(dataclasses.replace(choice, stay=())))))
-    assert tuple(everything["keep_bf16"]) == ()  # unset, the head would stay
+    config = TrainConfig.from_dict(settings(parser.parse_args(shlex.split(given))))
+    assert TRAINED[config.precision].quantization == recipe and config.keep_bf16 == choice.stay
+    all_go = shlex.split(train_flags(dataclasses.replace(choice, stay=())))
+    assert TrainConfig.from_dict(settings(parser.parse_args(all_go))).keep_bf16 == ()  # unset, the head would stay
     assert train_flags(dataclasses.replace(choice, go=())) == ""
