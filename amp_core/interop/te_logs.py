@@ -28,10 +28,10 @@ MAX_LINE = 4096
 TENSORS = ("activation", "gradient", "weight", "output", "wgrad", "dgrad")
 RECIPES = ("fp8_delayed_scaling", "fp8_current_scaling", "fp8_block_scaling", "mxfp8", "nvfp4")
 PERCENT = ("underflows%", "overflows%")
-_QUANTIZED = ("underflows%", "underflows_num", "overflows%", "overflows_num")
-_QUANTIZED += ("scale_inv_min", "scale_inv_max", "mse", "total_square_error")
-_PLAIN = ("min", "max", "sum", "mean", "numel", "l1_norm", "l2_norm_square", "l2_norm", "variance", "std")
-_PLAIN += ("cur_amax", "dynamic_range_top", "dynamic_range_bottom", "dynamic_range")
+_PLAIN = (
+    *("min", "max", "sum", "mean", "numel", "l1_norm", "l2_norm_square", "l2_norm", "variance", "std"),
+    *("cur_amax", "dynamic_range_top", "dynamic_range_bottom", "dynamic_range"),
+)
 
 _NAME = re.compile(
     rf"(?P<layer>.+)_(?P<tensor>{'|'.join(TENSORS)})_"
