@@ -191,7 +191,7 @@ def _notes(
     if shares:
         which = " and ".join(f"{100 * frac:.0f} % in {recipe.upper()}" for recipe, frac in shares.items())
         notes.append(
-            f"Of the GEMM FLOPs, {which} and the rest in BF16. Inputs are quantized by separate operators, as in eager "
+            f"Of the GEMM FLOPs, {which}, the rest in BF16. Inputs are quantized by separate operators, as in eager "
             "PyTorch; torch.compile fuses them. Memory is that of BF16: weights stay in FP32."
         )
     if factor is not None:
