@@ -2,6 +2,7 @@
 
 ampscope forecast --workload text-bert --size large --gpu V100,A100,H100
 ampscope forecast runs/a --gpu L4            a run with a traced step (train … --trace-ops)
+ampscope forecast --workload text-gpt --gpu A100,H100 --calibrate runs/on-my-a100
 """
 
 import argparse
@@ -46,6 +47,11 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
             type=number,
             help=f"share of GEMM FLOPs that may run in {bits} bits, 0 to 1; forecasts this too",
         )
+    command.add_argument(
+        "--calibrate",
+        metavar="RUN",
+        help="a run measured on a GPU of yours: every forecast is multiplied by its measured over its forecast time",
+    )
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.set_defaults(run=run)
 
@@ -71,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         factor = measured[1] if measured else None
     else:
         traces = _of_workload(arguments)
+    if arguments.calibrate is not None:
+        factor = _calibration(arguments.calibrate)
     result = forecast(traces, gpus, factor=factor, fp8_frac=arguments.fp8_frac, fp4_frac=arguments.fp4_frac)
     print(_document(result) if arguments.json else in_words(result))
     return 0
@@ -134,6 +142,32 @@ def _of_workload(arguments: argparse.Namespace) -> Any:
     from amp_core.train.step_on_fake_tensors import trace_workload
 
     return trace_workload(config)
+
+
+def _calibration(folder: str) -> float:
+    """Measured over forecast time of the run in `folder`, which need not have a traced step if its workload is one of
+    AMPscope's: a run's settings never name a file to execute."""
+    from amp_core.analysis.performance.traced_ops import traced_steps
+    from amp_core.forecast import measured_factor
+    from amp_core.settings.catalog import WORKLOADS
+    from amp_core.settings.training import TrainConfig
+
+    measured = load_run(folder)
+    traces = None
+    if not traced_steps(measured) and measured.head.config.get("workload") in WORKLOADS:
+        from amp_core.train.step_on_fake_tensors import trace_workload
+
+        names = ("workload", "size", "batch_size", "optimizer", "channels_last")
+        settings = {name: measured.head.config.get(name) for name in names}
+        traces = trace_workload(TrainConfig.from_dict({k: v for k, v in settings.items() if v is not None}))
+    found = measured_factor(measured, traces)
+    if found is None:
+        device = measured.head.config.get("device")
+        raise RunError(
+            f"calibrate={folder!r} was recorded on {device!r}, not on a GPU whose data sheet is known; give a run with "
+            "step times on one of those"
+        )
+    return found[1]
 
 
 def _document(result: "Forecast") -> str:

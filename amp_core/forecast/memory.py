@@ -20,8 +20,13 @@ ALLOCATOR_RATIOS = (1.0, 1.25)
 def memory_needed(trace: StepTrace, samples: float | None = None) -> tuple[float, float] | None:
     """Peak bytes of a step of `samples` (by default as traced), low and high; None if not known.
 
-    Low: gradients are allocated as activations are freed. High: all of both at once, and fragmentation.
+    Low: gradients are allocated as activations are freed. High: all of both at once, and fragmentation. Where the
+    trace has the peak of the tensors themselves, that takes their place for the traced batch.
     """
+    if samples is None and trace.memory.peak is not None:
+        ends = zip(CONTEXT_BYTES, ALLOCATOR_RATIOS, strict=True)
+        low, high = (context + ratio * trace.memory.peak for context, ratio in ends)
+        return low, high
     per_sample = _per_sample(trace)
     memory = trace.memory
     if per_sample is None or trace.samples is None or memory.parameters is None:

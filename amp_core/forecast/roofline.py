@@ -6,11 +6,12 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
+from amp_core.forecast.kernel_classes import ATTENTION_SHARE, BANDWIDTH_SHARES, shape_share
 from amp_core.hardware.data_sheets import Rates
 
 
@@ -22,6 +23,12 @@ class Speeds:
     cuda_cores: float
     bandwidth: float
     launch_us: float
+    tf32: float | None = None
+    """In TF32, where it differs from `tensor_cores`."""
+    sms: int | None = None
+    """Multiprocessors, over which the tiles of a product are spread; None: sizes do not matter."""
+    l2_mb: float = 0.0
+    """L2 cache, 10^6 bytes: what one kernel writes and the next reads need not leave it."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +43,21 @@ class Range:
         """Every combination of slow and fast: the errors of the four figures are independent."""
         ends = (self.slow, self.fast)
         for tensor, cuda, bandwidth, launch in itertools.product(ends, repeat=4):
-            yield Speeds(tensor.tensor_cores, cuda.cuda_cores, bandwidth.bandwidth, launch.launch_us)
+            yield replace(tensor, cuda_cores=cuda.cuda_cores, bandwidth=bandwidth.bandwidth, launch_us=launch.launch_us)
 
 
-EFFICIENCY = Range(
-    slow=Speeds(0.40, 0.55, 0.60, 12.0),
-    likely=Speeds(0.60, 0.80, 0.75, 8.0),
-    fast=Speeds(0.80, 0.95, 0.90, 5.0),
-)
-"""The default range. Tensor cores: large matrix products in FP16 reach 27 % of the peak on an A40, 49 % on an A100
-(69 % in TF32) and 83 % on an RTX 3090 Ti (bewantbe/busy-gemm-benchmark, README); training steps of large language
-models 52 % on A100 (Narayanan et al. 2021, arXiv:2104.04473, abstract). CUDA cores: 51 to 85 % in the same README.
-Bandwidth: 60 % for 1 MB, 75 % for 10 MB, 90 % from 100 MB on (calculon-ai/calculon, systems/a100_80g.json). Launches:
-our own estimate of the host's time per eager operator, including autograd and dispatch."""
+LAUNCH_US = 8.0
+"""The host's time per eager operator, with autograd and dispatch: our own estimate."""
 
 MIN_KERNEL_US = 2.0
 """Shortest kernel: starting and draining it takes as long on the device."""
+
+MIN_DRAM_FRAC = 0.4
+"""Share of the traffic of an operator that fits into L2 which still goes to memory, or takes as long: L2 is two to four
+times as fast. On L4, softmax and layer norm over 64 MB run at 1.4 to 1.9 times the memory's bandwidth (NeuSight)."""
+TF32_TRANSPOSED_FRAC = 0.5
+"""Share of convolutions that are brought into another layout in TF32: cuDNN has kernels for both. Fitted to ResNet-50
+on seven GPUs (lambdal/deeplearning-benchmark, FP32)."""
 
 TERMS = ("GEMM/conv", "memory bandwidth", "kernel latency")
 """What may bound an operator's time on the device."""
@@ -100,22 +106,38 @@ def why_not(rates: Rates, recipe: str) -> str:
 def device_time(work: pd.DataFrame, rates: Rates, recipe: str, speeds: Speeds) -> DeviceTime:
     """The time of `work`. `tf32` lets FP32 products run on tensor cores; recipes in 8 and 4 bits give the share
     `low_frac` of each product's operations their own peak (`quantized_work`)."""
-    wide = rates.fp32 * speeds.cuda_cores
+    tensor, wide = rates.half * speeds.tensor_cores, rates.fp32 * speeds.cuda_cores
     if recipe == "tf32" and rates.tf32 is not None:
-        wide = max(wide, rates.tf32 * speeds.tensor_cores)  # libraries choose the faster kernel
-    per_us = np.where(work["narrow"], rates.half * speeds.tensor_cores, wide) * 1e6  # flop per µs
+        wide = max(wide, rates.tf32 * (speeds.tf32 or speeds.tensor_cores))  # libraries choose the faster kernel
+    per_us = np.where(work["narrow"], tensor, wide) * 1e6  # flop per µs
     low = rates.peak(recipe)
     if "low_frac" in work and low is not None:
         low_frac = work["low_frac"].to_numpy(dtype=np.float64)
         per_us = 1 / ((1 - low_frac) / per_us + low_frac / (low * speeds.tensor_cores * 1e6))
+    moved = work["bytes"].to_numpy(dtype=np.float64)
+    per_call = moved / np.maximum(work["count"].to_numpy(dtype=np.float64), 1)
+    if speeds.l2_mb:
+        moved = moved * np.clip(per_call / (2e6 * speeds.l2_mb), MIN_DRAM_FRAC, 1.0)
+    bytes_per_us = np.full(len(work), rates.gb_per_s * speeds.bandwidth * 1e3)
+    if "kind" in work:
+        bytes_per_us *= work["kind"].map(BANDWIDTH_SHARES).fillna(1.0).to_numpy(dtype=np.float64)
+        per_us *= np.where(work["kind"] == "attention", ATTENTION_SHARE, 1.0)
+    if "batch" in work and speeds.sms is not None:
+        batch, m, n, k = (work[size].to_numpy(dtype=np.float64) for size in ("batch", "m", "n", "k"))
+        per_us *= shape_share(batch, m, n, k, speeds.sms)
     times = np.stack(
         [
             work["flops"].to_numpy(dtype=np.float64) / per_us,
-            work["bytes"].to_numpy(dtype=np.float64) / (rates.gb_per_s * speeds.bandwidth * 1e3),
+            moved / bytes_per_us,
             work["count"].to_numpy(dtype=np.float64) * MIN_KERNEL_US,
         ]
     )
     longest = times.max(axis=0)
     which = times.argmax(axis=0)
     by_term = {term: float(longest[which == i].sum()) for i, term in enumerate(TERMS)}
+    if "transposed" in work:
+        on_tensor_cores = work["narrow"].to_numpy(dtype=bool) | (recipe == "tf32")
+        share = TF32_TRANSPOSED_FRAC if recipe == "tf32" else 1.0
+        transposed = share * float(work["transposed"].to_numpy(np.float64)[on_tensor_cores].sum())
+        by_term[TERMS[1]] += transposed / (rates.gb_per_s * speeds.bandwidth * BANDWIDTH_SHARES["copy"] * 1e3)
     return DeviceTime(by_term, float(work["count"].sum()) * speeds.launch_us)

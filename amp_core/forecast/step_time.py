@@ -8,9 +8,10 @@ import pandas as pd
 from amp_core.analysis import speed_summary
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.steps import recipe as recipe_of
+from amp_core.forecast.efficiency import efficiency_of
 from amp_core.forecast.low_bits import BITS, quantized_work
 from amp_core.forecast.memory import largest_batch, memory_needed
-from amp_core.forecast.roofline import EFFICIENCY, Range, device_time, why_not
+from amp_core.forecast.roofline import LAUNCH_US, Range, device_time, why_not
 from amp_core.forecast.traced_work import StepTrace, traces_of_run
 from amp_core.hardware.data_sheets import NAMES, Rates, dense_rates, named_part
 from amp_core.hardware.device_types import is_accelerator
@@ -39,7 +40,7 @@ def forecast(
     gpus: Sequence[str],
     *,
     factor: float | None = None,
-    efficiency: Range = EFFICIENCY,
+    efficiency: Range | None = None,
     fp8_frac: float | None = None,
     fp4_frac: float | None = None,
 ) -> Forecast:
@@ -48,13 +49,15 @@ def forecast(
 
     `traces` are of the same step in FP32 and under autocast. `factor` is measured over forecast time of a run recorded
     on a listed GPU (`measured_factor`). Columns, NaN if not known: gpu, recipe, why_not (why it cannot run there),
-    step_ms, step_ms_low, step_ms_high, samples_per_s, speedup, speedup_low, speedup_high (over FP32 with TF32 off),
+    step_ms, step_ms_low, step_ms_high, optimizer_ms (the optimizer's part of it), samples_per_s, speedup, speedup_low,
+    speedup_high (over FP32 with TF32 off),
     over_tf32, over_tf32_low, over_tf32_high (over FP32 with TF32 on), over_bf16, over_bf16_low, over_bf16_high (of FP8
-    and NVFP4), bound_by, matrix_frac, traffic_frac (shares of
-    the time on the device), memory_bytes_low, memory_bytes_high, batch_low, batch_high (largest that fits), source (of
-    the part's figures).
+    and NVFP4), bound_by, matrix_frac, traffic_frac (shares of the time on the device), tensor_peak_bytes (parameters,
+    gradients, optimizer, activations and temporaries of the traced batch), memory_bytes_low, memory_bytes_high,
+    batch_low, batch_high (largest that fits), source (of the part's figures).
 
-    A range spans every combination of slow and fast in `efficiency`. Raises `RunError` for an unknown part, for none,
+    A range spans every combination of slow and fast in `efficiency`, by default that of each GPU
+    (`efficiency_of`). Raises `RunError` for an unknown part, for none,
     and for a share beyond 0 to 1.
     """
     if not gpus:
@@ -69,11 +72,12 @@ def forecast(
     rows = []
     for gpu in dict.fromkeys(gpus):
         name, rates = named_part(gpu)
+        speeds = efficiency or efficiency_of(NAMES[name]).range()
         for recipe in (*RECIPES, *low):
             trace = wide if recipe in ("fp32", "tf32") else low.get(recipe, narrow)
-            rows.append(_row(name, rates, recipe, wide, narrow, trace, factor or 1.0, efficiency))
+            rows.append(_row(name, rates, recipe, wide, narrow, trace, factor or 1.0, speeds))
     given = {recipe: frac for recipe, frac in shares.items() if frac is not None}
-    return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, efficiency, given))
+    return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, list(dict.fromkeys(gpus)), given))
 
 
 def _share(name: str, frac: object) -> float | None:
@@ -89,10 +93,10 @@ def gpu_names() -> list[str]:
     return list(NAMES)
 
 
-def measured_factor(run: Run) -> tuple[str, float] | None:
-    """The listed GPU that a traced run was recorded on, and the ratio of its median step time to its forecast.
+def measured_factor(run: Run, traces: tuple[StepTrace, StepTrace] | None = None) -> tuple[str, float] | None:
+    """The listed GPU that a run was recorded on, and the ratio of its median step time to its forecast.
 
-    None for a run on another device or without step times.
+    None for a run on another device or without step times. `traces` are of the run's step, by default its own.
     """
     device = run.head.config.get("device")
     gpu = profiled_gpu(run, str(device)) if is_accelerator(device) else None
@@ -100,10 +104,10 @@ def measured_factor(run: Run) -> tuple[str, float] | None:
     took = speed_summary(run).step_ms
     if gpu is None or rates is None or not took:
         return None
-    wide, narrow = traces_of_run(run)
+    wide, narrow = traces or traces_of_run(run)
     recipe = recipe_of(run) or "fp32"
     work = wide if recipe in ("fp32", "tf32") else narrow
-    expected = device_time(work.work, rates, recipe, EFFICIENCY.likely).total_us / 1e3
+    expected = device_time(work.work, rates, recipe, efficiency_of(gpu.name).range().likely).total_us / 1e3
     return gpu.name, took / expected
 
 
@@ -136,10 +140,12 @@ def _row(
         over_tf32 = [float("nan")]
     unmodelled = 0.0 if trace is wide else UNMODELLED_FRAC
     times = [us * factor / 1e3 for us in totals]
+    optimizer = trace.work[trace.work["phase"] == "optimizer"]
     row |= {
         "step_ms": step_us / 1e3,
         "step_ms_low": min(times),
         "step_ms_high": max(times),
+        "optimizer_ms": device_time(optimizer, rates, recipe, efficiency.likely).device_us * factor / 1e3,
         "samples_per_s": trace.samples / step_us * 1e6 if trace.samples else None,
         "speedup": reference / likely.total_us,
         "speedup_low": min(ratios) * (1 - unmodelled),
@@ -155,32 +161,37 @@ def _row(
         bf16 = device_time(narrow.work, rates, "bf16", efficiency.likely).total_us
         row |= {"over_bf16": bf16 / likely.total_us}
         row |= {"over_bf16_low": min(over_bf16) * (1 - unmodelled), "over_bf16_high": max(over_bf16) * (1 + unmodelled)}
+    row["tensor_peak_bytes"] = trace.memory.peak
     needed, batch = memory_needed(trace), largest_batch(trace, rates)
     row["memory_bytes_low"], row["memory_bytes_high"] = needed if needed else (None, None)
     row["batch_low"], row["batch_high"] = batch if batch else (None, None)
     return row
 
 
-def _between(low: float, high: float) -> str:
-    return f"{100 * low:.0f} to {100 * high:.0f} %"
+def _speeds_note(gpu: str) -> str:
+    """What the forecast assumes of a GPU, and from where."""
+    name, rates = named_part(gpu)
+    of = efficiency_of(NAMES[name])
+    tf32 = f"TF32 {100 * of.tf32:.0f} %, " if rates.tf32 is not None else ""
+    return (
+        f"{name} reaches of its data sheet: FP32 {100 * of.fp32:.0f} %, {tf32}FP16 {100 * of.half:.0f} %, bandwidth "
+        f"{100 * of.bandwidth:.0f} %, each ± {100 * of.spread:.0f} % ({of.source}); and takes {LAUNCH_US:g} µs of the "
+        "host's time per operator."
+    )
 
 
 def _notes(
-    wide: StepTrace, narrow: StepTrace, factor: float | None, efficiency: Range, shares: dict[str, float]
+    wide: StepTrace, narrow: StepTrace, factor: float | None, gpus: list[str], shares: dict[str, float]
 ) -> tuple[str, ...]:
-    slow, fast = efficiency.slow, efficiency.fast
     notes = [
-        f"{DISCLAIMER} A roofline over the operators of one traced step of {wide.name}: it knows peaks and bandwidth, "
-        "but not kernels, data loading, clocks or other programs.",
-        f"The range takes {_between(slow.tensor_cores, fast.tensor_cores)} of the tensor cores' peak, "
-        f"{_between(slow.cuda_cores, fast.cuda_cores)} of the CUDA cores', {_between(slow.bandwidth, fast.bandwidth)} "
-        f"of the bandwidth, and {fast.launch_us:g} to {slow.launch_us:g} µs of the host's time per operator: eager "
-        "PyTorch, nothing compiled.",
+        f"{DISCLAIMER} A roofline over the operators of one traced step of {wide.name}, in eager mode: it does not "
+        "know data loading, communication, compiled code or other programs.",
+        *(_speeds_note(gpu) for gpu in gpus),
     ]
     if shares:
         which = " and ".join(f"{100 * frac:.0f} % in {recipe.upper()}" for recipe, frac in shares.items())
         notes.append(
-            f"Of the GEMM FLOPs, {which} and the rest in BF16. Inputs are quantized by separate operators, as in eager "
+            f"Of the GEMM FLOPs, {which}, the rest in BF16. Inputs are quantized by separate operators, as in eager "
             "PyTorch; torch.compile fuses them. Memory is that of BF16: weights stay in FP32."
         )
     if factor is not None:
@@ -194,6 +205,11 @@ def _notes(
         )
     elif wide.derived:
         notes.append("The step was traced under autocast; its FP32 form is derived from it.")
+    if "transposed" in narrow.work and narrow.work["transposed"].sum() > 0:
+        notes.append(
+            "The convolutions are not channels last: in 16 bits cuDNN transposes their inputs and outputs, which is in "
+            "these times. model.to(memory_format=torch.channels_last) saves it."
+        )
     if wide.memory.activations is None:
         notes.append("Memory is not forecast: the run has no memory breakdown.")
     return tuple(notes)

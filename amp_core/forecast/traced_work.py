@@ -2,7 +2,8 @@
 
 >>> wide, narrow = traces_of_run(run)
 >>> wide.work.columns
-Index(['op', 'phase', 'count', 'flops', 'bytes', 'narrow'], dtype='object')
+Index(['op', 'phase', 'count', 'flops', 'bytes', 'narrow', 'kind', 'batch', 'm', 'n', 'k',
+       'transposed'], dtype='object')
 
 A run is traced in one recipe; its step in the other recipe is derived. From autocast to FP32 this is exact except for
 fused kernels: 16-bit values become 32-bit ones and the casts disappear. From FP32 to autocast it is an estimate: which
@@ -10,7 +11,7 @@ operators between matrix products run in 16 bits depends on their inputs, so the
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,16 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis import memory_moments, memory_steps
-from amp_core.analysis.performance.gemm_shapes import Shape, tensor_shapes
+from amp_core.analysis.performance.gemm_shapes import Shape, product, shapes_of, tensor_shapes
 from amp_core.analysis.performance.traced_ops import has_policies, traced_rows, traced_steps
 from amp_core.analysis.steps import attempts, emulated, median, recipe
+from amp_core.forecast.kernel_classes import kernel_class
 from amp_core.formats import autocast_dtypes, element_bytes, format_of
 from amp_core.hardware import autocast_ops
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
-_LOOKUP_OPS = ("embedding", "gather", "index_select", "index")
-"""Operators that read as much as they write, whatever the size of the table."""
+_SIZES = ("batch", "m", "n", "k")
 _TENSORS_PER_LAUNCH = 36
 """Tensors per launch of a multi-tensor kernel over four lists: `depth_to_max_tensors` in PyTorch's
 ATen/native/cuda/MultiTensorApply.cuh."""
@@ -46,6 +47,8 @@ class StepMemory:
     """Saved for backward, of the whole batch; grows with the batch."""
     weight_copies: float = 0.0
     """16-bit copies of weights that autocast caches; do not grow with the batch."""
+    peak: float | None = None
+    """The most that all tensors of the step held at once, temporaries too, where the step was traced for it."""
 
 
 @dataclass(frozen=True)
@@ -62,33 +65,82 @@ class StepTrace:
     """Of the step; None where not known."""
     work: pd.DataFrame
     """One row per operator and shape: op, phase, count (launches), flops (of matrix products, else 0), bytes (read and
-    written), narrow (multiplies 16-bit factors)."""
+    moved by its kernels), narrow (multiplies 16-bit factors), kind (of `BANDWIDTH_SHARES`, `product` or `attention`);
+    batch, m, n, k (sizes of the product, NaN where not known), transposed (bytes that cuDNN moves to bring a
+    convolution that is not channels last into the layout of tensor cores)."""
     memory: StepMemory
 
 
-def device_work(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the table `ops` as work on a CUDA device.
+def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame:
+    """Rows of the table `ops` as work on a CUDA device; `channels_last` tells the memory format of convolutions.
 
     Operators that autocast leaves in 16 bits on a CPU but runs in FP32 on CUDA (softmax, norms, losses) count as FP32.
     """
     work = []
-    for row in rows.to_dict("records"):
+    for row in _with_fused_kernels(rows):
         op = str(row["op"]).removeprefix("aten::")
         count = round(_number(row["count"], 1.0))
         written = _number(row["out_bytes"])
+        flops = _number(row["flops"])
         shapes = tensor_shapes(row["in_shapes"]) if isinstance(row["in_shapes"], str) else ()
         dtypes = str(row["in_dtypes"] or "").split(", ")
+        runs = kernel_class(op, flops)
+        kind, transposed = runs.kind, 0.0
+        sizes: tuple[float, ...] = (math.nan,) * 4
+        narrow = _is_narrow(dtypes[0])
         if not shapes:  # the optimizer's operators: multi-tensor kernels on CUDA
             traffic, count = _OPTIMIZER_PASSES * written, math.ceil(count / _TENSORS_PER_LAUNCH)
-        elif op in _LOOKUP_OPS:
+        elif kind == "lookup":
             traffic = 2 * written
         else:
-            traffic = written + count * _read(shapes, dtypes)
+            traffic = runs.passes * (written + count * _read(shapes, dtypes))
             widens = autocast_ops.policy(op, "cuda") in autocast_ops.FP32_POLICIES
-            if widens and row["autocast"] in autocast_dtypes() and _is_narrow(row["out_dtype"]):
+            if widens and row["autocast"] in autocast_dtypes() and narrow:
                 traffic *= 2  # CUDA casts its inputs and continues in FP32
-        work.append((op, row["phase"], count, _number(row["flops"]), traffic, _is_narrow(dtypes[0])))
-    return pd.DataFrame(work, columns=["op", "phase", "count", "flops", "bytes", "narrow"])
+        if flops and isinstance(row["in_shapes"], str):
+            kind, sizes = _product(op, row["in_shapes"], flops / count)
+            narrow = narrow and kind != "depthwise"
+            if "conv" in op and kind == "product" and not channels_last:
+                transposed = 2 * traffic
+        work.append((op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed))
+    return pd.DataFrame(
+        work, columns=["op", "phase", "count", "flops", "bytes", "narrow", "kind", *_SIZES, "transposed"]
+    )
+
+
+def _with_fused_kernels(rows: pd.DataFrame) -> Iterator[dict[Hashable, Any]]:
+    """The rows without what CUDA's kernels do on the way: dropout draws and scales its mask itself, and a softmax under
+    autocast reads 16 bits and writes 32, the other way round in its backward."""
+    drawn = set(rows.loc[rows["op"].eq("aten::bernoulli_"), "in_shapes"].dropna())
+    softmax = rows["op"].str.startswith(("aten::_softmax", "aten::_log_softmax"))
+    normalized = {shapes_of(text)[0] for text in rows.loc[softmax, "in_shapes"].dropna()}
+    for row in rows.to_dict("records"):
+        op, shapes = row["op"], row["in_shapes"]
+        mask = op in ("aten::bernoulli_", "aten::div_") and shapes in drawn and row["phase"] == "forward"
+        cast = (
+            op == "aten::_to_copy" and isinstance(shapes, str) and shapes_of(shapes)[:1] in {(s,) for s in normalized}
+        )
+        if cast:
+            cast = _is_narrow(row["out_dtype"]) == (row["phase"] == "backward")
+        if not mask and not cast:
+            yield row
+
+
+def _product(op: str, in_shapes: str, flops: float) -> tuple[str, tuple[float, ...]]:
+    """The kind of a product, and its batch, m, n and k; a convolution's are those of its implicit matrix product."""
+    found = product(op, in_shapes)
+    if found is None or found.kind not in ("gemm", "conv"):
+        return ("attention" if found is not None and found.kind == "attention" else "product"), (math.nan,) * 4
+    if found.kind == "gemm":
+        return "product", (found.batch, found.sizes["M"], found.sizes["N"], found.sizes["K"])
+    shapes = shapes_of(in_shapes)
+    backward = op.endswith("backward")
+    weight = shapes[2 if backward else 1]
+    if found.batch > 1 and weight[1] == 1:
+        return "depthwise", (math.nan,) * 4
+    n, k = found.sizes["C_out"], found.sizes["C_in"] * math.prod(weight[2:])
+    positions = math.prod(shapes[0]) / shapes[0][1] if backward else flops / (2 * found.batch * n * k)
+    return "product", (found.batch, positions, n, k)
 
 
 def as_fp32(rows: pd.DataFrame) -> pd.DataFrame:
@@ -113,7 +165,7 @@ def as_autocast(work: pd.DataFrame) -> pd.DataFrame:
     share = np.where(matrix, 0.5, np.where(kept, 1.0, 0.75))
     result["bytes"] = result["bytes"] * share
     result["narrow"] = matrix
-    casts = result[matrix].assign(op="_to_copy", flops=0.0, narrow=False)
+    casts = result[matrix].assign(op="_to_copy", flops=0.0, narrow=False, kind="copy", transposed=0.0)
     casts["bytes"] = casts["bytes"] * 0.5  # the output of a 16-bit product often feeds the next without a cast
     return pd.concat([result, casts], ignore_index=True)
 
@@ -135,10 +187,13 @@ def traces_of_run(run: Run) -> tuple[StepTrace, StepTrace]:
     samples = median(steps["samples"].dropna())
     under_autocast = bool(rows["autocast"].isin(autocast_dtypes()).any())
     memory = _memory(run)
-    own = device_work(rows)
+    channels_last = run.head.config.get("channels_last") is not False  # unknown of a watched loop
+    own = device_work(rows, channels_last)
     count = round(samples) if samples else None
     if under_autocast:
-        wide = StepTrace(run.name, "fp32", True, count, device_work(as_fp32(rows)), _rescaled(memory, 1.6, 0.0))
+        wide = StepTrace(
+            run.name, "fp32", True, count, device_work(as_fp32(rows), channels_last), _rescaled(memory, 1.6, 0.0)
+        )
         return wide, StepTrace(run.name, "amp", False, count, own, memory)
     copies = (memory.parameters or 0.0) / 2
     narrow = StepTrace(run.name, "amp", True, count, as_autocast(own), _rescaled(memory, 0.65, copies))

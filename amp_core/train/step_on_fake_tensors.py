@@ -11,13 +11,14 @@ CPU (autograd cannot follow fake CUDA tensors where torch has no CUDA); `amp_cor
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from amp_core.forecast import StepMemory, StepTrace
 from amp_core.forecast.traced_work import device_work
@@ -26,11 +27,14 @@ from amp_core.record.op_trace.op_counter import OpCounter, OpCounterMode
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.train.engine.training import make_optimizer
+from amp_core.train.tensor_peak import PeakBytes
 from amp_core.train.workloads import Workload, build
 
 
 def trace_workload(config: TrainConfig) -> tuple[StepTrace, StepTrace]:
     """One micro-batch's step of the workload in FP32 and under BF16 autocast, which has FP16's shapes and bytes.
+
+    AMPscope's own workloads are taken as channels last under autocast, a user's as they are.
 
     Raises `RunError` for a workload that cannot be built, or whose step reads values, which fake tensors do not have.
     """
@@ -41,7 +45,12 @@ def trace_workload(config: TrainConfig) -> tuple[StepTrace, StepTrace]:
         raise RunError(f"workload={config.workload!r} has no batch; give at least one")
     name = " ".join(str(part) for part in (config.workload, config.size) if part)
     try:
-        wide, narrow = (_traced(config, workload, batch, name, amp) for amp in (False, True))
+        wide, narrow = (
+            traced(replace(config, channels_last=amp or config.channels_last), workload, batch, name, amp)
+            if config.own is None
+            else traced(config, workload, batch, name, amp)
+            for amp in (False, True)
+        )
     except Exception as error:  # a workload of the user may raise anything
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise RunError(
@@ -51,7 +60,8 @@ def trace_workload(config: TrainConfig) -> tuple[StepTrace, StepTrace]:
     return wide, narrow
 
 
-def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp: bool) -> StepTrace:
+def traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp: bool) -> StepTrace:
+    """One step of `workload` on `batch`, under BF16 autocast if `amp`; see `trace_workload`."""
     model = workload.model
     with FakeTensorMode(allow_non_fake_inputs=True):
         _make_fake(model)
@@ -67,7 +77,9 @@ def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp:
                 with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor), region:
                     loss = workload.loss_fn(model, fake)
                 loss.backward()
-                counter.phase = "optimizer"
+            optimizer.step()  # makes its state, which later steps have
+            counter.phase = "optimizer"
+            with OpCounterMode(counter):
                 optimizer.step()
         finally:
             counter.detach()
@@ -83,10 +95,31 @@ def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp:
             activations=saved.bytes_of(saved.others),
             weight_copies=saved.bytes_of(saved.copies),
         )
-        for parameter in model.parameters():
-            parameter.grad = None
-    samples = workload.samples(batch)
-    return StepTrace(name, "amp" if amp else "fp32", False, samples, device_work(rows), memory)
+        _forget_gradients(model)
+        with PeakBytes([*model.parameters(), *model.buffers(), *state, *_tensors(fake)]) as peak:
+            with torch.autocast("cpu", dtype=torch.bfloat16) if amp else nullcontext():
+                loss = workload.loss_fn(model, fake)
+            loss.backward()
+            optimizer.step()
+        memory = replace(memory, peak=float(peak.most))
+        _forget_gradients(model)
+    work = device_work(rows, config.channels_last or _channels_last(model))
+    return StepTrace(name, "amp" if amp else "fp32", False, workload.samples(batch), work, memory)
+
+
+def _forget_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _channels_last(model: nn.Module) -> bool:
+    """Whether the model's convolutions have their channels last."""
+    weights = [p for p in model.parameters() if p.dim() == 4 and min(p.shape[1:3]) > 1]
+    return any(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in weights)
 
 
 class _SavedTensors:

@@ -6,7 +6,7 @@
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from amp_core.analysis.comparison.parity import MIN_SEEDS
 from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
@@ -29,9 +29,9 @@ def save_confirmed(search: Search, result: ConfirmResult, undecided: Sequence[Co
 def save_unconfirmed(search: Search, result: ConfirmResult) -> None:
     """Save the recipe as the one that looks fastest while it is undecided whether it can be shipped."""
     speed = _speed(_race_row(search, result))
-    summary = (
-        f"{_title(result.candidate)} looks fastest, {speed} × FP32's speed, but its convergence parity is undecided"
-    )
+    same = result.row.parity.startswith(("within noise", "better"))
+    undecided = "speed" if result.seeds and same else "convergence parity"
+    summary = f"{_title(result.candidate)} looks fastest, {speed} × FP32's speed, but its {undecided} is undecided"
     if not result.needs_s:
         _save(search, result.candidate, f"{summary}: run it with more --steps", undecided_reason(result), sure=False)
         return
@@ -48,31 +48,31 @@ def save_unconfirmed(search: Search, result: ConfirmResult) -> None:
     )
 
 
-def keep_fp32(search: Search, plain: Candidate, raced: RaceResult) -> None:
-    """Save FP32: no recipe is surely faster and keeps parity. If the race was cut short, the answer is unconfirmed."""
+def perhaps_faster(search: Search, raced: RaceResult) -> list[Candidate]:
+    """Recipes that were faster than FP32 in the race, but by too little or too unevenly to be sure; fastest first."""
     rows = {row.name: row for row in search.result.tried if row.stage == "race" and not row.out}
-    maybe = [
+    perhaps = [
         candidate
         for candidate in raced.order
         if (row := rows.get(candidate.name)) is not None
         and row.speed_verdict.startswith("cannot tell")
         and row.speed_ratio > 1 + SAME_SPEED_FRAC
     ]
+    return sorted(perhaps, key=lambda candidate: -rows[candidate.name].speed_ratio)
+
+
+def keep_fp32(search: Search, plain: Candidate, raced: RaceResult, rejected: Collection[str]) -> None:
+    """Save FP32: no recipe is surely faster and keeps parity. If one that may be faster is not among those `rejected`
+    by a confirmation, the answer is unconfirmed."""
+    maybe = [candidate for candidate in perhaps_faster(search, raced) if candidate.name not in rejected]
     if not maybe:
         why = "None of the recipes tried is reliably faster with convergence parity."
         _save(search, plain, f"{_title(plain)}: stay with it", why)
         return
-    best = max(maybe, key=lambda candidate: rows[candidate.name].speed_ratio)
-    row = rows[best.name]
+    best = maybe[0]
+    row = next(row for row in search.result.tried if row.stage == "race" and row.name == best.name)
     speed = f"{_speed(row)} × FP32's speed ({_speed(row, 'low')}–{_speed(row, 'high')})"
     after = f"after {formatting.plural(row.steps, 'step')} of the race"
-    if search.budget.left > 0:
-        why = (
-            f"None of the recipes tried is reliably faster. {best.name} reached {speed} {after}, which is not "
-            "conclusive."
-        )
-        _save(search, plain, f"{_title(plain)}: stay with it", why)
-        return
     budget, steps = search.budget, min(MIN_STEPS, search.config.steps)
     racing = budget.takes([candidate.name for candidate in raced.order], RACE_STEPS[0])
     confirming = budget.takes([plain.name, best.name], steps, MIN_SEEDS)
@@ -81,7 +81,7 @@ def keep_fp32(search: Search, plain: Candidate, raced: RaceResult) -> None:
         search,
         best,
         f"{_title(best)} looks fastest, but its speed and convergence parity are undecided: run with --budget {needs}",
-        f"The budget was used up in the race: {best.name} reached {speed} {after}. The rest of the race and "
+        f"The budget ended before that was decided: {best.name} reached {speed} {after}. The rest of the race and "
         f"{MIN_SEEDS} seeds take about {formatting.duration(racing + confirming)}.",
         needs_s=float(needs),
         sure=False,

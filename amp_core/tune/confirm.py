@@ -130,6 +130,12 @@ class Confirmation:
         needs_s = self._began + self._takes(both, needed) / (1 - RACE_FRAC)
         return ConfirmResult(candidate, row, decided, len(runs), more_s, needs_s)
 
+    def has_time_for(self, candidate: Candidate) -> bool:
+        """Whether the budget suffices for the fewest seeds that can decide."""
+        least = min(MIN_STEPS, self._search.config.steps)
+        names = [self._plain.name, candidate.name]
+        return self._search.budget.left >= self._search.budget.takes(names, self.steps or least, MIN_SEEDS)
+
     def reference(self) -> Tried:
         """FP32's own row."""
         return unmeasured_row(self._plain, "confirm", self._plain.name, list(self._first.values()), self._search.into)

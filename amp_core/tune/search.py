@@ -28,7 +28,7 @@ from amp_core.text import formatting
 from amp_core.train.turns.interleave import interleave
 from amp_core.train.turns.member import Member
 from amp_core.train.turns.worker_pool import WorkerPool
-from amp_core.tune.answer import keep_fp32, save_confirmed, save_unconfirmed, undecided_reason
+from amp_core.tune.answer import keep_fp32, perhaps_faster, save_confirmed, save_unconfirmed, undecided_reason
 from amp_core.tune.budget import Budget
 from amp_core.tune.confirm import MIN_STEPS, Confirmation, ConfirmResult
 from amp_core.tune.options import Candidate, combined, options, precisions
@@ -108,7 +108,7 @@ def _stages(search: Search) -> None:
         save_unconfirmed(search, undecided[0])
         return
     else:
-        keep_fp32(search, plain, raced)
+        keep_fp32(search, plain, raced, {one.candidate.name for one in results})
     base = answer.candidate if answer is not None else plain
     extra = options(base, probe_run, search.budget.left, search.budget.start_s)
     search.leave_out(extra.left_out)
@@ -153,12 +153,18 @@ def _probe(search: Search) -> Run:
 def _confirm_in_order(
     search: Search, confirmation: Confirmation, plain: Candidate, raced: RaceResult
 ) -> list[ConfirmResult]:
-    """Results of the recipes that are surely faster than FP32, fastest first, up to the first that can be shipped.
+    """Results of the recipes that are surely faster than FP32, fastest first, then of those that may be; up to the
+    first that can be shipped.
 
-    Stops as well at one that the budget left undecided: the recipes after it are slower.
+    On a busy machine a race may end without a statement on speed; each seed of the confirmation adds to it. Stops as
+    well at one that the budget left undecided: the recipes after it are slower.
     """
     results: list[ConfirmResult] = []
-    for candidate in raced.order[: raced.order.index(plain)]:
+    sure = raced.order[: raced.order.index(plain)]
+    perhaps = [candidate for candidate in perhaps_faster(search, raced) if candidate not in sure]
+    for candidate in [*sure, *perhaps]:
+        if candidate in perhaps and not confirmation.has_time_for(candidate):
+            break
         result = confirmation.confirm(candidate, (raced.runs[plain.name], raced.runs[candidate.name]))
         results.append(result)
         if result.ships or result.needs_s:

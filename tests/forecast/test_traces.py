@@ -70,6 +70,34 @@ def test_a_run_on_a_listed_gpu_is_compared_with_its_own_forecast(tmp_path):
     assert measured_factor(run) is None
 
 
+def recorded_on(folder, gpu):
+    """A traced run of 40 ms a step whose head names this GPU."""
+    path = write(folder, "traced")
+    head = json.loads((path / "run.json").read_text())
+    head["environment"]["gpus"] = [{"name": gpu, "capability": [8, 0]}]
+    (path / "run.json").write_text(json.dumps(head))
+    return path
+
+
+def test_a_measured_run_of_ones_own_card_calibrates_the_forecast_of_another(tmp_path, runs, capsys):
+    own = recorded_on(tmp_path / "own", "NVIDIA A100-SXM4-80GB")
+    _, factor = measured_factor(load_run(own))
+    times = []
+    for more in ([], ["--calibrate", str(own)]):
+        assert main(["forecast", str(runs["bf16"].path), "--gpu", "A100,L4", "--json", *more]) == 0
+        document = json.loads(capsys.readouterr().out)
+        times.append([row["step_ms"] for row in document["forecast"] if row["step_ms"]])
+    assert times[1] == pytest.approx([factor * ms for ms in times[0]])
+    assert f"{factor:.2f} times its own forecast" in " ".join(document["notes"])
+
+
+def test_a_run_that_cannot_calibrate_is_refused_in_one_line(tmp_path, runs, capsys):
+    for path, why in ((runs["fp32"].path, "'cpu'"), (recorded_on(tmp_path / "other", "Some other GPU"), "data sheet")):
+        assert main(["forecast", str(runs["bf16"].path), "--calibrate", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert why in error and "calibrate=" in error and error.count("\n") == 1
+
+
 def test_a_run_on_a_cpu_corrects_nothing(runs):
     assert measured_factor(runs["fp32"]) is None
 

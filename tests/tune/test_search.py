@@ -27,7 +27,8 @@ SLOW_CPU = {"fp32": 1.0, "bf16": 3.0, "fp16": 20.0, "fp16-islands": 15.0}
 
 def search(tmp_path, name, speeds, **more):
     """Search with controlled speeds, in the shortest possible races."""
-    watch = Stopwatch(speeds, until_s=more.get("budget_s", 600.0))
+    load = {name: more.pop(name) for name in ("load", "start_s") if name in more}
+    watch = Stopwatch(speeds, until_s=more.get("budget_s", 600.0), **load)
     reported = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amp_core.tune.race.RACE_STEPS", (60, 60))
@@ -168,6 +169,32 @@ def test_a_race_cut_short_by_the_budget_is_unconfirmed(tmp_path):
     assert "its speed and convergence parity are undecided" in result.answer
     again, _, _ = search(tmp_path / "again", "healthy", SLOW, budget_s=result.needs_s)
     assert again.confirmed and again.config["precision"] == "bf16"
+
+
+BUSY = {"load": 1.0, "start_s": 20.0}
+"""Other work slows single steps by factors between a third and three, and starts take half a minute."""
+
+
+def test_a_race_that_load_leaves_undecided_goes_on_to_seeds_and_never_ends_with_fp32(tmp_path):
+    speeds = {"fp32": 10.0, "bf16": 8.5, "fp16": 12.0, "fp16-islands": 12.0}
+    result, _, _ = search(tmp_path, "healthy", speeds, **BUSY)
+    raced = rows(result, "race")["bf16"]
+    assert raced.speed_verdict.startswith("cannot tell") and raced.speed_ratio > 1  # so the case is the one meant
+    assert result.chosen == "bf16"
+    assert rows(result, "confirm")["bf16"].runs
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("seed", range(20))
+def test_under_load_the_answer_is_right_or_unconfirmed(tmp_path, seed):
+    name, speeds, right = (
+        ("healthy", {"fp32": 10.0, "bf16": 7.0, "fp16": 12.0, "fp16-islands": 12.0}, "bf16"),
+        ("tiny_gradients", FAST_FP16, "fp16"),
+        ("large_activations", FASTEST_FP16, "bf16"),
+        ("healthy", SLOW_CPU, "fp32"),
+    )[seed % 4]
+    result, _, _ = search(tmp_path, name, speeds, settings={"seed": seed}, **BUSY)
+    assert not result.confirmed or result.config["precision"] == right, result.why
 
 
 def test_the_search_can_be_read_during_and_after_it(on_fast_gpu):

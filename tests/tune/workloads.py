@@ -77,11 +77,15 @@ class Stopwatch:
     """Trains in this process, one recipe after the other, and records the given times: milliseconds per step by recipe.
 
     `speeds` maps a precision, `fp16-islands`, or an option with a plus before it (a factor) to its time. Trainings that
-    can be ended early end once the clock reaches `until_s`.
+    can be ended early end once the clock reaches `until_s`. `load` is the standard deviation of the logarithm of the
+    factor by which other work slows each step, and `start_s` what each training takes beside its steps.
     """
 
-    def __init__(self, speeds: Mapping[str, float], until_s: float = 1e9) -> None:
+    def __init__(
+        self, speeds: Mapping[str, float], until_s: float = 1e9, load: float = 0.02, start_s: float = 1.0
+    ) -> None:
         self.speeds = speeds
+        self.load, self.start_s = load, start_s
         self.until_s = until_s
         self.trained: list[str] = []
         self.now = 0.0
@@ -133,10 +137,10 @@ class Stopwatch:
             return
         table = pq.read_table(file)
         random = np.random.default_rng([len(self.trained), member.config.seed])
-        ms = self.step_ms(member.config) * random.lognormal(0.0, 0.02, table.num_rows)
+        ms = self.step_ms(member.config) * random.lognormal(0.0, self.load, table.num_rows)
         place = table.schema.get_field_index("step_ms")
         pq.write_table(table.set_column(place, table.schema.field(place), pa.array(ms)), file)
-        self.now += float(ms.sum()) / 1e3 + 1.0
+        self.now += float(ms.sum()) / 1e3 + self.start_s
 
 
 def config(name: str, **more) -> TrainConfig:

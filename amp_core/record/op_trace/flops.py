@@ -6,6 +6,7 @@ Formulas of `torch.utils.flop_counter`, extended by attention on a CPU and recur
 use, because it imports Triton, whose LLVM conflicts with TensorFlow's in one process.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,9 +54,18 @@ def _stack(args: Sequence[Any]) -> int:
     return int(2 * rows * sum(w.numel() for w in weights if w.dim() > 1))
 
 
+def _convolution_backward(args: Sequence[Any]) -> int:
+    """Each gradient takes as much as the convolution; torch's formula does not divide by the groups."""
+    grad, given, weight, wanted = args[0], args[1], args[2], args[-1]
+    positions = given if args[7] else grad  # a transposed convolution multiplies at each position of its input
+    once = 2 * positions.numel() * math.prod(weight.shape[1:])
+    return int(once * sum(wanted[:2]))
+
+
 _OWN: dict[str, Callable[[Sequence[Any]], int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten.convolution_backward": _convolution_backward,
     "aten.mkldnn_rnn_layer": _layer,
     "aten.mkldnn_rnn_layer_backward": lambda args: 2 * _layer(args),  # the gradients of the input and of the weights
     "aten._cudnn_rnn": _stack,

@@ -1,0 +1,85 @@
+"""What kind of kernel runs an operator, and how often it moves its tensors.
+
+>>> kernel_class("native_batch_norm").kind, kernel_class("native_batch_norm").passes
+('norm', 1.5)
+
+A trace gives the bytes of an operator's inputs and outputs, each once. A kernel that reduces before it normalizes reads
+its input twice; `passes` is the traffic that results over the traffic of the trace.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class KernelClass:
+    """How the kernels of an operator use a GPU."""
+
+    kind: str
+    """`product`, `depthwise`, or the key of `BANDWIDTH_SHARES`."""
+    passes: float = 1.0
+    """Bytes that its kernels move over the bytes of its inputs and outputs."""
+
+
+BANDWIDTH_SHARES = {"elementwise": 1.0, "copy": 0.9, "norm": 0.75, "softmax": 0.85, "lookup": 0.6, "depthwise": 0.45}
+"""Bandwidth that the kernels of a kind reach, over what elementwise kernels reach on the same GPU. Layer norm and
+softmax: medians of the operators measured in NeuSight's artifact (sitar-lab/NeuSight, data/dataset, FP32, 64 MB to
+1 GB), 0.55 to 0.80 and 0.65 to 1.0. The others: fitted to whole steps (tests/benchmarks/published_steps.py)."""
+
+_CLASSES = {
+    "native_layer_norm": KernelClass("norm"),
+    "native_layer_norm_backward": KernelClass("norm", 5 / 3),  # the input's gradient, then the weight's
+    "native_batch_norm": KernelClass("norm", 1.5),  # statistics first, then the normalization
+    "native_batch_norm_backward": KernelClass("norm", 5 / 3),
+    "native_group_norm": KernelClass("norm", 1.5),
+    "native_group_norm_backward": KernelClass("norm", 5 / 3),
+    "_log_softmax": KernelClass("softmax", 1.5),  # rows of a vocabulary do not fit into registers
+    "_log_softmax_backward_data": KernelClass("softmax", 4 / 3),
+    "_softmax": KernelClass("softmax"),
+    "_softmax_backward_data": KernelClass("softmax"),
+    "convolution_backward": KernelClass("product", 1.3),  # two kernels read the output's gradient
+    **dict.fromkeys(("clone", "_to_copy", "copy_", "cat", "contiguous"), KernelClass("copy")),
+    **dict.fromkeys(("embedding", "gather", "index_select", "index", "scatter_add"), KernelClass("lookup")),
+    **dict.fromkeys(("embedding_dense_backward", "index_put_", "index_add"), KernelClass("lookup")),
+}
+_PRODUCT, _ELEMENTWISE = KernelClass("product"), KernelClass("elementwise")
+
+
+def kernel_class(op: str, flops: float = 0.0) -> KernelClass:
+    """The class of an operator; an unknown one is a product if it has `flops`, else elementwise."""
+    return _CLASSES.get(op, _PRODUCT if flops > 0 else _ELEMENTWISE)
+
+
+ATTENTION_SHARE = 0.7
+"""Speed of fused attention over that of a large matrix product: FlashAttention-2 reaches 225 of 312 TFLOP/s in training
+on A100 (Dao 2023, arXiv:2307.08691), where products reach 271."""
+
+TILES = ((128, 128, 1.0), (128, 64, 0.9), (64, 128, 0.9), (64, 64, 0.8), (32, 32, 0.5))
+"""Output tiles of a matrix product's kernels: rows, columns, and the share of the largest tile's speed. The library
+takes the fastest. From the kernels that NeuSight's artifact names (`ampere_sgemm_128x64_tn`); shares fitted to it."""
+PROLOGUE_K = 40
+"""Length of K that fetching the first tiles and writing the last takes; fitted to the same measurements (14 to 90)."""
+
+MIN_SPLIT_K = 256
+"""Shortest part of K that a kernel takes where the output has fewer tiles than the GPU has room for. The gradient of a
+weight is such a product: few outputs, and K as long as the batch has tokens."""
+
+_Floats = npt.NDArray[np.float64]
+
+
+def shape_share(batch: _Floats, m: _Floats, n: _Floats, k: _Floats, sms: int) -> _Floats:
+    """The share (0–1) of a large product's speed that products of these sizes reach on `sms` multiprocessors.
+
+    Tiles that reach beyond the matrix and the last, partly filled wave of tiles do no useful work. NaN sizes give 1.
+    """
+    best = np.zeros_like(m)
+    for rows, columns, speed in TILES:
+        slots = sms * 128 * 128 // (rows * columns)
+        tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
+        parts = np.fmax(1.0, np.fmin(slots // tiles, k // MIN_SPLIT_K))
+        computed = np.ceil(tiles * parts / slots) * slots * rows * columns
+        share = speed * parts * batch * m * n / computed * k / (k + PROLOGUE_K * parts)
+        best = np.fmax(best, share)
+    return np.where(np.isnan(m), 1.0, best)

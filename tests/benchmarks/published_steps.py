@@ -1,0 +1,124 @@
+"""Forecasts compared with published step times: `python -m tests.benchmarks.published_steps [--rows]`.
+
+`published_steps.csv` lists the measurements, each with its source, GPU, model, batch, sequence length or pixels,
+precision, optimizer and memory format (one GPU each):
+
+- NeuSight: github.com/sitar-lab/NeuSight, scripts/asplos/label/GPU/MODEL-train-LENGTH-BATCH.json, `e2e_latency`:
+  forward and backward in eager FP32 with TF32 off. The mixture of experts (Switch) is left out: its own program routes.
+- Lambda: github.com/lambdal/deeplearning-benchmark, pytorch/csv_v1_v2: NVIDIA's programs in NGC containers; FP32 is
+  TF32 from Ampere on; step time = batch / throughput. ResNet-50 on B200 is left out: as fast in FP32 as in FP16, so
+  bound by its data.
+- NVIDIA: github.com/NVIDIA/DeepLearningExamples (commit 729963dd), READMEs of resnet50v1.5 and BERT: one GPU.
+  Pre-training at sequence length 512 is left out: 19 sequences/s in FP32 on V100 are 19 TFLOP/s of its 15.7, so the
+  sequences were shorter.
+- timm: github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv.
+
+The shares of each GPU (`amp_core.forecast.efficiency`) were fitted to the rows that are not `held_out`; the constants
+of `kernel_classes` were chosen with all rows in view.
+"""
+
+import argparse
+import csv
+import functools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from amp_core.forecast import StepTrace, efficiency_of
+from amp_core.forecast.roofline import device_time
+from amp_core.hardware.data_sheets import NAMES, named_part
+from amp_core.settings.training import TrainConfig
+from amp_core.train.step_on_fake_tensors import traced
+from amp_core.train.workloads import Workload
+from tests.benchmarks.published_models import build
+
+FILE = Path(__file__).with_suffix(".csv")
+
+
+@functools.cache
+def trace(model: str, batch: int, length: int, optimizer: str, channels_last: bool, amp: bool) -> StepTrace:
+    """The traced step; without an optimizer's step where the measurement has none."""
+    own, batches, loss_fn = build(model, batch, length, channels_last)
+    config = TrainConfig(workload="text-gpt", size="tiny", optimizer="sgd" if optimizer == "none" else optimizer)
+    return traced(config.resolved(), Workload(own, batches, loss_fn), batches[0], model, amp)
+
+
+def forecast_ms(row: dict[str, str]) -> tuple[float, float, float]:
+    """Likely, shortest and longest time of a step."""
+    how = row["model"], int(row["batch"]), int(row["length"]), row["optimizer"], row["channels_last"] == "yes"
+    work = trace(*how, row["precision"] == "fp16").work
+    if row["optimizer"] == "none":
+        work = work[work["phase"] != "optimizer"]
+    name, rates = named_part(row["gpu"])
+    speeds = efficiency_of(NAMES[name]).range()
+    times = [
+        device_time(work, rates, row["precision"], one).total_us / 1e3 for one in (speeds.likely, *speeds.corners())
+    ]
+    return times[0], min(times), max(times)
+
+
+def compared(wanted: str = "") -> pd.DataFrame:
+    """One line per measurement whose model contains `wanted`: its columns, and forecast_ms, low_ms, high_ms, error."""
+    with FILE.open() as file:
+        rows = [row for row in csv.DictReader(file) if wanted in row["model"]]
+    table = pd.DataFrame(
+        [row | dict(zip(("forecast_ms", "low_ms", "high_ms"), forecast_ms(row), strict=True)) for row in rows]
+    )
+    table["step_ms"] = table["step_ms"].astype(float)
+    table["error"] = table["forecast_ms"] / table["step_ms"] - 1
+    table["inside"] = table["step_ms"].between(table["low_ms"], table["high_ms"])
+    return table
+
+
+def calibrated_errors(table: pd.DataFrame) -> pd.Series:
+    """The error of each measurement if another of the same GPU, taken in turn, corrects it; the mean of the turns."""
+    ratio = np.log1p(table["error"])
+    errors = {}
+    for _, rows in ratio.groupby(table["gpu"]):
+        for index, value in rows.items():
+            others = rows.drop(index)
+            if len(others):
+                errors[index] = float(np.abs(np.expm1(value - others)).mean())
+    return pd.Series(errors)
+
+
+def summary(table: pd.DataFrame, by: str) -> str:
+    """Markdown: mean and largest error, and the share inside the range."""
+    lines = [f"| {by} | measurements | mean error | largest | inside the range |", "|---|---|---|---|---|"]
+    for name, rows in [*table.groupby(by), ("all", table)]:
+        error = rows["error"].abs()
+        lines.append(
+            f"| {name} | {len(rows)} | {100 * error.mean():.1f} % | {100 * error.max():.1f} % | "
+            f"{100 * rows['inside'].mean():.0f} % |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="", help="only models whose name contains this")
+    parser.add_argument("--rows", action="store_true", help="each measurement too")
+    arguments = parser.parse_args()
+    table = compared(arguments.model)
+    if arguments.rows:
+        columns = [
+            "source",
+            "gpu",
+            "model",
+            "batch",
+            "precision",
+            "step_ms",
+            "forecast_ms",
+            "low_ms",
+            "high_ms",
+            "error",
+        ]
+        print(table[columns].round(3).to_string(index=False))
+    for by in ("gpu", "model", "source", "precision", "held_out"):
+        print(summary(table, by), end="\n\n")
+    print(f"calibrated by another run on the same GPU: mean error {100 * calibrated_errors(table).mean():.1f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""How the kernels of an operator use a GPU: shapes of products, passes over memory, layouts, fused kernels, and L2."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from amp_core.forecast import efficiency_of, forecast
+from amp_core.forecast.kernel_classes import shape_share
+from amp_core.forecast.roofline import device_time
+from amp_core.forecast.traced_work import device_work
+from amp_core.hardware.data_sheets import NAMES, named_part
+from amp_core.record.op_trace.op_counter import OpCounter, OpCounterMode
+from amp_core.settings.training import TrainConfig
+from amp_core.train.step_on_fake_tensors import traced
+from amp_core.train.workloads import Workload
+
+
+def share(batch, m, n, k, sms=108):
+    return float(shape_share(*(np.array([float(size)]) for size in (batch, m, n, k)), sms)[0])
+
+
+def test_a_large_product_runs_at_full_speed_and_a_small_or_ragged_one_does_not():
+    assert share(1, 8192, 8192, 8192) == pytest.approx(1.0, abs=0.07)
+    assert share(1, 256, 256, 64) < 0.2
+    full, one_more = (share(1, 128 * 108, columns, 4096) for columns in (128, 129))
+    assert one_more < 0.8 * full  # a second wave with tiles that hold one column
+    assert math.isclose(share(1, 4096, 4096, 4096), share(1, 4096, 4096, 4096), rel_tol=0)
+    assert share(math.nan, math.nan, math.nan, math.nan) == 1.0
+
+
+def test_the_gradient_of_a_weight_fills_the_gpu_by_parts_of_k():
+    few_tiles_long_k = share(1, 384, 384, 100_000)
+    assert few_tiles_long_k > 0.6 > 10 * share(1, 384, 384, 64)
+
+
+def work_of(model, *inputs, amp=False, backward=True, channels_last=False):
+    counter = OpCounter(model, ("cpu",))
+    counter.attach()
+    with OpCounterMode(counter), torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
+        out = model(*inputs)
+        if backward:
+            out.float().sum().backward()
+    counter.detach()
+    assert counter.error is None
+    return device_work(pd.DataFrame(counter.rows()), channels_last)
+
+
+def test_a_convolutions_gradients_take_twice_its_operations_with_groups_too():
+    for groups in (1, 2, 8):
+        conv = nn.Conv2d(8, 8, 3, padding=1, groups=groups)
+        work = work_of(conv, torch.randn(2, 8, 10, 10, requires_grad=True))
+        by_op = work.groupby("op")["flops"].sum()
+        assert by_op["convolution"] == 2 * 2 * 8 * 100 * 9 * 8 / groups
+        assert by_op["convolution_backward"] == 2 * by_op["convolution"], groups
+
+
+def test_depthwise_convolutions_are_bound_by_memory_and_never_on_tensor_cores():
+    work = work_of(nn.Conv2d(64, 64, 3, padding=1, groups=64), torch.randn(4, 64, 32, 32), amp=True)
+    convolutions = work[work["op"].str.startswith("convolution")]
+    assert set(convolutions["kind"]) == {"depthwise"} and not convolutions["narrow"].any()
+    assert device_time(convolutions, named_part("A100")[1], "fp16", efficiency_of("A100").range().likely).bound_by != (
+        "GEMM/conv"
+    )
+
+
+def test_dropout_is_one_kernel_on_cuda():
+    x = torch.randn(64, 256, requires_grad=True)
+    work = work_of(nn.Dropout(0.1), x)
+    assert not work["op"].isin(["bernoulli_", "div_"]).any()
+    assert work["op"].tolist().count("mul") == 2  # forward and backward
+
+
+def test_softmax_under_autocast_casts_in_its_own_kernel():
+    class Attention(nn.Module):
+        def forward(self, q, k):
+            return torch.softmax(q @ k.mT, -1)
+
+    q, k = (torch.randn(2, 64, 32, requires_grad=True) for _ in range(2))
+    work = work_of(Attention(), q, k, amp=True)
+    scores = 2 * 64 * 64
+    casts = work[(work["op"] == "_to_copy") & (work["bytes"] >= scores * 6)]
+    assert len(casts) == 0
+
+
+def test_convolutions_that_are_not_channels_last_are_transposed_on_tensor_cores():
+    model, x = nn.Conv2d(32, 32, 3, padding=1), torch.randn(8, 32, 64, 64)
+    rates, speeds = named_part("RTX 3090")[1], efficiency_of("RTX 3090").range().likely
+    times = {
+        last: device_time(work_of(model, x, amp=True, channels_last=last), rates, "fp16", speeds).device_us
+        for last in (True, False)
+    }
+    assert times[False] > 1.3 * times[True]
+    wide = {last: work_of(model, x, channels_last=last) for last in (True, False)}
+    fp32 = [device_time(work, rates, "fp32", speeds).device_us for work in wide.values()]
+    assert fp32[0] == fp32[1]
+
+
+def test_tensors_that_fit_into_l2_are_read_from_it():
+    rates, speeds = named_part("L4")[1], efficiency_of("L4").range().likely
+    columns = ["op", "phase", "count", "flops", "bytes", "narrow", "kind"]
+    small, large = (
+        pd.DataFrame([("add", "forward", count, 0.0, 1.2e9, False, "elementwise")], columns=columns)
+        for count in (100, 1)
+    )
+    without = replace(speeds, l2_mb=0.0)
+    assert (
+        device_time(small, rates, "fp32", speeds).device_us < 0.6 * device_time(small, rates, "fp32", without).device_us
+    )
+    assert device_time(large, rates, "fp32", speeds).device_us == device_time(large, rates, "fp32", without).device_us
+
+
+def test_norms_that_reduce_first_read_their_input_twice():
+    x = torch.randn(8, 16, 32, 32)
+    work = work_of(nn.BatchNorm2d(16), x, backward=False)
+    assert work["bytes"].sum() == pytest.approx(3 * x.nbytes, rel=0.01)
+
+
+def test_every_listed_gpu_has_shares_with_a_source():
+    for name, device in NAMES.items():
+        of = efficiency_of(device)
+        assert "no measurement of this generation" not in of.source, name
+        assert 0.2 < of.fp32 <= 1 and 0.2 < of.half <= 1.1 and 0.5 < of.bandwidth < 1 and 0.1 < of.spread <= 0.4
+    assert efficiency_of("NVIDIA L4").fp32 < 0.5 < efficiency_of("NVIDIA A100 80GB PCIe").fp32  # 72 W, 300 W
+    assert "A100 PCIe" in NAMES and "V100 PCIe" in NAMES
+
+
+def test_the_optimizers_step_has_its_own_column():
+    model = nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 2048))
+    batch = torch.randn(4, 2048)
+
+    def steps(optimizer):
+        workload = Workload(model, [batch], lambda model, batch: model(batch).square().mean())
+        config = TrainConfig(workload="text-gpt", size="tiny", optimizer=optimizer).resolved()
+        return tuple(traced(config, workload, batch, optimizer, amp) for amp in (False, True))
+
+    sgd, adamw = (forecast(steps(o), ["A100"]).table.set_index("recipe") for o in ("sgd", "adamw"))
+    assert 0 < sgd.loc["fp32", "optimizer_ms"] < adamw.loc["fp32", "optimizer_ms"] < adamw.loc["fp32", "step_ms"]
+    assert adamw.loc["fp32", "optimizer_ms"] == pytest.approx(adamw.loc["fp16", "optimizer_ms"])

@@ -1,0 +1,116 @@
+"""The peak of a step's tensors compared with torch's own tracker, on fake tensors."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from amp_core.forecast import memory_needed
+from amp_core.settings.training import TrainConfig
+from amp_core.train.step_on_fake_tensors import traced
+from amp_core.train.workloads import Workload
+
+
+class Stack(nn.Module):
+    """Blocks between an entry and a head, each under a checkpoint if asked."""
+
+    def __init__(self, entry, blocks, head, checkpointed):
+        super().__init__()
+        self.entry, self.blocks, self.head, self.checkpointed = entry, nn.ModuleList(blocks), head, checkpointed
+
+    def forward(self, x):
+        x = self.entry(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return self.head(x)
+
+
+class Conv(nn.Sequential):
+    def __init__(self, channels):
+        super().__init__(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRU(128, 128, batch_first=True)
+
+    def forward(self, x):
+        return self.cell(x)[0]
+
+
+def transformer(width, dropout):
+    return nn.TransformerEncoderLayer(width, 4, 4 * width, dropout, batch_first=True, norm_first=True)
+
+
+MODELS = {
+    "mlp": lambda c: (
+        Stack(nn.Linear(64, 512), [nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(6)],
+              nn.Linear(512, 10), c), torch.empty(256, 64)),
+    "convolutions": lambda c: (
+        Stack(nn.Conv2d(3, 32, 3), [Conv(32) for _ in range(4)],
+              nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), c), torch.empty(16, 3, 34, 34)),
+    "transformer": lambda c: (
+        Stack(nn.Embedding(1000, 128), [transformer(128, 0.0) for _ in range(4)], nn.Linear(128, 10), c),
+        torch.ones(8, 64, dtype=torch.long)),
+    "dropout": lambda c: (
+        Stack(nn.Linear(128, 128), [transformer(128, 0.1) for _ in range(3)], nn.Linear(128, 10), c),
+        torch.empty(8, 96, 128)),
+    "recurrent": lambda c: (
+        Stack(nn.Linear(128, 128), [Recurrent() for _ in range(3)], nn.Linear(128, 10), c), torch.empty(16, 64, 128)),
+}  # fmt: skip
+
+
+def loss_fn(model, batch):
+    logits = model(batch).flatten(0, -2)
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+
+
+def tracked(name, amp_dtype, checkpointed):
+    """Peak of a later step by torch's tracker, of fake tensors."""
+    with FakeTensorMode():
+        model, batch = MODELS[name](checkpointed)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+        def step():
+            with torch.autocast("cpu", dtype=amp_dtype) if amp_dtype else nullcontext():
+                loss = loss_fn(model, batch)
+            loss.backward()
+            optimizer.step()
+
+        step()
+        optimizer.zero_grad()
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer, batch)
+        with tracker:
+            step()
+        return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
+
+
+def check(name, amp_dtype, checkpointed):
+    model, batch = MODELS[name](checkpointed)
+    workload = Workload(model, [batch], loss_fn)
+    config = TrainConfig(workload="text-gpt", size="tiny", optimizer="adamw").resolved()
+    step = traced(config, workload, batch, name, amp_dtype is not None)
+    assert step.memory.peak == pytest.approx(tracked(name, amp_dtype, checkpointed), rel=0.05)
+    low, high = memory_needed(step)
+    assert low < step.memory.peak + 1.2e9 < high + 1e9 and high < 1.25 * step.memory.peak + 1.3e9
+    return step.memory.peak
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_peak_is_that_of_torchs_tracker(amp_dtype):
+    assert check("transformer", amp_dtype, True) < check("transformer", amp_dtype, False)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_is_that_of_torchs_tracker_for_every_model_and_precision(name, amp_dtype, checkpointed):
+    check(name, amp_dtype, checkpointed)
