@@ -53,9 +53,11 @@ class Answers:
         return diagnosis_document(opened, diagnose(opened, self._open(baseline) if baseline else None))
 
     def compare(self, runs: Sequence[str]) -> dict[str, Any]:
-        """Speed, memory and learning of runs beside the first."""
+        """Speed, memory and convergence of runs, compared with the first."""
         if not 2 <= len(runs) <= MAX_COMPARED:
-            raise RunError(f"runs={list(runs)!r:.200} are {len(runs)}; give 2 to {MAX_COMPARED}, the baseline first")
+            raise RunError(
+                f"runs={list(runs)!r:.200} has {len(runs)} runs; give 2 to {MAX_COMPARED}, the baseline first"
+            )
         result = compare([self._open(run) for run in runs])
         return {
             "baseline": runs[0],
@@ -74,7 +76,7 @@ class Answers:
                 raise RunError(f"formats={name!r} is unknown; choose from {', '.join(RECIPES)}")
         recipes = [find_recipe(name) for name in formats]
         if not recipes:
-            raise RunError(f"formats names none; choose from {', '.join(RECIPES)}")
+            raise RunError(f"formats is empty; choose from {', '.join(RECIPES)}")
         errors = layer_errors(self._open(run), recipes)
         choices = [choose(errors, recipe, limit) for recipe in recipes]
         return {

@@ -31,7 +31,7 @@ def chance_finding(run: Run, code: str, inference_advice: str = "", inference_sn
         chance.where,
         value=chance.win_us / chance.step_us if won else None,
         limit=MIN_WIN_FRAC if won else None,
-        unit=f"share of the {chances.unit} to win" if won else "",
+        unit=f"share of the {chances.unit} saved" if won else "",
         remedy=remedy,
     )
     if chance.here:

@@ -261,7 +261,7 @@ def _notes(
         notes.append("The runs train different tasks, so their losses cannot be compared.")
     tensors = [memory_summary(run).tensors_peak_bytes for run in runs]
     if None not in tensors:
-        notes.append("Memory is what the tensors of a sampled step held; the process of a CPU run holds more.")
+        notes.append("Memory is that of the tensors in a sampled step; on a CPU, the process uses more.")
     elif memory_description(runs[0]) == "resident set of the process":
         notes.append(
             "On a CPU, memory is that of the whole process, including Python and libraries, which hides most of what a "

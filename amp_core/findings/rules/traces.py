@@ -202,7 +202,7 @@ def fp32_products(run: Run) -> list[Finding]:
     if gpu.capability is None or gpu.takes("bf16"):
         return found
     before_ampere = (
-        "The tensor cores of this GPU take FP16 alone: let autocast run these products in FP16, with a GradScaler. "
+        "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a GradScaler. "
         "BF16 would be emulated, and there is no TF32."
     )
     trains = GUIDE["fp16-without-scaler"].snippet
