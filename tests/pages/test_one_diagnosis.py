@@ -141,4 +141,5 @@ def test_compare_shows_the_diagnosis_of_each_run(home, open_app):
     text = words(open_app(COMPARE, **{"with": ["run/a", "run/b"]}))
     for name in "ab":
         chain = diagnosis_of(home.runs / name)
-        assert f"{name}: **{plain(sentence(chain.verdict))}** {plain(chain.began)}" in text
+        called = load_run(home.runs / name).name
+        assert f"{called}: **{plain(sentence(chain.verdict))}** {plain(chain.began)}" in text
