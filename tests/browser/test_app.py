@@ -204,9 +204,7 @@ def test_deep_link_on_a_fresh_server(new_tab, tmp_path):
     write(tmp_path / "runs" / "deep", "overflowing")
     with app(tmp_path / "runs") as fresh:
         tab = new_tab().open(f"{fresh.base}/loss-scale?run=run%2Fdeep")
-        tab.page.wait_for_selector(
-            '[data-testid="stSidebar"] [data-testid="stSelectbox"]'
-        )  # with our frame, not a bare page
+        tab.page.wait_for_selector('.st-key-bar [data-testid="stSelectbox"]')  # with our frame, not a bare page
         assert tab.page.locator("h1").first.inner_text() == "Loss scale"
         assert tab.metric("Skipped steps") == "8"
         assert "run=run%2Fdeep" in tab.page.url
