@@ -10,7 +10,7 @@ from pages.parts.compare import choice, comparison, costs, kernels, second_run
 from pages.parts.compare import multiple_runs as together
 from pages.parts.overview import report
 
-ASK = "Choose two runs or more: the first is the baseline for the others."
+ASK = "Choose two runs or more: the first is the baseline."
 
 head.title("Compare")
 entries = choice.pick()

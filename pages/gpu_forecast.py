@@ -12,9 +12,8 @@ from amp_core.forecast import measured_factor as measured
 from pages.parts import address, charts, empty, head, loaders, tables, words
 
 HOW = (
-    "Trace one with `watch(…, trace_ops=2)` in your own loop or `ampscope train … --trace-ops`: a CPU will do. A "
-    "workload that comes with AMPscope needs no run, and none of it is run: `ampscope forecast --workload text-bert "
-    "--size large --gpu A100,H100`."
+    "Trace one with `watch(…, trace_ops=2)` in your own loop or `ampscope train … --trace-ops`; a CPU is enough. "
+    "Built-in workloads need no run: `ampscope forecast --workload text-bert --size large --gpu A100,H100`."
 )
 GPUS = ["V100", "A100", "H100"]
 COLUMNS = {
@@ -58,7 +57,7 @@ def headline(table: pd.DataFrame) -> str:
         best_of.append(f"{gpu}: {best['recipe'].upper()} {words.number(best['speedup'], digits=2)} × FP32 ({span})")
     sentence = f"Forecast, not measured. {'; '.join(best_of)}."
     if (known["bound_by"] == "launches").any():
-        sentence += " Where launches set the time, the GPU waits for Python: larger batches or compiling gain more."
+        sentence += " Launch-bound steps wait for Python: larger batches or compilation gain more."
     return sentence
 
 
@@ -110,7 +109,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     fp8_frac, fp4_frac = share(8), share(4)
 address.keep("gpu", "forecast.gpus", ",".join(asked) if asked != GPUS else "")
 if not asked:
-    empty.nothing("Choose one GPU or more.")
+    empty.nothing("Choose at least one GPU.")
 try:
     result = loaders.analysed(made, run, tuple(asked), fp8_frac, fp4_frac)
 except RunError as error:  # a profiler trace has operators, but not autocast's decisions

@@ -16,15 +16,15 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
     """The page's answer."""
     if use.on_cpu:
         return (
-            "This run was profiled on a CPU, which has no tensor cores: what follows are its operators. "
-            f"{words.percent(use.matrix_frac)} of their time is GEMM/conv, the kind that tensor cores are for."
+            "This run was profiled on a CPU, which has no tensor cores, so its operators are shown. "
+            f"{words.percent(use.matrix_frac)} of their time is GEMM/conv, which tensor cores accelerate."
         )
     if use.has_tensor_cores is False:
         return f"{words.escape(Gpu(use.device_name, use.capability).in_words())} All GEMM/conv runs on CUDA cores."
     if not use.matrix_us:
-        return "No kernel of this window multiplies matrices: there is nothing that tensor cores could do."
+        return "No kernel of this window is GEMM/conv, so tensor cores have nothing to accelerate."
     share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
-    unnamed = f"; of {words.percent(use.unknown_frac)} the name does not show it" if use.unknown_frac else ""
+    unnamed = f"; {words.percent(use.unknown_frac)} is unclassified" if use.unknown_frac else ""
     lead = "Tensor cores do GEMM/conv" if share >= 0.9 else "Tensor cores do part of GEMM/conv"
     text = (
         f"{lead}: {words.percent(share)} of its time, and {words.percent(use.tensor_frac)} of all kernel time, is in "
@@ -36,7 +36,7 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
         text += f"{words.percent(use.matrix_frac)}{unnamed}."
     if stake["time_frac"].sum() >= MIN_STAKE_FRAC:
         first = stake.iloc[0]
-        text += f" {words.percent(stake['time_frac'].sum())} could run there and does not, most of it for this reason: "
+        text += f" {words.percent(stake['time_frac'].sum())} could run there but does not, mostly for this reason: "
         text += words.escape(words.sentence(first["why"]))
     return text
 
@@ -56,7 +56,7 @@ if not use.on_cpu:
     charts.view(TENSOR_CORES, run, "tensor_cores.answers", step=step)
     st.caption(f"{kernels.counter(use)} {kernels.UTILISATION}")
 charts.view(KERNELS, run, "tensor_cores.kernels", step=step)
-st.caption(f"{profiled.coverage(run, step)} Copies and what AMPscope itself runs are left out.")
+st.caption(f"{profiled.coverage(run, step)} Copies and AMPscope's own kernels are excluded.")
 kernels.matrix_work(ops, use.on_cpu)
 kernels.added_up(run, step, use.on_cpu)
 abilities.show_machine_of(run)

@@ -22,7 +22,7 @@ from amp_core.text.formatting import number
 
 MAX_BARS = 15
 """Most kernels that are drawn; the table has all."""
-MAX_NAME_CHARS = 140
+MAX_NAME_CHARS = 170
 """Characters of a name that fit beside each other on a typical page."""
 
 _ANSWERS = {  # answer: words, meaning, hatching

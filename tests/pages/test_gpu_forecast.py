@@ -28,7 +28,7 @@ def test_a_traced_run_is_forecast_for_the_chosen_gpus(home, open_app):
     app.multiselect[0].set_value(["B200"]).run()
     assert set(app.dataframe[0].value["gpu"]) == {"B200"} and not app.exception
     app.multiselect[0].set_value([]).run()
-    assert "Choose one GPU or more" in words(app)
+    assert "Choose at least one GPU" in words(app)
 
 
 def test_a_run_without_a_trace_says_how_to_get_one(home, open_app):

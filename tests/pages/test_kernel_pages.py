@@ -33,9 +33,9 @@ def test_the_answer_has_both_shares_and_the_unknown_beside_them(home, open_app):
     use = tensor_core_use(load_run(home.runs / "a"))
     assert not app.exception
     assert f"Tensor cores do GEMM/conv: {percent(use.matrix_tensor_frac)} of its time" in words(app)
-    assert f"; of {percent(use.unknown_frac)} the name does not show it" in words(app)
+    assert f"; {percent(use.unknown_frac)} is unclassified" in words(app)
     assert metric(app, "Of all kernel time").value == percent(use.tensor_frac)
-    assert metric(app, "Unknown by name").value == percent(use.unknown_frac)
+    assert metric(app, "Unclassified").value == percent(use.unknown_frac)
     assert metric(app, "Tensor pipe busy, by counter").value == "–"
     assert "this GPU has none (NVML has it for Hopper and newer)" in words(app)
     assert titles(app) == ["Time on tensor cores", "Where kernel time goes"]
@@ -46,7 +46,7 @@ def test_idle_tensor_cores_are_called_idle_with_the_reason(home, open_app):
     app = open_app(TENSOR_CORES, run="run/a")
     page_text = words(app)
     assert "Tensor cores stand idle: no kernel time is known to use them" in page_text
-    assert "most of it for this reason: FP32 without TF32" in page_text
+    assert "mostly for this reason: FP32 without TF32" in page_text
     table = app.dataframe[0].value
     assert set(table["precision"]) <= {"FP32", "TF32", "FP16", "BF16", "–"}  # as written in sentences
     ops = matrix_ops(load_run(home.runs / "a"))
@@ -61,7 +61,7 @@ def test_the_counter_is_explained_beside_the_table(home, open_app):
     foreign(home.runs / "a", rows, steps=times, device=device, windows=columns([window("fp16", rows)]))
     app = open_app(TENSOR_CORES, run="run/a")
     assert "the tensor pipe was busy 30.0 % of the time (mean of 3 samples of these steps)" in words(app)
-    assert "GPU utilisation, as `nvidia-smi` shows it, is neither" in words(app)
+    assert "GPU utilisation in `nvidia-smi` is neither" in words(app)
     assert metric(app, "Tensor pipe busy, by counter").value == "30.0 %"
 
 
@@ -141,7 +141,7 @@ def test_step_cost_names_the_parts_and_the_bound(home, open_app):
     cost = step_cost(load_run(home.runs / "a"))
     bound = amdahl(cost)
     assert bound is not None and bound.sentence in words(app)
-    assert "by the data sheet" in words(app) and "halve the bytes" in words(app)
+    assert "by the data sheet" in words(app) and "halve the traffic" in words(app)
     assert titles(app) == ["Where the time of a step goes"]
     table = app.dataframe[0].value
     assert table["ms"].sum() == pytest.approx(cost.step_us / 1e3, rel=0.005)
@@ -167,7 +167,7 @@ def test_step_cost_is_compared_with_another_run(home, open_app):
     own = table[table["run"] == table["run"].iloc[-1]]
     assert app.dataframe[-1].value["verdict"].tolist() == own["verdict"].tolist()
     app.selectbox(key="baseline").select("run/c").run()
-    assert "Not both have a profiled window" in words(app)
+    assert "Phases are shown, because only one run has a profiled window." in words(app)
     app.selectbox(key="run").select("run/c").run()  # the former baseline run: no run is compared with itself
     assert not app.exception and app.selectbox(key="baseline").value != "run/c"
 
@@ -196,5 +196,5 @@ def test_step_cost_draws_the_timeline_of_a_step_and_saves_it(home, open_app, tmp
     import_traces([write_trace(tmp_path / "t.json", two_streams())], home.runs / "a")
     app = open_app(STEP_COST, run="run/a")
     assert "Timeline of step 3" in titles(app)
-    assert "On average 0.750 kernels are launched and wait; the queue is empty 50.0 % of the time." in words(app)
+    assert "Mean launch queue: 0.750 kernels; it is empty 50.0 % of the time." in words(app)
     assert "Save this step for Perfetto" in [button.label for button in app.get("download_button")]

@@ -156,7 +156,7 @@ def average_stands_still(run: Run) -> list[Finding]:
         return []
     frame = frame[frame["step"] > frame["step"].min()] if frame["step"].nunique() > 1 else frame  # it begins as a copy
     still = frame.groupby("name")["unchanged_frac"].median()
-    sizes = frame.groupby("name")["elements"].max()
+    sizes = frame.groupby("name")["elements"].max().fillna(1.0)  # not every program that writes runs gives them
     still = still[still >= MIN_LOST_FRAC]
     if still.empty or sizes[still.index].sum() * 2 < sizes.sum():
         return []

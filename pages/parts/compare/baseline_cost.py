@@ -8,7 +8,7 @@ from pages.parts import baseline, charts, loaders, tables, words
 
 CHANGES = {
     "label": st.column_config.TextColumn("Part", pinned=True),
-    "verdict": st.column_config.TextColumn("It"),
+    "verdict": st.column_config.TextColumn("Verdict"),
     "first_ms": tables.measured("First run (ms)"),
     "ms": tables.measured("This run (ms)"),
     "change_ms": st.column_config.NumberColumn("Change (ms)", format="%+.3g"),
@@ -32,7 +32,7 @@ def show(run: Run) -> None:
     lines = [f"{what}: {', '.join(part['label'])}" for what, part in (("Shrank", shrank), ("Grew", grew)) if len(part)]
     times = f"{words.number(own['us'].sum() / 1e3, 'ms')} against {words.number(own['first_us'].sum() / 1e3, 'ms')}"
     profiled = changes["source"].iloc[0] == "profile"
-    kernels = "" if profiled else " Not both have a profiled window, so phases stand here."
+    kernels = "" if profiled else " Phases are shown, because only one run has a profiled window."
     st.markdown(f"{times}. {'. '.join(lines) or 'No part changed by more than 2 % of the step'}.{kernels}")
     shown = own.assign(ms=own["us"] / 1e3, first_ms=own["first_us"] / 1e3, change_ms=own["change_us"] / 1e3)
     alt = "What each part takes in both runs, and the change."

@@ -66,9 +66,9 @@ UPDATES = {
     "lost_mass_frac": tables.share("Lost updates", help_="Of the mass of the updates; mean over all weights"),
     "unchanged_frac": tables.share("Unchanged", help_="Of the elements that have an update"),
     "lost_decay_frac": tables.share("Lost decay", help_="Of weight decay, lr · λ"),
-    "still": tables.count("Stand still", help_="Tensors that lose at least half of their updates"),
+    "still": tables.count("Mostly lost", help_="Tensors that lose at least half of their updates"),
     "tensors": tables.count("Compared tensors", help_="FP32 weights are compared where `updates=True` asks for it"),
-    "cure": st.column_config.TextColumn("Cure", help="What keeps rounding from losing updates"),
+    "cure": st.column_config.TextColumn("Remedy", help="What prevents rounding from losing updates"),
 }
 
 
@@ -86,9 +86,9 @@ PARTED = {
     "phase": st.column_config.TextColumn("Phase", width=90),
     "name": st.column_config.TextColumn("Tensor"),
     "kind": st.column_config.TextColumn("Kind", width=100),
-    "difference": tables.measured("Apart", help_="Relative difference of the root mean square or mean magnitude there"),
+    "difference": tables.measured("Difference", help_="Relative difference of RMS or mean magnitude"),
     "floor": tables.measured("Noise floor", help_="The same between the first run and its perturbed repeat"),
-    "largest_difference": tables.measured("At most apart"),
+    "largest_difference": tables.measured("Largest difference"),
 }
 NO_FLOOR = "none: any difference counts"
 
@@ -96,7 +96,7 @@ NO_FLOOR = "none: any difference counts"
 def first_differences(runs: list[Run]) -> None:
     """Where the second run parts from the first; any further run can give the noise floor."""
     first, second, *others = runs
-    st.header("Where they part", anchor=False)
+    st.header("First divergence", anchor=False)
     floor = None
     if others:
         names = dict(zip(unique_labels(runs)[2:], others, strict=True))
@@ -150,7 +150,7 @@ def relative_findings(runs: list[Run]) -> None:
         alone = {(f.code, f.where) for f in loaders.analysed(diagnose, run)}
         relative = loaders.analysed(_diagnose_relative, [first[0], run])
         for finding in [f for f in relative if (f.code, f.where) not in alone]:
-            st.caption(f"{words.escape(run.name)}, beside {words.escape(first[0].name)}:")
+            st.caption(f"{words.escape(run.name)} against {words.escape(first[0].name)}:")
             findings.card(finding)
 
 

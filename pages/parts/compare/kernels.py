@@ -13,7 +13,7 @@ from pages.parts import charts, loaders, tables, words
 COLUMNS = {
     "name": st.column_config.TextColumn("Name", pinned=True, width=260),
     "phase": st.column_config.TextColumn("Phase"),
-    "verdict": st.column_config.TextColumn("It"),
+    "verdict": st.column_config.TextColumn("Verdict"),
     "first_ms": tables.measured("First (ms)"),
     "ms": tables.measured("This (ms)"),
     "change_ms": st.column_config.NumberColumn("Change (ms)", format="%+.3g"),

@@ -40,7 +40,7 @@ def follow(entries: Sequence[Entry], begun: int) -> None:
 
     `begun` is the number of runs that had steps when the page ran: two can be compared.
     """
-    paused = st.toggle("Pause", key="compare.pause", help="Holds the curves still, to zoom. The runs go on.")
+    paused = st.toggle("Pause", key="compare.pause", help="Freezes the curves for zooming. The runs continue.")
     st.fragment(_panel, run_every=None if paused else live.TICK_S)(entries, begun, paused)
 
 

@@ -55,7 +55,7 @@ def sentence(run: Run) -> str:
     """How much of the time is waiting and for whom, and the type in which gradients are reduced."""
     waited, dtype = loaders.analysed(waited_for, run), loaders.analysed(gradient_dtype, run)
     if waited is None:
-        text = "How much of this is waiting for other ranks, the traces of all ranks together tell."
+        text = "Traces of all ranks are needed to separate transfer from waiting for other ranks."
     else:
         text = (
             f"A rank waits {words.number(waited.all_waiting_ms, 'ms')} of each step in collectives, most for **rank "
@@ -63,5 +63,5 @@ def sentence(run: Run) -> str:
         )
         known = len(loaders.analysed(rank_waiting, run))
         if known < run.head.world_size:
-            text += f" Only {known} of {run.head.world_size} ranks are known: it is at least so long."
+            text += f" Only {known} of {run.head.world_size} ranks are known, so this is a lower bound."
     return f"{text} Gradients are reduced in {dtype}." if dtype else text

@@ -9,7 +9,7 @@ from amp_core.hardware.gpus import Gpu
 from pages.parts import address, cards, glossary, loaders, tables, words
 from pages.parts.hardware import profiled
 
-BY = {"kernel": "Kernel", "op": "Operator", "module": "Module", "phase": "Phase", "category": "Sort of work"}
+BY = {"kernel": "Kernel", "op": "Operator", "module": "Module", "phase": "Phase", "category": "Category"}
 SORTS = {
     "name": st.column_config.TextColumn("Name", pinned=True, width=240),
     "time_frac": tables.share("Share of time"),
@@ -17,12 +17,12 @@ SORTS = {
     "count": profiled.COUNT,
     "matrix_frac": tables.share("GEMM/conv", help_="Of its own time"),
     "tensor_frac": tables.share("On tensor cores", help_="Of its own time"),
-    "unknown_frac": tables.share("Unknown by name", help_="Of its own time"),
+    "unknown_frac": tables.share("Unclassified", help_="Of its own time"),
 }
 KERNELS = {name: SORTS[name] for name in ("name", "time_frac", "total_ms", "count")} | {
     "tensor_core": st.column_config.TextColumn("Tensor cores"),
     "precision": st.column_config.TextColumn("Precision"),
-    "category": st.column_config.TextColumn("Sort of work"),
+    "category": st.column_config.TextColumn("Category"),
     "op": st.column_config.TextColumn("Operator", help="That of most of its time"),
     "module": st.column_config.TextColumn("Module", help="That of most of its time"),
     "phase": st.column_config.TextColumn("Phase", help="That of most of its time"),
@@ -45,12 +45,12 @@ OPS = {
 ON_CPU = ("tensor_core", "tensor_frac", "unknown_frac", "precision", "op")
 """Columns that do not apply to a CPU's operators."""
 
-UNKNOWN = "Kernels whose name does not show whether they use tensor cores, such as those that Triton compiled."
-PIPE = "The hardware's own count of the time in which the tensor pipe did something. It needs Hopper or newer."
+UNKNOWN = "Kernels whose names do not reveal whether they use tensor cores, such as those compiled by Triton."
+PIPE = "The hardware counter of the time in which the tensor pipe was active. It needs Hopper or newer."
 
 UTILISATION = (
-    "GPU utilisation, as `nvidia-smi` shows it, is neither: it is the share of time in which any kernel ran, on tensor "
-    "cores or not."
+    "GPU utilisation in `nvidia-smi` is neither: it is the share of time in which any kernel ran, on tensor cores or "
+    "not."
 )
 
 
@@ -60,21 +60,18 @@ def counter(use: TensorCoreUse) -> str:
     if use.counter_frac is None:
         none = "this GPU has none (NVML has it for Hopper and newer)"
         without = none if gpu.counts_tensor_use is False else words.escape(use.counter_why) or "none was recorded"
-        return f"No hardware counter stands beside these shares: {words.sentence(without)}"
+        return f"No hardware counter: {words.sentence(without)}"
     basis = (
         "of these steps" if use.counter_where == "window" else "of the whole run, since too few fell into the window"
     )
     samples = words.plural(use.counter_samples, "sample")
     sentence = (
-        f"The hardware counter says that the tensor pipe was busy {words.percent(use.counter_frac)} of the time (mean "
-        f"of {samples} {basis}). The table says that kernels which use it ran {words.percent(use.tensor_wall_frac)} of "
-        "the time. Such a kernel also loads, waits and writes, so the counter is the lower number; well below half of "
-        "the table, the products are too small or badly shaped."
+        f"By hardware counter, the tensor pipe was busy {words.percent(use.counter_frac)} of the time (mean of "
+        f"{samples} {basis}). Kernels that use it ran {words.percent(use.tensor_wall_frac)} of the time. Such kernels "
+        "also load, wait and store, so the counter is lower; well below half, the GEMMs are too small or poorly shaped."
     )
     if use.tensor_wall_frac is not None and use.counter_frac > use.tensor_wall_frac + 0.05:
-        sentence += (
-            " Here it is the higher one: kernels unknown by name use tensor cores, or the samples are of other work."
-        )
+        sentence += " Here it is higher: unclassified kernels use tensor cores, or the samples cover other work."
     return sentence
 
 
@@ -89,7 +86,7 @@ def shares(use: TensorCoreUse) -> None:
         cards.card("Of all kernel time", words.percent(use.tensor_frac), whole)
     with right:
         beside = f"{words.percent(use.matrix_unknown_frac)} of GEMM/conv time"
-        cards.card("Unknown by name", words.percent(use.unknown_frac), beside, help_=UNKNOWN)
+        cards.card("Unclassified", words.percent(use.unknown_frac), beside, help_=UNKNOWN)
         beside = "not recorded" if use.counter_frac is None else "of wall time"
         cards.card("Tensor pipe busy, by counter", words.percent(use.counter_frac), beside, help_=PIPE)
 
@@ -132,7 +129,7 @@ def added_up(run: Run, step: int | None, cpu: bool) -> None:
     st.header("All operators" if cpu else "All kernels", anchor=False)
     names = {k: "Operator" if cpu and k == "kernel" else name for k, name in BY.items() if not (cpu and k == "op")}
     key = f"tensor_cores.by.{cpu}"
-    by = address.choose("by", "Added up by", list(names), "kernel", key, format_func=names.get)
+    by = address.choose("by", "Group by", list(names), "kernel", key, format_func=names.get)
     table = profiled.milliseconds(loaders.analysed(kernel_table, run, by, step))
     columns = {n: c for n, c in (KERNELS if by == "kernel" else SORTS).items() if not (cpu and n in ON_CPU)}
     if cpu:

@@ -124,7 +124,7 @@ def cards(view: PrecisionMap) -> None:
         )
         total = int(view.casts["count"].sum())
         card_parts.card(
-            "Casts without need",
+            "Redundant casts",
             words.count(waste),
             f"of {words.count(total)} casts of all kinds",
             help_="Of a tensor that had been cast before, or of a cast's result back again.",

@@ -29,10 +29,10 @@ CASTS = {
     "cast_of": st.column_config.TextColumn("Of"),
     "way": st.column_config.TextColumn("Cast"),
     "phase": st.column_config.TextColumn("Phase"),
-    "count": tables.count("Casts a step"),
+    "count": tables.count("Casts per step"),
     "kib": tables.measured("Written (KiB)"),
-    "repeated": tables.count("Made before", help_="The same tensor had been cast to that dtype before"),
-    "undone": tables.count("Undone", help_="Cast back to the dtype that the value came from"),
+    "repeated": tables.count("Repeated", help_="The same tensor had already been cast to that dtype"),
+    "undone": tables.count("Reversed", help_="Cast back to the original dtype"),
 }
 ISLANDS = {
     "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),

@@ -15,7 +15,7 @@ COLUMNS = {
 
 SYNC = "A launch starts one kernel. A host sync is a call in which Python waits for the GPU, `loss.item()` for one."
 
-GAPS = "Time in which no operator ran: Python between them, and what the profiler itself takes. Data is counted apart."
+GAPS = "Time between operators: Python and the profiler's own overhead. Data loading is counted separately."
 
 MIN_US = 1e-3  # less is rounding of a subtraction
 MIN_SHARE_FRAC = 0.01  # smaller shares of the time are not mentioned
@@ -42,13 +42,13 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
     if bound.tf32_frac >= MIN_SHARE_FRAC:
         sentence += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
     if bound.unknown_frac >= MIN_SHARE_FRAC:
-        sentence += f", and of {words.percent(bound.unknown_frac)} the kernel name does not show it"
+        sentence += f", and {words.percent(bound.unknown_frac)} is unclassified"
     if bound.cuda_core_frac < MIN_SHARE_FRAC and bound.tf32_frac < MIN_SHARE_FRAC:
         return (
             f"{sentence}: 16-bit tensor cores have nothing left to take over. The bound counts all GEMM/conv as free."
         )
     if bound.cuda_core_frac >= MIN_SHARE_FRAC:
-        sentence += f". Free of the former, a step would be {words.number(bound.cuda_core_bound)} × as fast"
+        sentence += f". Removing the former would give {words.number(bound.cuda_core_bound)} ×"
     if bound.half_expected and bound.rate_ratio:
         rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.cuda_core_frac >= MIN_SHARE_FRAC else []
         if bound.tf32_frac >= MIN_SHARE_FRAC and bound.tf32_ratio:
@@ -57,7 +57,7 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
         sentence += f"{words.number(bound.half_expected)} ×"
     if cost.us("tensor") - cost.tf32_us > cost.us("matrix"):
         return f"{sentence}."
-    return f"{sentence}. 16-bit values also halve the bytes of memory-bound kernels, so a little more may come of them."
+    return f"{sentence}. 16-bit values also halve the traffic of memory-bound kernels, which may save a little more."
 
 
 def show_cards(cost: StepCost, bound: Amdahl) -> None:

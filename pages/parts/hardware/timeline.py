@@ -34,13 +34,11 @@ def sentence(use: DeviceUse) -> str:
     parts = []
     if use.queue_length is not None:
         parts.append(
-            f"On average {words.number(use.queue_length)} kernels are launched and wait; the queue is empty "
+            f"Mean launch queue: {words.number(use.queue_length)} kernels; it is empty "
             f"{words.percent(use.queue_empty_frac)} of the time."
         )
     if use.occupancy_frac is not None:
         parts.append(f"Estimated occupancy: {words.percent(use.occupancy_frac)} over kernel time.")
     if use.small_frac:
-        parts.append(
-            f"{words.percent(use.small_frac)} of it is in kernels with less than one block per multiprocessor."
-        )
+        parts.append(f"{words.percent(use.small_frac)} of kernel time is in kernels with less than one block per SM.")
     return " ".join(parts)

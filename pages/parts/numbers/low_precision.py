@@ -53,7 +53,7 @@ def not_recorded(run: Run) -> None:
     """Say why the run has no blocks, if known, and how to record them. Ends the page."""
     events = run.events
     reasons = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("blocks: "), "detail"]
-    lead = "This run was recorded without blocks, so what 8 and 4 bits would lose of it is not known"
+    lead = "This run was recorded without blocks, so the loss in 8 and 4 bits is unknown"
     if not len(reasons):
         empty.nothing(f"{lead}. {HOW}")
     reason = words.sentence(str(reasons.iloc[-1]).removeprefix("blocks: "))
@@ -173,8 +173,8 @@ def measured(run: Run) -> None:
     rows = quantized_audits(run)
     if rows.empty:
         st.markdown(
-            'All numbers above are predictions. `rec.audit(lambda: loss_fn(model(x), y), precision="nvfp4")` in the '
-            "loop measures: it replays a batch with the products of all linear layers on quantized operands."
+            "All numbers above are predictions. To measure, call `rec.audit(lambda: loss_fn(model(x), y), "
+            'precision="nvfp4")` in the loop: it replays a batch with the GEMMs of all linear layers quantized.'
         )
         return
     shown = rows.assign(format=[RECIPES[name].label for name in rows["precision"]])

@@ -21,7 +21,7 @@ FIELDS = ("format", "a", "operation", "b")  # the operands of a sum or product
 
 def show() -> None:
     """Draw the operands, their result, and the running sum."""
-    st.header("Sums and products that round away", anchor=False)
+    st.header("Operands that round away", anchor=False)
     st.pills("For example", list(SUMS), key="lab.sum", on_change=_take_sum)
     address.take("sum", "lab.linked", _linked_sum)
     linked = st.session_state.pop("lab.linked", None)
