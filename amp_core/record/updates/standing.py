@@ -18,7 +18,7 @@ from amp_core.record.updates.held import Part
 from amp_core.store.writer import RunWriter
 
 MAX_MOVED_FRAC = 1e-3
-"""A tensor stands still if a smaller share of the larger half of its elements changed. Stochastic rounding moves more,
+"""A tensor stops changing if a smaller share of the larger half of its elements changed. Stochastic rounding moves more,
 unless updates are below a thousandth of a unit in the last place."""
 MIN_ELEMENTS = 16
 
@@ -45,7 +45,7 @@ class Standing:
         self.transfer.send()
 
     def write(self, writer: RunWriter) -> None:
-        """Write an event that names the largest tensor that stands still; its value is 0 if others have more elements
+        """Write an event that names the largest tensor that stops changing; its value is 0 if others have more elements
         together."""
         counts = self.transfer.values("counts").reshape(-1, 3)
         still, every = [], 0
