@@ -1,7 +1,7 @@
 """Observer that fills the table `updates`: which updates of weights, and which weight decay, rounding takes away.
 
 Before a step of the optimizer it copies weights, gradients and state; after it, it repeats the step on the copies in
-float64 and compares. Where the step is code of the program's own, it only counts what stands still. Where a closure
+float64 and compares. Where the step is code of the program's own, it only counts unchanged elements. Where a closure
 computes the gradients within the step, it copies after the closure's first call.
 The host never waits for the device: sums are copied asynchronously.
 """

@@ -18,7 +18,7 @@ from amp_core.record.updates.held import Part
 from amp_core.store.writer import RunWriter
 
 MAX_MOVED_FRAC = 1e-3
-"""A tensor stops changing if a smaller share of the larger half of its elements changed. Stochastic rounding moves more,
+"""A tensor is unchanged if a smaller share of the larger half of its elements changed. Stochastic rounding moves more,
 unless updates are below a thousandth of a unit in the last place."""
 MIN_ELEMENTS = 16
 
