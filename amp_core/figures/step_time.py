@@ -150,12 +150,13 @@ def compare_bars(
     else:
         figure.add_bar(marker={"color": colours, "line": {"width": 0}}, textposition="none", **common)
     under = bar.baseline is not None and (0.5 * bar.baseline < high) & (high < bar.baseline)
-    # The spread is in the hover text.
-    labels = words if column == "skip_frac" else [bar.text.format(_formatted(bar, v)) for v in value]
+    # The spread, and the percentage of a count, are in the hover text.
+    counts = [text.partition(" (")[0] for text in words]
+    labels = counts if column == "skip_frac" else [bar.text.format(_formatted(bar, v)) for v in value]
     figure.add_labels(
         np.where(under, bar.baseline or 0.0, high),  # no number below the baseline's line
         names,
-        [f"  {label}" for label in labels],
+        [f"{'    ' if bar.dots else '  '}{label}" for label in labels],
     )
     if bar.baseline is not None:
         figure.add_shape(

@@ -50,7 +50,8 @@ def show(runs: list[Run], compared: Comparison, hues: Mapping[str, str]) -> None
         changes = memory_tables.changes(changes[changes["difference_bytes"].abs() > 0])
         if len(changes):
             alt = "Memory by category against the first recipe."
-            tables.show(changes, column_config=memory_tables.CHANGES, alt=alt)
+            with st.expander("Changes in memory by category"):
+                tables.show(changes, column_config=memory_tables.CHANGES, alt=alt)
 
 
 def gradients(runs: list[Run], hues: Mapping[str, str]) -> None:
