@@ -49,7 +49,7 @@ _SIBLING = "no measurement: shares of a card of the same generation and class"
 
 _TABLE = (  # the first matching pattern counts: SMs, L2 MB, FP32, TF32, FP16, bandwidth, spread
     (r"V100.*PCI", Efficiency(80, 6, 0.97, 0, 0.82, 0.88, 0.20, f"{_KERNELS} (median 0.85), and steps")),
-    (r"V100", Efficiency(80, 6, 0.87, 0, 0.85, 0.88, 0.20, _STEPS)),
+    (r"V100", Efficiency(80, 6, 0.89, 0, 0.82, 0.88, 0.20, _STEPS)),
     (r"T4\b", Efficiency(40, 4, 0.47, 0, 0.37, 0.75, 0.25,
         f"{_KERNELS}; FP16: 24 of 65 TFLOP/s at 70 W, forums.developer.nvidia.com/t/264462")),
     (r"TITAN RTX|RTX 2080", Efficiency(70, 6, 0.8, 0, 0.75, 0.85, 0.30, _SIBLING)),

@@ -184,19 +184,6 @@ def test_a_race_that_load_leaves_undecided_goes_on_to_seeds_and_never_ends_with_
     assert rows(result, "confirm")["bf16"].runs
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("seed", range(20))
-def test_under_load_the_answer_is_right_or_unconfirmed(tmp_path, seed):
-    name, speeds, right = (
-        ("healthy", {"fp32": 10.0, "bf16": 7.0, "fp16": 12.0, "fp16-islands": 12.0}, "bf16"),
-        ("tiny_gradients", FAST_FP16, "fp16"),
-        ("large_activations", FASTEST_FP16, "bf16"),
-        ("healthy", SLOW_CPU, "fp32"),
-    )[seed % 4]
-    result, _, _ = search(tmp_path, name, speeds, settings={"seed": seed}, **BUSY)
-    assert not result.confirmed or result.config["precision"] == right, result.why
-
-
 def test_the_search_can_be_read_during_and_after_it(on_fast_gpu):
     result, folder, reported = on_fast_gpu
     again = load_tuned(folder)
