@@ -125,7 +125,7 @@ print(json.dumps({
     "families": {name: [e.code for e in entries] for name, entries in FAMILIES.items()},
     "cli": [code, [f["code"] for f in json.loads(printed.getvalue())["findings"]]],
     "page": sorted(e.label.split("**")[1] for e in app.expander),
-    "headers": [h.value for h in app.header],
+    "tabs": [tab.label.rpartition(" (")[0] for tab in app.tabs],
     "guide": sorted(GUIDE),
 }))
 """
@@ -166,7 +166,7 @@ def test_a_new_module_of_rules_is_registered_diagnosed_listed_and_shown(tmp_path
     assert document["cli"] == [1, ["first-made-up", "made-up"]]
     codes = {"first-made-up", "last-made-up", "made-up", "made-up-pair"}
     assert set(document["page"]) == set(document["guide"]) == codes | set(GUIDE)
-    assert document["headers"] == list(families)
+    assert document["tabs"] == list(families)
 
 
 def entry(code: str = "tf32-baseline") -> Entry:
