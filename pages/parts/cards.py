@@ -80,8 +80,8 @@ def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
     if not view.scale.skips_recorded:
         return scale, Card("Skipped steps", words.NONE, "not recorded", help=about_skips)
     so_far = sparkline(trace["skipped"].astype(float).cumsum())
-    share = f"{words.percent(view.scale.skip_frac)} of steps"
-    return scale, Card("Skipped steps", words.count(view.scale.skips), share, so_far, about_skips)
+    attempts = f"of {words.count(view.scale.attempts)} steps"
+    return scale, Card("Skipped steps", words.count(view.scale.skips), attempts, so_far, about_skips)
 
 
 def _speed(run: Run, view: Overview) -> tuple[Card, Card]:

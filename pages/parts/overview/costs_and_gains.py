@@ -38,8 +38,8 @@ def cost(run: Run, view: Overview) -> list[str]:
     if not view.scale.skips_recorded:
         sentences.append("Skipped steps were not recorded.")
     elif view.scale.has_scaler:
-        apart = f": {skips_in_words(view.scale)}" if view.scale.skips else ""
-        sentences.append(f"{words.percent(view.scale.skip_frac)} of steps skipped{apart}.")
+        apart = f", {skips_in_words(view.scale)}" if view.scale.skips else ""
+        sentences.append(f"Skipped steps: {words.share_of(view.scale.skips, view.scale.attempts)}{apart}.")
     else:
         sentences.append("No scaler, so no skipped steps.")
     lost_frac = loaders.analysed(lost_gradient, run)
