@@ -57,7 +57,7 @@ def test_autocast_estimated_from_fp32_is_between_half_and_all_of_it(runs):
     guessed, real = traces_of_run(runs["fp32"])[1], traces_of_run(runs["bf16"])[1]
     assert guessed.derived and guessed.work["flops"].sum() == real.work["flops"].sum()
     assert guessed.work["bytes"].sum() == pytest.approx(real.work["bytes"].sum(), rel=0.35)
-    assert "guessed" in " ".join(forecast(traces_of_run(runs["fp32"]), ["A100"]).notes)
+    assert "estimated" in " ".join(forecast(traces_of_run(runs["fp32"]), ["A100"]).notes)
 
 
 def test_a_run_on_a_listed_gpu_is_compared_with_its_own_forecast(tmp_path):
