@@ -31,7 +31,7 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
         f"kernels that use them{unnamed}."
     )
     if share < 0.01:
-        lead = "Tensor cores stand idle" if unknown < 0.5 else "Kernel names do not show whether tensor cores are used"
+        lead = "Tensor cores are unused" if unknown < 0.5 else "Kernel names do not show whether tensor cores are used"
         text = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while GEMM/conv takes "
         text += f"{words.percent(use.matrix_frac)}{unnamed}."
     if stake["time_frac"].sum() >= MIN_STAKE_FRAC:

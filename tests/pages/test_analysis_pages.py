@@ -257,7 +257,7 @@ def test_the_safe_window_is_in_the_headline(home, open_app, scenario):
         assert band["name"] == "safe for FP16, predicted" and "the last scale lies" in page_text
     if doubtful:
         page_text = words(open_app("pages/format_lab.py", run="run/a"))
-        assert "how high a scale FP16 needed, this recording cannot tell" in page_text
+        assert "the loss scale that FP16 needed is unknown" in page_text
 
 
 def test_without_gradients_there_is_no_window(home, open_app):

@@ -45,7 +45,7 @@ def test_idle_tensor_cores_are_called_idle_with_the_reason(home, open_app):
     write(home.runs / "a", "profiled-fp32")
     app = open_app(TENSOR_CORES, run="run/a")
     page_text = words(app)
-    assert "Tensor cores stand idle: no kernel time is known to use them" in page_text
+    assert "Tensor cores are unused: no kernel time is known to use them" in page_text
     assert "mostly for this reason: FP32 without TF32" in page_text
     table = app.dataframe[0].value
     assert set(table["precision"]) <= {"FP32", "TF32", "FP16", "BF16", "–"}  # as written in sentences
@@ -98,7 +98,7 @@ def test_an_imported_trace_without_steps_opens(home, open_app):
     about = window("fp16", rows) | {"step": None, "steps": None}
     foreign(home.runs / "a", rows, windows=columns([about]))
     app = open_app(TENSOR_CORES, run="run/a")
-    assert not app.exception and "Profiled: a window that marks no steps." in words(app)
+    assert not app.exception and "Profiled: a window without step markers." in words(app)
     app = open_app(STEP_COST, run="run/a")
     assert not app.exception and "The profiled window takes" in words(app)
 

@@ -1,4 +1,4 @@
-"""Updates: which tensors stand still, what helps, and why a run has no update ledger."""
+"""Updates: which tensors no longer change, what helps, and why a run has no update ledger."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_the_headline_says_how_much_is_lost_and_which_tensors_stand_still(home, 
     write_updates(home.runs / "a", {"head": [0.2, 0.9, 0.9], "norm": [0.1, 0.1, 0.1]}, lost_decay_frac=1.0)
     app = open_app(PAGE, run="run/a")
     assert not app.exception
-    sentence = "Rounding takes 50.0 % of the updates: 1 of 2 tensors stand still, the first of them since step 10."
+    sentence = "Rounding takes 50.0 % of the updates: 1 of 2 tensors no longer change, the first of them since step 10."
     assert sentence in words(app)
     assert metric(app, "Lost updates").value == "50.0 %" and metric(app, "Lost updates").delta == "bfloat16 weights"
     assert metric(app, "Lost weight decay").value == "100 %"
@@ -48,8 +48,8 @@ def test_averages_that_stand_still_are_counted(home, open_app):
     averages = {"step": [0, 10], "name": ["head"] * 2, "dtype": ["bfloat16"] * 2, "unchanged_frac": [0.9] * 2}
     write_updates(home.runs / "a", {"head": [0.1]}, averages)
     app = open_app(PAGE, run="run/a")
-    assert "1 of 1 average of weights stand still." in words(app)
-    assert metric(app, "Averages that stand still").value == "1"
+    assert "1 of 1 average of weights no longer change." in words(app)
+    assert metric(app, "Unchanged averages").value == "1"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def _panel(entries: Sequence[Entry], begun: int, paused: bool) -> None:
 
 
 def _turns(entries: Sequence[Entry]) -> None:
-    """A line with a Stop button for each comparison in turns: one process trains all its runs."""
+    """A line with a Stop button for each interleaved comparison: one process trains all its runs."""
     folders = dict.fromkeys(e.path.parent for e in entries if e.under_way and isinstance(e.path, Path))
     for folder in folders:
         job = queue.job_of(folder)

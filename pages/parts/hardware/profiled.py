@@ -48,7 +48,7 @@ def coverage(run: Run, step: int | None) -> str:
 def span(first: float, steps: float) -> str:
     """The steps of a window as text."""
     if first != first:
-        return "a window that marks no steps"
+        return "a window without step markers"
     last = first + steps - 1 if steps == steps else first
     return f"step {first:,.0f}" if last <= first else f"steps {first:,.0f}–{last:,.0f}"
 

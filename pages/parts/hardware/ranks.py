@@ -64,7 +64,7 @@ def agreement(run: Run) -> None:
         return
     st.error(
         f"{scales(run)} Gradients are averaged over ranks while they are multiplied by the scale: from there on they "
-        "are of the wrong size, and a rank that skips alone goes on with other weights.",
+        "have the wrong magnitude, and a rank that skips alone trains different weights.",
         icon=":material/error:",
     )
     charts.view(RANK_SCALES, run, "ranks.scales")
@@ -75,7 +75,7 @@ def agreement(run: Run) -> None:
 def pace(spread: RankSpread | None, timed: list[int]) -> str:
     """The rank that the others wait for, among the ranks whose steps were timed."""
     if spread is None and len(timed) == 1:
-        return f"Times are known of rank {timed[0]} alone: there is none to hold them against."
+        return f"Only rank {timed[0]} was timed: no other rank to compare it with."
     if spread is None:
         return "The ranks' times were not measured."
     if not spread.phases:

@@ -123,7 +123,7 @@ def window_headline(safe: SafeWindow, last: float | None) -> str:
     """Which loss scales are safe in FP16, which is recommended, and where the run's last one stands."""
     if not safe.exists:
         return (
-            f"No loss scale serves all gradients in FP16: {words.escape(safe.lowest_by)} needs at least "
+            f"No loss scale suits all gradients in FP16: {words.escape(safe.lowest_by)} needs at least "
             f"{words.scale(safe.lowest)}, {words.escape(safe.highest_by)} at most {words.scale(safe.highest)}."
         )
     place = "" if last is None else "above" if last > safe.highest else "below" if last < safe.lowest else "within"

@@ -38,7 +38,7 @@ TABLE = {
 }
 AVERAGES = {
     "name": st.column_config.TextColumn("Average of", pinned=True, width=190),
-    "unchanged_frac": tables.share("Stands still", help_="Of the elements that differ from their weight"),
+    "unchanged_frac": tables.share("Unchanged", help_="Of the elements that differ from their weight"),
     "lost_mass_frac": tables.share("Lost", help_="Of what the average should have moved"),
     "decay": st.column_config.NumberColumn("Decay", format="%.5g", width=80, help="Estimated from what moved"),
     "dtype": st.column_config.TextColumn("dtype", width=75),
@@ -83,7 +83,7 @@ def headline(summary: "pd.Series", averages: pd.DataFrame) -> str:
     """The page's answer."""
     still_averages = averages[averages["unchanged_frac"] >= MIN_LOST_FRAC]
     about_averages = (
-        f" {len(still_averages):,} of {words.plural(len(averages), 'average')} of weights stand still."
+        f" {len(still_averages):,} of {words.plural(len(averages), 'average')} of weights no longer change."
         if len(still_averages)
         else ""
     )
@@ -94,8 +94,8 @@ def headline(summary: "pd.Series", averages: pd.DataFrame) -> str:
     if summary["still"]:
         since = "the first compared step" if summary["still_since"] == 0 else f"step {summary['still_since']:,}"
         text = (
-            f"Rounding takes {lost} of the updates: {summary['still']:,} of {of} stand still, the first of them since "
-            f"{since}."
+            f"Rounding takes {lost} of the updates: {summary['still']:,} of {of} no longer change, the first of them "
+            f"since {since}."
         )
     elif summary["cure"]:
         text = f"{words.escape(summary['cure'])}: rounding takes {lost} of the updates of {of}."
@@ -129,7 +129,7 @@ def cards(summary: "pd.Series", averages: pd.DataFrame) -> None:
         )
         if len(averages):
             still = int((averages["unchanged_frac"] >= MIN_LOST_FRAC).sum())
-            card_parts.card("Averages that stand still", f"{still:,}", f"of {len(averages):,}")
+            card_parts.card("Unchanged averages", f"{still:,}", f"of {len(averages):,}")
 
 
 def table(losses: pd.DataFrame) -> None:

@@ -78,7 +78,7 @@ def _scaling(run: Run) -> str:
         needs += f" and {words.scale(last['lowest'])} at step {last['step']:,}"
     needs += ", predicted"
     if loaders.analysed(safe_window, run).caveat:
-        needs = "how high a scale FP16 needed, this recording cannot tell"
+        needs = "the loss scale that FP16 needed is unknown"
     about = loaders.analysed(scale_summary, run)
     own = f"; its own scale ended at {words.scale(about.last)}" if about.has_scaler else ""
     return f"{needs}{own}."

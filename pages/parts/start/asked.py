@@ -46,7 +46,7 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
 
 
 def begin(in_turns: bool = False) -> None:
-    """Callback of the form: start a job for each precision, or one in which they take turns, or keep the refusal."""
+    """Callback of the form: start a job for each precision, or one that interleaves them, or keep the refusal."""
     state = fields.state()
     fields.accept()
     started: list[str] = []

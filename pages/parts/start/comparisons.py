@@ -55,7 +55,7 @@ def show_latest() -> None:
     if keys:
         st.page_link(
             "pages/compare_runs.py",
-            label="Compare the runs that take turns" if job.alive else "Compare the runs that took turns",
+            label="Follow the runs on Compare" if job.alive else "Compare the runs",
             icon=":material/compare_arrows:",
             query_params=picker.compare_address(keys),
         )
