@@ -8,8 +8,8 @@ from amp_core.analysis.steps import recipe
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure, with_baseline
 from amp_core.figures.marks import with_marks
 from pages.parts import baseline, charts, empty, head, loaders, tables, words
+from pages.parts.diagnosed import chain
 from pages.parts.numbers import limits, tensor
-from pages.parts.overview import findings
 
 head.title("Layer detail")
 run = head.run()
@@ -18,7 +18,7 @@ if not kinds:
     empty.nothing("This run sampled no tensors. `watch(…, every=10)` samples them.", sample=True)
 
 answer = st.container()
-kind, name = tensor.pick(run, kinds, findings.chain(run).origin)
+kind, name = tensor.pick(run, kinds, chain(run).origin)
 with st.container(horizontal=True, vertical_alignment="bottom"):
     formats, unscaled = limits.pick("layer")
 

@@ -7,8 +7,8 @@ import streamlit as st
 from amp_core.analysis import class_shares, kinds_present, sampled_steps
 from amp_core.views import CLASSES, RANGES
 from pages.parts import address, charts, clicks, empty, head, loaders, words
+from pages.parts.diagnosed import chain
 from pages.parts.numbers import casts, limits, prediction, ranges
-from pages.parts.overview import findings
 
 head.title("Number ranges")
 run = head.run()
@@ -37,7 +37,7 @@ with fields:
 classes = loaders.analysed(class_shares, run, kind, step)
 with answer:
     if step is None:
-        began = ranges.origins(run, kind, findings.chain(run).origin)
+        began = ranges.origins(run, kind, chain(run).origin)
         head.headline(ranges.headline(classes, kind, functools.partial(ranges.when, run, kind), began))
     else:
         head.headline(ranges.headline(classes, kind))

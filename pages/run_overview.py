@@ -7,6 +7,7 @@ from amp_core.analysis import Overview, overview, tensor_core_use
 from amp_core.findings import first_sentence, skips_in_words
 from amp_core.views import DEVICE, LOSS, LOSSES, MEMORY, PHASES
 from pages.parts import baseline, cards, charts, head, live, loaders, warm_up, words
+from pages.parts.diagnosed import chain
 from pages.parts.hardware import ranks
 from pages.parts.library.run_list import Entry
 from pages.parts.overview import costs_and_gains, findings, report, tour
@@ -52,7 +53,7 @@ def of_training(run: Run, entry: Entry) -> None:
     tour.show(entry)
     left, right = charts.grid("overview.answer")
     with left:
-        costs_and_gains.show(run, view, findings.chain(run))
+        costs_and_gains.show(run, view, chain(run))
         if view.loss_first is None:  # an imported trace has steps but no loss
             head.profiled(run)
     with right:

@@ -96,7 +96,7 @@ def section() -> str:
 
 
 def test_the_table_has_the_figures_of_the_sample_runs() -> None:
-    result = re.search(r"\| said .*?(?=\n\n|\Z)", section(), flags=re.DOTALL)
+    result = re.search(r"\| claim .*?(?=\n\n|\Z)", section(), flags=re.DOTALL)
     assert result is not None and result[0].strip() == table()
 
 

@@ -143,7 +143,7 @@ KERNELS = View(
 PRECISION_MAP = View(
     "precision_map",
     "Modules by operators",
-    ("ops", "events"),
+    ("ops", "events", "kernels"),
     _precision,
     lambda frame, dark: figures().precision_figure(frame.table, dark, frame.title),
     lambda frame: None if len(frame.table) else "No operators of this kind were traced.",

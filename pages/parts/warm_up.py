@@ -51,6 +51,7 @@ from amp_core.findings import first_sentence
 from amp_core.store.long_runs.extract import open_extract
 from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, LOSSES, MEMORY
 from pages.parts import bar, loaders, release_memory
+from pages.parts.diagnosed import chain
 from pages.parts.hardware import memory, profiled
 from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
@@ -184,6 +185,7 @@ def _draw_ahead(run: Run, base: Run | None) -> None:
     """The other analyses of Overview, and a figure: plotly reads its classes one by one on first use."""
     for function in (first_sentence, phase_times, device_samples, lost_gradient):
         loaders.analysed(function, run)
+    chain(run)
     for kind in KIND_LABELS:
         loaders.analysed(tensor_names, run, kind)
     if base is not None:

@@ -176,4 +176,4 @@ def test_steps_after_the_checkpoint_are_repeated_and_reported(tmp_path, caplog, 
 
 def test_a_missing_run_to_resume_is_reported(tmp_path, caplog):
     train(dataclasses.replace(CONFIG, steps=1, evaluate=False), tmp_path / "new", resume=True)
-    assert "nothing to resume in" in caplog.text and "; beginning" in caplog.text
+    assert "nothing to resume in" in caplog.text and "; starting a new run" in caplog.text

@@ -14,9 +14,9 @@ GUIDE_PAGE = "pages/findings_guide.py"
 def test_a_card_has_the_fix_for_frameworks_too(home, open_app):
     write(home.runs / "a", "underflowing")
     app = open_app(run="run/a")
-    entry = GUIDE["fp16-without-scaler"]
+    (finding,) = [f for f in diagnose(load_run(home.runs / "a")) if f.code == "fp16-without-scaler"]
     assert "1 error found" in words(app)
-    assert {entry.snippet, *entry.frameworks.values()} <= {c.value for c in app.code}
+    assert {finding.snippet, *finding.frameworks.values()} <= {c.value for c in app.code}
     assert [t.label for t in app.tabs] == ["PyTorch", "Accelerate", "Transformers Trainer", "Lightning"]
 
 

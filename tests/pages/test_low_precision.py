@@ -109,7 +109,7 @@ def test_a_run_that_could_not_record_blocks_says_why(home, open_app):
     conv = nn.Sequential(nn.Unflatten(1, (4, 8)), nn.Conv1d(4, 2, 3))
     record(home.runs / "a", net=conv)
     app = open_app(PAGE, run="run/a")
-    assert "is not known: the model has no linear layer." in words(app)
+    assert "Not recorded: blocks: the model has no linear layer" in words(app)
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -40,5 +40,5 @@ def test_one_of_two_writers_that_open_a_folder_at_once_is_refused(
 def test_a_second_writer_of_a_rank_is_refused(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a", world_size=2), RunWriter(tmp_path / "a", rank=1, world_size=2) as second:
         second.append("steps", {"step": [0]})
-        with pytest.raises(RunError, match="holds rows of rank 1 already; give a folder that does not exist yet"):
+        with pytest.raises(RunError, match="already holds rows of rank 1; give a folder that does not exist yet"):
             RunWriter(tmp_path / "a", rank=1, world_size=2)

@@ -62,9 +62,9 @@ def test_a_port_in_use_and_a_foreign_address_raise_one_sentence(
         assert main(["serve", "--port", port]) == 2
     assert capsys.readouterr().err.startswith(f"ampscope: port={port} is in use on 127.0.0.1; give another --port")
     assert main(["serve", "--read-only", "--address", "no-such-name.invalid"]) == 2
-    assert "ampscope: address='no-such-name.invalid' is none" in capsys.readouterr().err
+    assert "ampscope: address='no-such-name.invalid' is not an address" in capsys.readouterr().err
     assert main(["serve", "--read-only", "--address", "192.0.2.77"]) == 2
-    assert "ampscope: address='192.0.2.77' is none" in capsys.readouterr().err
+    assert "ampscope: address='192.0.2.77' is not an address" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="became the server"):
         main(["serve", "--port", port])
 

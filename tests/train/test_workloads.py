@@ -217,7 +217,7 @@ def test_an_invalid_user_workload_is_refused(own_file, function, message):
 
 
 def test_a_user_workload_without_its_file_is_refused(tmp_path):
-    with pytest.raises(RunError, match="there is not a file"):
+    with pytest.raises(RunError, match=r"none\.py does not exist; give the path of an existing Python file"):
         build(TrainConfig(workload=f"{tmp_path}/none.py:f"))
 
 

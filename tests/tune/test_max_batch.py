@@ -297,9 +297,9 @@ def test_the_exit_code_shows_that_nothing_fits(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["tune", "--max-batch", "own.py:f"], "leave FILE.py:FUNCTION out"),
+        (["tune", "--max-batch", "own.py:f"], "remove FILE.py:FUNCTION"),
         (["tune", "--max-batch", "--budget", "60"], "max_batch=True does not use --budget; remove --budget"),
-        (["tune", "--max-batch", "--code", "plain"], "leave --code out"),
+        (["tune", "--max-batch", "--code", "plain"], "remove --code"),
         (["tune", "--precision", "bf16"], "max_batch=False does not use --precision"),
         (["tune", "--memory-limit", "2GiB"], "max_batch=False does not use --memory-limit"),
         (["tune", "--most", "8"], "max_batch=False does not use --most"),

@@ -73,10 +73,10 @@ def baseline_band(trace: pd.DataFrame, column: str) -> pd.DataFrame:
     )
 
 
-def layer_band(runs: Sequence[Run], kind: str, name: str) -> pd.DataFrame:
-    """`baseline_band` of the root mean square of a tensor in the first of two `runs`, at the loss scale of the second,
-    so that both are as stored. Empty if the baseline did not sample that tensor."""
-    base, run = runs
+def layer_band(pair: Sequence[Run], kind: str, name: str) -> pd.DataFrame:
+    """`baseline_band` of the root mean square of a tensor in the first of a `pair` of runs, at the loss scale of the
+    second, so that both are as stored. Empty if the baseline did not sample that tensor."""
+    base, run = pair
     if name not in tensor_names(base, kind):
         return baseline_band(pd.DataFrame({"step": [], "rms": []}), "rms")
     trace, own = layer_trace(base, kind, name), layer_trace(run, kind, name)

@@ -21,6 +21,7 @@ from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled, is_linear, tensors_in
 from amp_core.record.model.parameters import named_modules, named_parameters, unwrapped
 from amp_core.record.observer import Observer
+from amp_core.record.observers.storages import storage_of
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.torch_internals.module_calls import Switches
@@ -457,8 +458,8 @@ def _addresses(parameter: torch.Tensor) -> Iterator[int]:
     inner: Any = parameter
     for attribute in ("_local_tensor", "_tensor"):
         inner = getattr(inner, attribute, inner)
-    if not inner.is_meta:
-        yield inner.untyped_storage().data_ptr()
+    if (storage := storage_of(inner, inner.device)) is not None:
+        yield storage[0]
 
 
 def _name_of(tensor: Any, names: dict[int, str]) -> str:

@@ -20,9 +20,10 @@ from amp_core.analysis.numerics.module_tree import deepest, folded_name, matchin
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
 from amp_core.figures.tensors_over_steps import MAX_CLICKABLE_CELLS
-from amp_core.findings import Origin
+from amp_core.findings import Origin, measured_underflow
 from amp_core.views import RANGES
 from pages.parts import address, charts, clicks, empty, loaders, tables, words
+from pages.parts.diagnosed import chain
 from pages.parts.numbers import prediction, tensor
 
 OVER_STEPS = {"subnormal_frac": "subnormal", "zero_frac": "exactly zero", "absmax": "largest magnitude"}
@@ -53,7 +54,8 @@ def prepare(run: Run) -> None:
         loaders.analysed(sampled_steps, run, kind)
         RANGES.frame(run, loaders.analysed, kind=kind)
         classes = loaders.analysed(class_shares, run, kind, None)
-        headline(classes, kind, functools.partial(when, run, kind))
+        headline(classes, kind, functools.partial(when, run, kind), origins(run, kind, chain(run).origin))
+        loaders.analysed(measured_underflow, run)
         names = classes["name"].tolist()
         _over_steps(run, kind, names, readable_depth(names))
         if kind in tensor.SCALED:

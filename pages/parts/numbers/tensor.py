@@ -17,6 +17,7 @@ from amp_core.analysis.numerics.layers import (
 from amp_core.findings import Origin
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
+from pages.parts.diagnosed import chain
 
 PAGE = "pages/layer_detail.py"
 SCALED = ("weight_grad", "output_grad")
@@ -154,6 +155,9 @@ def prepare(run: Run) -> None:
     kinds = loaders.analysed(kinds_present, run)
     for kind in [kind for kind in words.KIND_LABELS if kind in kinds][:1]:
         name = loaders.analysed(tensor_names, run, kind)[0]
+        origin = chain(run).origin
+        if origin is not None:
+            kind, name = origin.kind or _kind_near(run, origin.name, [kind]) or kind, origin.name
         steps = loaders.analysed(layer_trace, run, kind, name)["step"].tolist()
         loaders.analysed(layer_exponents, run, kind, name, true_exponents=False, within=(steps[0], steps[-1]))
         predicted(run, kind)

@@ -1,6 +1,6 @@
 """Three answers below the findings: what mixed precision costs this run, what it gains, and what to change.
 
-costs_and_gains.show(run, view, findings.chain(run))
+costs_and_gains.show(run, view, chain(run))
 """
 
 import streamlit as st

@@ -13,10 +13,11 @@ import streamlit as st
 
 from amp_core import Finding, Run, RunError, diagnose
 from amp_core.analysis.numerics.layers import tensor_names
-from amp_core.findings import GUIDE, Diagnosis, diagnosis
+from amp_core.findings import GUIDE
 from amp_core.library.mutes import mute, muted
 from amp_core.library.permissions import current
 from pages.parts import loaders, words
+from pages.parts.diagnosed import chain
 from pages.parts.numbers import tensor
 
 SEVERITY_STYLE = {
@@ -52,15 +53,6 @@ def unmuted_problems(findings: Sequence[Finding], run: Run | None) -> list[Findi
 def _unmuted(findings: Sequence[Finding], run: Run | None) -> list[Finding]:
     silent = muted(run.path) if run is not None else frozenset()
     return [f for f in findings if f.code not in silent]
-
-
-def chain(run: Run) -> Diagnosis:
-    """The diagnosis of the run, without muted findings."""
-    return loaders.analysed(_chain, run, tuple(sorted(muted(run.path))))
-
-
-def _chain(run: Run, silent: Sequence[str]) -> Diagnosis:
-    return diagnosis(run, [f for f in loaders.analysed(diagnose, run) if f.code not in silent])
 
 
 def trail(run: Run, *, named: bool = False) -> None:

@@ -78,7 +78,7 @@ def test_values_are_read_as_they_are_printed(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"values has 0 numbers; give 1 to {MAX_VALUES}, with commas between"),
+        ("", f"values has 0 numbers; give 1 to {MAX_VALUES}, separated by commas"),
         ("1 " * (MAX_VALUES + 1), f"values has {MAX_VALUES + 1} numbers"),
         ("1, two", "values='two' is no finite FP32 number; give numbers such as 0.5 or -1e-3"),
         ("1, 1e39", "values='1e39' is no finite FP32 number"),
