@@ -155,7 +155,7 @@ def test_hooks_are_on_the_modules_only_during_sampled_steps(tmp_path, monkeypatc
             hooked.append(len(listeners(model[0])))
             loss.backward()
             optimizer.step()
-    # Two on a sampled step: outputs and casts to 8 and 4 bits. The first also looks for where the loop enters the model.
+    # On a sampled step for outputs and for casts to 8 and 4 bits; first also for where the loop enters the model.
     assert hooked == [4, 0, 0, 2, 0, 0]
 
 

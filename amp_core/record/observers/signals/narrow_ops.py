@@ -2,7 +2,8 @@
 
     ops = NarrowOps(report)
     ops.check("cumsum", args, out, module)     # after each operator; `module()` names the module that runs
-    ops.finish()                               # reports what depended on values, which are read only now
+    ops.send()                                 # starts the copy of what depends on values
+    ops.finish()                               # reports it, once the values are on the host
 
 `report(kind, op, name, value, limit, dtype)` writes an event; the kinds are in `schema.EVENT_KINDS`.
 """
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.stats.host_transfer import HostTransfer
 
 MIN_CLASSES = 8192
 """Classes from which the logarithm of a softmax in 16 bits is reported: their logarithm is 9 and more, where bfloat16
@@ -46,6 +48,7 @@ class NarrowOps:
         self._chains: dict[int, tuple[int, torch.Tensor]] = {}  # additions so far, and the sum, by its id
         # Kind, operator, module, dtype, and value and limit as tensors.
         self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
+        self._transfer = HostTransfer()
 
     def check(self, op: str, args: Sequence[Any], out: Any, module: Callable[[], str]) -> None:
         """Inspect an operator that has run."""
@@ -114,16 +117,28 @@ class NarrowOps:
         if limit and terms >= limit:
             self._report("narrow sum", op, module(), float(terms), float(limit), out.dtype)
 
-    def finish(self) -> None:
-        """Report what depended on values. On a GPU the host waits for them here."""
-        for kind, op, module, dtype, value, limit in self._pending:
-            if (size := float(value)) > limit:
+    def send(self) -> None:
+        """Start the copy of what depends on values to the host."""
+        self._chains = {}
+        values = [value for _, _, _, _, value, _ in self._pending] + [ties for _, _, _, _, ties, _ in self._choices]
+        for place, value in enumerate(values):
+            self._transfer.put(str(place), value)
+        self._transfer.send()
+
+    def finish(self, wait: bool = False) -> bool:
+        """Report what depended on values; False, and nothing is reported, while they are not on the host yet."""
+        if not self._transfer.ready(wait):
+            return False
+        numbers = iter([self._transfer.values(str(n))[0] for n in range(len(self._pending) + len(self._choices))])
+        for kind, op, module, dtype, _, limit in self._pending:
+            if (size := float(next(numbers))) > limit:
                 self._report(kind, op, module, -size if kind == "constant overflow" else size, limit, dtype)
-        for op, module, experts, chosen, ties, dtype in self._choices:
-            sizes = {experts, chosen} - {1}
+        for op, module, experts, chosen, _, dtype in self._choices:
+            sizes, ties = {experts, chosen} - {1}, float(next(numbers))
             if self._softmax_sizes & sizes or any(part in module.lower() for part in ROUTERS):
-                self._report("narrow router", op, module, float(ties), float(experts), dtype)
-        self._pending, self._choices, self._chains = [], [], {}
+                self._report("narrow router", op, module, ties, float(experts), dtype)
+        self._pending, self._choices = [], []
+        return True
 
     def _later(self, kind: str, op: str, module: str, dtype: torch.dtype, value: torch.Tensor, limit: float) -> None:
         self._pending.append((kind, op, module, dtype, value, limit))

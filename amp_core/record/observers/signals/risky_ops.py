@@ -48,11 +48,13 @@ class FirstOperators(Observer):
         self._writer = writer
         self._model = unwrapped(model)
         self._mode: _OpChecker | None = None
+        self._arriving: _OpChecker | None = None  # what it measured is still on the device
         self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would cause a recompilation
 
     def step_began(self, step: int) -> None:
         self._stop()
-        self.awake = not self._done or self._mode is not None
+        self._collect()
+        self.awake = not self._done or self._mode is not None or self._arriving is not None
         if self._done:
             return
         self._done = True
@@ -78,6 +80,11 @@ class FirstOperators(Observer):
 
     def close(self) -> None:
         self._stop()
+        self._collect(wait=True)
+
+    def _collect(self, wait: bool = False) -> None:
+        if self._arriving is not None and self._arriving.narrow_ops.finish(wait):
+            self._arriving = None
 
     def _stop(self) -> None:
         if self._mode is not None:
@@ -86,6 +93,8 @@ class FirstOperators(Observer):
                 mode, self._mode = self._mode, None
                 patched_functions.backward.unlisten(self._after_backward)
                 mode.write()
+                self._arriving = mode
+                self._collect()
 
 
 class _OpChecker(QuietMode):
@@ -98,7 +107,7 @@ class _OpChecker(QuietMode):
         self._left = MAX_OPERATORS
         self._written = 0
         self._reported: set[tuple[str, str, float | None]] = set()
-        self._narrow_ops = NarrowOps(self._write_event)
+        self.narrow_ops = NarrowOps(self._write_event)
         self._wide: dict[str, float] = {}  # multiplications in FP32 within an autocast region, by module
         self._all = 0.0
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
@@ -118,7 +127,7 @@ class _OpChecker(QuietMode):
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
     def _check(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
-        self._narrow_ops.check(op, args, out, lambda: _running_module(self._model, sys._getframe(1)))
+        self.narrow_ops.check(op, args, out, lambda: _running_module(self._model, sys._getframe(1)))
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
             self._count(op, args, out, wide=out.dtype == torch.float32 and call != self._widened)
@@ -152,8 +161,8 @@ class _OpChecker(QuietMode):
             self._wide[name] = self._wide.get(name, 0.0) + work
 
     def write(self) -> None:
-        """Write what operators lose in 16 bits, and the modules with most FP32 products, as shares of all."""
-        self._narrow_ops.finish()
+        """Write the modules with most FP32 products, as shares of all. What operators lose in 16 bits is on its way."""
+        self.narrow_ops.send()
         for name, work in sorted(self._wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
         seen = dict(self._writer.head.config) | {"products_seen": self._all}
