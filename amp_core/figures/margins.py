@@ -14,8 +14,8 @@ from typing import Any
 
 from amp_core.figures.figure_spec import FigureSpec
 
-PAGE_WIDTH_PX = 960
-"""Width of a chart on a typical page."""
+PAGE_WIDTH_PX = 520
+"""Width of a chart in one of two columns, the narrowest that a wide screen shows."""
 
 
 def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False, width_px: int = PAGE_WIDTH_PX) -> int:
@@ -26,7 +26,7 @@ def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False, width_p
         return 0
     entries = [46 + _text_px(t.get("name") or "") for t in shown]
     rows = 1 if sum(entries) <= width_px else math.ceil(len(entries) / max(1, width_px // max(entries)))
-    return 10 + 19 * rows
+    return 19 + 19 * rows
 
 
 def margins(figure: FigureSpec, given: dict[str, int], legend: bool) -> dict[str, int]:
@@ -38,7 +38,7 @@ def margins(figure: FigureSpec, given: dict[str, int], legend: bool) -> dict[str
     names = y.get("ticktext") or y.get("tickvals") if named else ()
     if not names and named:
         names = [name for trace in figure.data for name in trace.get("y", ())]
-    left = 26 + max(_text_px(str(name)) for name in names) if names else 44
+    left = 26 + max(_text_px(str(name)) for name in names) if names else 50
     return given | {
         "l": max(given["l"], round(left) + 32 * bool(y.get("title"))),
         "t": given["t"] + legend_px(figure.data, legend),

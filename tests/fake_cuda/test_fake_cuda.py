@@ -33,6 +33,7 @@ CPU_ONLY = {
         "test_the_output_and_states_of_an_lstm_are_measured": "CUDA's LSTM has no kernel on a CPU",
         "test_a_compiled_model_reports_once_which_kinds_are_missing": "the fake tensors are not compiled",
         "test_a_weight_gradient_is_capped_by_its_channels_output_gradients": LAYERS_OF_THE_CPU,
+        "test_an_output_gradient_is_measured_alike_whether_its_sort_is_known_or_not": "plans are for the CPU's kernel",
         "test_a_sampled_step_allocates_few_objects_per_output": "counts objects, and the fake creates many",
         "test_a_sampled_step_leaves_no_tensor_for_each_layer": "counts tensors, and the fake creates two for each",
     },

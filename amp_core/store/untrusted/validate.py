@@ -26,7 +26,9 @@ EXPONENTS = (-1100, 1100)
 """No format of torch has exponents beyond these."""
 
 _COUNTS = ("zero", "subnormal", "normal", "inf", "nan")
-_ANY_SIGN = frozenset({"loss", "lr", "exp_min", "capped_min", "temperature_c", "time_s", "cosine", "value"})
+_ANY_SIGN = frozenset(
+    {"loss", "lr", "exp_min", "capped_min", "temperature_c", "time_s", "cosine", "value", "loss_change"}
+)
 """Columns of numbers that may be negative; all others are counts, durations, magnitudes and shares. `value` of an event
 may be any constant of a model: masks add -1e9."""
 _ROUNDING = 1e-6

@@ -42,6 +42,8 @@ def test_valid_rows_pass(tmp_path: Path) -> None:
     written(tmp_path / "c", "steps", step=[0, 1], loss=[float("inf"), None], grad_norm=[float("nan"), -0.0])(True)
     masks = {"kind": ["constant overflow"], "value": [-1e9], "limit": [65504.0]}  # as added by attention masks
     written(tmp_path / "e", "events", **masks)(True)
+    lower = {"name": ["w"], "loss_change": [-0.01]}  # the loss in 16 bits may be lower than in FP32
+    written(tmp_path / "f", "audits", step=[0], **lower)(True)
     RunWriter(tmp_path / "d").close()
     load_run(tmp_path / "d").validate(full=True)
 
@@ -85,7 +87,7 @@ def test_invalid_rows_raise_one_sentence(tmp_path: Path, table: str, columns: di
 
 
 def test_no_count_or_duration_may_be_negative(tmp_path: Path) -> None:
-    may = {"loss", "lr", "exp_min", "capped_min", "temperature_c", "time_s", "cosine", "value"}
+    may = {"loss", "lr", "exp_min", "capped_min", "temperature_c", "time_s", "cosine", "value", "loss_change"}
     for table in TABLES.values():
         for column in table.columns:
             if column.type not in (pa.int64(), pa.float64()) or column.name in may:
