@@ -34,7 +34,9 @@ LAYOUT = (
     f" {WIDE} {{{PAGE} {{padding: 0 1.5rem 2rem}}"
     " [data-testid='stHeader']"
     " {height: 4.5rem; border-bottom: 1px solid color-mix(in srgb, currentColor 14%, transparent)}"
-    f" {BAR} {{position: sticky; top: 0; z-index: 999991; height: 4.5rem; padding: 0.4rem 7.5rem 0 0}}"
+    f" {BAR} {{position: sticky; top: 0; z-index: 999991; height: 4.5rem; padding: 0.4rem 7.5rem 0 0; "
+    # Streamlit's menu lies beneath the right end: only the widgets take the pointer.
+    f"pointer-events: none}} {BAR} [data-testid=stElementContainer] {{pointer-events: auto}}"
     f" .stApp:has([data-testid='stExpandSidebarButton']) {BAR} {{padding-left: 9rem}}"
     "}"
 )

@@ -41,7 +41,7 @@ def test_one_recorded_rank_of_many_is_neither_slow_nor_unmeasured(home, open_app
     with RunWriter(home.runs / "a", config={"precision": "fp32"}, world_size=16) as writer:
         writer.append("steps", steps)
     app = open_app("pages/run_overview.py", run="run/a")
-    assert "Times are known of rank 0 alone" in words(app) and "were not measured" not in words(app)
+    assert "Only rank 0 was timed" in words(app) and "were not measured" not in words(app)
 
 
 def test_step_cost_tells_who_is_waited_for_in_collectives(home, open_app, tmp_path):

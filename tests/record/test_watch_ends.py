@@ -131,7 +131,7 @@ def test_only_the_end_waits_for_numbers_that_are_still_on_the_device(tmp_path, m
     waits = []
     monkeypatch.setattr(HostTransfer, "ready", lambda self, wait=False: waits.append(wait) or wait)
     done = train(tmp_path / "run", torch.float16)
-    assert waits.count(True) == 12 + 1 and False in waits  # the steps, and the signals of the start
+    assert waits.count(True) == 12 + 2 and False in waits  # the steps, and the signals and operators of the start
     steps = load_run(tmp_path / "run").steps
     assert np.allclose(steps.loss, done.losses, rtol=1e-6)
 
