@@ -1,13 +1,13 @@
 """Rules on what casts to 8 and 4 bits lose: saturation, underflow, and scales that do not fit their tensor."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from amp_core.analysis.numerics.casts import OPERAND, cast_losses_by_operand, casts, has_casts
-from amp_core.findings.model import RANGE_AND_PRECISION, TRAINING_LOOP, Entry, Finding, Severity
+from amp_core.findings.model import RANGE_AND_PRECISION, TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.quantization import ELEMENTS, ROW, TENSOR
 from amp_core.store.run import Run
@@ -89,34 +89,32 @@ def quantized_saturation(run: Run) -> list[Finding]:
     ]
 
 
-class _Underflow(NamedTuple):
-    """Output gradients that become 0."""
-
-    title: str
-    where: str
-    share: float
-    severity: Severity | None
-
-
-def _underflow(run: Run, *, e4m3: bool) -> _Underflow | None:
-    """The worst operand, with E4M3 and one scale per tensor or row, or with any other format."""
+def _underflow(run: Run, code: str, *, e4m3: bool) -> list[Finding]:
+    """The finding `code` on the worst output gradient, with E4M3 and one scale per tensor or row, or with any other
+    format."""
     if not has_casts(run):
-        return None
+        return []
     frame = cast_losses_by_operand(run)
     narrow = (frame["element"] == "fp8-e4m3") & frame["block"].isin([TENSOR, ROW])
     frame = frame[(frame["kind"] == "output_grad") & (narrow == e4m3) & (frame["underflow_frac"] > MAX_UNDERFLOW_FRAC)]
     if frame.empty:
-        return None
+        return []
     row = _worst(frame, "underflow_frac")
     share = float(str(row["underflow_frac"]))
     element = ELEMENTS.get(str(row["element"]))  # logs of Transformer Engine may not tell it
     label = element.label if element is not None else "their cast"
-    return _Underflow(
-        f"{formatting.percent(share)} of the values of {_operand(row)} become 0 in {label}{_also(len(frame))}",
-        str(row["name"]),
-        share,
-        "error" if float(frame["underflow_mass_frac"].max()) >= MIN_ERROR_MASS_FRAC else None,
-    )
+    return [
+        make_finding(
+            code,
+            f"{formatting.percent(share)} of the values of {_operand(row)} become 0 in {label}{_also(len(frame))}",
+            str(row["name"]),
+            steps=_steps(run),
+            value=share,
+            limit=MAX_UNDERFLOW_FRAC,
+            unit="share of nonzero values",
+            severity="error" if float(frame["underflow_mass_frac"].max()) >= MIN_ERROR_MASS_FRAC else None,
+        )
+    ]
 
 
 @rule(
@@ -139,21 +137,7 @@ def _underflow(run: Run, *, e4m3: bool) -> _Underflow | None:
 )
 def quantized_gradient_underflow(run: Run) -> list[Finding]:
     """`quantized-gradient-underflow`: output gradients become 0 in their cast, in a format other than E4M3."""
-    lost = _underflow(run, e4m3=False)
-    if lost is None:
-        return []
-    return [
-        make_finding(
-            "quantized-gradient-underflow",
-            lost.title,
-            lost.where,
-            steps=_steps(run),
-            value=lost.share,
-            limit=MAX_UNDERFLOW_FRAC,
-            unit="share of nonzero values",
-            severity=lost.severity,
-        )
-    ]
+    return _underflow(run, "quantized-gradient-underflow", e4m3=False)
 
 
 @rule(
@@ -177,21 +161,7 @@ def quantized_gradient_underflow(run: Run) -> list[Finding]:
 )
 def e4m3_gradients(run: Run) -> list[Finding]:
     """`e4m3-gradients`: output gradients become 0 in E4M3 where E5M2 would hold them."""
-    lost = _underflow(run, e4m3=True)
-    if lost is None:
-        return []
-    return [
-        make_finding(
-            "e4m3-gradients",
-            lost.title,
-            lost.where,
-            steps=_steps(run),
-            value=lost.share,
-            limit=MAX_UNDERFLOW_FRAC,
-            unit="share of nonzero values",
-            severity=lost.severity,
-        )
-    ]
+    return _underflow(run, "e4m3-gradients", e4m3=True)
 
 
 def _series(run: Run) -> Iterator[pd.DataFrame]:
