@@ -37,8 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="also run cases marked `whole`")
 
 
+# Files of a minute and more. Where files are spread over processes, these come first: one of them at the end would keep
+# one process busy while the others wait.
+LONG = ("tests/browser/", "tests/fake_cuda/", "tests/record/stats/test_measure_compiled", "tests/gpu/", "tests/serve/")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect cases marked `whole`, unless `--whole` is given."""
+    """Put long files first, and deselect cases marked `whole`, unless `--whole` is given."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     if config.getoption("--whole"):
         return
     left_out = [item for item in items if item.get_closest_marker("whole")]
