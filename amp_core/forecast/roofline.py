@@ -1,18 +1,22 @@
 """The roofline: the time of a step's work on a GPU, and what bounds it.
 
->>> device_time(work, rates, recipe="bf16", speeds=EFFICIENCY.likely).total_us
+>>> device_time(Work.of(trace.work), rates, recipe="bf16", speeds=EFFICIENCY.likely).total_us
 48120.0
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from amp_core.forecast.kernel_classes import ATTENTION_SHARE, BANDWIDTH_SHARES, shape_share
 from amp_core.hardware.data_sheets import Rates
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -103,41 +107,67 @@ def why_not(rates: Rates, recipe: str) -> str:
     return ""
 
 
-def device_time(work: pd.DataFrame, rates: Rates, recipe: str, speeds: Speeds) -> DeviceTime:
+@dataclass(frozen=True)
+class Work:
+    """The columns of a step's work (`StepTrace.work`) as arrays, one element per operator and shape."""
+
+    count: Floats
+    flops: Floats
+    bytes: Floats
+    narrow: npt.NDArray[np.bool_]
+    low_frac: Floats
+    """Share of the operations in 8 or 4 bits (`quantized_work`)."""
+    bandwidth_share: Floats
+    peak_share: Floats
+    sizes: tuple[Floats, Floats, Floats, Floats] | None
+    """Of the product: batch, m, n, k."""
+    transposed: Floats
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Self:
+        """The work of a table with at least the columns count, flops, bytes and narrow."""
+        none = np.zeros(len(frame))
+
+        def column(name: str) -> Floats:
+            return frame[name].to_numpy(dtype=np.float64) if name in frame else none
+
+        kind = frame["kind"].astype(object) if "kind" in frame else pd.Series([""] * len(frame), dtype=object)
+        return cls(
+            count=column("count"),
+            flops=column("flops"),
+            bytes=column("bytes"),
+            narrow=frame["narrow"].to_numpy(dtype=bool),
+            low_frac=column("low_frac"),
+            bandwidth_share=np.array([BANDWIDTH_SHARES.get(name, 1.0) for name in kind], dtype=np.float64),
+            peak_share=np.where(kind == "attention", ATTENTION_SHARE, 1.0),
+            sizes=(column("batch"), column("m"), column("n"), column("k")) if "batch" in frame else None,
+            transposed=column("transposed"),
+        )
+
+
+def device_time(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> DeviceTime:
     """The time of `work`. `tf32` lets FP32 products run on tensor cores; recipes in 8 and 4 bits give the share
-    `low_frac` of each product's operations their own peak (`quantized_work`)."""
+    `low_frac` of each product's operations their own peak."""
     tensor, wide = rates.half * speeds.tensor_cores, rates.fp32 * speeds.cuda_cores
     if recipe == "tf32" and rates.tf32 is not None:
         wide = max(wide, rates.tf32 * (speeds.tf32 or speeds.tensor_cores))  # libraries choose the faster kernel
-    per_us = np.where(work["narrow"], tensor, wide) * 1e6  # flop per µs
+    per_us = np.where(work.narrow, tensor, wide) * 1e6  # flop per µs
     low = rates.peak(recipe)
-    if "low_frac" in work and low is not None:
-        low_frac = work["low_frac"].to_numpy(dtype=np.float64)
-        per_us = 1 / ((1 - low_frac) / per_us + low_frac / (low * speeds.tensor_cores * 1e6))
-    moved = work["bytes"].to_numpy(dtype=np.float64)
-    per_call = moved / np.maximum(work["count"].to_numpy(dtype=np.float64), 1)
+    if low is not None and work.low_frac.any():
+        per_us = 1 / ((1 - work.low_frac) / per_us + work.low_frac / (low * speeds.tensor_cores * 1e6))
+    per_us = per_us * work.peak_share
+    moved = work.bytes
     if speeds.l2_mb:
+        per_call = moved / np.maximum(work.count, 1)
         moved = moved * np.clip(per_call / (2e6 * speeds.l2_mb), MIN_DRAM_FRAC, 1.0)
-    bytes_per_us = np.full(len(work), rates.gb_per_s * speeds.bandwidth * 1e3)
-    if "kind" in work:
-        bytes_per_us *= work["kind"].map(BANDWIDTH_SHARES).fillna(1.0).to_numpy(dtype=np.float64)
-        per_us *= np.where(work["kind"] == "attention", ATTENTION_SHARE, 1.0)
-    if "batch" in work and speeds.sms is not None:
-        batch, m, n, k = (work[size].to_numpy(dtype=np.float64) for size in ("batch", "m", "n", "k"))
-        per_us *= shape_share(batch, m, n, k, speeds.sms)
-    times = np.stack(
-        [
-            work["flops"].to_numpy(dtype=np.float64) / per_us,
-            moved / bytes_per_us,
-            work["count"].to_numpy(dtype=np.float64) * MIN_KERNEL_US,
-        ]
-    )
+    bytes_per_us = rates.gb_per_s * speeds.bandwidth * 1e3 * work.bandwidth_share
+    if work.sizes is not None and speeds.sms is not None:
+        per_us *= shape_share(*work.sizes, speeds.sms)
+    times = np.stack([work.flops / per_us, moved / bytes_per_us, work.count * MIN_KERNEL_US])
     longest = times.max(axis=0)
     which = times.argmax(axis=0)
     by_term = {term: float(longest[which == i].sum()) for i, term in enumerate(TERMS)}
-    if "transposed" in work:
-        on_tensor_cores = work["narrow"].to_numpy(dtype=bool) | (recipe == "tf32")
-        share = TF32_TRANSPOSED_FRAC if recipe == "tf32" else 1.0
-        transposed = share * float(work["transposed"].to_numpy(np.float64)[on_tensor_cores].sum())
-        by_term[TERMS[1]] += transposed / (rates.gb_per_s * speeds.bandwidth * BANDWIDTH_SHARES["copy"] * 1e3)
-    return DeviceTime(by_term, float(work["count"].sum()) * speeds.launch_us)
+    share = TF32_TRANSPOSED_FRAC if recipe == "tf32" else 1.0
+    transposed = share * float(work.transposed[work.narrow | (recipe == "tf32")].sum())
+    by_term[TERMS[1]] += transposed / (rates.gb_per_s * speeds.bandwidth * BANDWIDTH_SHARES["copy"] * 1e3)
+    return DeviceTime(by_term, float(work.count.sum()) * speeds.launch_us)

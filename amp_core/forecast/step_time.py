@@ -1,7 +1,8 @@
 """`forecast`: step time and memory by GPU and recipe, from the two traces of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pandas as pd
 
@@ -11,7 +12,7 @@ from amp_core.analysis.steps import recipe as recipe_of
 from amp_core.forecast.efficiency import efficiency_of
 from amp_core.forecast.low_bits import BITS, quantized_work
 from amp_core.forecast.memory import largest_batch, memory_needed
-from amp_core.forecast.roofline import LAUNCH_US, Range, device_time, why_not
+from amp_core.forecast.roofline import LAUNCH_US, DeviceTime, Range, Speeds, Work, device_time, why_not
 from amp_core.forecast.traced_work import StepTrace, traces_of_run
 from amp_core.hardware.data_sheets import NAMES, Rates, dense_rates, named_part
 from amp_core.hardware.device_types import is_accelerator
@@ -69,13 +70,15 @@ def forecast(
         for recipe, frac in shares.items()
         if frac is not None
     }
+    by_recipe = dict(zip(RECIPES, (wide, wide, narrow, narrow), strict=True)) | low
+    works = {recipe: Work.of(trace.work) for recipe, trace in by_recipe.items()}
     rows = []
     for gpu in dict.fromkeys(gpus):
         name, rates = named_part(gpu)
         speeds = efficiency or efficiency_of(NAMES[name]).range()
-        for recipe in (*RECIPES, *low):
-            trace = wide if recipe in ("fp32", "tf32") else low.get(recipe, narrow)
-            rows.append(_row(name, rates, recipe, wide, narrow, trace, factor or 1.0, speeds))
+        time = cache(lambda recipe, speeds, rates=rates: device_time(works[recipe], rates, recipe, speeds))
+        for recipe, trace in by_recipe.items():
+            rows.append(_row(name, rates, recipe, trace, time, factor or 1.0, speeds))
     given = {recipe: frac for recipe, frac in shares.items() if frac is not None}
     return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, list(dict.fromkeys(gpus)), given))
 
@@ -107,7 +110,7 @@ def measured_factor(run: Run, traces: tuple[StepTrace, StepTrace] | None = None)
     wide, narrow = traces or traces_of_run(run)
     recipe = recipe_of(run) or "fp32"
     work = wide if recipe in ("fp32", "tf32") else narrow
-    expected = device_time(work.work, rates, recipe, efficiency_of(gpu.name).range().likely).total_us / 1e3
+    expected = device_time(Work.of(work.work), rates, recipe, efficiency_of(gpu.name).range().likely).total_us / 1e3
     return gpu.name, took / expected
 
 
@@ -115,32 +118,32 @@ def _row(
     name: str,
     rates: Rates,
     recipe: str,
-    wide: StepTrace,
-    narrow: StepTrace,
     trace: StepTrace,
+    time: Callable[[str, Speeds], DeviceTime],
     factor: float,
     efficiency: Range,
 ) -> dict[str, object]:
+    """A row of `forecast`; `time` gives that of a recipe with given speeds."""
     row: dict[str, object] = {"gpu": name, "recipe": recipe, "why_not": why_not(rates, recipe), "source": rates.source}
     if row["why_not"]:
         return row
-    likely = device_time(trace.work, rates, recipe, efficiency.likely)
+    likely = time(recipe, efficiency.likely)
     step_us = likely.total_us * factor
-    reference, tf32 = (device_time(wide.work, rates, r, efficiency.likely).total_us for r in ("fp32", "tf32"))
+    reference, tf32 = (time(r, efficiency.likely).total_us for r in ("fp32", "tf32"))
     totals, ratios, over_tf32, over_bf16 = [], [], [], []
     for speeds in efficiency.corners():
-        took = device_time(trace.work, rates, recipe, speeds).total_us
+        took = time(recipe, speeds).total_us
         totals.append(took)
-        ratios.append(device_time(wide.work, rates, "fp32", speeds).total_us / took)
-        over_bf16.append(device_time(narrow.work, rates, "bf16", speeds).total_us / took)
+        ratios.append(time("fp32", speeds).total_us / took)
+        over_bf16.append(time("bf16", speeds).total_us / took)
         for end in (efficiency.slow, efficiency.fast):  # TF32 and 16 bits have different kernels
             tf32_speeds = speeds if recipe == "tf32" else replace(speeds, tensor_cores=end.tensor_cores)
-            over_tf32.append(device_time(wide.work, rates, "tf32", tf32_speeds).total_us / took)
+            over_tf32.append(time("tf32", tf32_speeds).total_us / took)
     if rates.tf32 is None:
         over_tf32 = [float("nan")]
-    unmodelled = 0.0 if trace is wide else UNMODELLED_FRAC
+    unmodelled = 0.0 if recipe in ("fp32", "tf32") else UNMODELLED_FRAC
     times = [us * factor / 1e3 for us in totals]
-    optimizer = trace.work[trace.work["phase"] == "optimizer"]
+    optimizer = Work.of(trace.work[trace.work["phase"] == "optimizer"])
     row |= {
         "step_ms": step_us / 1e3,
         "step_ms_low": min(times),
@@ -158,8 +161,7 @@ def _row(
         "traffic_frac": likely.by_term["memory bandwidth"] / likely.device_us if likely.device_us else None,
     }
     if recipe in BITS:
-        bf16 = device_time(narrow.work, rates, "bf16", efficiency.likely).total_us
-        row |= {"over_bf16": bf16 / likely.total_us}
+        row |= {"over_bf16": time("bf16", efficiency.likely).total_us / likely.total_us}
         row |= {"over_bf16_low": min(over_bf16) * (1 - unmodelled), "over_bf16_high": max(over_bf16) * (1 + unmodelled)}
     row["tensor_peak_bytes"] = trace.memory.peak
     needed, batch = memory_needed(trace), largest_batch(trace, rates)

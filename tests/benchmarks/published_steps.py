@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.forecast import StepTrace, efficiency_of
-from amp_core.forecast.roofline import device_time
+from amp_core.forecast.roofline import Work, device_time
 from amp_core.hardware.data_sheets import NAMES, named_part
 from amp_core.settings.training import TrainConfig
 from amp_core.train.step_on_fake_tensors import traced
@@ -53,7 +53,8 @@ def forecast_ms(row: dict[str, str]) -> tuple[float, float, float]:
     name, rates = named_part(row["gpu"])
     speeds = efficiency_of(NAMES[name]).range()
     times = [
-        device_time(work, rates, row["precision"], one).total_us / 1e3 for one in (speeds.likely, *speeds.corners())
+        device_time(Work.of(work), rates, row["precision"], one).total_us / 1e3
+        for one in (speeds.likely, *speeds.corners())
     ]
     return times[0], min(times), max(times)
 

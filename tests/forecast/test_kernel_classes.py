@@ -11,7 +11,7 @@ from torch import nn
 
 from amp_core.forecast import efficiency_of, forecast
 from amp_core.forecast.kernel_classes import shape_share
-from amp_core.forecast.roofline import device_time
+from amp_core.forecast.roofline import Work, device_time
 from amp_core.forecast.traced_work import device_work
 from amp_core.hardware.data_sheets import NAMES, named_part
 from amp_core.record.op_trace.op_counter import OpCounter, OpCounterMode
@@ -62,9 +62,9 @@ def test_depthwise_convolutions_are_bound_by_memory_and_never_on_tensor_cores():
     work = work_of(nn.Conv2d(64, 64, 3, padding=1, groups=64), torch.randn(4, 64, 32, 32), amp=True)
     convolutions = work[work["op"].str.startswith("convolution")]
     assert set(convolutions["kind"]) == {"depthwise"} and not convolutions["narrow"].any()
-    assert device_time(convolutions, named_part("A100")[1], "fp16", efficiency_of("A100").range().likely).bound_by != (
-        "GEMM/conv"
-    )
+    assert device_time(
+        Work.of(convolutions), named_part("A100")[1], "fp16", efficiency_of("A100").range().likely
+    ).bound_by != ("GEMM/conv")
 
 
 def test_dropout_is_one_kernel_on_cuda():
@@ -90,27 +90,26 @@ def test_convolutions_that_are_not_channels_last_are_transposed_on_tensor_cores(
     model, x = nn.Conv2d(32, 32, 3, padding=1), torch.randn(8, 32, 64, 64)
     rates, speeds = named_part("RTX 3090")[1], efficiency_of("RTX 3090").range().likely
     times = {
-        last: device_time(work_of(model, x, amp=True, channels_last=last), rates, "fp16", speeds).device_us
+        last: device_time(Work.of(work_of(model, x, amp=True, channels_last=last)), rates, "fp16", speeds).device_us
         for last in (True, False)
     }
     assert times[False] > 1.3 * times[True]
     wide = {last: work_of(model, x, channels_last=last) for last in (True, False)}
-    fp32 = [device_time(work, rates, "fp32", speeds).device_us for work in wide.values()]
+    fp32 = [device_time(Work.of(work), rates, "fp32", speeds).device_us for work in wide.values()]
     assert fp32[0] == fp32[1]
 
 
 def test_tensors_that_fit_into_l2_are_read_from_it():
     rates, speeds = named_part("L4")[1], efficiency_of("L4").range().likely
     columns = ["op", "phase", "count", "flops", "bytes", "narrow", "kind"]
-    small, large = (
-        pd.DataFrame([("add", "forward", count, 0.0, 1.2e9, False, "elementwise")], columns=columns)
-        for count in (100, 1)
-    )
+    works = [
+        Work.of(pd.DataFrame([("add", "forward", n, 0.0, 1.2e9, False, "elementwise")], columns=columns))
+        for n in (100, 1)
+    ]
+    small, large = (device_time(work, rates, "fp32", speeds).device_us for work in works)
     without = replace(speeds, l2_mb=0.0)
-    assert (
-        device_time(small, rates, "fp32", speeds).device_us < 0.6 * device_time(small, rates, "fp32", without).device_us
-    )
-    assert device_time(large, rates, "fp32", speeds).device_us == device_time(large, rates, "fp32", without).device_us
+    small_without, large_without = (device_time(work, rates, "fp32", without).device_us for work in works)
+    assert small < 0.6 * small_without and large == large_without
 
 
 def test_norms_that_reduce_first_read_their_input_twice():

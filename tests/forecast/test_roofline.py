@@ -8,7 +8,7 @@ import pytest
 
 from amp_core import RunError
 from amp_core.forecast import EFFICIENCY, Speeds, StepMemory, StepTrace, forecast, largest_batch, memory_needed
-from amp_core.forecast.roofline import MIN_KERNEL_US, device_time
+from amp_core.forecast.roofline import MIN_KERNEL_US, Work, device_time
 from amp_core.hardware.data_sheets import NAMES, named_part
 
 FULL = Speeds(tensor_cores=1.0, cuda_cores=1.0, bandwidth=1.0, launch_us=5.0)
@@ -23,26 +23,27 @@ def trace(recipe="fp32", flops=0.0, moved=0.0, count=1, samples=8, memory=None):
 
 def test_the_time_of_a_large_product_is_its_flops_over_the_peak():
     work = trace("amp", flops=312e12).work
-    time = device_time(work, A100, "fp16", FULL)
+    time = device_time(Work.of(work), A100, "fp16", FULL)
     assert time.total_us == pytest.approx(1e6) and time.bound_by == "GEMM/conv"
-    assert device_time(trace(flops=19.5e12).work, A100, "fp32", FULL).total_us == pytest.approx(1e6)
-    assert device_time(trace(flops=156e12).work, A100, "tf32", FULL).total_us == pytest.approx(1e6)
+    assert device_time(Work.of(trace(flops=19.5e12).work), A100, "fp32", FULL).total_us == pytest.approx(1e6)
+    assert device_time(Work.of(trace(flops=156e12).work), A100, "tf32", FULL).total_us == pytest.approx(1e6)
 
 
 def test_the_time_of_an_elementwise_operator_is_its_bytes_over_the_bandwidth():
-    time = device_time(trace(moved=2039e9).work, A100, "fp32", FULL)
+    time = device_time(Work.of(trace(moved=2039e9).work), A100, "fp32", FULL)
     assert time.total_us == pytest.approx(1e6) and time.bound_by == "memory bandwidth"
 
 
 def test_the_time_of_many_small_operators_is_that_of_the_host():
-    time = device_time(trace(count=1000).work, A100, "fp32", FULL)
+    time = device_time(Work.of(trace(count=1000).work), A100, "fp32", FULL)
     assert time.total_us == 5000.0 and time.bound_by == "launches" and time.device_us == 1000 * MIN_KERNEL_US
 
 
 def test_a_slower_assumption_never_takes_less_time():
     work = trace("amp", flops=1e12, moved=1e9, count=10).work
     slow, likely, fast = (
-        device_time(work, A100, "fp16", s).total_us for s in (EFFICIENCY.slow, EFFICIENCY.likely, EFFICIENCY.fast)
+        device_time(Work.of(work), A100, "fp16", s).total_us
+        for s in (EFFICIENCY.slow, EFFICIENCY.likely, EFFICIENCY.fast)
     )
     assert slow > likely > fast
 
