@@ -1,6 +1,6 @@
-"""The README's reference results: each figure is recomputed here from a run in `sample_runs/`.
+"""The reference results in docs/evidence.md: each figure is recomputed here from a run in `sample_runs/`.
 
-`python -m tests.test_reference_results` prints the table for the README.
+`python -m tests.test_reference_results` prints the table.
 """
 
 import re
@@ -91,8 +91,8 @@ def table() -> str:
 
 
 def section() -> str:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    return readme.split("## Reference results\n", 1)[1].split("\n## ", 1)[0]
+    evidence = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    return evidence.split("## Reference results\n", 1)[1].split("\n## ", 1)[0]
 
 
 def test_the_table_has_the_figures_of_the_sample_runs() -> None:

@@ -20,9 +20,9 @@ def retired_phrases() -> list[str]:
 
 
 def checked_files() -> list[Path]:
-    """README and all Python files of the product."""
+    """README, docs and all Python files of the product."""
     python = [path for folder in ("amp_core", "pages") for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [ROOT / "README.md", ROOT / "app.py", ROOT / "server.py", *python]
+    return [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "app.py", ROOT / "server.py", *python]
 
 
 @cache

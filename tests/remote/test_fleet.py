@@ -1,4 +1,4 @@
-"""The README's queries over many runs return the values of the runs."""
+"""The queries over many runs in docs/reading.md return the values of the runs."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from amp_core import load_run
 from amp_core.store.writer import RunWriter
 from tests.paths import ROOT, SAMPLE_RUNS
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+READING = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -44,19 +44,19 @@ def expected(fleet: Path) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("run")
 
 
-def test_the_duckdb_query_of_the_readme(fleet: Path) -> None:
+def test_the_duckdb_query(fleet: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed: pip install '.[test-anywhere]'")
-    (query,) = re.findall(r"```sql\n(.*?)```", README, flags=re.DOTALL)
+    (query,) = re.findall(r"```sql\n(.*?)```", READING, flags=re.DOTALL)
     result = duckdb.sql(query).df()
     assert result["skipped_frac"].is_monotonic_decreasing and result["run"].iloc[0] == "fp16-overflow"
     pd.testing.assert_frame_equal(result.set_index("run").sort_index(), expected(fleet), check_dtype=False)
 
 
-def test_the_spark_query_of_the_readme(fleet: Path) -> None:
+def test_the_spark_query(fleet: Path) -> None:
     pyspark = pytest.importorskip("pyspark", reason="Spark is not installed: pip install pyspark")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java, and there is none")
-    (query,) = [b for b in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "pyspark" in b]
+    (query,) = [b for b in re.findall(r"```python\n(.*?)```", READING, flags=re.DOTALL) if "pyspark" in b]
     query, changed = re.subn(r"s3a://bucket/runs", fleet.as_uri(), query)
     assert changed == 1 and query.rstrip().endswith(".show()")
     spark = pyspark.sql.SparkSession.builder.master("local[1]").getOrCreate()
@@ -64,7 +64,7 @@ def test_the_spark_query_of_the_readme(fleet: Path) -> None:
         result: dict[str, object] = {"spark": spark}
         exec(
             compile(
-                query.replace("steps.groupBy", "result = steps.groupBy").replace(".show()", ""), "README.md", "exec"
+                query.replace("steps.groupBy", "result = steps.groupBy").replace(".show()", ""), "reading.md", "exec"
             ),
             result,
         )
