@@ -1,9 +1,11 @@
-"""A wheel, built and installed into a fresh environment: `ampscope serve` works with the pages and samples in the
-wheel."""
+"""An sdist, the wheel built from it, and an environment with that wheel: `ampscope serve` works with the pages and
+samples in the wheel."""
 
+import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -14,17 +16,35 @@ from tests.serve.viewer import Seen, Viewer
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel; building it asks the index for hatchling."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--quiet", "--wheel-dir", str(folder)]
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist; building it asks the index for hatchling."""
+    tools, folder = tmp_path_factory.mktemp("tools"), tmp_path_factory.mktemp("sdist")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), "hatchling>=1.26"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode and any(
         message in done.stderr for message in ("No matching distribution", "No module named pip")
     ):
-        pytest.skip("no hatchling to be had here, and the wheel cannot be built without it")
+        pytest.skip("no hatchling to be had here, and nothing can be built without it")
     assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder)]
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tools)}, capture_output=True)
+    return next(folder.glob("*.tar.gz"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, as `pip install` of the sdist builds it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", str(sdist), "--no-deps", "--quiet", "--wheel-dir", str(folder)]
+    subprocess.run(command, check=True, timeout=600, capture_output=True)
     return next(folder.glob("*.whl"))
+
+
+def test_sdist_holds_the_sources_and_nothing_private(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    assert {"pyproject.toml", "README.md", "LICENSE", "docs/architecture.md", "amp_core/__init__.py"} <= set(names)
+    assert not [n for n in names if "secrets" in n or "__pycache__" in n or n.startswith((".git/", ".venv/", "runs/"))]
 
 
 def test_wheel_holds_the_app_and_nothing_private(wheel: Path) -> None:
