@@ -4,6 +4,7 @@ Needs pdoc (extra `docs`) and torch.
 """
 
 import sys
+import warnings
 from pathlib import Path
 
 import pdoc
@@ -29,6 +30,8 @@ def main() -> None:
     (folder,) = sys.argv[1:]
     for name in amp_core.__all__:
         vars(amp_core)[name] = getattr(amp_core, name)  # pdoc does not see names that are imported on first use
+    # `pd.Series[float]` is generic for type checkers alone; pdoc then shows it as it is written.
+    warnings.filterwarnings("ignore", message=".*'Series' is not subscriptable")
     pdoc.render.configure(docformat="google", footer_text=f"AMPscope {amp_core.__version__}")
     pdoc.pdoc(*PUBLIC, output_directory=Path(folder))
 
