@@ -19,6 +19,7 @@ from amp_core.findings import registry
 from amp_core.formats import FORMATS
 from amp_core.record.recorder import Recorder
 from amp_core.schema import TABLES
+from amp_core.settings.catalog import RECIPES, WORKLOADS
 from amp_core.store.run import load_run
 from tests.paths import ROOT, SAMPLE_RUNS
 
@@ -245,6 +246,17 @@ def test_the_formats_in_docs_are_those_of_the_code():
         assert subnormal.translate(superscript) == f"2{known.min_subnormal_exponent}"
         assert normal.translate(superscript) == f"2{known.min_normal_exponent}"
         assert float(largest.translate(superscript).replace(" × 10", "e")) == pytest.approx(known.max_value, rel=0.01)
+
+
+def test_every_recipe_and_workload_is_described():
+    assert [name for name in (*RECIPES, *WORKLOADS) if f"`{name}`" not in PAGES["tune.md"]] == []
+
+
+def test_the_limits_of_a_server_have_the_defaults_that_docs_name():
+    rows = re.findall(r"^\| `--([\w-]+) \w+` \| .* \| (\d+) \|$", PAGES["serving.md"], flags=re.MULTILINE)
+    settings = vars(parser().parse_args(["serve"]))
+    assert len(rows) == 4
+    assert {name: settings[name.replace("-", "_")] for name, _ in rows} == {name: int(value) for name, value in rows}
 
 
 @pytest.mark.parametrize("table", TABLES)
