@@ -103,6 +103,6 @@ def advise(diagnosed: Diagnosis) -> None:
     if lines and "`" not in lines[0]:
         st.markdown(f"{title} Write `{lines[0]}`" + (" …" if lines[1:] else ""))
     else:
-        st.markdown(f"{title} {words.escape(words.raised(diagnosed.advice))}")
+        st.markdown(f"{title} {words.escape(diagnosed.advice)}")
     if diagnosed.others:
         st.caption(f"{words.plural(diagnosed.others, 'more finding')} below.")
