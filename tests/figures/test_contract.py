@@ -125,6 +125,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "device_figure": lambda run: (of_steps(run, analysis.device_samples(profiled())),),
     "phase_figure": lambda run: (analysis.phase_times(run),),
     "exponent_heatmap": lambda run: (analysis.exponent_shares(run, kind(run)),),
+    "exponent_change_heatmap": lambda run: (analysis.exponent_changes([run, run], kind(run)), run.name),
     "step_heatmap": lambda run: (analysis.shares_over_steps(run, kind(run)),),
     "class_bars": lambda run: (analysis.class_shares(run, kind(run)),),
     "compare_bars": lambda run: (analysis.compare([run, run]).table, "speed_ratio"),
