@@ -284,6 +284,8 @@ def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three_runs, open_
     page_text = words(app).replace("*", "")
     assert "fp16: 2.00 × faster, 40.0 % less memory, convergence parity unknown (1 seed)" in page_text
     assert "Runs were not interleaved" in page_text
+    assert any("`ampscope compare`" in caption.value for caption in app.caption)  # as code, not with its backquotes
+    assert table["Speed is"].iloc[0] == "baseline"
     copied = next(one.value for one in app.code)
     assert copied.startswith("| Recipe | Seeds |") and "| fp16 |" in copied
     assert titles(app) == ["Loss", "Deviation of the final loss"]
