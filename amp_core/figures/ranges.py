@@ -38,6 +38,8 @@ MAX_CLICKABLE_CELLS = 3000
 
 _LABEL_PX = 15
 """Height of a line of labels in pixels."""
+_LINES = 3
+"""Lines of labels per format: one per limit."""
 
 
 def exponent_heatmap(
@@ -103,7 +105,7 @@ def exponent_heatmap(
         f"Heatmap of {rows:,} tensors{pooled} over the magnitudes of their values, from 2^{lowest} to "
         f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
-    return _with_rows(figure, names, title, alt, labels_px=2 * _LABEL_PX * len(limits), right=padding)
+    return _with_rows(figure, names, title, alt, labels_px=_LINES * _LABEL_PX * len(limits), right=padding)
 
 
 def exponent_change_heatmap(
@@ -141,7 +143,7 @@ def exponent_change_heatmap(
         ygap=2 if len(names) < 60 else 0,
         hoverinfo="skip",
     )
-    if len(beyond) < MAX_CLICKABLE_CELLS and len(names) == rows:
+    if 0 < len(beyond) < MAX_CLICKABLE_CELLS and len(names) == rows:
         figure.add_scatter(
             x=(beyond["exponent"].to_numpy() + 0.5).astype(np.float32),
             y=beyond["name"].tolist(),
@@ -257,13 +259,11 @@ def _show_nonfinite(figure: FigureSpec, classes: pd.DataFrame, high: int, dark: 
 def _limit_lines(
     fmt: Format, low: int, high: int, row: int, dark: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The three limits of a format as lines, and their labels above the plot, in two rows per format: in one
-    row they would overlap on a narrow page."""
-    inside = [
-        (at, label, line) for line, (at, label) in zip((0, 1, 0), format_limits(fmt), strict=True) if low <= at <= high
-    ]
+    """The three limits of a format as lines, and their labels above the plot, one below the other: in one row they
+    would overlap on a narrow page."""
+    inside = [(at, label, line) for line, (at, label) in enumerate(format_limits(fmt)) if low <= at <= high]
     above = {"y": 1, "yref": "paper", "showarrow": False, "yanchor": "bottom", "font": {"size": 11}}
-    shift = 2 + 2 * _LABEL_PX * row
+    shift = 2 + _LINES * _LABEL_PX * row
     if not inside:
         reach = f"from {power_html(fmt.min_subnormal_exponent)} to {power_html(fmt.max_exponent + 1)}, beyond this axis"
         text = {"x": 0, "xref": "paper", "yshift": shift, "xanchor": "left", "text": f"{fmt.label} reaches {reach}"}

@@ -155,7 +155,7 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
     """Fields for the search and for the depth to which the module tree is unfolded."""
     address.take("search", "ranges.search", str)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=180)
+        asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=260)
         matching = matching_names(names, asked)
         depths = list(range(1, deepest(matching) + 1))
         at_first = readable_depth(matching)
