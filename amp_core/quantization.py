@@ -168,12 +168,12 @@ RECIPES: dict[str, Recipe] = {
     r.name: r
     for r in (
         Recipe("fp8-tensorwise", "FP8 tensorwise", _E4M3, TENSOR, _FP32, "amax", gradient_element=_E5M2),
-        Recipe("fp8-tensorwise-pow2", "FP8 tensorwise 2^k", _E4M3, TENSOR, _FP32, "amax-pow2", gradient_element=_E5M2),
+        Recipe("fp8-tensorwise-pow2", "FP8 tensorwise 2ᵏ", _E4M3, TENSOR, _FP32, "amax-pow2", gradient_element=_E5M2),
         Recipe("fp8-delayed", "FP8 delayed", _E4M3, TENSOR, _FP32, "amax", gradient_element=_E5M2, history_steps=1024),
         Recipe("fp8-rowwise", "FP8 rowwise", _E4M3, ROW, _FP32, "amax"),
-        Recipe("fp8-rowwise-pow2", "FP8 rowwise 2^k", _E4M3, ROW, _FP32, "amax-pow2"),
+        Recipe("fp8-rowwise-pow2", "FP8 rowwise 2ᵏ", _E4M3, ROW, _FP32, "amax-pow2"),
         Recipe("fp8-block", "FP8 block", _E4M3, 128, _FP32, "amax", weight_block=_TILE),
-        Recipe("fp8-block-pow2", "FP8 block 2^k", _E4M3, 128, _FP32, "amax-pow2", weight_block=_TILE),
+        Recipe("fp8-block-pow2", "FP8 block 2ᵏ", _E4M3, 128, _FP32, "amax-pow2", weight_block=_TILE),
         _mx("mxfp8-e4m3", "MXFP8 E4M3", "fp8-e4m3", aliases=("mxfp8",)),
         _mx("mxfp8-e4m3-rceil", "MXFP8 E4M3 RCEIL", "fp8-e4m3", "rceil", aliases=("mxfp8-rceil",)),
         _mx("mxfp8-e5m2", "MXFP8 E5M2", "fp8-e5m2"),

@@ -35,26 +35,34 @@ if all(is_trace(run) for run in runs):
 compared = loaders.analysed(compare, runs)
 comparison.headline(compared)
 hues = run_colours(compared.table, charts.dark())
-profiled = ("Operators and kernels",) if kernels.profiled(runs) else ()
-result, cost, numerics, *further = tabs.show("Result", "Speed and memory", "Numerics", *profiled, "Settings")
-with result:
+
+
+def result() -> None:
+    """The ratios of each recipe, and its loss beside the baseline's."""
     comparison.tables(compared)
     costs.relative_findings(runs)
     if not under_way:
         together.losses(runs)
     if compared.recipes["loss_change_frac"].notna().any():
         charts.show(deviation_figure(compared.recipes, charts.dark(), hues=hues), "compare.deviation")
-with cost:
-    costs.show(runs, compared, hues)
-with numerics:
+
+
+def numerics() -> None:
+    """Gradients, updates and outputs beside those of the baseline."""
     costs.gradients(runs, hues)
     costs.lost_updates(runs)
     if not under_way:
         costs.first_differences(runs)
     costs.forward_audits(runs)
-if profiled:
-    with further[0]:
-        kernels.changes(runs)
-with further[-1]:
-    comparison.settings(compared)
+
+
+subjects = {
+    "Result": result,
+    "Speed and memory": lambda: costs.show(runs, compared, hues),
+    "Numerics": numerics,
+}
+if kernels.profiled(runs):
+    subjects["Operators and kernels"] = lambda: kernels.changes(runs)
+subjects["Settings"] = lambda: comparison.settings(compared)
+tabs.show(subjects)
 report.include(runs)

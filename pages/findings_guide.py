@@ -26,7 +26,7 @@ def explain(entry: Entry, *, unfolded: bool, runs: Sequence[run_list.Entry] = ()
     with st.expander(label, expanded=unfolded, key=f"guide.{entry.code}.{unfolded}"):
         st.badge(entry.severity, icon=icon, color=color)
         st.markdown(f"**Signal.** {entry.signal}")
-        st.markdown(f"**Threshold.** {words.raised(entry.threshold)}")
+        st.markdown(f"**Threshold.** {entry.threshold}")
         st.markdown(f"**What to do.** {entry.advice}")
         codes = ({"PyTorch": entry.snippet} if entry.snippet else {}) | dict(entry.frameworks)
         for name, code in codes.items():

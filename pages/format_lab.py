@@ -14,14 +14,6 @@ from pages.parts import address, charts, glossary, head, tables, tabs, words
 from pages.parts.numbers import blocks, formats, prediction, sums, tensor
 from pages.parts.overview import myths
 
-SUBJECTS = (
-    "Number",
-    "Sums and products",
-    "Blocks of 8 and 4 bits",
-    "Myths about formats",
-    "Myths about mixed precision",
-    "Glossary",
-)
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
 
 
@@ -69,21 +61,28 @@ def one_number() -> None:
     charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "lab.ranges")
 
 
-head.title("Format lab")
-subjects = tabs.show(*SUBJECTS, open_for={"sum": "Sums and products", "recipe": "Blocks of 8 and 4 bits"})
-number_tab, sums_tab, blocks_tab, formats_tab, myths_tab, terms_tab = subjects
-with number_tab:
-    one_number()
-with sums_tab:
-    sums.show()
-with blocks_tab:
-    blocks.show()
-with formats_tab:
+def format_claims() -> None:
+    """Common claims about number formats, and what is right."""
     st.header("Myths about formats", anchor=False)
     table_of_myths = tables.remember(formats.myth_table(format_myths()), "Myths about formats.")
     st.table(table_of_myths, hide_index=True, border="horizontal")
-with myths_tab:
+
+
+def training_claims() -> None:
+    """Common claims about mixed precision, beside the chosen run."""
     st.header("Myths about mixed precision, and what your run shows", anchor=False)
     myths.show()
-with terms_tab:
-    glossary.show()
+
+
+head.title("Format lab")
+tabs.show(
+    {
+        "Number": one_number,
+        "Sums and products": sums.show,
+        "Blocks of 8 and 4 bits": blocks.show,
+        "Myths about formats": format_claims,
+        "Myths about mixed precision": training_claims,
+        "Glossary": glossary.show,
+    },
+    open_for={"sum": "Sums and products", "recipe": "Blocks of 8 and 4 bits"},
+)

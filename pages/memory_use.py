@@ -40,22 +40,23 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
 
 
 def numbers(breakdown: MemoryBreakdown, phases: pd.DataFrame) -> None:
-    """The row of cards: the peak, and the peak of each phase."""
+    """The row of cards: the peak of each phase; on a GPU after the peak of all, on a CPU before the process."""
     on_cpu = breakdown.on_cpu
     column = "tensors_bytes" if on_cpu else "peak_bytes"
-    left, right = cards.pairs()
-    with left:
-        if on_cpu:
-            cards.card("Process", words.size(breakdown.total_bytes), "resident set", help_=memory.CPU)
-        else:
-            reserved = (
-                f"{words.size(breakdown.reserved_bytes)} reserved" if breakdown.reserved_bytes else breakdown.what
-            )
-            cards.card("Peak", words.size(breakdown.total_bytes), reserved, help_=memory.RESERVED)
     beside = "in tensors" if on_cpu else "allocated"
-    for number, row in enumerate(phases.itertuples()):
-        with right if number else left:
-            cards.card(f"Peak of {row.phase}", words.size(getattr(row, column)), beside, help_=memory.PHASES)
+    drawn = [
+        (f"Peak of {row.phase}", words.size(getattr(row, column)), beside, memory.PHASES) for row in phases.itertuples()
+    ]
+    whole = words.size(breakdown.total_bytes)
+    if on_cpu:
+        drawn.append(("Process", whole, "resident set", memory.CPU))
+    else:
+        reserved = f"{words.size(breakdown.reserved_bytes)} reserved" if breakdown.reserved_bytes else breakdown.what
+        drawn.insert(0, ("Peak", whole, reserved, memory.RESERVED))
+    pair = cards.pairs()
+    for number, (label, value, text, help_) in enumerate(drawn):
+        with pair[2 * number >= len(drawn)]:
+            cards.card(label, value, text, help_=help_)
 
 
 def pick_step(steps: list[int]) -> int:

@@ -46,6 +46,7 @@ if unfold := st.session_state.pop("ranges.unfold", None):
     st.session_state[f"ranges.depth.{kind}"] = None
 with fields:
     layers, depth = ranges.pick_layers(classes["name"].tolist(), kind)
+    column = ranges.pick_column(run, kind, layers, depth) if len(steps) > 1 else None
 frame = RANGES.frame(run, loaders.analysed, kind=kind, step=step, unscaled=unscaled, names=layers, depth=depth)
 classes = frame.classes
 heatmap = RANGES.figure(frame, charts.dark(), formats=tuple(formats))
@@ -54,8 +55,9 @@ with left:
     clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True, half=True), f"ranges.heatmap.{kind}")
     st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
 with right:
-    if len(steps) > 1:
-        ranges.over_steps(run, kind, layers, depth)
+    if column is not None:
+        ranges.over_steps(run, kind, layers, depth, column)
+ranges.against_baseline(run, kind, layers, depth)
 with st.expander("Tensor by tensor, in numbers"):
     if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.MIN_SHOWN_FRAC).any(axis=None):
         charts.show(CLASSES.figure(classes, charts.dark()), "ranges.classes")

@@ -23,7 +23,8 @@ precision.cards(view)
 phase, together = precision.pick_cells(view)
 cells = loaders.analysed(precision_cells, run, step, phase, together)
 if len(cells):
-    charts.view(PRECISION_MAP, run, "precision.map", step=step, phase=phase, folded=together)
+    with st.container(key="wide-precision"):
+        charts.view(PRECISION_MAP, run, "precision.map", step=step, phase=phase, folded=together)
     st.caption(precision.about_map(view, cells))
 
 if not view.has_policies:

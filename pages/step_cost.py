@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core.analysis import amdahl, step_cost
-from amp_core.views import STEP_COST
+from amp_core.views import STEP_COST, STEP_COSTS
 from pages.parts import charts, empty, head, loaders, words
 from pages.parts.compare import baseline_cost as beside
 from pages.parts.hardware import collectives, profiled, step_cost_text, timeline
@@ -21,11 +21,17 @@ if bound is None:
     st.info(f"No profiled window: these are the recorded phases of the steps. {profiled.HOW}", icon=":material/info:")
 else:
     step_cost_text.show_cards(cost, bound)
-charts.view(STEP_COST, run, "step_cost.parts", step=step)
+changes = beside.changes(run) if step is None else None
+if changes is None:
+    charts.view(STEP_COST, run, "step_cost.parts", step=step)
+else:
+    charts.show(STEP_COSTS.figure(changes, charts.dark()), "step_cost.beside.bars")
 if bound is not None:
     outlook = step_cost_text.outlook(cost, bound)
     st.caption(words.unbroken(" ".join([profiled.coverage(run, step), outlook, *cost.notes])))
-step_cost_text.show_parts(cost.parts)
+if changes is None:
+    step_cost_text.show_parts(cost.parts)
+else:
+    beside.show(changes)
 timeline.show(run)
 collectives.show(run)
-beside.show(run)

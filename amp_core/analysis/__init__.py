@@ -10,6 +10,7 @@ from amp_core.analysis.baseline import baseline_index, lost_gradient, step_marks
 from amp_core.analysis.comparison.baseline_change import baseline_band, baseline_changes, layer_band
 from amp_core.analysis.comparison.compare import Comparison, compare
 from amp_core.analysis.comparison.divergence import FirstDifference, first_difference, forward_differences
+from amp_core.analysis.comparison.exponent_change import changed_tensors, exponent_changes
 from amp_core.analysis.comparison.loss_curves import loss_curves, loss_difference
 from amp_core.analysis.comparison.noise_band import first_runs, gradient_agreement, noise_band
 from amp_core.analysis.comparison.step_cost_change import compare_step_cost
@@ -83,6 +84,7 @@ __all__ = [
     "baseline_band",
     "baseline_changes",
     "baseline_index",
+    "changed_tensors",
     "class_shares",
     "classify_kernel",
     "compare",
@@ -91,6 +93,7 @@ __all__ = [
     "device_samples",
     "downsample",
     "energy_per_sample",
+    "exponent_changes",
     "exponent_shares",
     "first_difference",
     "first_runs",

@@ -23,7 +23,7 @@ from amp_core.figures.loss_scale import scale_figure
 from amp_core.figures.memory import memory_moments_figure, memory_parts_figure
 from amp_core.figures.parity import agreement_figure, deviation_figure
 from amp_core.figures.precision_map import precision_figure
-from amp_core.figures.ranges import exponent_heatmap
+from amp_core.figures.ranges import exponent_change_heatmap, exponent_heatmap
 from amp_core.figures.ranks import rank_figure, rank_scale_figure
 from amp_core.figures.step_cost import step_cost_figure
 from amp_core.figures.step_time import compare_bars, phase_figure
@@ -41,6 +41,7 @@ __all__ = [
     "compare_bars",
     "deviation_figure",
     "device_figure",
+    "exponent_change_heatmap",
     "exponent_heatmap",
     "exponents_over_time",
     "forecast_figure",

@@ -57,7 +57,7 @@ def exponent_axis(title: str, low: float, high: float) -> dict[str, Any]:
         "range": [low, high],
         "tickprefix": "2<sup>",
         "ticksuffix": "</sup>",
-        "nticks": 14,
+        "nticks": 9,
         "tickangle": 0,
         "zeroline": False,
     }
@@ -75,14 +75,19 @@ def share_cells(grid: np.ndarray, dark: bool) -> dict[str, Any]:
     """Values, colours and colour bar of a heatmap of shares (0–1) of nonzero values; cells of 0 stay empty."""
     with np.errstate(divide="ignore"):
         decades = np.maximum(np.log10(grid), MIN_DECADES)
-    ticks = list(range(MIN_DECADES, 1))
     return {
         "z": np.where(grid > 0, decades, np.nan).astype(np.float32),
         "zmin": MIN_DECADES,
         "zmax": 0,
         "colorscale": [list(stop) for stop in SHARES[dark]],
-        "colorbar": colorbar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
+        "colorbar": colorbar_below("of nonzero<br>values", *share_ticks()),
     }
+
+
+def share_ticks() -> tuple[list[float], list[str]]:
+    """Ticks of a colour bar of shares on a logarithmic scale, and their labels; all decades would not fit a phone."""
+    ticks = [MIN_DECADES, *range(-3, 1)]
+    return ticks, [f"{100 * 10.0**k:g} %" for k in ticks]
 
 
 def colorbar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def colorbar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> 
         "outlinewidth": 0,
         "orientation": "h",
         "lenmode": "pixels",
-        "len": 300,
+        "len": 205,
         "x": 0,
         "xref": "container",
         "xanchor": "left",

@@ -105,6 +105,14 @@ SHARES = (
 )
 """Colour scale of shares, light and dark: one hue, more is further from the background."""
 
+CHANGES = (
+    ((0.0, "#7A2E05"), (0.2, "#C2571A"), (0.4, "#EBB48C"), (0.5, "#FCFCFA"), (0.6, "#A9C6E8"), (0.8, "#3C78BE"),
+     (1.0, "#0B3A75")),
+    ((0.0, "#FFC79A"), (0.2, "#E07F3A"), (0.4, "#6B3A1C"), (0.5, "#11181B"), (0.6, "#1D4064"), (0.8, "#4E90DC"),
+     (1.0, "#BFDCFF")),
+)  # fmt: skip
+"""Colour scale of changes, light and dark: less in orange, more in blue, none in the page's own colour."""
+
 PAGE = ("#FCFCFA", "#11181B")
 """The page's own background, light and dark: behind a label that stands on data."""
 

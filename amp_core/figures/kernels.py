@@ -8,7 +8,6 @@ are a category of their own.
 """
 
 import html
-import re
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from amp_core.figures.axes import percent, share_axis, shorten
 from amp_core.figures.colours import PARTS, UNKNOWN_PART, bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import empty_figure, finish, set_layout
-from amp_core.text.formatting import number
+from amp_core.text.formatting import number, without_arguments
 
 MAX_BARS = 15
 """Most kernels that are drawn; the table has all."""
@@ -131,11 +130,8 @@ def _add_text(figure: FigureSpec, rows: list[str], texts: list[str], size: int) 
 
 
 def short_kernel(name: str, max_chars: int = 46) -> str:
-    """A kernel's name without return type, torch's namespaces and arguments."""
-    text = re.sub(r"^void |at::native::|at::cuda::|at::detail::|\(anonymous namespace\)::|<unnamed>::", "", name)
-    text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
-    text = text or name
-    return shorten(text, max_chars)
+    """`without_arguments`, and without its middle if it is long."""
+    return shorten(without_arguments(name), max_chars)
 
 
 def _in_words(shares: pd.DataFrame) -> str:

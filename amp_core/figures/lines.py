@@ -129,7 +129,7 @@ def _add_delta(
             figure.add_scatter(
                 x=compact_array(furthest[x]), y=np.array([side * reach], dtype=np.float32), mode="markers", yaxis="y2",
                 name=f"Δ {shorten(str(run))}, beyond the axis", legendgroup=run, showlegend=False, meta=NO_Y,
-                marker={"symbol": "triangle-up" if side > 0 else "triangle-down", "size": 9, "color": line["color"]},
+                marker={"symbol": "arrow-up" if side > 0 else "arrow-down", "size": 9, "color": line["color"]},
                 cliponaxis=False, customdata=compact_array(furthest["delta"]),
                 hovertemplate="beyond the axis: %{customdata:+.3g}",
             )  # fmt: skip
@@ -186,7 +186,7 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
     if bad.any():
         add_edge_crosses(figure, trace["step"][bad], high + padding, top, "not finite: step skipped", dark)
     set_layout(figure, xaxis={"title": "step", "range": step_range(trace["step"])})
-    set_layout(figure, yaxis={"title": "2-norm of all gradients, unscaled", **log2_axis(low - padding, top)})
+    set_layout(figure, yaxis={"title": "gradient norm, unscaled", **log2_axis(low - padding, top)})
     alt = f"Gradient norm over {len(trace):,} steps, from 2^{low:.0f} to 2^{high:.0f}; {bad.sum():,} not finite."
     return finish(figure, title, alt)
 

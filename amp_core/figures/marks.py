@@ -18,6 +18,11 @@ from amp_core.figures.shapes import NO_Y, STROKES, compact_array, stroke_points
 from amp_core.figures.style import legend_top, set_layout
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
+_APART = {"skipped": 0.76, "change": 0.22}
+"""Heights in a strip that has marks of both kinds: in one line a phase change would hide skipped steps."""
+_APART_RATIO = 1.6
+"""How much higher such a strip is, up to `MAX_STRIP_FRAC` of the plot."""
+MAX_STRIP_FRAC = 0.32
 
 
 ROW_FRAC = 0.05
@@ -55,6 +60,7 @@ def with_marks(
     axis = _FIRST_AXIS + row
     kinds, steps, descriptions_of_marks = (marks[name].to_numpy(dtype=object) for name in ("kind", "step", "what"))
     place = marks[x].to_numpy(dtype=np.float64)
+    both = row_frac is None and set(kinds[~np.isnan(place)]) >= set(_APART)
     for kind, name, symbol, meaning in _KINDS:
         of_kind = (kinds == kind) & ~np.isnan(place)
         if not of_kind.any():
@@ -62,7 +68,9 @@ def with_marks(
         shown = hue or colour(meaning, dark)
         at = compact_array(marks[x].to_numpy()[of_kind])
         strokes = kind == "skipped" and len(at) > MAX_CROSSES
-        places, heights = stroke_points(at, -1.0, 0.9) if strokes else (at, np.full(len(at), 0.5, dtype=np.float32))
+        height = _APART[kind] if both else 0.5
+        low, high = (0.5, 0.98) if both else (-1.0, 0.9)
+        places, heights = stroke_points(at, low, high) if strokes else (at, np.full(len(at), height, dtype=np.float32))
         hover_data, what = steps[of_kind], descriptions_of_marks[of_kind][0]
         if alike := bool((descriptions_of_marks[of_kind] == what).all()):  # a common description is sent once
             hover_data = compact_array(hover_data.astype(np.int64))
@@ -87,7 +95,9 @@ def with_marks(
     if not descriptions:
         return figure
     layout = marked.layout
-    row_frac = row_frac or max(ROW_FRAC, _MARK_PX / max(layout["height"] - _MARGINS_PX, 4 * _MARK_PX))
+    if row_frac is None:
+        row_frac = max(ROW_FRAC, _MARK_PX / max(layout["height"] - _MARGINS_PX, 4 * _MARK_PX))
+        row_frac = max(row_frac, min(_APART_RATIO * row_frac, MAX_STRIP_FRAC)) if both else row_frac
     top = row_frac * (row + 1)
     strips = [int(name[5:]) for name, _ in marked.axes() if name[5:].isdigit() and int(name[5:]) >= _FIRST_AXIS]
     marked.xaxis(anchor=f"y{min([axis, *strips])}")  # the lowest strip: not every run has marks

@@ -7,7 +7,7 @@ limits of a format are at their exact positions.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ import plotly.graph_objects as go
 
 from amp_core.figures.axes import (
     COLORBAR_PX,
+    MIN_DECADES,
+    colorbar_below,
     exponent_axis,
     format_limits,
     percent,
@@ -23,7 +25,7 @@ from amp_core.figures.axes import (
     share_cells,
     tick_names,
 )
-from amp_core.figures.colours import colour, limit_line, with_opacity
+from amp_core.figures.colours import CHANGES, colour, limit_line, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import INVISIBLE_MARKER, NO_X, vertical_line
 from amp_core.figures.style import empty_figure, finish, set_layout
@@ -36,6 +38,8 @@ MAX_CLICKABLE_CELLS = 3000
 
 _LABEL_PX = 15
 """Height of a line of labels in pixels."""
+_LINES = 3
+"""Lines of labels per format: one per limit."""
 
 
 def exponent_heatmap(
@@ -95,22 +99,90 @@ def exponent_heatmap(
     padding = 24
     if classes is not None and len(names) == rows:
         padding = _show_nonfinite(figure, classes, high, dark)
-    every = max(1, math.ceil(len(names) / 45))
     set_layout(figure, xaxis=exponent_axis(f"magnitude ({values})", low, high))
-    figure.categories(names[::every], tick_names(names)[::every])
-    height = min(900, max(280, 150 + 26 * len(names))) + 2 * _LABEL_PX * len(limits)
     pooled = f" (in {len(names):,} rows)" if len(names) < rows else ""
     alt = (
         f"Heatmap of {rows:,} tensors{pooled} over the magnitudes of their values, from 2^{lowest} to "
         f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
-    return finish(
-        figure,
-        title,
-        alt,
-        height,
-        margin={"l": 96, "r": padding, "t": 46 + 2 * _LABEL_PX * len(limits), "b": 48 + COLORBAR_PX},
+    return _with_rows(figure, names, title, alt, labels_px=_LINES * _LABEL_PX * len(limits), right=padding)
+
+
+def exponent_change_heatmap(
+    changes: pd.DataFrame, baseline: str, dark: bool = False, title: str = "Difference from the baseline"
+) -> go.Figure:
+    """Tensors × exponents, from `exponent_changes`: by how much the share of a tensor's elements with each exponent
+    differs from the run `baseline`. Changes within the baseline's noise are left empty.
+
+    A click on a cell (below `MAX_CLICKABLE_CELLS`) reports the tensor as `y` and in `customdata[0]`, and the exponent
+    in `customdata[1]`.
+    """
+    if not len(changes):
+        return empty_figure(title, f"No step was sampled in both this run and {baseline}.")
+    beyond = changes[changes["outside"]]
+    names, grid, lowest = _grid(changes.assign(share=changes["change"].where(changes["outside"], 0.0)), None)
+    rows = len(names)
+    names, grid = _pooled(names, grid)
+    decades = np.log10(np.maximum(np.abs(grid), 10.0**MIN_DECADES)) - MIN_DECADES
+    ends = (3, -MIN_DECADES)
+    shares = [f"{100 * 10.0 ** (k + MIN_DECADES):g} %" for k in ends]
+    figure = FigureSpec()
+    figure.add_heatmap(
+        x=np.arange(lowest, lowest + grid.shape[1], dtype=np.float32) + 0.5,
+        y=names,
+        z=np.where(grid != 0, np.sign(grid) * decades, np.nan).astype(np.float32),
+        zmin=MIN_DECADES,
+        zmax=-MIN_DECADES,
+        colorscale=[list(stop) for stop in CHANGES[dark]],
+        colorbar=colorbar_below(
+            "of all<br>elements",
+            [-ends[1], -ends[0], 0, *ends],
+            [f"−{shares[1]}", f"−{shares[0]}", "0", *(f"+{share}" for share in shares)],
+        ),
+        xgap=1 if grid.shape[1] < 80 else 0,
+        ygap=2 if len(names) < 60 else 0,
+        hoverinfo="skip",
     )
+    if 0 < len(beyond) < MAX_CLICKABLE_CELLS and len(names) == rows:
+        figure.add_scatter(
+            x=(beyond["exponent"].to_numpy() + 0.5).astype(np.float32),
+            y=beyond["name"].tolist(),
+            mode="markers",
+            marker=INVISIBLE_MARKER,
+            customdata=beyond[["name", "exponent"]].to_numpy(dtype=object),
+            text=[_change_text(row, baseline) for row in beyond.to_dict("records")],
+            hovertemplate="%{text}<extra></extra>",
+            showlegend=False,
+            name="cells",
+        )
+    set_layout(figure, xaxis=exponent_axis("magnitude (loss scale taken out)", lowest - 1, lowest + grid.shape[1] + 1))
+    alt = (
+        f"Heatmap of {rows:,} tensors over the magnitudes of their values: {len(beyond):,} of {len(changes):,} shares "
+        f"differ from {baseline} by more than its noise."
+    )
+    return _with_rows(figure, names, title, alt)
+
+
+def _change_text(cell: Mapping[Hashable, Any], baseline: str) -> str:
+    """The hover text of a cell."""
+    noise = f", noise ± {percent(cell['noise'])}" if cell["noise"] == cell["noise"] else ""
+    sign = "+" if cell["change"] > 0 else "−"
+    return (
+        f"{cell['name']}<br>from {power_html(cell['exponent'])} to {power_html(cell['exponent'] + 1)}: "
+        f"{percent(cell['value'])} of its elements, {baseline} {percent(cell['baseline'])}<br>"
+        f"{sign}{percent(abs(cell['change']))}{noise}"
+    )
+
+
+def _with_rows(
+    figure: FigureSpec, names: list[str], title: str, alt: str, *, labels_px: int = 0, right: int = 24
+) -> go.Figure:
+    """A row of the figure for each name, with `labels_px` for labels above the plot and `right` pixels beside it."""
+    every = max(1, math.ceil(len(names) / 45))
+    figure.categories(names[::every], tick_names(names)[::every])
+    height = min(900, max(280, 150 + 26 * len(names))) + labels_px
+    margin = {"l": 96, "r": right, "t": 46 + labels_px, "b": 48 + COLORBAR_PX}
+    return finish(figure, title, alt, height, margin=margin)
 
 
 def _grid(shares: pd.DataFrame, classes: pd.DataFrame | None) -> tuple[list[str], np.ndarray, int]:
@@ -187,13 +259,11 @@ def _show_nonfinite(figure: FigureSpec, classes: pd.DataFrame, high: int, dark: 
 def _limit_lines(
     fmt: Format, low: int, high: int, row: int, dark: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The three limits of a format as lines, and their labels above the plot, in two rows per format: in one
-    row they would overlap on a narrow page."""
-    inside = [
-        (at, label, line) for line, (at, label) in zip((0, 1, 0), format_limits(fmt), strict=True) if low <= at <= high
-    ]
+    """The three limits of a format as lines, and their labels above the plot, one below the other: in one row they
+    would overlap on a narrow page."""
+    inside = [(at, label, line) for line, (at, label) in enumerate(format_limits(fmt)) if low <= at <= high]
     above = {"y": 1, "yref": "paper", "showarrow": False, "yanchor": "bottom", "font": {"size": 11}}
-    shift = 2 + 2 * _LABEL_PX * row
+    shift = 2 + _LINES * _LABEL_PX * row
     if not inside:
         reach = f"from {power_html(fmt.min_subnormal_exponent)} to {power_html(fmt.max_exponent + 1)}, beyond this axis"
         text = {"x": 0, "xref": "paper", "yshift": shift, "xanchor": "left", "text": f"{fmt.label} reaches {reach}"}

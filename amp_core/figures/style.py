@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.margins import margins
+from amp_core.text.formatting import raised
 
 _COUNT_TITLES = ("step", "samples seen")
 """Titles of axes of counts, which are written 20,000 and not 20k as in plotly's own format."""
@@ -41,7 +42,7 @@ def finish(figure: FigureSpec, title: str, alt: str, height: int = 360, **layout
         },
         margin=margins(figure, {"l": 64, "r": 28, "t": 52, "b": 48} | layout.pop("margin", {}), "showlegend" in layout),
         height=height,
-        meta={"alt": alt},
+        meta={"alt": raised(alt)},
         uirevision=title,
         **layout,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.axes import COLORBAR_PX, MIN_DECADES, colorbar_below, percent, power_html, tick_names
+from amp_core.figures.axes import COLORBAR_PX, MIN_DECADES, colorbar_below, percent, power_html, share_ticks, tick_names
 from amp_core.figures.colours import SHARES, colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import cell_edges
@@ -143,8 +143,7 @@ def _bar_ticks(grid: np.ndarray, column: str) -> tuple[Sequence[float], list[str
     if _COLUMNS[column].linear:
         return [0, 0.25, 0.5, 0.75, 1], [f"{share} %" for share in (0, 25, 50, 75, 100)]
     if column != "absmax":
-        ticks = list(range(MIN_DECADES, 1))
-        return ticks, [f"{100 * 10.0**k:g} %" for k in ticks]
+        return share_ticks()
     known = grid[np.isfinite(grid)]
     if not len(known):
         return [0], [power_html(0)]

@@ -96,7 +96,9 @@ class Finding:
 
     def evidence(self) -> list[str]:
         """Place, steps, and value with its limit, in words: `['fc1', 'steps 3–9', '7 steps, limit 0 steps']`."""
-        texts = [self.where] if self.where else []
+        kernel = self.where.startswith("void ") or "::" in self.where
+        place = formatting.without_arguments(self.where) if kernel else self.where
+        texts = [place] if place else []
         if self.steps is not None:
             first, last = self.steps
             texts.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")

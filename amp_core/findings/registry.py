@@ -15,6 +15,7 @@ from types import ModuleType
 
 from amp_core.findings.model import FAMILY_NAMES, Entry, Finding, Remedy, Severity
 from amp_core.store.run import Run
+from amp_core.text.formatting import raised
 
 Rule = Callable[[Run], list[Finding]]
 PairedRule = Callable[[Run, Run], list[Finding]]
@@ -90,12 +91,23 @@ def load(package: ModuleType) -> None:
     ordered = sorted(_registered.values(), key=lambda r: (r.entry.order, r.entry.code))
     RULES[:] = [r.rule for r in ordered if r.rule is not None]
     PAIRED_RULES[:] = [r.paired for r in ordered if r.paired is not None]
-    entries = [r.entry for r in ordered]
+    entries = [_written(r.entry) for r in ordered]
     others = sorted({entry.family for entry in entries}.difference(FAMILY_NAMES))
     FAMILIES.clear()
     FAMILIES.update({name: tuple(e for e in entries if e.family == name) for name in (*FAMILY_NAMES, *others)})
     GUIDE.clear()
     GUIDE.update({entry.code: entry for family in FAMILIES.values() for entry in family})
+
+
+def _written(entry: Entry) -> Entry:
+    """The entry with its powers as people read them: 2⁻²⁴ for `2^-24`. Code keeps its own."""
+    return replace(
+        entry,
+        what=raised(entry.what),
+        signal=raised(entry.signal),
+        threshold=raised(entry.threshold),
+        advice=raised(entry.advice),
+    )
 
 
 def make_finding(
@@ -112,19 +124,19 @@ def make_finding(
     remedy: Remedy | None = None,
 ) -> Finding:
     """A finding with the guide's severity, advice, snippet and frameworks unless given. `remedy` replaces
-    the last three, `advice` only the advice."""
+    the last three, `advice` only the advice. Powers in title and advice, `2^14`, are written as 2¹⁴."""
     entry = GUIDE[code]
     remedy = remedy or Remedy(advice or entry.advice, entry.snippet, entry.frameworks)
     return Finding(
         code=code,
         severity=severity or entry.severity,
-        title=title,
+        title=raised(title),
         where=where,
         steps=steps,
         value=value,
         limit=limit,
         unit=unit,
-        advice=remedy.advice,
+        advice=raised(remedy.advice),
         snippet=remedy.snippet,
         frameworks=remedy.frameworks,
     )

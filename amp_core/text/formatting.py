@@ -114,6 +114,13 @@ def raised(text: str) -> str:
     return re.sub(r"\^([-−]?\d+)", lambda match: match[1].replace("−", "-").translate(_RAISED), text)
 
 
+def without_arguments(name: str) -> str:
+    """A kernel's name without return type, torch's namespaces and arguments."""
+    text = re.sub(r"^void |at::native::|at::cuda::|at::detail::|\(anonymous namespace\)::|<unnamed>::", "", name)
+    text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
+    return text or name
+
+
 def percent(fraction: float | None) -> str:
     """A fraction 0–1 in percent."""
     return NONE if _missing(fraction) else number((fraction or 0.0) * 100, "%")

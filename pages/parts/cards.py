@@ -120,7 +120,8 @@ def _memory(run: Run, view: Overview) -> Card:
 def pairs() -> list[DeltaGenerator]:
     """Two containers for two or three cards each: side by side, or one below the other on a narrow page."""
     row = st.container(horizontal=True)
-    row.html(f"{WHOLE}<style>{', '.join(_WRAPS)} {{min-width: 200px}}</style>")
+    widths = " ".join(f"{one} {{min-width: {px}px}}" for one, px in zip(_WRAPS, (150, 316), strict=True))
+    row.html(f"{WHOLE}<style>{widths}</style>")
     return [row.container(horizontal=True) for _ in range(2)]
 
 

@@ -31,6 +31,10 @@ LAYOUT = (
     " [data-testid='stMetricValue'] {font-size: 1.35rem}"
     f" {GRID} {{gap: 0.75rem}} {GRID} > * {{min-width: min(100%, 27rem)}}"
     " .st-key-bar [data-testid='stWidgetLabel'] p {font-size: 0.75rem}"
+    # The logo takes so much of a narrow header that the menu would end beyond its edge.
+    " @media (max-width: 767px) {[data-testid='stMainMenu'] {position: fixed; top: 1rem; right: 0.25rem}"
+    " [data-testid='stLayoutWrapper']:has(> [class*='st-key-answer-']) {min-width: min(100%, 15rem)}"
+    " [class*='st-key-wide-'] {overflow-x: auto} [class*='st-key-wide-'] > * {min-width: 45rem}}"
     f" {WIDE} {{{PAGE} {{padding: 0 1.5rem 2rem}}"
     " [data-testid='stHeader']"
     " {height: 4.5rem; border-bottom: 1px solid color-mix(in srgb, currentColor 14%, transparent)}"

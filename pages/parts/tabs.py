@@ -1,19 +1,22 @@
-"""Tabs of a long page: one subject each, the open one in the address.
+"""Tabs of a long page: one subject each, the open one in the address. Only that one is computed.
 
-number, sums = tabs.show("Number", "Sums and products", open_for={"sum": "Sums and products"})
-with sums: ...
+tabs.show({"Number": one_number, "Sums and products": sums.show}, open_for={"sum": "Sums and products"})
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 KEY = "section"
 """The name of the open tab in the address."""
 
 
-def show(*names: str, open_for: Mapping[str, str] | None = None) -> Sequence[DeltaGenerator]:
-    """A container for each tab. A link that has a parameter of `open_for` opens that tab, all others the first."""
+def show(subjects: Mapping[str, Callable[[], None]], open_for: Mapping[str, str] | None = None) -> None:
+    """A tab for each subject; a function draws the open one. A link that has a parameter of `open_for` opens that tab,
+    all others the first."""
     linked = (name for parameter, name in (open_for or {}).items() if parameter in st.query_params)
-    return st.tabs(names, default=next(linked, None), key=KEY, bind="query-params")
+    tabs = st.tabs(list(subjects), default=next(linked, None), key=KEY, bind="query-params")
+    for tab, draw in zip(tabs, subjects.values(), strict=True):
+        if tab.open:
+            with tab:
+                draw()

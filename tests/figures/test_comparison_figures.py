@@ -55,7 +55,7 @@ def test_early_differences_are_cut_off_with_a_mark(runs: dict[str, Run]) -> None
     delta = loss_difference(curves).assign(delta=lambda frame: np.where(frame["step"] < 3, 40.0, 0.01))
     figure = loss_figure(curves, delta=delta)
     mark = trace(figure, "Δ healthy, beyond the axis")
-    assert figure.layout.yaxis2.range[1] < 0.02 and mark.marker.symbol == "triangle-up"
+    assert figure.layout.yaxis2.range[1] < 0.02 and mark.marker.symbol == "arrow-up"
     assert mark.customdata.tolist() == [40.0] and mark.y[0] <= figure.layout.yaxis2.range[1]
 
 

@@ -77,6 +77,20 @@ AGREEMENT = pd.DataFrame(
 """What `gradient_agreement` makes of two audited runs; made-up runs have no audits."""
 
 
+CHANGES = pd.DataFrame(
+    {
+        "name": ["head", "head", "blocks.0.fc"],
+        "exponent": [-25, -24, -3],
+        "baseline": [0.1, 0.2, 0.5],
+        "value": [0.0, 0.21, 0.50001],
+        "change": [-0.1, 0.01, 0.00001],
+        "noise": [0.02, 0.001, np.nan],
+        "outside": [True, True, False],
+    }
+)
+"""What `exponent_changes` makes of a run that flushes the smallest values of `head`."""
+
+
 LAYERS = pd.DataFrame(
     {
         "layer": ["head", "blocks.0.fc"] * 2,
@@ -125,6 +139,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "device_figure": lambda run: (of_steps(run, analysis.device_samples(profiled())),),
     "phase_figure": lambda run: (analysis.phase_times(run),),
     "exponent_heatmap": lambda run: (analysis.exponent_shares(run, kind(run)),),
+    "exponent_change_heatmap": lambda run: (of_steps(run, CHANGES), "fp32"),
     "step_heatmap": lambda run: (analysis.shares_over_steps(run, kind(run)),),
     "class_bars": lambda run: (analysis.class_shares(run, kind(run)),),
     "compare_bars": lambda run: (analysis.compare([run, run]).table, "speed_ratio"),
@@ -248,7 +263,7 @@ def test_numbers_are_sent_as_32_bit_arrays(name: str, runs: dict[str, Run]) -> N
 
 BARE = re.compile(
     r"step|loss|loss scale|sum|numbers added|number of the value|GPU|operator|module|magnitude.*"
-    r"|moments of the step, in order|2-norm of all gradients, unscaled|norm of the difference over .*|times .*"
+    r"|moments of the step, in order|gradient norm, unscaled|norm of the difference over .*|times .*"
 )
 """Axes of what has no unit: counts, names, ratios and values as they stand in a tensor."""
 

@@ -55,6 +55,13 @@ def test_a_row_is_at_least_as_high_as_a_mark(height):
     assert pixels >= 12 - 1e-9 and strip.yaxis.domain[0] < 0.5
 
 
+def test_a_phase_change_does_not_hide_a_skipped_step_of_the_same_place():
+    both = pd.concat([marks().iloc[:1].assign(kind=kind, what="x") for kind in ("skipped", "change")])
+    skipped, change = with_marks(loss_figure(CURVE), both).data[-2:]
+    assert (skipped.name, change.name) == ("skipped step", "phase change")
+    assert skipped.x.tolist() == change.x.tolist() and skipped.y[0] - change.y[0] > 0.5
+
+
 def test_many_skipped_steps_are_strokes_of_one_line_with_a_hover_text_each():
     many = marks().iloc[:1].loc[[0] * 100].assign(step=range(100), samples=range(100))
     strokes = with_marks(loss_figure(CURVE), many).data[-1]

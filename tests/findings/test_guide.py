@@ -18,6 +18,7 @@ def test_an_entry_has_a_signal_and_a_remedy(entry: Entry) -> None:
         assert len(text.split()) >= 2 and text.endswith((".", ")", "”")), text
     assert entry.advice.count(". ") == 1  # two sentences
     assert entry.snippet or entry.code == "calibration-skips"
+    assert "2^" not in f"{entry.what} {entry.signal} {entry.threshold} {entry.advice}"  # powers are superscript
     for code in (entry.snippet, *entry.frameworks.values()):
         compile(code, entry.code, "exec")
     assert set(entry.frameworks) <= {"Accelerate", "Transformers Trainer", "Lightning"}

@@ -1,10 +1,12 @@
 """The bar above every page: run, baseline and steps, in the address; every page follows them."""
 
+import shutil
+
 import pytest
 
 from amp_core.store.writer import RunWriter
 from tests.pages.conftest import OVERVIEW, metric, pages, titles, words
-from tests.synthetic import write
+from tests.synthetic import SAMPLES, write
 
 ON_ONE_RUN = ["pages/loss_scale.py", "pages/number_ranges.py", "pages/layer_detail.py", "pages/memory_use.py"]
 
@@ -31,6 +33,25 @@ def test_fp32_of_the_same_task_is_the_baseline_and_every_page_shows_the_differen
     assert app.selectbox(key="baseline").value == "run/reference"
     assert "Against **reference**: " in words(app) and "noise" in words(app)
     assert "baseline" not in app.query_params  # the default stays out of the address
+
+
+def test_number_ranges_draws_the_difference_from_the_baseline(home, open_app):
+    for name in ("fp32", "fp16-underflow"):
+        shutil.copytree(SAMPLES[name], home.runs / name)
+    app = open_app("pages/number_ranges.py", run="run/fp16-underflow")
+    title = "Output gradients: difference from fp32"
+    assert not app.exception and title in titles(app)
+    assert "tensors differ from fp32** by more than its noise" in words(app)
+    assert app.dataframe[0].value["name"].iloc[0] == "head"
+    app.selectbox(key="baseline").select("none").run()
+    assert title not in titles(app)
+
+
+def test_number_ranges_says_which_kind_the_baseline_lacks(pair, home, open_app):
+    with RunWriter(home.runs / "other") as writer:
+        writer.append("steps", {"step": range(9), "loss": [1.0] * 9})
+    app = open_app("pages/number_ranges.py", run="run/amp", baseline="run/other")
+    assert not app.exception and "other sampled no output gradients" in words(app)
 
 
 def test_another_baseline_and_none_are_in_the_address(pair, home, open_app):

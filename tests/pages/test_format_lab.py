@@ -17,6 +17,10 @@ from tests.synthetic import write
 from tests.test_added_format import FP12
 
 LAB = "pages/format_lab.py"
+SUMS, BLOCKS, CLAIMS, TRAINING = (
+    {"section": name}
+    for name in ("Sums and products", "Blocks of 8 and 4 bits", "Myths about formats", "Myths about mixed precision")
+)
 
 
 def field(app, name):
@@ -84,7 +88,6 @@ def test_text_that_is_not_a_number_has_a_sentence(open_app):
     app = open_app(LAB, number="2^")
     assert not app.exception and len(app.error) == 1
     assert "is not a number; give one such as" in app.error[0].value.replace("\\", "")
-    assert MYTHS[0].correction in words(app) and titles(app)  # the other tabs are there
     field(app, "number").set_value("1").run()
     assert not app.error and app.dataframe
 
@@ -121,22 +124,22 @@ def test_a_loss_scale_saves_or_ruins_it(open_app):
     ],
 )
 def test_sums_and_products(open_app, example, expected):
-    app = open_app(LAB)
+    app = open_app(LAB, **SUMS)
     assert "1 + 2⁻¹¹ = 1.00048828125; FP16 keeps 1: the second number rounds away" in words(app).replace("*", "")
     pills(app, "sum").set_value(example).run()
     assert not app.exception and expected in words(app).replace("*", "")
 
 
 def test_a_running_sum_is_drawn(open_app):
-    app = open_app(LAB)
+    app = open_app(LAB, **SUMS)
     field(app, "a").set_value("0")
     field(app, "b").set_value("1").run()
-    assert titles(app)[:2] == ["Ranges of the formats", "1 added to 0 again and again"]
-    assert "2048 in FP16, exactly 3000" in app.get("plotly_chart")[1].proto.alt
+    assert titles(app) == ["1 added to 0 again and again"]
+    assert "2048 in FP16, exactly 3000" in app.get("plotly_chart")[0].proto.alt
 
 
 def test_all_myths_are_listed_with_their_ratings(open_app):
-    table = open_app(LAB).table[1].value
+    table = open_app(LAB, **CLAIMS).table[0].value
     assert len(table) == len(format_myths())
     assert table["Verdict"].str.contains("false").sum() >= 3
     assert "2⁻¹⁴" in "".join(table["Precisely"])
@@ -144,7 +147,7 @@ def test_all_myths_are_listed_with_their_ratings(open_app):
 
 def test_myths_are_shown_with_evidence_from_the_chosen_run(home, open_app):
     write(home.runs / "a", "profiled")
-    page_text = words(open_app(LAB, run="run/a"))
+    page_text = words(open_app(LAB, run="run/a", **TRAINING))
     assert all(myth.correction in page_text for myth in MYTHS)
     band = gradients_in_band(load_run(home.runs / "a"))
     assert f"{percent(band.elements_frac)} of its output gradients lie between 2⁻²⁷ and 2⁻²⁴" in page_text
@@ -154,15 +157,25 @@ def test_myths_are_shown_with_evidence_from_the_chosen_run(home, open_app):
 
 
 def test_myths_need_no_run(home, open_app):
-    app = open_app(LAB)
+    app = open_app(LAB, **TRAINING)
     assert MYTHS[0].correction in words(app) and not app.exception
 
 
 def test_its_tables_are_offered_as_files(open_app):
-    offered = open_app(LAB).session_state["tables.shown"]
-    assert {"What a loss scale does to the number in FP16.", "Myths about formats."} <= set(offered)
-    for frame in offered.values():
+    number, claims = (open_app(LAB, **tab).session_state["tables.shown"] for tab in ({}, CLAIMS))
+    assert "What a loss scale does to the number in FP16." in number and set(claims) == {"Myths about formats."}
+    for frame in (*number.values(), *claims.values()):
         assert len(as_csv(frame)) > 50 and as_parquet(frame)[:4] == b"PAR1"
+
+
+def test_only_the_open_tab_is_computed_and_fields_of_the_others_keep_their_values(open_app):
+    app = open_app(LAB, **SUMS)
+    field(app, "a").set_value("0.25").run()
+    assert not app.dataframe and titles(app) == ["2⁻¹¹ added to 0.25 again and again"]
+    app.query_params["section"] = "Number"
+    app.run()
+    assert titles(app) == ["Ranges of the formats"]
+    assert app.session_state["lab.a"] == "0.25"
 
 
 @pytest.mark.parametrize(
@@ -182,6 +195,7 @@ def test_its_tables_are_offered_as_files(open_app):
 def test_formats_hold_numbers_beyond_the_range_of_a_float(open_app, typed, expected):
     app = open_app(LAB, number=typed)
     assert not app.exception and expected in words(app)
+    app = open_app(LAB, **SUMS)
     for name in ("a", "b"):
         field(app, name).set_value(typed).run()
         assert not app.exception
@@ -197,9 +211,10 @@ def test_numbers_that_would_take_long_are_refused_at_once(open_app, typed):
 
 
 def test_numbers_beyond_the_range_of_a_float_are_written_as_powers(open_app):
-    app = open_app(LAB, number="1e999", sum="fp64,1e308,×,-1e300")
+    product = open_app(LAB, sum="fp64,1e308,×,-1e300")
+    assert "= −1.0000 × 10⁶⁰⁸; FP64 keeps −∞: overflow" in words(product).replace("*", "")
+    app = open_app(LAB, number="1e999")
     assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10¹⁰⁰³", "exactly")
-    assert "= −1.0000 × 10⁶⁰⁸; FP64 keeps −∞: overflow" in words(app).replace("*", "")
     field(app, "number").set_value("1e-400").run()
     assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10⁻³⁹⁶", "exactly")
     assert row(app, "FP64")["Absolute error"] == "nearly 0" and row(app, "FP64")["Relative error"] == "100 %"
@@ -213,11 +228,11 @@ def test_a_format_added_to_the_table_is_offered(home, open_app, monkeypatch):
     assert limits.options[-1] == "FP12" and limits.value == [FP12.name]
     lab = open_app(LAB)
     assert lab.dataframe[0].value["Format"].tolist()[-1] == "FP12"
-    assert field(lab, "format").options[-1] == "FP12"
+    assert field(open_app(LAB, **SUMS), "format").options[-1] == "FP12"
 
 
 def test_one_block_of_ones_own_tensor_is_shown_value_by_value_in_each_recipe(open_app):
-    app = open_app(LAB)
+    app = open_app(LAB, **BLOCKS)
     values = next(e for e in app.text_area if e.key == "lab.values")
     values.set_value(", ".join(["0.01"] * 5 + ["10000"] + ["0.01"] * 58)).run()
     assert not app.exception
@@ -237,10 +252,9 @@ def test_one_block_of_ones_own_tensor_is_shown_value_by_value_in_each_recipe(ope
 
 
 def test_values_that_are_no_numbers_are_refused_beside_their_field(open_app):
-    app = open_app(LAB)
+    app = open_app(LAB, **BLOCKS)
     next(e for e in app.text_area if e.key == "lab.values").set_value("1, two").run()
-    assert not app.exception and "is no finite FP32 number" in words(app)
-    assert any(header.value == "Myths about formats" for header in app.header)  # the rest of the page is there
+    assert not app.exception and "is no finite FP32 number" in words(app) and app.tabs
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from amp_core import RunError, diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.findings import GUIDE, diagnosis
 from amp_core.report import report_html
-from amp_core.text.formatting import sentence
+from amp_core.text.formatting import scale, sentence
 from amp_core.traces import import_traces
 from tests.findings.zoo import ZOO
 from tests.pages.conftest import OVERVIEW, words
@@ -89,7 +89,7 @@ def test_every_place_names_the_origin_of_an_overflow(home, open_app, capsys):
     shutil.copytree(SAMPLES["fp16-overflow"], folder)
     chain = diagnosis_of(folder)
     assert (chain.origin.name, chain.origin.skips, chain.origin.all_skips) == ("tokens.weight", 14, 22)
-    assert "init_scale = 2^34" in chain.verdict
+    assert "init_scale = 2³⁴" in chain.verdict
     assert chain.patch == "scaler = torch.amp.GradScaler(device_type, init_scale=2.0**14, growth_interval=2000)"
     check_texts(folder, capsys)
     check_pages(open_app, folder, ("pages/loss_scale.py", DETAIL))
@@ -98,9 +98,20 @@ def test_every_place_names_the_origin_of_an_overflow(home, open_app, capsys):
 def test_an_underflow_begins_in_the_first_tensor_of_backward_and_says_which_scale_to_take(capsys):
     chain = diagnosis_of(SAMPLES["fp16-underflow"])
     assert (chain.origin.name, chain.origin.kind) == ("head", "output_grad")
-    assert "init_scale=2.0**14" in chain.patch and "2^14" in chain.advice
+    assert "init_scale=2.0**14" in chain.patch and "2¹⁴" in chain.advice
     assert any("audits measured 0.0219 %" in text for text in chain.evidence)
     check_texts(SAMPLES["fp16-underflow"], capsys)
+
+
+def test_the_patch_of_an_underflow_is_the_scale_that_the_run_recommends(tmp_path):
+    below, vanished = (case for case in ZOO if case.code == "gradient-underflow")
+    below.write(tmp_path / "below", True)
+    chain = diagnosis_of(tmp_path / "below")
+    assert chain.window.recommended == 2.0**14 and scale(2.0**14) in chain.advice
+    assert chain.patch == "scaler = torch.amp.GradScaler(device_type, init_scale=2.0**14, growth_interval=500)"
+    assert "init_scale=2.0**14" in chain.cause.frameworks["Lightning"]
+    vanished.write(tmp_path / "vanished", True)
+    assert "torch.bfloat16" in diagnosis_of(tmp_path / "vanished").patch  # no scale is known that would keep zeros
 
 
 def test_a_healthy_run_has_no_origin_of_a_fault():

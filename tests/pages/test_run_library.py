@@ -5,6 +5,7 @@ import json
 import pytest
 
 from amp_core import RunError, load_run
+from amp_core.analysis import overview
 from amp_core.library.labels import Label, label_of, write_label
 from amp_core.library.mutes import mute
 from amp_core.store.writer import RunWriter
@@ -29,7 +30,7 @@ def test_the_table_lists_every_run(home, open_app):
     assert table.loc["mine", "Status"] == "stopped"
     assert table.loc["mine", "Steps"] == "37 of 37"
     assert table.loc["cmp/fp32", "Recipe"] == "fp32"
-    assert table.loc["mine", "Last loss"] == pytest.approx(load_run(home.runs / "mine").steps["loss"].iloc[-1])
+    assert table.loc["mine", "Final loss"] == overview(load_run(home.runs / "mine")).loss_final  # as on Overview
     assert len(table.loc["mine", "Loss"]) > 10 and table.loc["mine", "Verdict"] == "nothing wrong"
     assert 0 < table.loc["mine", "Size (MiB)"] < 1
 

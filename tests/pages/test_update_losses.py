@@ -82,7 +82,7 @@ def test_without_a_ledger_the_reason_is_shown(home, open_app, events, config, mo
 def test_compare_sets_the_lost_shares_of_runs_side_by_side(home, open_app):
     write_updates(home.runs / "a", {"head": [0.9]})
     write_updates(home.runs / "b", {"head": [0.001]}, cure="fp32 masters")
-    app = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b"]})
+    app = open_app("pages/compare_runs.py", section="Numerics", **{"with": ["run/a", "run/b"]})
     assert not app.exception and "Updates lost to rounding" in words(app)
     (table,) = [f.value for f in app.dataframe if "lost_mass_frac" in f.value]
     assert table["run"].tolist() == ["a", "b"] and table["lost_mass_frac"].tolist() == pytest.approx([90.0, 0.1])
@@ -91,7 +91,7 @@ def test_compare_sets_the_lost_shares_of_runs_side_by_side(home, open_app):
 def test_compare_shows_no_updates_where_none_were_compared(home, open_app):
     for name in ("a", "b"):
         write(home.runs / name, "fp32", steps=20)
-    app = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b"]})
+    app = open_app("pages/compare_runs.py", section="Numerics", **{"with": ["run/a", "run/b"]})
     assert "Updates lost to rounding" not in words(app)
 
 
@@ -104,7 +104,7 @@ def test_page_and_notebook_draw_the_same(home, open_app):
 def test_compare_says_where_two_runs_part_and_takes_the_noise_floor_from_a_third(home, open_app):
     for name, losses in (("a", [3.0, 2.0, 1.0]), ("b", [3.0, 2.02, 1.5]), ("c", [3.0, 2.01, 1.02])):
         write_rows(home.runs / name, steps=STEPS | {"loss": losses})
-    app = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b", "run/c"]})
+    app = open_app("pages/compare_runs.py", section="Numerics", **{"with": ["run/a", "run/b", "run/c"]})
     assert "They diverge at step 10, in the forward, first in the loss" in words(app)
     app.selectbox(key="compare.floor").select("c").run()
     assert not app.exception and "They diverge at step 20, in the forward, first in the loss" in words(app)

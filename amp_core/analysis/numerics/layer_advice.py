@@ -21,6 +21,7 @@ from amp_core.analysis.numerics.scale_limits import LOG2_SCALES, error_squares, 
 from amp_core.analysis.numerics.what_if import own_scales, what_if
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
+from amp_core.text.formatting import raised
 
 OCTAVE_ROUNDING_ERROR = 28**-0.5
 """Relative rounding error (2-norm) of values uniform over an octave, times 2^mantissa_bits: the mean square of an
@@ -111,5 +112,7 @@ def _why(best_format: str, island: bool, lowest: float, highest: float, common: 
     high = f"at most 2^{highest:.0f}" if np.isfinite(highest) else ""
     needs = " and ".join(part for part in (low, high) if part) or "any scale"
     if island:
-        return f"needs {needs}, but 2^{common} suits the most layers: keep it in BF16, or in FP32 with autocast off"
-    return f"safe in FP16 at 2^{common}, the scale that suits the most layers; on its own it needs {needs}"
+        text = f"needs {needs}, but 2^{common} suits the most layers: keep it in BF16, or in FP32 with autocast off"
+    else:
+        text = f"safe in FP16 at 2^{common}, the scale that suits the most layers; on its own it needs {needs}"
+    return raised(text)

@@ -36,6 +36,7 @@ from amp_core.analysis.steps import autocast_dtype
 from amp_core.formats import Format, narrowest_first
 from amp_core.schema import RunError
 from amp_core.store.run import Run, check_run
+from amp_core.text.formatting import raised
 
 MIN_COSINE = 0.999
 """Cosine between a gradient and its FP32 replay from which the two count as equal."""
@@ -137,7 +138,7 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
         highest_by=window_limits.highest_by[high],
         why="The format has the range of FP32 and needs no loss scale."
         if needs_none
-        else _scale_in_words(lowest, highest, recommended) + _interval_in_words(interval, rise),
+        else raised(_scale_in_words(lowest, highest, recommended)) + _interval_in_words(interval, rise),
         first_step=int(window_limits.steps[0]),
         last_step=int(window_limits.steps[-1]),
         caveat=_caveat(run, underflow),

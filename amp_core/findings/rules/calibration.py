@@ -105,7 +105,7 @@ def _in_words(summary: ScaleSummary) -> str:
 def _from_initial(summary: ScaleSummary) -> str:
     """That `init_scale` caused the skips of calibration; empty if it is not above the default."""
     first = summary.first or 0.0
-    return f" from init_scale = 2^{np.log2(first):.4g}" if first > DEFAULT_INIT_SCALE else ""
+    return f" from init_scale = {formatting.scale(first)}" if first > DEFAULT_INIT_SCALE else ""
 
 
 def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) -> Finding:

@@ -29,7 +29,7 @@ MIN_SCALE_CHANGES = 4
         what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
         signal="Logged values compared with measured ones, and jumps of the logged norm when the scale changes.",
         threshold="The ratio of logged to measured value is within 1 % of the loss scale; without a measurement, "
-        "the norm follows four of five scale changes to within a factor of 2^0.25.",
+        "the norm follows four of five scale changes to within a factor of 1.2.",
         advice="The curve shows the loss scale rather than the model: it doubles at each growth. Log the loss "
         "before `scaler.scale`, and norms after `scaler.unscale_`.",
         snippet="scaler.scale(loss).backward()\n"

@@ -5,13 +5,15 @@ import numpy as np
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
 from amp_core.analysis.numerics.safe_window import SERVED_STEPS_FRAC, first_step
 from amp_core.analysis.steps import attempts, autocast_dtype, scaler_enabled
-from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, Entry, Finding
-from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, Entry, Finding, Remedy
+from amp_core.findings.registry import GUIDE, make_finding, rule
+from amp_core.findings.remedies import first_scale, new_scaler
 from amp_core.findings.rules.scaler import fp16_without_scaler
 from amp_core.findings.rules.scaling import scale_unbounded
 from amp_core.findings.signals import GEMM_LAYERS, facts, mappings, model_name, signals
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
+from amp_core.text import formatting
 
 FP16 = FORMATS["fp16"]
 FLUSH_THRESHOLD = FP16.flush_threshold
@@ -22,6 +24,20 @@ MIN_ERROR_MASS_FRAC = 0.1
 """A finding is an error if at least this share of a tensor's gradient mass underflows."""
 WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", "LocalResponseNorm")
 """torch's own norms compute in FP32 whatever the dtype of their input, including their eps."""
+GROWTH_INTERVAL = 500
+"""A quarter of GradScaler's default: the scale rises sooner."""
+
+
+def _scaler_in_frameworks(power: int) -> dict[str, str]:
+    """A GradScaler that starts at 2^`power`, in frameworks that make their own."""
+    start = f"init_scale=2.0**{power}, growth_interval={GROWTH_INTERVAL}"
+    return {
+        "Accelerate": f"scaling = GradScalerKwargs({start})\n"
+        'accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[scaling])',
+        "Transformers Trainer": 'args = TrainingArguments(output_dir="out", bf16=True)',
+        "Lightning": f'scaler = torch.amp.GradScaler("cuda", {start})\n'
+        'trainer = Trainer(plugins=[MixedPrecision("16-mixed", "cuda", scaler)])',
+    }
 
 
 @rule(
@@ -37,14 +53,8 @@ WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", 
         "gradient is all zeros. An error if 10 % of a tensor's mass is lost.",
         advice="Part of the gradient is rounded to zero or to a few bits before it reaches the weights. Start with "
         "a higher loss scale or let it grow sooner, or use bfloat16.",
-        snippet="scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16, growth_interval=500)",
-        frameworks={
-            "Accelerate": "scaling = GradScalerKwargs(init_scale=2.0**16, growth_interval=500)\n"
-            'accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[scaling])',
-            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", bf16=True)',
-            "Lightning": 'scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16, growth_interval=500)\n'
-            'trainer = Trainer(plugins=[MixedPrecision("16-mixed", "cuda", scaler)])',
-        },
+        snippet=f"scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16, growth_interval={GROWTH_INTERVAL})",
+        frameworks=_scaler_in_frameworks(16),
         page="loss-scale",
     )
 )
@@ -78,15 +88,41 @@ def gradient_underflow(run: Run) -> list[Finding]:
     return [
         make_finding(
             "gradient-underflow",
-            f"The gradient of {name} underflows at loss scale {scale:.3g}{lost_mass}: it needs {lowest:.3g}",
+            f"The gradient of {name} underflows at loss scale {formatting.scale(scale)}{lost_mass}: it needs "
+            f"{formatting.scale(lowest)}",
             name,
             severity="error" if mass is not None and mass >= MIN_ERROR_MASS_FRAC else None,
             steps=(int(below["step"].iloc[0]), int(below["step"].iloc[-1])),
             value=scale,
             limit=lowest,
             unit="loss scale",
+            remedy=_higher_scale(run, scale),
         )
     ]
+
+
+def _higher_scale(run: Run, scale: float) -> Remedy:
+    """The loss scale that `safe_window` recommends for the run; BF16 if it recommends none above `scale`, at which
+    gradients underflowed."""
+    power = first_scale(run)
+    if power is None or 2.0**power <= scale:
+        return _bfloat16("no higher loss scale suits all gradients of this run")
+    return Remedy(
+        "Part of the gradient is rounded to zero or to a few bits before it reaches the weights. Start with a loss "
+        f"scale of 2^{power}, as recommended for this run, and let it grow sooner, or use bfloat16.",
+        new_scaler(run, growth_interval=GROWTH_INTERVAL),
+        _scaler_in_frameworks(power),
+    )
+
+
+def _bfloat16(why: str) -> Remedy:
+    entry = GUIDE["scale-collapse"]
+    return Remedy(
+        f"Part of the gradient is rounded to zero or to a few bits before it reaches the weights, and {why}. Use "
+        "bfloat16, which needs none.",
+        entry.snippet,
+        entry.frameworks,
+    )
 
 
 def _vanished(run: Run) -> list[Finding]:
@@ -111,6 +147,7 @@ def _vanished(run: Run) -> list[Finding]:
             value=1.0,
             limit=0.0,
             unit="share of zeros",
+            remedy=_bfloat16("zeros do not show which loss scale would keep it"),
         )
     ]
 

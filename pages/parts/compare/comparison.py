@@ -69,11 +69,14 @@ def headline(comparison: Comparison) -> None:
     first = comparison.recipes.iloc[0]
     answers = {name: answer.partition(": ")[2] for name, answer in comparison.answers.items()}
     lines = [f"**{words.escape(name)}**: {words.escape(answer)}" for name, answer in answers.items()]
-    # One answer is the page's headline; several are a list, which is easier to read.
-    st.markdown(f"## {lines[0]}" if len(lines) == 1 else "\n".join(f"- {line}" for line in lines))
     against = f"Against **{words.escape(first['recipe'])}**"
     repeated = f", {words.plural(int(first['seeds']), 'seed')} of it" if first["seeds"] > 1 else ""
-    st.markdown(f"{against}{repeated}.")
+    # One answer is the page's headline; several are a list, which is easier to read.
+    if len(lines) == 1:
+        st.markdown(f"## {lines[0]}")
+        st.markdown(f"{against}{repeated}.")
+    else:
+        st.markdown("\n".join((f"{against}{repeated}:\n", *(f"- {line}" for line in lines))))
 
 
 def settings(comparison: Comparison) -> None:
@@ -98,7 +101,12 @@ def tables(comparison: Comparison) -> None:
         alt = "One row per run, beside the first."
         show_table(each, column_config=config, alt=alt)
     if comparison.notes:
-        st.caption(" ".join(words.escape(note) for note in comparison.notes))
+        st.caption(" ".join(_with_code(note) for note in comparison.notes))
+
+
+def _with_code(note: str) -> str:
+    """A note of the comparison for Markdown; commands in it stand between backquotes."""
+    return "`".join(words.escape(part) if i % 2 == 0 else part for i, part in enumerate(note.split("`")))
 
 
 def _pinned(names: "pd.Series[str]") -> Any:
@@ -113,6 +121,8 @@ def recipes(frame: pd.DataFrame) -> pd.DataFrame:
         memory_mib=frame["memory_peak_bytes"] / 2**20,
         tensor=[words.percent(v) for v in frame["tensor_frac"]],
         skipped=[words.share_of(s, n) for s, n in zip(frame["skips"], frame["steps"], strict=True)],
+        speed_verdict=frame["speed_verdict"].replace("reference", "baseline"),
+        parity=frame["parity"].replace("reference", "baseline"),
         loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in frame.itertuples()],
     )
     shown["tensor"] = shown["tensor"].where(frame["tensor_frac"].notna())
@@ -138,6 +148,7 @@ def runs(frame: pd.DataFrame) -> pd.DataFrame:
     shown = frame.assign(
         spread=[f"{words.number(r.step_ms_low)}–{words.number(r.step_ms_high)}" for r in frame.itertuples()],
         speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
+        speed_verdict=frame["speed_verdict"].replace("reference", "baseline"),
         memory_mib=frame["memory_peak_bytes"] / 2**20,
         skipped=[words.share_of(s, n) for s, n in zip(frame["skips"], frame["steps"], strict=True)],
         scale=[words.scale(v) for v in frame["scale_last"]],

@@ -28,7 +28,7 @@ KERNELS = {name: SORTS[name] for name in ("name", "time_frac", "total_ms", "coun
     "phase": st.column_config.TextColumn("Phase", help="That of most of its time"),
 }
 OPS = {
-    "op": st.column_config.TextColumn("Operator", pinned=True, width=110),
+    "op": st.column_config.TextColumn("Operator", pinned=True, width=170),
     "module": st.column_config.TextColumn("Module"),
     "phase": st.column_config.TextColumn("Phase"),
     "time_frac": tables.share("Share of time"),
@@ -126,7 +126,11 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
 
 def added_up(run: Run, step: int | None, cpu: bool) -> None:
     """Kernel time, summed by a chosen key; on a CPU the kernels are its operators."""
-    st.header("All operators" if cpu else "All kernels", anchor=False)
+    with st.expander("All operators" if cpu else "All kernels", expanded=cpu):
+        _table_of_all(run, step, cpu)
+
+
+def _table_of_all(run: Run, step: int | None, cpu: bool) -> None:
     names = {k: "Operator" if cpu and k == "kernel" else name for k, name in BY.items() if not (cpu and k == "op")}
     key = f"tensor_cores.by.{cpu}"
     by = address.choose("by", "Group by", list(names), "kernel", key, format_func=names.get)

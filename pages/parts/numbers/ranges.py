@@ -8,7 +8,9 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import (
+    changed_tensors,
     class_shares,
+    exponent_changes,
     kinds_present,
     sampled_steps,
     scale_trace,
@@ -17,12 +19,12 @@ from amp_core.analysis import (
 )
 from amp_core.analysis.numerics.layers import first_nonfinite, layer_trace, tensor_names
 from amp_core.analysis.numerics.module_tree import deepest, folded_name, matching_names, readable_depth
-from amp_core.figures import step_heatmap
+from amp_core.figures import exponent_change_heatmap, step_heatmap
 from amp_core.figures.marks import with_marks
 from amp_core.figures.tensors_over_steps import MAX_CLICKABLE_CELLS
 from amp_core.findings import Origin, measured_underflow
 from amp_core.views import RANGES
-from pages.parts import address, charts, clicks, empty, loaders, tables, words
+from pages.parts import address, baseline, charts, clicks, empty, loaders, tables, words
 from pages.parts.diagnosed import chain
 from pages.parts.numbers import prediction, tensor
 
@@ -42,7 +44,14 @@ CLASS_COLUMNS = {
     "numel": tables.count("Elements", width=80),
 }
 
-
+CHANGE_COLUMNS = {
+    "name": st.column_config.TextColumn("Tensor", pinned=True, width=135),
+    "moved_frac": tables.percent("Changed", help_="Elements with another exponent, or now zero or infinite", width=80),
+    "nonzero_change": tables.percent("Nonzero", help_="Change in the share of finite nonzero elements", width=80),
+    "exponent": st.column_config.TextColumn("Most at", help="The exponent whose share changed the most", width=70),
+    "change": tables.percent("Change there", width=95),
+    "noise": tables.percent("Noise ±", help_="Two standard errors over steps, or deviations over seeds", width=80),
+}
 MIN_SHOWN_FRAC = 0.001
 """A smaller share is less than a pixel of a bar; the heatmap's margin and the table show it."""
 
@@ -136,7 +145,7 @@ def pick_step(steps: list[int]) -> int | None:
         [-1, *steps],
         format_func=lambda step: "all steps" if step < 0 else f"{step:,}",
         key=key,
-        width=260,
+        width=180,
     )
     address.keep("step", key, "" if choice < 0 else str(choice))
     return None if choice < 0 else choice
@@ -170,12 +179,17 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
     return matching, depth
 
 
-def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
-    """A heatmap of the tensors over steps: a cell for each sampled step, which can be clicked."""
+def pick_column(run: Run, kind: str, names: list[str], depth: int) -> str:
+    """What the heatmap over the steps shows, one of `OVER_STEPS`."""
     shares = _over_steps(run, kind, names, depth)
     at_first = "subnormal_frac" if (shares["subnormal_frac"] > 0).any() else "absmax"
     key = f"ranges.over.{at_first}"
-    shown = address.choose("over", "Over the steps", list(OVER_STEPS), at_first, key, format_func=OVER_STEPS.get)
+    return address.choose("over", "Over the steps", list(OVER_STEPS), at_first, key, format_func=OVER_STEPS.get)
+
+
+def over_steps(run: Run, kind: str, names: list[str], depth: int, shown: str) -> None:
+    """A heatmap of the column `shown` of the tensors over steps: a cell for each sampled step, which can be clicked."""
+    shares = _over_steps(run, kind, names, depth)
     dark = charts.dark()
     title = f"{words.KIND_LABELS[kind]} by tensor and step: {OVER_STEPS[shown]}"
     figure = with_marks(step_heatmap(shares, shown, dark, title), loaders.analysed(step_marks, run), dark=dark)
@@ -195,6 +209,57 @@ def _over_steps(run: Run, kind: str, names: list[str], depth: int) -> pd.DataFra
     rows = len({folded_name(name, depth) for name in names})
     chosen = frozenset(names) if len(names) < len(loaders.analysed(tensor_names, run, kind)) else None
     return loaders.analysed(shares_over_steps, run, kind, depth, chosen, max_steps=max(8, MAX_CLICKABLE_CELLS // rows))
+
+
+def against_baseline(run: Run, kind: str, names: list[str], depth: int) -> None:
+    """Where the tensors' values differ from the baseline's by more than its noise; nothing without a baseline."""
+    bases = baseline.repeats()
+    if not bases:
+        return
+    base = words.escape(bases[0].name)
+    if kind not in loaders.analysed(kinds_present, bases[0]):
+        st.caption(f"{base} sampled no {words.KIND_LABELS[kind].lower()} to compare with.")
+        return
+    chosen = frozenset(names) if len(names) < len(loaders.analysed(tensor_names, run, kind)) else None
+    changes = loaders.analysed(exponent_changes, [*bases, run], kind, depth, chosen)
+    changed = changed_tensors(changes)
+    left, right = charts.grid("ranges.baseline")
+    with left:
+        title = f"{words.KIND_LABELS[kind]}: difference from {bases[0].name}"
+        figure = exponent_change_heatmap(changes, bases[0].name, charts.dark(), title)
+        clicked = clicks.points(charts.show(figure, "ranges.change", clicks=True, half=True), f"ranges.change.{kind}")
+    with right:
+        st.markdown(change_in_words(changes, changed, base))
+        if len(changed):
+            tables.show(
+                changed.assign(exponent=[words.scale(2.0**e) for e in changed["exponent"]]),
+                column_config=CHANGE_COLUMNS,
+                column_order=list(CHANGE_COLUMNS),
+                alt=f"Tensors whose values differ from {bases[0].name} by more than its noise.",
+            )
+    for point in clicked[:1]:
+        go(kind, str(point["y"]), None)
+
+
+def change_in_words(changes: pd.DataFrame, changed: pd.DataFrame, base: str) -> str:
+    """How many tensors differ from the baseline `base` by more than its noise, and which one the most."""
+    if not len(changes):
+        return f"{base} sampled none of these tensors at the same steps."
+    shown = changed[changed["moved_frac"] >= MIN_SHOWN_FRAC]
+    tensors = words.plural(changes["name"].nunique(), "tensor")
+    share = words.number(100 * MIN_SHOWN_FRAC, "%", 1)
+    if not len(shown):
+        return f"None of {tensors} differs from {base} by more than its noise in {share} of the elements or more."
+    most, flushed = shown.iloc[0], shown.loc[shown["nonzero_change"].idxmin()]
+    text = (
+        f"**{len(shown):,} of {tensors} differ{'s' * (len(shown) == 1)} from {base}** by more than its noise, in "
+        f"{share} of the elements or more. Most: {words.escape(most['name'])}, {words.percent(most['moved_frac'])} of "
+        "its elements have another exponent"
+    )
+    if flushed["nonzero_change"] <= -MIN_SHOWN_FRAC:
+        fewer = f"{words.percent(-flushed['nonzero_change'])} fewer nonzero elements"
+        text += f", {fewer}" if flushed["name"] == most["name"] else f". {words.escape(flushed['name'])} has {fewer}"
+    return words.unbroken(f"{text}.")
 
 
 def go(kind: str, name: str, steps: tuple[int, int] | None) -> None:

@@ -31,14 +31,25 @@ def show() -> None:
     names = [form.name for form in element_formats()]
     with st.container(horizontal=True):
         form = FORMATS[
-            st.selectbox("Format", names, key="lab.format", format_func=lambda f: FORMATS[f].label, width=160)
+            st.selectbox(
+                "Format",
+                names,
+                key="lab.format",
+                format_func=lambda f: FORMATS[f].label,
+                width=160,
+                persist_state="session",
+            )
         ]
-        a = formats.typed_number(st.text_input("a", key="lab.a", max_chars=60, width=140))
-        sign = st.segmented_control("Operation", ["+", "×"], key="lab.operation", required=True)
-        b = formats.typed_number(st.text_input("b", key="lab.b", max_chars=60, width=140))
+        a = formats.typed_number(st.text_input("a", key="lab.a", max_chars=60, width=140, persist_state="session"))
+        sign = st.segmented_control(
+            "Operation", ["+", "×"], key="lab.operation", required=True, persist_state="session"
+        )
+        b = formats.typed_number(st.text_input("b", key="lab.b", max_chars=60, width=140, persist_state="session"))
         shown = tuple(st.session_state[f"lab.{field}"] for field in FIELDS)
         address.keep("sum", "lab.linked", ",".join(shown) if shown != next(iter(SUMS.values())) else "")
-        many = st.number_input("Times to add b", 1, MAX_ADDENDS, 3000, key="lab.count", width=180)
+        many = st.number_input(
+            "Times to add b", 1, MAX_ADDENDS, 3000, key="lab.count", width=180, persist_state="session"
+        )
     if a is None or b is None:
         return
     st.markdown(formats.operation(rounded_operation(a, b, sign, form), sign, form.label))

@@ -21,14 +21,16 @@ TITLE = 140
 def show(run: Run, view: Overview, diagnosed: Diagnosis) -> None:
     """Draw the three answers, one below the other."""
     with st.container(border=True, key="glance"):
-        for title, answer in (
-            ("Cost", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
-            ("Benefit over FP32", lambda: gain(run, view)),
-            ("What to change", lambda: advise(diagnosed)),
+        for number, (title, answer) in enumerate(
+            (
+                ("Cost", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
+                ("Benefit over FP32", lambda: gain(run, view)),
+                ("What to change", lambda: advise(diagnosed)),
+            )
         ):
             row = st.container(horizontal=True, gap="small")
             row.markdown(f"**{title}**", width=TITLE)  # in pixels: a share of the width would wrap on a narrow page
-            with row.container():
+            with row.container(key=f"answer-{number}"):
                 answer()
 
 
@@ -103,6 +105,6 @@ def advise(diagnosed: Diagnosis) -> None:
     if lines and "`" not in lines[0]:
         st.markdown(f"{title} Write `{lines[0]}`" + (" …" if lines[1:] else ""))
     else:
-        st.markdown(f"{title} {words.escape(words.raised(diagnosed.advice))}")
+        st.markdown(f"{title} {words.escape(diagnosed.advice)}")
     if diagnosed.others:
         st.caption(f"{words.plural(diagnosed.others, 'more finding')} below.")

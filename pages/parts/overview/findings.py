@@ -142,8 +142,7 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
             st.markdown(f"**{words.escape(finding.title)}**", width="content")
         st.caption(" · ".join(words.escape(text) for text in finding.evidence()))
         own = finding.advice == GUIDE[finding.code].advice  # otherwise it contains text from the run
-        advice = words.raised(finding.advice)
-        st.markdown(advice if own else words.escape(advice))
+        st.markdown(finding.advice if own else words.escape(finding.advice))
         if following:
             text = "; ".join(words.escape(f"{f.title[0].lower()}{f.title[1:]}") for f in following)
             st.markdown(f"Follows from it: {text}.")

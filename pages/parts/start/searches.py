@@ -20,7 +20,7 @@ from pages.parts.start import devices, queue, workloads
 COLUMNS = {
     "name": st.column_config.TextColumn("Recipe", pinned=True),
     "speed": st.column_config.TextColumn("Speed", help="How many times as fast, with its 95 % interval"),
-    "memory": st.column_config.TextColumn("Memory", help="Peak, of the reference's"),
+    "memory": st.column_config.TextColumn("Memory", help="Peak, of the baseline's"),
     "learns": st.column_config.TextColumn("Parity", help="Final loss within the seed-to-seed noise of FP32"),
     "out": st.column_config.TextColumn("Ruled out because", width="large"),
     "note": st.column_config.TextColumn("Derived from"),
@@ -123,7 +123,7 @@ def _shown(row: Tried) -> dict[str, Any]:
     speed = words.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)
     return {
         "name": row.name,
-        "speed": "reference" if row.speed_verdict == "reference" else speed,
+        "speed": "baseline" if row.speed_verdict == "reference" else speed,
         "memory": f"{words.number(row.memory_ratio)} ×",
         "learns": row.parity or words.NONE,
         "out": "no parity" if row.out and row.out == row.parity else row.out or words.NONE,
