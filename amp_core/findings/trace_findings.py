@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.analysis.performance.to_win import MAX_UNKNOWN_FRAC, MIN_WIN_FRAC, Chance, Chances, to_win
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
+from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
 
@@ -40,12 +42,13 @@ def chance_finding(run: Run, code: str, inference_advice: str = "", inference_sn
 
 
 def first_sentence(run: Run) -> str:
-    """The largest possible saving in a trace, or that there is none; empty for other runs."""
+    """The largest possible saving in a trace, or that there is none; of a CPU, the longest operator. Empty for other
+    runs."""
     chances = to_win(run)
     if chances is None:
         if "launches_without_kernels" in run.head.config:
             return "No device activity was recorded, so the device's performance cannot be analysed."
-        return ""
+        return _of_cpu(run)
     largest = chances.found[0] if chances.found else None
     if largest is not None and largest.code in GUIDE and largest.win_us > 0:
         hint = _IDLE_HINT if chances.unit != "step" and _busy_frac(chances) < MOSTLY_IDLE_FRAC else ""
@@ -79,9 +82,22 @@ def _nothing(chances: Chances) -> str:
             f"{percent(chances.unknown_frac)} of its kernel time cannot be classified by kernel name, so the share of "
             "GEMM/conv and the savings from 16 bits are unknown."
         )
-    matrix = percent(cost.us(*MATRIX_PARTS) / cost.step_us)
+    matrix = cost.us(*MATRIX_PARTS)
+    on_tensor_cores = matrix > 0 and np.nan_to_num(cost.us("tensor")) >= 0.95 * matrix
+    at = f" at {percent(chances.peak_frac)} of the peak rate" if chances.peak_frac is not None else ""
+    where = f", on {'matrix' if is_amd(cost.device_name) else 'tensor'} cores{at}" if on_tensor_cores else ""
     rest = f" {chances.found[0].what}." if chances.found else ""
     return (
-        f"No change would save {percent(MIN_WIN_FRAC)} or more of the {chances.unit}: GEMM/conv takes {matrix} of "
-        f"it.{rest}"
+        f"No change would save {percent(MIN_WIN_FRAC)} or more of the {chances.unit}: GEMM/conv takes "
+        f"{percent(matrix / cost.step_us)} of it{where}.{rest}"
     )
+
+
+def _of_cpu(run: Run) -> str:
+    """What a trace of a CPU shows; empty for other runs."""
+    rows = kernel_rows(run)
+    if not is_trace(run) or rows.empty or not on_cpu(rows):
+        return ""
+    us = rows.groupby("name")["total_us"].sum()
+    share = percent(us.max() / us.sum())
+    return f"The trace contains no device activity: on the CPU, {us.idxmax()} takes {share} of the operators' time."

@@ -273,7 +273,10 @@ TABLES: dict[str, Table] = {
                 _column("syncs", "i", "number of such calls"),
                 _RANK,
                 _column(
-                    "idle_sync_us", "f", ("part of idle_us after the host waited for the device, without data loading")
+                    "idle_sync_us",
+                    "f",
+                    "part of idle_us after the host waited for the device, at most as long as it waited; without data "
+                    "loading",
                 ),
                 _column(
                     "idle_wait_us",
@@ -281,6 +284,18 @@ TABLES: dict[str, Table] = {
                     "part of idle_us, in gaps of 10 µs or more, in which launched work had not started",
                 ),
                 _column("idle_latency_us", "f", "the same in gaps below 10 µs, the latency of starting a kernel"),
+                _column(
+                    "idle_dispatch_us",
+                    "f",
+                    "part of idle_us, in gaps below 1 ms, in which the host had not launched the next kernel",
+                ),
+                _column(
+                    "host_op",
+                    "s",
+                    "operator in which the host spent the longest of lead_us and of such gaps of 1 ms or more; null if "
+                    "it spent them outside operators",
+                ),
+                _column("host_op_us", "f", "how long it was in that operator during them"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside operators"),
                 _column(
                     "lead_us",

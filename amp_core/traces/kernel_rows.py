@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel, tells_type, with_dtype
+from amp_core.hardware.kernel_names import GEMM_CATEGORIES, SMALL_TYPES, classify_kernel, tells_type, with_dtype
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.device_times import DeviceClock, whole_trace
 from amp_core.traces.gpu_work import LinkedWork
@@ -134,7 +134,41 @@ def kernel_rows(
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
+    _resolve_by_trace(rows)
     return rows
+
+
+MIN_SMALL_FRAC = 0.95
+"""A model of which at least this share of the GEMM/conv time has inputs of 16 bits or fewer is one in 16 bits."""
+
+
+def _resolve_by_trace(rows: Rows) -> None:
+    """Classify the kernels that multiply by `tl.dot` and whose operator is not recorded, as in a captured graph: by
+    kernels of the same name if those have one precision, else by the model's other products, if they are in 16 bits."""
+    unknown = [
+        i
+        for i, (name, answer, precision) in enumerate(
+            zip(rows["name"], rows["tensor_core"], rows["precision"], strict=True)
+        )
+        if answer == "unknown" and precision is None and classify_kernel(name).by_dtype
+    ]
+    if not unknown:
+        return
+    by_name: dict[str, set[str]] = {}
+    us, small_us = 0.0, 0.0
+    for name, answer, precision, category, time_us in zip(
+        *(rows[c] for c in ("name", "tensor_core", "precision", "category", "total_us")), strict=True
+    ):
+        if category in GEMM_CATEGORIES and precision is not None:
+            by_name.setdefault(name, set()).add(precision)
+            us += time_us
+            small_us += time_us if answer == "yes" and precision in SMALL_TYPES else 0.0
+    for i in unknown:
+        types = by_name.get(rows["name"][i], set())
+        if len(types) == 1 and types.issubset(SMALL_TYPES):
+            rows["tensor_core"][i], rows["precision"][i] = "yes", next(iter(types))
+        elif not types and us > 0 and small_us >= MIN_SMALL_FRAC * us:
+            rows["tensor_core"][i] = "yes"
 
 
 def classed(

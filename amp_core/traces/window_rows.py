@@ -10,16 +10,13 @@ from amp_core.hardware.kernel_names import classify_kernel
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.idle_causes import idle_causes, longest_op
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
 
 WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream", "hipMemcpyDtoH")
 """Suffixes of the names of calls in which the host waits for the device."""
-
-
-LATENCY_US = 10.0
-"""Gaps up to this between kernels that were both launched are the time to start a kernel."""
 
 
 def window_rows(
@@ -69,13 +66,16 @@ def window_rows(
             data_inside, watch_inside = times.clip(data, low, high), times.clip(watch, low, high)
             waited = waits & (call_start >= window.start) & (call_start < window.end)
             own = linked.own_us[selected]
-            idle_sync, idle_wait, latency = (
-                (None, None, None)
-                if on_cpu
-                else _idle_causes(
-                    times.without(idle, data_inside), starts, linked.launched_us[selected], call_end[waits]
+            causes = None
+            if not on_cpu:
+                without_data = times.without(idle, data_inside)
+                causes = idle_causes(
+                    without_data, starts, linked.launched_us[selected], call_start[waits], call_end[waits]
                 )
+            lead = (
+                times.without((np.array([window.ready]), np.array([low])), data) if window.ready < low else times.NONE
             )
+            host_op, host_op_us = longest_op(events, host, times.merged(causes.host, lead)) if causes else (None, None)
             rows.append(
                 {
                     "step": window.first,
@@ -100,9 +100,12 @@ def window_rows(
                     "communication_us": times.total(communication_time),
                     "communication_alone_us": times.total(communication_time)
                     - times.overlap(communication_time, computing),
-                    "idle_sync_us": idle_sync,
-                    "idle_wait_us": idle_wait,
-                    "idle_latency_us": latency,
+                    "idle_sync_us": causes.sync_us if causes else None,
+                    "idle_wait_us": causes.wait_us if causes else None,
+                    "idle_latency_us": causes.latency_us if causes else None,
+                    "idle_dispatch_us": causes.dispatch_us if causes else None,
+                    "host_op": host_op,
+                    "host_op_us": host_op_us,
                     "lead_us": low - window.ready,
                     "lead_data_us": times.total(times.clip(data, window.ready, low)) if len(data[0]) else None,
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),
@@ -113,29 +116,6 @@ def window_rows(
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
     return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
-
-
-def _idle_causes(
-    idle: times.Intervals, starts: times.Floats, launched: times.Floats, wait_ends: times.Floats
-) -> tuple[float, float, float]:
-    """Idle time of a device after the host waited for it, and while work was launched that did not begin (it waits for
-    other work, of this device or another), in gaps longer than the time to start a kernel and in shorter ones. The rest
-    is due to the host, which launches too late. Microseconds."""
-    order = np.argsort(starts, kind="stable")
-    following = np.searchsorted(starts[order], idle[0], side="left")
-    known = following < len(starts)
-    launch = np.full(len(idle[0]), np.inf)
-    launch[known] = launched[order][following[known]]
-    queued = launch <= idle[0]
-    ends = np.sort(wait_ends)
-    waited = np.searchsorted(ends, idle[1], side="right") > np.searchsorted(ends, idle[0], side="left")
-    length = idle[1] - idle[0]
-    short = length < LATENCY_US
-    return (
-        float(length[waited & ~queued].sum()),
-        float(length[queued & ~short].sum()),
-        float(length[queued & short].sum()),
-    )
 
 
 def _longest_wait(events: TraceEvents, host: Host, waited: npt.NDArray[np.bool_]) -> str | None:

@@ -62,14 +62,106 @@ def test_concatenations_are_no_layout_changes_of_convolutions(tmp_path):
     assert not [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "layout-transposes"]
 
 
+def test_a_short_wait_does_not_explain_a_long_gap_after_it(tmp_path):
+    """The host waits 15 µs and then does something else for 9 ms: without the wait the gap would be 15 µs shorter."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.event("call", "cudaStreamSynchronize", 300, 15, 1, correlation=77)
+    trace.op("aten::sort", 400, 8000)
+    trace.op("aten::mm", 9_490, 8)
+    trace.kernel(made.GEMM, 9_500, 400, 9_492)
+    run = run_of(tmp_path, trace)
+    (window,) = run.windows.to_dict("records")
+    assert (window["idle_sync_us"], window["idle_dispatch_us"]) == (15, 110)  # the start and the end
+    assert (window["host_op"], window["host_op_us"]) == ("aten::sort", 8000)
+    first, *others = diagnose(run)
+    assert (first.code, first.where) == ("host-bound", "aten::sort") and "8.00 ms of it in aten::sort" in first.title
+    assert not [f for f in others if f.code == "host-syncs"]
+
+
+@pytest.mark.parametrize(("each_us", "code"), [(500, "launch-bound"), (5000, "host-bound")])
+def test_idle_time_is_dispatch_in_short_gaps_and_other_work_in_long_ones(tmp_path, each_us, code):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 8 * each_us, 1)
+    for at in range(0, 8 * each_us, each_us):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 10, 50, at + 2)
+    first = diagnose(run_of(tmp_path, trace))[0]
+    assert (first.code, first.where) == (code, "host")
+
+
+@pytest.mark.parametrize(
+    ("copy", "says"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "pin_memory"),
+        ("Memcpy HtoD (Pinned -> Device)", "stream"),
+        ("Memcpy DtoD (Device -> Device)", "compile"),
+        ("Memset (Device)", "set_to_none"),
+    ],
+)
+def test_copies_are_advised_on_by_their_direction(tmp_path, copy, says):
+    trace = products()
+    trace.kernel(copy, 810, 150, 430, sort="copy")
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert finding.where == copy and says in finding.snippet
+    assert ("pin_memory" in finding.snippet) == ("Pageable" in copy)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "says"),
+    [
+        ("aten::mm", [[64, 64], [64, 60]], "multiple of 8"),
+        ("aten::mm", [[64, 64], [64, 64]], "one product instead of three"),
+        ("aten::bmm", [[8, 8, 64], [8, 64, 8]], "scaled_dot_product_attention"),
+    ],
+)
+def test_slow_products_are_told_to_pad_only_what_is_unaligned(tmp_path, op, shapes, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op(op, 1, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": shapes})
+    trace.kernel(made.GEMM, 10, 990, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "slow-products"]
+    assert says in finding.snippet and ("pad" in finding.snippet) == (shapes[1][-1] % 8 != 0)
+
+
+def test_exposed_exchanges_get_no_advice_on_buckets(tmp_path):
+    trace = products(backward=True)
+    trace.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 810, 150, 430)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "exposed-communication"]
+    assert "SendRecv" in finding.where and "bucket" not in finding.advice + finding.snippet
+
+
+def test_kernels_of_other_libraries_are_not_called_unfused(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("vllm::rms_norm", 1, 8)
+    trace.kernel("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>", 10, 990, 2)
+    assert "memory-bound-kernels" not in [f.code for f in diagnose(run_of(tmp_path, trace))]
+
+
+def test_a_little_tf32_is_no_finding(tmp_path):
+    trace = products()
+    trace.kernel("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x64_32x6_tn_align4>", 820, 2, 430)
+    assert "tf32-baseline" not in [f.code for f in diagnose(run_of(tmp_path, trace))]
+
+
+def test_a_trace_of_a_cpu_names_its_longest_operator(tmp_path):
+    trace = Made()
+    trace.op("aten::mkldnn_convolution", 0, 900)
+    trace.op("aten::relu", 900, 100)
+    assert "on the CPU, aten::mkldnn_convolution takes 90.0 %" in first_sentence(run_of(tmp_path, trace))
+
+
 @pytest.mark.parametrize(("op", "says"), [("aten::copy_", "pin_memory"), ("aten::item", "loss.item()")])
 def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("aten::mm", 1, 8)
     trace.kernel(made.GEMM, 10, 300, 2)
-    trace.op(op, 300, 20)
-    trace.event("call", "cudaStreamSynchronize", 301, 15, 1, correlation=77)
+    trace.op(op, 20, 300)
+    trace.event("call", "cudaStreamSynchronize", 21, 295, 1, correlation=77)
     trace.op("aten::mm", 590, 8)
     trace.kernel(made.GEMM, 600, 400, 592)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]

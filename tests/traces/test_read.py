@@ -78,6 +78,9 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_sync_us": 90,
         "idle_wait_us": 20,
         "idle_latency_us": 0,
+        "idle_dispatch_us": 100,
+        "host_op": None,
+        "host_op_us": 0,
         "lead_us": 0,
         "lead_data_us": 0,
         "sync_op": None,
@@ -357,3 +360,26 @@ def test_precision_is_the_names_and_else_the_operators(tmp_path, name, types, he
     _, rows = read(tmp_path, launched(name, types, **head))
     assert rows["tensor_core"].tolist() == [tensor_core]
     assert [None if p != p else p for p in rows["precision"]] == [precision]
+
+
+@pytest.mark.parametrize(
+    ("linked", "products", "expected"),
+    [
+        ("c10::BFloat16", made.SIMT, ("yes", "bf16")),  # of the same name
+        ("float", made.GEMM, ("unknown", None)),
+        (None, made.GEMM, ("yes", None)),  # a model in 16 bits
+        (None, made.SIMT, ("unknown", None)),
+    ],
+)
+def test_products_by_dot_in_a_graph_are_classified_by_the_rest_of_the_trace(tmp_path, linked, products, expected):
+    """A captured graph records no operator for its kernels."""
+    trace = Made()
+    trace.op("aten::mm", 0, 20, **{"Input type": ["c10::Half"] * 2 if products == made.GEMM else ["float"] * 2})
+    trace.kernel(products, 100, 400, 5)
+    if linked is not None:
+        trace.op("vllm::unified_attention", 30, 20, **{"Input type": [linked] * 3})
+        trace.kernel("kernel_unified_attention_2d", 600, 20, 35)
+    trace.kernel("kernel_unified_attention_2d", 700, 20, 60)
+    _, rows = read(tmp_path, trace.document())
+    (row,) = rows[(rows["name"] == "kernel_unified_attention_2d") & rows["op"].isna()].to_dict("records")
+    assert (row["tensor_core"], row["precision"] if isinstance(row["precision"], str) else None) == expected

@@ -62,7 +62,7 @@ def test_a_mark_of_the_device_that_leaves_work_out_is_no_step():
     ("name", "device", "code"),
     [
         ("a100-alexnet.json.gz", "NVIDIA A100-PG509-200", "host-bound"),
-        ("mi250-training.json.gz", "AMD Radeon Graphics", "launch-bound"),
+        ("mi250-training.json.gz", "AMD Radeon Graphics", "host-bound"),
         ("mi300-compiled.json.gz", "AMD Instinct MI300X", "slow-products"),
         ("mi210-device-only.json.gz", "AMD Instinct MI210", "memory-bound-kernels"),
     ],

@@ -1,6 +1,7 @@
 """Two traces side by side: what AMP bought, and where the rest of the time went."""
 
 import pytest
+import torch
 
 from amp_core import load_run
 from amp_core.__main__ import main
@@ -116,3 +117,18 @@ def test_a_run_without_kernels_is_refused(tmp_path, runs):
 
     with pytest.raises(RunError, match="no profiled window"):
         trace_change([runs[0], load_run(write_run(tmp_path / "plain", "fp32"))])
+
+
+def test_casts_that_autocast_adds_on_a_cpu_are_counted_once(tmp_path):
+    """A real pair of traces. The input, weight and bias of a layer are cast: `to`, `_to_copy` and `copy_` each."""
+    layer, x = torch.nn.Linear(8, 8), torch.ones(4, 8)
+    for name in ("fp32", "bf16"):
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16")
+        with torch.profiler.profile(record_shapes=True) as prof, torch.no_grad(), autocast:
+            layer(x)
+        prof.export_chrome_trace(str(tmp_path / f"{name}.json"))
+    runs = [load_run(import_traces([tmp_path / f"{name}.json"], tmp_path / name)) for name in ("fp32", "bf16")]
+    change = trace_change(runs)
+    assert change.casts_added == 3 and change.casts_added_us > 0
+    products = compare_kernels(runs).set_index("name").loc["aten::addmm"]
+    assert (products["first_count"], products["count"]) == (1, 1)

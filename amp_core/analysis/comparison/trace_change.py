@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS, PARTS, StepCost, step_cost
 from amp_core.analysis.run_labels import unique_labels
 from amp_core.schema import RunError
@@ -44,7 +44,7 @@ class TraceChange:
     parts: pd.DataFrame
     """label, first_us, us, change_us of each part of the step; products on all units together. Largest gain first."""
     casts_added: float
-    """Cast kernels per step more than in the first run."""
+    """Casts per step more than in the first run."""
     casts_added_us: float
     notes: tuple[str, ...]
 
@@ -198,4 +198,6 @@ def _parts(cost: StepCost, scale: float) -> "pd.Series[float]":
 def _casts(run: Run, cost: StepCost, scale: float) -> tuple[float, float]:
     rows = kernel_rows(run)
     rows, per = rows[rows["category"] == "cast"], _per(run, cost, scale)
-    return float(rows["count"].sum()) / per, float(rows["total_us"].sum()) / per
+    # On a CPU the operators are recorded, and one cast is to, _to_copy and copy_.
+    counted = rows[rows["name"] == "aten::copy_"] if on_cpu(rows) else rows
+    return float(counted["count"].sum()) / per, float(rows["total_us"].sum()) / per

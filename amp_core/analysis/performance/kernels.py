@@ -37,6 +37,8 @@ _WINDOW_NUMBERS = (
     "idle_sync_us",
     "idle_wait_us",
     "idle_latency_us",
+    "idle_dispatch_us",
+    "host_op_us",
     "lead_us",
     "lead_data_us",
 )
@@ -74,7 +76,7 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
-    frame = _typed(run.windows, ("device", "device_name", "sync_op"), _WINDOW_NUMBERS)
+    frame = _typed(run.windows, ("device", "device_name", "sync_op", "host_op"), _WINDOW_NUMBERS)
     frame = frame[_chosen(frame, step)]
     return _accelerators_alone(frame).reset_index(drop=True)
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.collectives import gradient_dtype, waited_for
+from amp_core.analysis.performance.collectives import collective_rows, gradient_dtype, waited_for
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import COPIES, is_matrix, is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
@@ -37,7 +37,8 @@ SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
 LAUNCH_US = 10.0
-"""Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy."""
+"""Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy. Decides where the lengths
+of the gaps between kernels are not recorded."""
 UNKNOWN_RATIO = 2.0
 """Gain of 16 bits over FP32 that is assumed where the data sheet is not listed: half the bytes."""
 
@@ -76,6 +77,8 @@ class Chances:
     """With the time before the first kernel in `step_us`."""
     unknown_frac: float
     """Share of the kernel time that cannot be classified by kernel name."""
+    peak_frac: float | None
+    """Achieved share of the data sheet's rate of GEMM/conv on tensor cores; None if not known of half their time."""
 
 
 def to_win(run: Run) -> Chances | None:
@@ -108,7 +111,18 @@ def to_win(run: Run) -> Chances | None:
         what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
         worth.append(Chance("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
-    return Chances(tuple(sorted(worth, key=lambda c: -c.win_us)), unit, trains, cost, share)
+    found = tuple(sorted(worth, key=lambda c: -c.win_us))
+    return Chances(found, unit, trains, cost, share, _peak_frac(run))
+
+
+def _peak_frac(run: Run) -> float | None:
+    ops = matrix_ops(run)
+    ops = ops[ops["tensor_core"] == "yes"]
+    known = ops[ops["of_peak_frac"].notna()]
+    us = float(known["total_us"].sum())
+    if not us or us < 0.5 * float(ops["total_us"].sum()):
+        return None
+    return float((known["of_peak_frac"] * known["total_us"]).sum()) / us
 
 
 def _share(us: float, cost: StepCost) -> str:
@@ -124,8 +138,12 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     data += lead_data
     host = max(0.0, gaps - sync - wait - latency) + lead - lead_data
     mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
-    code = "launch-bound" if mean_us < LAUNCH_US else "host-bound"
-    kernels = f", between kernels of {mean_us:.1f} µs on average" if code == "launch-bound" else ""
+    dispatch = float(windows["idle_dispatch_us"].sum()) / steps
+    known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
+    launch_bound = dispatch >= host / 2 if known else mean_us < LAUNCH_US
+    code = "launch-bound" if launch_bound else "host-bound"
+    kernels = f", between kernels of {mean_us:.1f} µs on average" if launch_bound else ""
+    op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps)
     data_lead, host_lead = (_before_first_kernel(us, cost) for us in (lead_data, lead - lead_data))
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
@@ -136,12 +154,22 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
         Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the "
                f"{unit}{data_lead}", "data loading"),
         Chance(code, host, cost.step_us, f"The GPU is idle for {_share(host, cost)} of the {unit} because the host "
-               f"launches too late{kernels}{host_lead}", "host"),
+               f"launches too late{kernels}{host_lead}{in_op}", op or "host"),
         Chance("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
                f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
         Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
                "work is queued: it waits for another GPU or rank, the host, or the start of a CUDA graph", "streams"),
     ]  # fmt: skip
+
+
+def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:
+    """The operator in which the host spends most of the time in which it should launch, and that as part of a
+    sentence; empty if it is not much of the step."""
+    us = windows.groupby("host_op")["host_op_us"].sum() / steps
+    us = us[us.index != ""]
+    if us.empty or us.max() < MIN_WIN_FRAC * cost.step_us:
+        return "", ""
+    return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} of it in {us.idxmax()}"
 
 
 def _before_first_kernel(us: float, cost: StepCost) -> str:
@@ -150,13 +178,15 @@ def _before_first_kernel(us: float, cost: StepCost) -> str:
 
 def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
-    collectives = rows[rows["category"] == "communication"]
-    where = _longest(collectives, "name")
+    everything = kernel_rows(run, everything=True)
+    copied = _longest(everything[everything["category"].isin(COPIES)], "name") or "copies"
+    exposed = collective_rows(run).groupby("kernel")["alone_us"].sum()
+    where = str(exposed.idxmax()) if exposed.sum() > 0 else _longest(rows[rows["category"] == "communication"], "name")
     waits, here = _waits(run, cost)
     return [
         Chance("exposed-communication", communication, cost.step_us, "The GPU only communicates for "
                f"{_share(communication, cost)} of the {unit}{waits}", where, here),
-        Chance("copies", copies, cost.step_us, f"Copies and fills take {_share(copies, cost)} of the {unit}", "copies"),
+        Chance("copies", copies, cost.step_us, f"Copies and fills take {_share(copies, cost)} of the {unit}", copied),
     ]  # fmt: skip
 
 
@@ -211,8 +241,8 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     worst = ops.loc[wins.idxmax()]
     total = float(ops["total_us"].sum()) / steps
     what = (
-        f"GEMMs that take {_share(total, cost)} of the {unit} run below {percent(SLOW_PEAK_FRAC)} of the tensor-core "
-        f"peak, {worst['op']} ({worst['sizes']}) at {percent(worst['of_peak_frac'])}"
+        f"GEMM/conv below {percent(SLOW_PEAK_FRAC)} of the tensor-core peak takes {_share(total, cost)} of the {unit}, "
+        f"{worst['op']} ({worst['sizes']}) runs at {percent(worst['of_peak_frac'])}"
     )
     return [
         Chance("slow-products", float(wins.sum()) / steps, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
@@ -231,10 +261,16 @@ def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
     return max(us * share / GOOD_PEAK_FRAC, bytes_moved / (rates.gb_per_s * 1e3))
 
 
+_ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
+"""In the names of kernels that torch launches for one operator; captured graphs record no operator."""
+
+
 def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Chance]:
     scale = 1.0 / steps
     eager = ~rows["name"].str.contains("triton", regex=False)
     optimizer = rows["phase"] == "optimizer"
+    # Other libraries' kernels already do several operators' work.
+    eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
     us = float(bound["total_us"].sum()) * scale
     stepping = rows[(optimizer | (rows["category"] == "optimizer")) & eager]

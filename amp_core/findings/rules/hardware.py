@@ -29,7 +29,7 @@ ALIGNED_ELEMENTS = 8
         what="The FP32 baseline run already uses TF32, which hides part of the gain from mixed precision.",
         signal="TF32 kernels in an FP32 run; torch's TF32 settings on a GPU that supports it.",
         threshold="One such kernel, or a setting that is on (compute capability 8.0 or newer). Informational for a "
-        "trace, which does not record whether TF32 was intended.",
+        "trace, which does not record whether TF32 was intended, from 5 % of its kernel time.",
         advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, up to 8 times as fast as FP32. "
         "Turn it off for a fair baseline, or label the baseline TF32.",
         snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
@@ -53,6 +53,8 @@ def tf32_baseline(run: Run) -> list[Finding]:
         title = f"{100 * share:.0f} % of the kernel time of this FP32 run is in TF32 kernels"
         severity: Severity = "warning"
         if recipe(run) is None:  # a trace does not record the recipe: TF32 may be intended
+            if share < MIN_REPORTED_FRAC:
+                return []
             title, severity = (
                 f"{100 * share:.0f} % of the kernel time is in TF32 kernels, so this is not a pure FP32 baseline",
                 "info",

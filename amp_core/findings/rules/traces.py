@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.trace_findings import chance_finding
 from amp_core.store.run import Run
@@ -89,11 +90,12 @@ def waiting_for_data(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=432,
-        what="The GPU of an imported trace is idle because the host launches kernels too late, though they are long.",
+        what="The GPU of an imported trace is idle because the host does something other than launching kernels.",
         signal="GPU idle time that ends with a kernel launched during it.",
-        threshold=f"{_THRESHOLD} Kernels of 10 µs or more on average; below that, the finding is launch-bound.",
-        advice="The host spends the time in Python: preprocessing, logging, or CPU operators between launches. "
-        "Profile the host with stacks, and move that work out of the loop.",
+        threshold=f"{_THRESHOLD} Most of it in gaps of 1 ms or more; in shorter ones, the finding is launch-bound.",
+        advice="Between launches the host does something else: preprocessing, logging, operators on the CPU, or "
+        "setting up a library at its first call. Profile the host with stacks after a warm-up, and move that work out "
+        "of the loop.",
         snippet="with torch.profiler.profile(with_stack=True, record_shapes=True) as prof:\n    train_step(batch)\n"
         'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
         page="step-cost",
@@ -146,13 +148,34 @@ def kernel_wait(run: Run) -> list[Finding]:
 )
 def exposed_communication(run: Run) -> list[Finding]:
     """`exposed-communication`: communication with nothing beside it."""
-    return chance_finding(
+    found = chance_finding(
         run,
         "exposed-communication",
         "Overlap communication with computation, or shard the model differently: fewer, larger collectives, and "
         "16-bit activations.",
         "torch.distributed.all_reduce(x, async_op=True)   # compute before work.wait()",
     )
+    alone_us = collective_rows(run).groupby("name")["alone_us"].sum()
+    remedy = _COLLECTIVES.get(str(alone_us.idxmax())) if alone_us.sum() > 0 else None
+    entry = GUIDE["exposed-communication"].advice
+    if remedy is None or not found or not found[0].advice.startswith(entry):  # the advice for inference stays
+        return found
+    return [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in found]
+
+
+_EXCHANGE = Remedy(
+    "Ranks exchange tokens or embedding rows here. Compute what does not depend on them in the meantime, and exchange "
+    "16 bits or fewer. Waiting for a slower rank looks the same: import the traces of all ranks to compare them.",
+    "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...   # the dense layers\nwork.wait()",
+)
+_GATHER = Remedy(
+    "Sharded weights are gathered before the layers that need them. Prefetch them, or shard less. Waiting for a slower "
+    "rank looks the same: import the traces of all ranks to compare them.",
+    "for block, following in zip(blocks, blocks[1:]):   # FSDP2\n"
+    "    block.set_modules_to_forward_prefetch([following])",
+)
+_COLLECTIVES = {**dict.fromkeys(("all_to_all", "send_recv", "send", "recv"), _EXCHANGE), "all_gather": _GATHER}
+"""Advice by the collective with the most exposed time; the guide's is for reduced gradients."""
 
 
 @rule(
@@ -171,7 +194,34 @@ def exposed_communication(run: Run) -> list[Finding]:
 )
 def copies(run: Run) -> list[Finding]:
     """`copies`: time of copies and fills."""
-    return chance_finding(run, "copies")
+    found = chance_finding(run, "copies")
+    remedy = next((r for word, r in _COPIES.items() if found and word in found[0].where), None)
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in found] if remedy else found
+
+
+_COPIES = {
+    "DtoD": Remedy(
+        "These are copies within the device: contiguous(), clone(), cat and changes of layout. Avoid them, or let a "
+        "compiler fuse them.",
+        "model = torch.compile(model)",
+    ),
+    "Memset": Remedy(
+        "Fills of whole tensors: let the optimizer free gradients instead of setting them to 0, and allocate with "
+        "empty() what is overwritten.",
+        "optimizer.zero_grad(set_to_none=True)",
+    ),
+    "Pinned": Remedy(
+        "The host's memory is pinned already. Copy the next batch on a stream of its own while this one is computed, "
+        "and copy fewer bytes: integers and 16 bits, widened on the device.",
+        "with torch.cuda.stream(side):   # and torch.cuda.current_stream().wait_stream(side) before its use\n"
+        "    following = batch.to(device, non_blocking=True)",
+    ),
+    "DtoH": Remedy(
+        "Results are copied to the host. Reduce them on the device first, and copy only occasionally.",
+        "total += loss.detach()   # on the device; total.item() once per epoch",
+    ),
+}
+"""Advice by the direction of most copies, as the profiler names it; the guide's is for copies from pageable memory."""
 
 
 @rule(
@@ -201,17 +251,18 @@ def fp32_products(run: Run) -> list[Finding]:
     gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
     if gpu.capability is None or gpu.takes("bf16"):
         return found
-    before_ampere = (
+    training = Remedy(
         "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a GradScaler. "
-        "BF16 would be emulated, and there is no TF32."
+        "BF16 would be emulated, and there is no TF32.",
+        GUIDE["fp16-without-scaler"].snippet,
     )
-    trains = GUIDE["fp16-without-scaler"].snippet
-    return [
-        replace(f, advice=before_ampere, snippet=trains)
-        if f.snippet == GUIDE["fp32-products"].snippet
-        else replace(f, snippet=f.snippet.replace("bfloat16", "float16"))
-        for f in found
-    ]
+    inference = Remedy(
+        "The tensor cores of this GPU only support FP16: run the model in FP16. BF16 would be emulated, and there is "
+        "no TF32.",
+        "model = model.to(torch.float16)\nwith torch.inference_mode():\n    y = model(x.to(torch.float16))",
+    )
+    remedies = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in found]
+    return [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(found, remedies, strict=True)]
 
 
 @rule(
@@ -223,15 +274,44 @@ def fp32_products(run: Run) -> list[Finding]:
         what="Tensor-core GEMMs of an imported trace reach only a small share of the peak rate.",
         signal="Operations from the recorded shapes over kernel time, and the data sheet's dense rate.",
         threshold=f"{_THRESHOLD} Below 30 % of the peak rate, and slower than moving the matrices once.",
-        advice="Small or unaligned sizes underuse tensor cores. Batch small products, and pad sizes to multiples of "
-        "16 bytes (8 elements in 16 bits).",
+        advice="Unaligned sizes underuse tensor cores. Pad them to multiples of 16 bytes (8 elements in 16 bits), and "
+        "merge small products.",
         snippet="n = -(-n // 8) * 8   # pad to a multiple of 8",
         page="tensor-cores",
     )
 )
 def slow_products(run: Run) -> list[Finding]:
     """`slow-products`: products on tensor cores far below their rate."""
-    return chance_finding(run, "slow-products")
+    found = chance_finding(run, "slow-products")
+    if not found or "Here: " in found[0].advice:  # sizes to pad to
+        return found
+    remedy = next((r for word, r in _ALIGNED.items() if word in found[0].where), _SMALL)
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in found]
+
+
+_SMALL = Remedy(
+    "The sizes are aligned, so padding gains nothing: there is too little work in one call for this GPU. Use larger "
+    "batches, or merge several products into one.",
+    "qkv = torch.nn.functional.linear(x, torch.cat([wq, wk, wv]))   # one product instead of three",
+)
+_ALIGNED = {
+    "attention": Remedy(
+        "Few heads, short sequences or one query per sequence leave most of the GPU without work, and padding gains "
+        "nothing. Use larger batches; for decoding, use a kernel that splits the keys.",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)   # all sequences in one call",
+    ),
+    "conv": Remedy(
+        "The channels are aligned, so padding gains nothing. Let the library time its algorithms, use channels-last "
+        "memory format, and use larger batches.",
+        "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+    ),
+    "bmm": Remedy(
+        "The products of a batch are too small for this GPU. If they are those of attention, compute it in one kernel; "
+        "otherwise merge them into larger products.",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+    ),
+}
+"""Advice by the operator where no size needs padding."""
 
 
 @rule(

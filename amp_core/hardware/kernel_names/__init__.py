@@ -4,7 +4,7 @@ name -> dtypes (precision, per family of kernels) and categories (kind of work) 
 """
 
 from amp_core.hardware.kernel_names.categories import CATEGORIES, GEMM_CATEGORIES, kernel_category
-from amp_core.hardware.kernel_names.classify import KernelClass, classify_kernel, with_dtype
+from amp_core.hardware.kernel_names.classify import SMALL_TYPES, KernelClass, classify_kernel, with_dtype
 from amp_core.hardware.kernel_names.dtypes import tells_type
 from amp_core.hardware.kernel_names.rules import RULES
 
@@ -12,6 +12,7 @@ __all__ = [
     "CATEGORIES",
     "GEMM_CATEGORIES",
     "RULES",
+    "SMALL_TYPES",
     "KernelClass",
     "classify_kernel",
     "kernel_category",

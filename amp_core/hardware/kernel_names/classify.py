@@ -54,9 +54,10 @@ def classify_kernel(name: str) -> KernelClass:
 def with_dtype(kernel: KernelClass, precision: str | None) -> KernelClass:
     """The class of a kernel whose operator has inputs of `precision`: one that is unclassified by name uses tensor
     cores if it multiplies by `tl.dot` and its inputs have 16 bits or fewer."""
-    if not kernel.by_dtype or kernel.tensor_core != "unknown" or precision not in _SMALL_TYPES:
+    if not kernel.by_dtype or kernel.tensor_core != "unknown" or precision not in SMALL_TYPES:
         return kernel
     return replace(kernel, tensor_core="yes", precision=precision)
 
 
-_SMALL_TYPES = ("fp16", "bf16", "fp8", "fp6", "fp4", "int8", "int4")
+SMALL_TYPES = ("fp16", "bf16", "fp8", "fp6", "fp4", "int8", "int4")
+"""Precisions of 16 bits or fewer that tensor cores multiply."""

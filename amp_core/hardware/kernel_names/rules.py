@@ -84,7 +84,7 @@ _KIND = r"(?:sp|gr|xor)?(?:gemm|cudnn|fprop|dgrad|wgrad|deconv|conv|symm|syrk|sy
 
 _PRODUCTS = (
     r"gemm|matmul|(?<![a-z])[bg]?mm(?![a-z])|addmm|attn|attention|fmha|conv(?!ert)|linear|(?<![a-z])dot|moe|mlp|"
-    r"chunk_(?!\w*cumsum)|prefill|decode|_proj_|stage1|_kda_|_kkt_|_swiglu_kernel|rotate_quantize"
+    r"chunk_(?!\w*cumsum)|prefill|decode|_proj_|stage1|_kda_|_kkt_|_swiglu_kernel|rotate_quantize|_nsa_|expand_combine_bwd"
 )
 """Words, in lower case, of kernels that may multiply matrices whatever else is in their names."""
 
@@ -97,11 +97,17 @@ RULES = (
         "Inductor: elementwise, over lists, or sums; products in it are sums, too",
     ),
     _rule(
-        r"^_?triton_(?:tem_|mm|bmm|addmm|flex_|scaled_mm|conv)",
+        r"^_?triton_(?:tem_|mm|bmm|addmm|flex_|scaled_mm|conv(?!ert))",
         "unknown",
         None,
         "Inductor's template of a product: depends on the types of its inputs",
         by_dtype=True,
+    ),
+    _rule(
+        r"^triton__\d",
+        "no",
+        None,
+        "Inductor of PyTorch 2.0, which numbers its kernels: elementwise or sums; products have templates with names",
     ),
     _rule(
         r"^_?triton_|_0d1d",
@@ -199,6 +205,12 @@ RULES = (
         types.of_aiter,
         "attention of AITER and ROCm: matrix instructions only",
         words="paged_att pa_ mla_ fmha_",
+    ),
+    _rule(
+        r"fmha_cutlass[FB]_f32_\w*_sm(?:[89]\d|1\d\d)",
+        "yes",
+        "tf32",
+        "memory-efficient attention in FP32: three products in TF32 for each (CUTLASS, OpMultiplyAddFastF32)",
     ),
     _rule(r"fmha_cutlass[FB]_bf16", "yes", "bf16", "memory-efficient attention; in BF16 it exists for sm80 alone"),
     _rule(
@@ -375,7 +387,7 @@ RULES = (
     ),
     _rule(r"(?<![A-Za-z])magma_[sdcz]gemm|magmablas", "no", types.of_blas, "MAGMA: CUDA cores", words="magma"),
     _rule(
-        r"gemv|(?<![a-z])(?:dot|asum|nrm2|axpy|scal|ger)_kernel|reduce_1Block",
+        r"gemv|(?<![a-z])(?<!_w_)(?<!_gluon_)(?<!_block_)(?:dot|asum|nrm2|axpy|scal|ger)_kernel|reduce_1Block",
         "no",
         types.of_template,
         "cuBLAS 1 and 2",
@@ -406,7 +418,13 @@ RULES = (
         "cuDNN's legacy engines: CUDA cores",
         words="convol engine direct wgrad depthwise cudnn::detail",
     ),
-    _rule(r"winograd", "no", types.of_template, "Winograd transforms, or Winograd without an instruction shape"),
+    _rule(
+        r"winograd",
+        "no",
+        types.of_template,
+        "Winograd transforms, or Winograd without an instruction shape",
+        unless="batched_gemm_kernel",
+    ),
     _rule(
         r"(?<![a-z])(?:fft\dd|(?:regular|vector|composite|multi_bluestein)_fft|DIT_fft|DIF_fft)",
         "no",
@@ -506,14 +524,94 @@ RULES = (
         fold=True,
     ),
     _rule(
+        r"(?:Single|Batch)PrefillWith\w*KVCacheKernel|BatchMLAPage\w*AttentionKernel|BatchMLAPageAttentionHopperKernel",
+        "yes",
+        types.of_template,
+        "FlashInfer: prefill by MMA only",
+        words="PrefillWith BatchMLAPage",
+        category="attention",
+    ),
+    _rule(
+        r"(?:Single|Batch)DecodeWith\w*KVCacheKernel(?!Ml)",
+        "no",
+        None,
+        "FlashInfer: decoding on CUDA cores; on tensor cores it uses the kernels of prefill",
+        words="DecodeWith",
+        category="attention",
+    ),
+    _rule(
+        r"kgemm_4bit_inference_naive|gemm_4bit_simt|(?<!cake_blackwell_)router_gemm_kernel|HGEMV_WFPerRow",
+        "no",
+        types.of_template,
+        "products by FMA: bitsandbytes' and routers' for single rows",
+        words="gemm HGEMV",
+    ),
+    _rule(
+        r"(?:Sampling|Renorm\w*)(?:From\w+)?Kernel|ChainSpeculativeSampling|AppendPagedKV\w*Kernel|MergeStates?\w*Kernel|"
+        r"VariableLength\w*SumKernel|(?<![A-Za-z])AttentionSumKernel|PackBitsKernel|interleave_\w+_gemm_kernel|"
+        r"setup_grouped_gemm|routingIndices\w*Kernel|routingMainKernel|(?:global|block|merge)ExpertPrefixSum|"
+        r"moe(?:Permute|Unpermute|Activation|A2A\w+)Kernel|finalizeKernel|computeStridesTma|"
+        r"(?:Hadamard|Amax)\w*Kernel|kInt8VectorQuant|kPreconditionOptimizer|kOptimizer|kDequantize|kQuantize|"
+        r"selective_state_update|welford_kernel|transducer_\w+|focal_loss_\w+_kernel|index_mul_2d_|"
+        r"operator_(?:bcast|contiguous|element|tn)\w*|ipc_\w*(?:rsag|push)\w*|dtype_convert_\w+|"
+        r"fused_moe_aux_loss|score_for_moe_aux_loss|thd_(?:copy|grad|lse|out|partition|read|reorder)_\w+|cuda_random_\w+|"
+        r"multi_tensor_(?:un)?swizzle|multi_(?:un)?padding_kernel|copy_to_kv_cache|convert_(?:bshd|thd)_to|"
+        r"moe_fused_gate|moe_bgmv_(?:expand|shrink)|update_scale_hysteresis|copy_blocks_kernel",
+        "no",
+        None,
+        "sampling, routing, caches, norms and optimizers of FlashInfer, TensorRT-LLM, Apex, bitsandbytes and AITER",
+        unless=r"(?i:mma)",
+    ),
+    _rule(
         r"^_?\w*(?:gemm|matmul|(?<![a-z])[bg]?mm(?:_|$)|moe_kernel|attn_(?:fwd|bwd)|unified_attention|sage_fwd|mqa_logits)|"
         r"^_?bwd_kernel(?:_|$)|^_?fwd_kernel(?:_|$)|^_?(?:fwd|bwd)_grouped_kernel|^_?(?:attn|attention)_(?:fwd|bwd)|"
         r"^_?bwd_(?:dq|dkdv|dkv)_kernel|^_?chunk_\w*(?:fwd|bwd)_kernel_(?:o|h|dh|dv|dqk\w*|dqkwg|inter|intra)$",
         "unknown",
         None,
         "a Triton kernel that multiplies by tl.dot: depends on the types of its inputs",
-        unless=r"[<(:]|reduce|quant|preprocess|cumsum|rope|(?<!grouped_kernel_)stage\d|combine|scatter|gemma|_tiles?$|schedule|launch_|hgrn",
+        unless=r"[<(:]|reduce|quant|preprocess|cumsum|rope|(?<!grouped_kernel_)stage\d|combine|scatter|gemma|_tiles?$|schedule|launch_|hgrn|gemm_args|token_parallel",
         by_dtype=True,
+    ),
+    _rule(
+        r"^(?:chunk_(?:scaled_dot_kkt|transform_qk|cumprod_householder|ttt_linear|mesa_net|precond_k|gated_delta|scaled)|"
+        r"chunk_\w+_(?:fwd|bwd)_(?:\w*kernel_(?:[KV]|d[AhqkvwT]\w*|wy_\w+|[ho]|h_\w+|intra\w*|inter\w*)|[AoKh]_kernel\w*|"
+        r"k_kernel_\w+|inter|intra)|chunk_(?:fwd|bwd)_kernel_(?:[ho]|dh|dv|dqk)\w*|chunkwise_(?:fwd|bwd)_kernel|"
+        r"(?:fused_chunk|parallel)_(?:\w+_)?(?:fwd|bwd)_(?:kernel|d[qkv]+_kernel|intra_chunk_kernel)|"
+        r"fused_chunk_\w*kkt_fwd_kernel|(?:intra_chunk_preprocess|transform_q|wu|merge_fwd)_(?:fwd|bwd)_kernel|"
+        r"pre_process_(?:fwd|bwd)_kernel_merged|recompute_w_u_|(?:fused_)?(?:solve_tril_recompute|prepare_\w*wy_repr)|"
+        r"merge_16x16_to_\d+x\d+_inverse|mamba3_siso_(?:fwd|step|bwd)_kernel(?:_dqkv)?$|kernel_(?:fwd|bwd)$|"
+        r"_?mla_(?:decode|prefill)_fwd_kernel|_mla_(?:attn_kernel|gluon)|_pa_(?:decode|prefill)_sparse$|"
+        r"_?(?:paged_attention|attention_core|sparse_attn_prefill|dense_neighborhood|fused_neighborhood_attention)\w*|"
+        r"_conv2d_\w+_kernel|_fused_moe_(?:persistent|silu)\w*|e2e_moe_\w*kernel|_moe_(?:bwd_d[WX]|gemm|bwd_down_proj)\w*|"
+        r"_?tgmm_\w+|_gluon_moe_gemm\w*|_ff_a16w16_\w+|_fused_(?:up|down)_proj_\w+|_flash_kda_\w+|_triton_gather_kv_b_proj\w*)",
+        "unknown",
+        None,
+        "a Triton kernel that multiplies by tl.dot: depends on the types of its inputs",
+        words="chunk parallel_ merge_ _process_ recompute_ prepare_ mamba3 kernel_ mla_ _pa_ attention attn "
+        "neighborhood conv2d moe gmm _ff_ _proj solve_tril wu_ transform_q",
+        unless=r"[<(:]|token_parallel|sub_intra(?!_)|sub_intra_(?:merge|split|npu)|_reduc|cumsum|rcum|hgrn|_gate_|_dgk_|"
+        r"summary|reference|metadata|_preprocess$|diag_solve|finalize_dg",
+        by_dtype=True,
+    ),
+    _rule(
+        r"^_?(?:\w*_)?(?:preprocess|logsigmoid|sigmoid|softplus|swish|l2norm|poly_norm|sinkhorn|row_id_map|logsumexp|"
+        r"mean_pooling|token_shift|m?rope|histogram|state_passing|merge_states?|variable_length_merge|sparsemax|kldiv|"
+        r"kl_div|jsd|geglu|grpo|dyt|optimizer_(?:update|precondition)|element_mul|zero_pad|amax|tv_distance|philox|"
+        r"segsum|addcmul|downcast|upcast|dequant|unpermute|permute|argsort|quant|reduce|combine|hgrn|token_parallel|"
+        r"chunk_sort_map|copy_last_chunk|splitk_reduce|zero_pad|page_table|slot_mapping|penalt(?:y|ies))(?:_\w*|$)|"
+        r"^fused_recurrent_\w+(?<!_dw)$",
+        "no",
+        None,
+        "a Triton kernel without products",
+        unless=rf"[<(:]|{_PRODUCTS}|routing_sigmoid|hadamard",
+    ),
+    _rule(
+        r"indexing_backward_kernel|group_gemm_args|compute_cuda_kernel<|to_dense_representation_kernel|compute_position_kernel|"
+        r"fill_tensormaps_kernel|aux_fi_impl|unique_group_indices",
+        "no",
+        None,
+        "indices and descriptors",
+        category="other",
     ),
 )
 """In the order in which they are tried: pattern, tensor cores or not, how to read the precision, and the reason."""

@@ -1,0 +1,84 @@
+"""Why a device was idle, gap by gap, and what the host did in the meantime.
+
+    >>> causes = idle_causes(idle, starts, launched, wait_starts, wait_ends)
+    >>> causes.sync_us, causes.dispatch_us, longest_op(events, host, causes.host)
+    (90.0, 410.0, ('aten::copy_', 9000.0))
+
+A gap ends with a kernel. If the kernel was launched before the gap, it waited for other work. Otherwise the host was
+late: it had waited for the device, it was dispatching operators, or it did something else.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_core.traces import intervals as times
+from amp_core.traces.collect import OP, TraceEvents
+from amp_core.traces.link import EVALUATE, Host
+
+LATENCY_US = 10.0
+"""Gaps up to this between kernels that were both launched are the time to start a kernel."""
+DISPATCH_US = 1000.0
+"""Python and the dispatch of operators between two launches take less than this, also under the profiler. A longer gap
+is due to other work of the host: preprocessing, logging, setting up a library."""
+
+
+@dataclass(frozen=True)
+class IdleCauses:
+    """Idle time by cause, microseconds. The rest of the idle time is in `host`."""
+
+    sync_us: float
+    """After the host waited for the device: no more than it waited, since it would have launched that much earlier."""
+    wait_us: float
+    """Launched work did not begin, in gaps longer than the time to start a kernel: it waits for other work, of this
+    device or another."""
+    latency_us: float
+    """The same in shorter gaps."""
+    dispatch_us: float
+    """The host launched too late, in gaps up to `DISPATCH_US`."""
+    host: times.Intervals
+    """The longer gaps in which the host launched too late."""
+
+
+def idle_causes(
+    idle: times.Intervals,
+    starts: times.Floats,
+    launched: times.Floats,
+    wait_starts: times.Floats,
+    wait_ends: times.Floats,
+) -> IdleCauses:
+    """The causes of `idle` times of a device. `starts` and `launched` are of its work; the waits are the host's."""
+    order = np.argsort(starts, kind="stable")
+    following = np.searchsorted(starts[order], idle[0], side="left")
+    known = following < len(starts)
+    launch = np.full(len(idle[0]), np.inf)
+    launch[known] = launched[order][following[known]]
+    queued = launch <= idle[0]
+    by_end = np.argsort(wait_ends)
+    waited = np.concatenate([[0.0], np.cumsum((wait_ends - wait_starts)[by_end])])
+    first, last = (np.searchsorted(wait_ends[by_end], edge, side="right") for edge in idle)
+    length = idle[1] - idle[0]
+    sync = np.where(queued, 0.0, np.minimum(length, waited[last] - waited[first]))
+    long_wait, late = length >= LATENCY_US, ~queued & (sync < length)
+    dispatch = late & (length - sync < DISPATCH_US)
+    rest = late & ~dispatch
+    return IdleCauses(
+        sync_us=float(sync.sum()),
+        wait_us=float(length[queued & long_wait].sum()),
+        latency_us=float(length[queued & ~long_wait].sum()),
+        dispatch_us=float((length - sync)[dispatch].sum()),
+        host=((idle[0] + sync)[rest], idle[1][rest]),
+    )
+
+
+def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
+    """The outermost operator in which the host spent the longest of `spans`, and how long, in microseconds."""
+    outermost = np.flatnonzero((np.asarray(events.spans.kind) == OP) & (host.parent < 0))
+    if not len(outermost) or not len(spans[0]):
+        return None, 0.0
+    edges = np.stack(spans, axis=1).reshape(-1)
+    covered = np.repeat(np.concatenate([[0.0], np.cumsum(spans[1] - spans[0])]), 2)[1:-1]
+    begin, end = (np.interp(np.asarray(at)[outermost], edges, covered) for at in (events.spans.start, events.spans.end))
+    us = np.bincount(np.asarray(events.spans.name)[outermost], end - begin)
+    longest = int(us.argmax())
+    return (events.texts[longest].removeprefix(EVALUATE), float(us[longest])) if us[longest] > 0 else (None, 0.0)
