@@ -25,6 +25,8 @@ from amp_core.text import formatting
 
 INPUT_DATA, LEARNING_RATE, LOSS = "input data", "learning rate", "loss"
 """Values of `Cause.where` if no module is to blame."""
+MASKED_ROWS = "softmax of fully masked rows"
+"""`Cause.op` if a mask made whole rows of scores -inf."""
 _ALL_BAD = re.compile(r"(\d+) of (\d+) gradients non-finite")
 DIVERGED_RATIO, EARLY_DIVERGED_RATIO = 10.0, 100.0
 """A loss that rose by such a factor diverged; the second applies with only one or two losses before the rise."""
@@ -90,7 +92,7 @@ def first_cause(run: Run, first: int, last: int) -> Cause | None:
         applied = applied[(applied >= first) & (applied < cause.step)]
         if len(applied) and (earlier := first_cause(run, first, int(applied[-1]))) is not None:
             return earlier
-    if cause is None or (cause.where != INPUT_DATA and cause.op != "its weights"):
+    if cause is None or (cause.where != INPUT_DATA and cause.op not in ("its weights", MASKED_ROWS)):
         return divergence(run, _broken_at(run, outputs, begin, end)) or cause
     return cause
 
@@ -227,16 +229,29 @@ def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
         where, op = name.rpartition(".")[0] or model_name(run), f"before {name}"
     else:
         where, op = name or model_name(run), "its weights" if detail == "weights" else op
+    step = int(float(str(row["step"])))
+    if detail in ("", "input") and (masked := _masked_in(run, step, where)) is not None:
+        where, op = masked or where, MASKED_ROWS
     return Cause(
-        step=int(float(str(row["step"]))),
+        step=step,
         phase="forward",
         where=where,
         op=op,
         dtype=row["dtype"] if isinstance(row["dtype"], str) else "",
         value=_number(row["value"]),
         limit=_number(row["limit"]),
-        clean=detail == "" and where != LOSS,
+        clean=detail == "" and where != LOSS and op != MASKED_ROWS,
     )
+
+
+def _masked_in(run: Run, step: int, where: str) -> str | None:
+    """The module whose fully masked rows explain that `where` was not finite, empty if not known; else None."""
+    frame = signals(run, "masked rows")
+    for name in frame["name"][frame["step"] == step]:
+        inner, outer = f"{name}.", f"{where}."
+        if not name or inner.startswith(outer) or outer.startswith(inner):
+            return str(name)
+    return None
 
 
 def _gradient_cause(run: Run, row: "pd.Series[Any]", end: int) -> Cause:

@@ -7,7 +7,7 @@ import numpy as np
 
 from amp_core.analysis import safe_window
 from amp_core.analysis.steps import autocast_dtype, recipe, scaler_enabled
-from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, Cause
+from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, MASKED_ROWS, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import facts
@@ -95,6 +95,9 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
         return _DERIVATIVE
     if cause.phase == "backward":
         return _gradient_remedy(run)
+    if cause.op == MASKED_ROWS:
+        entry = GUIDE["fully-masked-row"]
+        return Remedy(entry.advice, entry.snippet)
     if cause.op == "its weights":
         return Remedy(
             f"The weights of {cause.where} were already non-finite before the module ran: either the checkpoint "

@@ -28,6 +28,8 @@ EVENT_KINDS: dict[str, str] = {
     "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "
     "largest number that rounds to 0",
     "constant overflow": "a finite constant is infinite in dtype; value: the constant; limit: largest finite number",
+    "masked rows": "rows of scores that a mask made -inf throughout, before a softmax over them; value: how many; op "
+    "and name: the operator and its module, where they are known",
     "wide product": "a module that multiplied matrices in FP32 inside of an autocast region, in the first step; value: "
     "its share of all such multiplications",
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
@@ -45,7 +47,8 @@ EVENT_KINDS: dict[str, str] = {
     "recomputed": "a module was recomputed during backward in another dtype; dtype: the new; detail: the old",
     "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
     "autocast in backward": "backward was called inside of an autocast region of dtype",
-    "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type",
+    "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type; "
+    "detail: `disabled` where the region was made before watching, and was disabled by torch or by the program",
     "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; name: "
     "`torch.autograd.grad` where the loop added unscaled gradients from it to scaled ones; optimizer: its number",
     "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "

@@ -53,6 +53,27 @@ def test_an_input_without_a_recorded_magnitude_is_not_mentioned(tmp_path: Path) 
     assert finding.title.endswith("(Linear) overflows float16") and finding.value is None
 
 
+def test_a_mask_of_minus_infinity_in_a_step_that_was_made_is_no_overflow(tmp_path: Path) -> None:
+    events = [OUTPUT | {"name": "attention.mask", "step": 2}]  # a GPU measures outputs without knowing the loss
+    sound = run_of(tmp_path / "sound", events, [1.0] * 8, [False] * 8)
+    assert "activation-overflow" not in {f.code for f in diagnose(sound)}
+    broken = run_of(tmp_path / "broken", events, [1.0, 1.0, float("nan")], [False, False, True])
+    assert "activation-overflow" in {f.code for f in diagnose(broken)}
+
+
+def test_masked_rows_elsewhere_do_not_explain_a_module(tmp_path: Path) -> None:
+    nan = float("nan")
+    masked = {"kind": "masked rows", "name": "encoder.attention", "step": 0, "value": 4.0}
+
+    def codes(where: str) -> set[str]:
+        events = [OUTPUT | {"name": where, "step": 0, "detail": "input"}, masked]
+        run = run_of(tmp_path / where, events, [nan] * 4, [True] * 4)
+        return {f.code for f in diagnose(run)} & {"fully-masked-row", "activation-overflow"}
+
+    assert codes("encoder.attention.proj") == {"fully-masked-row"}
+    assert codes("decoder.up") == {"activation-overflow"}
+
+
 def test_with_a_finite_loss_the_cause_is_in_backward(tmp_path: Path) -> None:
     events = [{"kind": "skipped", "name": "blocks.2.up.weight", "step": 3}]
     run = run_of(tmp_path / "run", events, [1.0] * 8, [False] * 3 + [True] * 5)

@@ -268,7 +268,7 @@ def _not_as_requested(run: Run) -> list[Finding]:
     requested, ran = run.head.config.get("requested_precision"), recipe(run)
     elsewhere = signals(run, "autocast elsewhere")
     if len(elsewhere):
-        return [_of_another_device(run, str(elsewhere["name"].iloc[0]))]
+        return [_of_another_device(run, str(elsewhere["name"].iloc[0]), str(elsewhere["detail"].iloc[0]) == "disabled")]
     if requested not in ("fp16", "bf16") or ran not in ("fp32", "tf32"):
         return []
     scaler = run.head.config.get("scaler")
@@ -289,12 +289,14 @@ def _not_as_requested(run: Run) -> list[Finding]:
     ]
 
 
-def _of_another_device(run: Run, kind: str) -> Finding:
+def _of_another_device(run: Run, kind: str, disabled: bool) -> Finding:
     device = str(run.head.config.get("device") or "cpu").partition(":")[0]
     return make_finding(
         "autocast-inactive",
-        f"Autocast is enabled for {kind}, but the model runs on {device}: nothing is cast",
+        f"Autocast is {'disabled' if disabled else 'enabled'} for {kind}, and the model runs on {device}: "
+        "nothing is cast",
         f'torch.autocast("{kind}")',
+        severity="info" if disabled else None,  # perhaps by the program itself
         value=1.0,
         limit=MIN_REPORTED_FRAC,
         unit="share of matrix weights",

@@ -109,8 +109,8 @@ def half_router(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=283,
         what="A normalization layer computes or stores its mean or variance in 16 bits.",
-        signal="Mean, variance and root with 16-bit input and output in one module, in the first step; 16-bit "
-        "running statistics that the first steps update.",
+        signal="Mean or variance and root, or norms of rows before a learned gain, with 16-bit input and output in one "
+        "module, in the first step; 16-bit running statistics that the first steps update.",
         threshold="One such layer. torch's own norms accumulate in float32 whatever their input; a bfloat16 mean of "
         "squares is off by up to 2^-9, which scales the whole row (transformers casts to float32 in LlamaRMSNorm).",
         advice="A bfloat16 running average stops changing once the change is below 2^-9 of it, and a variance loses "

@@ -1,8 +1,18 @@
-"""Rules on what exceeds the range of float16: activations, weights, running statistics."""
+"""Rules on what exceeds the range of float16, or is not finite: activations, weights, masks, running statistics."""
 
-from amp_core.analysis.steps import autocast_dtype
+import numpy as np
+
+from amp_core.analysis.steps import attempts, autocast_dtype
 from amp_core.findings import remedies
-from amp_core.findings.first_cause import LEARNING_RATE, Cause, first_cause, stretch_end
+from amp_core.findings.first_cause import (
+    LEARNING_RATE,
+    LOSS,
+    MASKED_ROWS,
+    Cause,
+    first_cause,
+    recovered_steps,
+    stretch_end,
+)
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaling import loss_nonfinite
@@ -10,6 +20,7 @@ from amp_core.findings.signals import facts, model_name, signals
 from amp_core.findings.snippets import BF16, ISLAND
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
+from amp_core.text import formatting
 
 FP16 = FORMATS["fp16"]
 STATISTICS_INTERVAL_STEPS = 10
@@ -23,17 +34,27 @@ def _first_overflow(run: Run) -> Cause | None:
     steps."""
     frame = signals(run, "non-finite output")
     frame = frame[(frame["dtype"] == "float16") & frame["detail"].isin(["", "input"]) & (frame["op"] != "loss")]
-    done = -1
+    done, harmless = -1, set(_made_with_finite_loss(run))
     for step in map(int, frame["step"].dropna()):
-        if step <= done:
+        if step <= done or step in harmless:
             continue
         done = stretch_end(run, step)
         cause = first_cause(run, 0, step)
         if cause is not None and cause.phase == "divergence":
             return None  # after a divergence any format would overflow
+        if cause is not None and cause.op == MASKED_ROWS:
+            continue
         if cause is not None and (cause.phase, cause.dtype) == ("forward", "float16") and cause.where != "loss":
             return cause
     return None
+
+
+def _made_with_finite_loss(run: Run) -> list[int]:
+    """Steps that were made with a finite loss. A module whose output was not finite then returned a mask of -inf, or
+    values that nothing depends on."""
+    frame = attempts(run)
+    steps = frame["step"][frame["has_loss"] & np.isfinite(frame["loss"])]
+    return [int(step) for step in np.intersect1d(steps.to_numpy(), recovered_steps(run))]
 
 
 @rule(
@@ -153,6 +174,49 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
 
 @rule(
     Entry(
+        code="fully-masked-row",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=55,
+        follows=("mask-constant-overflow",),
+        what="A mask sets every score of a row to -inf, and the softmax of such a row is NaN.",
+        signal="Rows of scores that are -inf throughout, before a softmax: in the first step, and in the graph of a "
+        "loss that is not finite. Masks of -inf that leave one score in each row are sound.",
+        threshold="One such row in a step whose outputs or loss are not finite. Rows whose NaN the model replaces do "
+        "not count.",
+        advice="This happens in any dtype: a sample that is all padding, or a padded token in front under a causal "
+        "mask. Let such rows attend to one position, or set their result to zero; "
+        "scaled_dot_product_attention does the latter.",
+        snippet="empty = mask.all(-1, keepdim=True)   # True: masked\n"
+        'weights = scores.masked_fill(mask & ~empty, float("-inf")).softmax(-1).masked_fill(empty, 0.0)',
+        page="layer-detail",
+    )
+)
+def fully_masked_row(run: Run) -> list[Finding]:
+    """`fully-masked-row`: rows of scores that are -inf throughout, where they made outputs or loss non-finite."""
+    rows = signals(run, "masked rows")
+    for step in sorted({int(s) for s in rows["step"].dropna()}):
+        cause = first_cause(run, 0, step)
+        if cause is not None and cause.op == MASKED_ROWS:
+            count = float(rows["value"][rows["step"] == cause.step].max())
+            where = "the loss" if cause.where == LOSS else cause.where
+            return [
+                make_finding(
+                    "fully-masked-row",
+                    f"A mask sets every score to -inf in {formatting.plural(int(count), 'row')} of {where}, and the "
+                    "softmax of such a row is NaN",
+                    cause.where,
+                    steps=(cause.step, cause.step),
+                    value=count,
+                    limit=0.0,
+                    unit="rows",
+                )
+            ]
+    return []
+
+
+@rule(
+    Entry(
         code="batchnorm-poisoned",
         severity="error",
         family=RANGE_AND_PRECISION,
@@ -160,6 +224,7 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
         follows=(
             "bf16-model-in-fp16",
             "activation-overflow",
+            "fully-masked-row",
             "loss-nonfinite",
         ),
         what="Running statistics of a normalization layer contain NaN or infinity: training continues, but "

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from amp_core.record.model.parameters import has_values
+from amp_core.record.updates import bitsandbytes_steps
 
 MAX_ELEMENTS_OF_ONE = 2**20
 """Elements of one tensor that are taken: a share of them is known within 0.0005, one standard deviation."""
@@ -96,8 +97,15 @@ def part_of(
         weight=spaced(own, taken).clone(),
         grad=_unscaled(spaced(local(grad), taken), optimizer),
         version=parameter._version,
-        state={key: _taken(v, own.shape, taken) for key, v in optimizer.state.get(parameter, {}).items()},
+        state={key: _taken(v, own.shape, taken) for key, v in _state_of(optimizer, parameter).items()},
     )
+
+
+def _state_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+    if bitsandbytes_steps.is_known(optimizer):
+        return bitsandbytes_steps.state_of(optimizer, parameter)
+    state: dict[str, Any] = optimizer.state.get(parameter, {})
+    return state
 
 
 def even_limit(sizes: list[int], total: int) -> int:

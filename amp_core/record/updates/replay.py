@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_core.record.backends import backend_of
+from amp_core.record.updates import bitsandbytes_steps
 from amp_core.record.updates.held import Part
 
 _HOOKS = ("step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post")
@@ -38,9 +39,10 @@ class ReplayError(Exception):
 
 
 def is_own_code(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether repeating a step would run code of the program: true of all classes but torch's and torchao's own."""
+    """Whether repeating a step would run code of the program: true of all classes but torch's own, and those of
+    torchao and bitsandbytes whose step torch has too."""
     module = f"{type(optimizer).__module__}."  # Adafactor and Muon are of `torch.optim` itself
-    return not module.startswith("torch.optim.") and not _is_torchao_adam(optimizer)
+    return not module.startswith("torch.optim.") and not _has_equal_in_torch(optimizer)
 
 
 class Replay:
@@ -78,7 +80,7 @@ class Replay:
     @property
     def rounds_once(self) -> bool:
         """Whether the optimizer computes in FP32 and rounds the new weight, where its own code is not repeated."""
-        return _is_torchao_adam(self._optimizer)
+        return _has_equal_in_torch(self._optimizer)
 
     def treats_elements_alone(self, part: Part) -> bool:
         """Whether a step moves each element without regard to the others of its tensor: then some stand for all.
@@ -200,17 +202,24 @@ def _resolved_eps(settings: dict[str, Any], parameters: Sequence[torch.Tensor]) 
 
 
 def _equal_class(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer | None:
-    """Of an optimizer that compiles its step, torch's class with the same step; None for others.
+    """Of an optimizer that compiles its step or calls its own kernels, torch's class with the same step; None for
+    others.
 
     torchao's `Adam8bit`, `AdamW4bit` and the like dequantise the state, step in FP32 and quantise
     (torchao/optim/adam.py).
     """
+    if bitsandbytes_steps.is_known(optimizer):
+        return bitsandbytes_steps.torch_optimizer(optimizer, groups)
     if not _is_torchao_adam(optimizer):
         return None
     kind = torch.optim.AdamW if optimizer.is_adamw else torch.optim.Adam  # type: ignore[attr-defined]
     names = ("params", "betas", "eps", "weight_decay", "amsgrad")
     given = [{name: group[name] for name in names} | {"lr": float(group["lr"])} for group in groups]
     return kind([group for group in given if group["params"]])
+
+
+def _has_equal_in_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return _is_torchao_adam(optimizer) or bitsandbytes_steps.is_known(optimizer)
 
 
 def _is_torchao_adam(optimizer: torch.optim.Optimizer) -> bool:

@@ -462,3 +462,73 @@ def l2_by_scaled_grad_add(into):
             p.grad.add_(q)
 
     fit(m, o, images(8), into, s, before=before)
+
+
+def masked(into, dtype, mask):
+    """Attention with scores masked by `mask(scores)`."""
+
+    class A(Attention):
+        def scores(self, q, k):
+            return mask(super().scores(q, k))
+
+    m = GPT(make=lambda d: Block(d, attn=A(d)))
+    fit(m, adam(m), tokens(12), into, scaler() if dtype is H else None, dtype, loss=lm_loss)
+
+
+def lowest_twice(z):
+    """Causal and padding mask of the lowest finite value each: their sum is -inf."""
+    lowest = torch.finfo(z.dtype).min
+    padding = torch.zeros(z.shape[-1], dtype=z.dtype).index_fill_(0, torch.tensor([13, 14, 15]), lowest)
+    return z + torch.full(z.shape[-2:], lowest, dtype=z.dtype).triu(1) + padding
+
+
+@healthy(each_time=True)
+def masks_whose_sum_is_infinite(into):
+    masked(into, H, lowest_twice)
+
+
+@healthy()
+def masks_whose_sum_is_infinite_in_bf16(into):
+    masked(into, BF, lowest_twice)
+
+
+@healthy(each_time=True)
+def empty_rows_set_to_zero(into):
+    class A(Attention):
+        def forward(self, x):
+            b, t, d = x.shape
+            q, k, v = self.qkv(x).view(b, t, 3, self.h, d // self.h).permute(2, 0, 3, 1, 4)
+            mask = torch.ones(t, t).triu(1).bool()
+            mask[3] = True
+            p = self.scores(q, k).masked_fill(mask, -torch.inf).softmax(-1).nan_to_num(0.0)
+            return self.proj((p.to(v.dtype) @ v).transpose(1, 2).reshape(b, t, d))
+
+    m = GPT(make=lambda d: Block(d, attn=A(d)))
+    fit(m, adam(m), tokens(12), into, scaler(), loss=lm_loss)
+
+
+@healthy()
+def unit_vectors_in_bf16(into):
+    """Cosine similarity with a learned temperature: rounding errors of the norms average out."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.Linear(64, 32), nn.Linear(64, 32))
+            self.temperature = nn.Parameter(torch.tensor(10.0))
+
+        def forward(self, x):
+            a, b = (F.normalize(f(x), dim=-1) for f in (self.a, self.b))
+            return self.temperature * a @ b.T
+
+    m = Two()
+    fit(m, adam(m), images(12), into, None, BF, loss=lambda m, b: ce(m(b[0].flatten(1)), torch.arange(16)))
+
+
+@healthy()
+def decorated_forward(into):
+    class M(CNN):
+        forward = torch.autocast("cpu", dtype=BF)(CNN.forward)
+
+    m = M()
+    fit(m, adam(m), images(12), into, None, None)

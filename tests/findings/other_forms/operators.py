@@ -173,6 +173,125 @@ def own_groupnorm_half(into):
             o.zero_grad()
 
 
+class OwnNorm(nn.Module):
+    """`normalized(x)` over the last dimension, with a learned gain."""
+
+    def __init__(self, d, normalized):
+        super().__init__()
+        self.weight, self.normalized = (nn.Parameter(torch.ones(d)), normalized)
+
+    def forward(self, x):
+        return self.weight * self.normalized(x)
+
+
+def own_norm(into, normalized):
+    m = GPT(make=lambda d: Block(d, norm=lambda d: OwnNorm(d, normalized))).to(BF)
+    fit(m, sgd(m, 0.3), tokens(4), into, None, None, loss=lm_loss)
+
+
+@fault("half-statistics", "n1")
+def rms_norm_from_unit_vectors(into):
+    own_norm(into, lambda x: F.normalize(x, dim=-1) * x.shape[-1] ** 0.5)
+
+
+@fault("half-statistics", "n1")
+def rms_norm_by_einsum(into):
+    own_norm(into, lambda x: x * torch.rsqrt(torch.einsum("...d,...d->...", x, x)[..., None] / x.shape[-1] + 1e-6))
+
+
+@fault("half-statistics", "n", each_time=True)
+def rms_norm_under_autocast(into):
+    norm = OwnNorm(48, lambda x: x * 48**0.5 / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+    m = nn.ModuleDict({"a": nn.Linear(64, 48), "n": norm, "b": nn.Linear(48, 10)})
+    fit(m, adam(m), images(4), into, None, BF, loss=lambda m, b: ce(m["b"](m["n"](m["a"](b[0].flatten(1)))), b[1]))
+
+
+@fault("autocast-inactive", 'autocast("cuda")')
+def decorator_of_another_device(into):
+    class M(CNN):
+        forward = torch.autocast("cuda", dtype=BF)(CNN.forward)  # torch disables it where there is no GPU
+
+    m = M()
+    fit(m, adam(m), images(6), into, None, None)
+
+
+@fault("fp16-without-scaler", "")
+def decorated_inner_module(into):
+    class Inner(CNN):
+        forward = torch.autocast("cpu", dtype=torch.float16)(CNN.forward)
+
+    m = nn.Sequential(Inner())
+    fit(m, adam(m), images(6), into, None, None)
+
+
+def masked_attention(into, dtype, mask, steps=6):
+    """Attention with scores masked by `mask(scores)`."""
+
+    class A(Attention):
+        def scores(self, q, k):
+            return mask(super().scores(q, k))
+
+    m = GPT(make=lambda d: Block(d, attn=A(d)))
+    fit(m, adam(m), tokens(steps), into, scaler() if dtype is torch.float16 else None, dtype, loss=lm_loss)
+
+
+def empty_row(z):
+    return z + torch.zeros(z.shape[-2:], dtype=z.dtype).index_fill_(0, torch.tensor([3]), -torch.inf)
+
+
+@fault("fully-masked-row", "attn", each_time=True)
+def additive_mask_with_an_empty_row(into):
+    masked_attention(into, torch.float16, empty_row)
+
+
+@fault("fully-masked-row", "attn")
+def own_softmax_of_an_empty_row(into):
+    class A(Attention):
+        def forward(self, x):
+            b, t, d = x.shape
+            q, k, v = self.qkv(x).view(b, t, 3, self.h, d // self.h).permute(2, 0, 3, 1, 4)
+            e = empty_row(self.scores(q, k))
+            e = (e - e.amax(-1, keepdim=True)).exp()
+            return self.proj((e / e.sum(-1, keepdim=True) @ v).transpose(1, 2).reshape(b, t, d))
+
+    m = GPT(make=lambda d: Block(d, attn=A(d)))
+    fit(m, adam(m), tokens(4), into, None, BF, loss=lm_loss)
+
+
+@fault("fully-masked-row", "attn")
+def empty_row_within_checkpointing(into):
+    class A(Attention):
+        def scores(self, q, k):
+            return empty_row(super().scores(q, k))
+
+    class C(nn.Module):
+        def __init__(self, d):
+            super().__init__()
+            self.b = Block(d, attn=A(d))
+
+        def forward(self, x):
+            return checkpoint(self.b, x, use_reentrant=False)
+
+    m = GPT(make=C)
+    fit(m, adam(m), tokens(4), into, None, BF, loss=lm_loss)
+
+
+@fault("fully-masked-row", "loss")
+def no_legal_action(into):
+    m = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 6))
+    turn = iter(range(100))
+
+    def loss(m, b):
+        legal = torch.rand(16, 6) < 0.7
+        legal[:, 0] = True
+        legal[3] &= next(turn) != 5
+        logits = m(b[0].flatten(1)).float().masked_fill(~legal, -torch.inf)
+        chosen = torch.distributions.Categorical(logits=logits, validate_args=False)
+        return -(chosen.log_prob(legal.float().argmax(-1)) * torch.randn(16)).mean()
+
+    fit(m, adam(m), images(8), into, None, BF, loss=loss)
+
+
 @fault("half-sum", "")
 def vae_sum_reduction_bf16(into):
     m = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 64))

@@ -99,6 +99,18 @@ def own_rms_norm(into: Path, faulty: bool) -> None:
     fp16(into, Net(RootMeanSquare(faulty=faulty)), dtype=torch.bfloat16, steps=3).run()
 
 
+class NormDivided(RootMeanSquare):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(self.dtype)
+        wide = wide / (wide.norm(dim=-1, keepdim=True) * WIDTH**-0.5 + 1e-5)
+        return self.weight * wide.to(x.dtype)
+
+
+@case("half-statistics", "middle")
+def rms_norm_by_the_norm_of_rows(into: Path, faulty: bool) -> None:
+    fp16(into, Net(NormDivided(faulty=faulty)), dtype=torch.bfloat16, steps=3).run()
+
+
 class Standardised(RootMeanSquare):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.to(self.dtype)

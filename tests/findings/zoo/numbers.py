@@ -55,6 +55,40 @@ def overflow_after_calibration(into: Path, faulty: bool) -> None:
             loop.step()
 
 
+class Padded(nn.Module):
+    """Self-attention over rows, of which the last three are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.padding = torch.zeros(1, 16, dtype=torch.bool)
+        self.padding[:, -3:] = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sample = x[None]
+        out: torch.Tensor = self.attention(sample, sample, sample, key_padding_mask=self.padding)[0][0]
+        return out
+
+
+def _padded(into: Path, dtype: torch.dtype, empty_at: int | None) -> None:
+    loop = fp16(into, Net(Padded()), dtype=dtype)
+    with loop.watched():
+        for i, (x, y) in enumerate(batches(12)):
+            loop.model.middle.padding[:, :-3] = i == empty_at
+            loop.backward(loop.loss(x, y))
+            loop.step()
+
+
+@case("fully-masked-row", "middle.attention")
+def sample_of_padding(into: Path, faulty: bool) -> None:
+    _padded(into, torch.float16, 0 if faulty else None)
+
+
+@case("fully-masked-row", "middle.attention")
+def later_sample_of_padding(into: Path, faulty: bool) -> None:
+    _padded(into, torch.bfloat16, 7 if faulty else None)
+
+
 @case("scale-collapse", "middle.up")
 def collapse(into: Path, faulty: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -36,14 +36,22 @@ _SCALED = "ampscope.scaled"
 
 
 class AutocastElsewhere(Observer):
-    """Reports once if the first steps ask for autocast of another device type than the model's, and not of its own."""
+    """Reports once if the first steps ask for autocast of another device type than the model's, and not of its own.
+
+    torch disables a region of an unavailable device when the region is made. Of one that was made before watching, such
+    as a decorator's, only that it is disabled can be seen, not by whom.
+    """
 
     def __init__(self, writer: RunWriter, device: torch.device) -> None:
         self._writer = writer
         self._kind = device.type
         self._requested: list[str] = []
+        self._disabled: list[str] = []  # of regions that were made before watching
+        self._made: weakref.WeakSet[torch.autocast] = weakref.WeakSet()
         self._regions = patched_functions.method_of_class(torch.autocast, "__init__")
         self._regions.listen(self._on_region)
+        self._entries = patched_functions.method_of_class(torch.autocast, "__enter__")
+        self._entries.listen(self._on_entry)
 
     def step_began(self, step: int) -> None:
         if self.awake:  # regions that were made before watching
@@ -56,15 +64,29 @@ class AutocastElsewhere(Observer):
         self.awake = False
         if self._requested and self._kind not in self._requested:
             self._writer.event("autocast elsewhere", name=self._requested[0], step=step)
+        elif self._disabled and not self._requested:
+            self._writer.event("autocast elsewhere", name=self._disabled[0], detail="disabled", step=step)
 
     def close(self) -> None:
         self._regions.unlisten(self._on_region)
+        self._entries.unlisten(self._on_entry)
 
     def _on_region(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Torch disables a region of an unavailable device, so the requested type counts.
+        self._made.add(args[0])
+        # torch disables a region of an unavailable device, so the requested type counts.
         kind = patched_functions.argument(args, kwargs, "device_type")
         if isinstance(kind, str) and kwargs.get("enabled", args[3] if len(args) > 3 else True):
             self._requested.append(kind.partition(":")[0])
+
+    def _on_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        region = args[0]
+        if region in self._made:
+            return
+        kind = str(region.device)
+        if region._enabled:
+            self._requested.append(kind)
+        elif kind != self._kind:
+            self._disabled.append(kind)
 
 
 class AutocastKept(Observer):

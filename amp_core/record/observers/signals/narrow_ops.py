@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
+from amp_core.record.observers.signals.row_norms import RowNorms, is_root
 from amp_core.record.stats.host_transfer import HostTransfer
 
 MIN_CLASSES = 8192
@@ -45,6 +47,7 @@ class NarrowOps:
         self._wide_softmax: dict[str, int] = {}  # classes of a softmax over many, by module
         self._choices: list[tuple[str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
+        self._row_norms = RowNorms()
         self._chains: dict[int, tuple[int, torch.Tensor]] = {}  # additions so far, and the sum, by its id
         # Kind, operator, module, dtype, and value and limit as tensors.
         self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
@@ -58,6 +61,12 @@ class NarrowOps:
             self._later("rounded positions", op, module(), out.dtype, (out[1:] == out[:-1]).sum(), 0.0)
         if first is None or not first.numel():
             return
+        if op in REDUCTIONS and first.dim() and first.is_floating_point() and len(args) > 1:
+            dims = [args[1]] if isinstance(args[1], int) else args[1]
+            if len(dims) == 1:
+                self._later("masked rows", op, module(), first.dtype, count_masked_rows(first, dims[0]), 0.0)
+        if (norms := self._row_norms.check(op, args, out)) is not None:
+            self._statistic(op, *norms, module)
         result = out[0] if isinstance(out, tuple | list) and out else out
         if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
             if first.dtype in NARROW and op == "argmax":
@@ -94,11 +103,13 @@ class NarrowOps:
     ) -> None:
         terms, limit = first.numel() // max(1, out.numel()), 0
         if name in ("mean", "var", "var_mean", "std", "std_mean") and terms >= MIN_STATISTIC_TERMS:
-            self._statistics.add(tuple(out.shape))
             if name.startswith("std"):
-                self._statistic(op, out, module)
-        elif tuple(out.shape) in self._statistics and _is_root(name, args):
-            self._statistic(op, out, module)
+                self._statistic(op, out.numel(), out.dtype, module)
+            else:
+                self._statistics.add(tuple(out.shape))
+        elif tuple(out.shape) in self._statistics and is_root(name, args):
+            self._statistics.discard(tuple(out.shape))
+            self._statistic(op, out.numel(), out.dtype, module)
         if name == "sum":
             limit = MIN_SUM_TERMS
         elif name == "mean":
@@ -143,10 +154,9 @@ class NarrowOps:
     def _later(self, kind: str, op: str, module: str, dtype: torch.dtype, value: torch.Tensor, limit: float) -> None:
         self._pending.append((kind, op, module, dtype, value, limit))
 
-    def _statistic(self, op: str, out: torch.Tensor, module: Callable[[], str]) -> None:
-        self._statistics.discard(tuple(out.shape))
+    def _statistic(self, op: str, count: int, dtype: torch.dtype, module: Callable[[], str]) -> None:
         if (name := module()) != "loss":
-            self._report("narrow statistics", op, name, float(out.numel()), 0.0, out.dtype)
+            self._report("narrow statistics", op, name, float(count), 0.0, dtype)
 
     def _choose(self, op: str, scores: torch.Tensor, chosen: int, module: Callable[[], str]) -> None:
         """A choice among scores; whether it is a router's is known once a softmax of as many was seen."""
@@ -167,10 +177,6 @@ class NarrowOps:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:
             rounded = (copy.detach().to(torch.float32) != whole.to(torch.float32)).sum()
             self._later("rounded positions", op, module(), copy.dtype, rounded, 0.0)
-
-
-def _is_root(name: str, args: Sequence[Any]) -> bool:
-    return name in ("rsqrt", "sqrt") or (name == "pow" and len(args) > 1 and args[1] in (0.5, -0.5))
 
 
 def _largest_exact_angle(dtype: torch.dtype) -> float:

@@ -27,6 +27,7 @@ from amp_core.record.model.modules import tensors_in
 from amp_core.record.model.parameters import has_values, in_backward, named_modules, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
+from amp_core.record.observers.signals.masked_rows import masked_rows
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.torch_internals import patched_functions
@@ -85,6 +86,7 @@ class ForwardCheck(Observer):
         self._written = 0
         self._unnamed: tuple[int, dict[str, Any]] | None = None  # the model's own output was not finite; and that step
         self._near: set[int] = set()
+        self._masked = False  # rows that a mask made -inf were reported
         self._thread = threading.get_ident()
         self._threaded = False
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the current forward
@@ -204,12 +206,18 @@ class ForwardCheck(Observer):
             return
         roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_meta]
         if bad := [t for t in roots if not math.isfinite(t.item())]:
+            self._report_masked(bad[0])
             self._report_first(bad[0])
         elif self._step % EVERY == 0:
             self._report_large()
         if self._armed or self._step % EVERY == 0:
             self._dtypes |= {call.number: [t.dtype for t in call.outputs] for call in self._kept}
         self._forget()
+
+    def _report_masked(self, loss: torch.Tensor) -> None:
+        if not self._masked and (rows := masked_rows(loss)):
+            self._masked = True
+            self._writer.event("masked rows", step=self._step, value=float(rows), phase="forward")
 
     def _report_first(self, loss: torch.Tensor) -> None:
         """Report the first kept call whose output is not finite."""
