@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_core.jobs import listing, queue
+from amp_core.jobs import listing
+from amp_core.jobs.backends import local
 from tests.waiting import wait_for
 
 # Replaces `ampscope train`: a run with a step every 20 ms, without torch. The mode selects its behaviour.
@@ -59,6 +60,6 @@ def runs(tmp_path: Path) -> Iterator[Path]:
 
     def waited_for() -> bool:
         assert [j.name for j in listing(folder) if j.alive] == []  # listing jobs reaps those that ended
-        return not [f for f in queue._children if f.parent == folder]
+        return not [f for f in local._children if f.parent == folder]
 
     wait_for(waited_for)
