@@ -212,7 +212,7 @@ def several_nodes(record: Record, resources: Resources) -> str:
     processes = int(record.config.get("nproc") or 1)
     processes = processes if processes > 1 else resources.gpus or 1
     return (
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        "head=$(hostname)  # this script runs on the first node\n"
         f"srun {job_script.python_of(record)} -m torch.distributed.run"
         f' --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node {processes} --rdzv-id "$SLURM_JOB_ID"'
         ' --rdzv-backend c10d --rdzv-endpoint "$head:$((20000 + SLURM_JOB_ID % 20000))"'
@@ -252,12 +252,12 @@ def _run(line: Sequence[str], timeout_s: float, cwd: Path | None = None) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def _answered(line: Sequence[str], timeout_s: float = ASK_TIMEOUT_S) -> str:
+def _answered(line: Sequence[str]) -> str:
     """`_run`, with one sentence for any error."""
     try:
-        return _run(line, timeout_s)
+        return _run(line, ASK_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise RunError(f"Slurm did not answer within {timeout_s:g} s ({line[0]})") from None
+        raise RunError(f"Slurm did not answer within {ASK_TIMEOUT_S:g} s ({line[0]})") from None
     except _RefusedError as error:
         raise RunError(f"Slurm refused: {error} ({line[0]})") from None
 
