@@ -30,13 +30,14 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def record_end(folder: Path, record: job_file.Record, returncode: int | None) -> job_file.Record:
     """Kill the remaining processes of an ended job, and record in `run.json` and `job.json` how it ended.
 
-    `returncode` is None if no parent observed the end. A run without an exit code and a stop request stays unchanged:
-    readers show it as lost.
+    `returncode` is None if no parent observed the end. A run without an exit code, a stop request and a scheduler's
+    word stays unchanged: readers show it as lost.
     """
     _kill(remaining_processes(record))
     record = dataclasses.replace(record, ended_s=record.ended_s or time.time(), returncode=returncode)
     began = (folder / "run.json").exists()
-    if record.makes == "run" and (not began or returncode is not None or record.stop_requested_s is not None):
+    reported = returncode is not None or record.stop_requested_s is not None or bool(record.scheduler)
+    if record.makes == "run" and (not began or reported):
         write_end(folder, record, *end_of_job(folder, record))
     if record.scheduler:
         for run in (folder / "run.json",) if record.makes == "run" else folder.glob("**/run.json"):

@@ -107,7 +107,7 @@ def test_an_ended_job_that_slurm_has_forgotten_is_known_by_its_own_files(
 )
 def test_what_slurmstepd_printed_tells_why_a_job_ended(tmp_path: Path, printed: str, state: str | None) -> None:
     (tmp_path / "console.log").write_text(f"step 1\n{printed}\nlast words\n")
-    job = Slurm().forgotten(tmp_path, "7")
+    job = Slurm().forgotten(tmp_path, job_file.Record((), "slurm", 0, backend_id="7", token="t"))
     assert (job.state if job is not None else None) == state
 
 
@@ -301,6 +301,21 @@ def test_a_requeued_training_resumes_from_its_checkpoint(slurm: Cluster, runs: P
     assert slurm.names().count(f"{job.name}.{job_file.read(job.folder).token}") == 1
 
 
+def test_a_reused_id_is_neither_trusted_nor_cancelled(slurm: Cluster, runs: Path, tiny: Tiny) -> None:
+    """A controller that was killed forgets its latest jobs, and gives their ids again."""
+    job = start(CPU, runs, command=tiny(600), resources=dataclasses.replace(ON, partition="down"))
+    other = start(CPU, runs, command=tiny(600), resources=dataclasses.replace(ON, partition="down"))
+    job_file.write(job.folder, dataclasses.replace(job_file.read(job.folder), backend_id=other.backend_id, token="f00"))
+    wait_for(lambda: find(other.folder).queue_position == 1)
+    assert find(job.folder).queue_position is None
+    with pytest.raises(RunError, match="is another one"):
+        find(job.folder).request_stop()
+    assert slurm.ask("squeue", "-h", "-j", str(other.backend_id), "-o", "%T").strip() == "PENDING"
+    job_file.write(job.folder, dataclasses.replace(job_file.read(job.folder), ended_s=1.0))
+    find(other.folder).request_stop()
+    wait_for_end(other.folder)
+
+
 def _submit_in_a_process(runs: Path, command: list[str], names: list[str]) -> subprocess.Popen[bytes]:
     code = (
         "import json, sys; from amp_core.jobs import start; from amp_core.settings.resources import Resources\n"
@@ -317,7 +332,8 @@ def _submit_in_a_process(runs: Path, command: list[str], names: list[str]) -> su
 def test_no_job_is_lost_doubled_or_left_without_an_end(
     slurm: Cluster, runs: Path, tiny: Tiny, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fifth are cancelled, a tenth reach their time limit; the controller and the app are killed in between."""
+    """A fifth are cancelled, a tenth reach their time limit; in between the controller restarts and the app is
+    killed."""
     monkeypatch.setattr(scheduler, "FILES_S", 5.0)
     names = [f"job-{i:02d}" for i in range(jobs)]
     cancelled, limited = names[: jobs // 5], names[jobs // 5 : jobs // 5 + max(2, jobs // 10)]
@@ -333,7 +349,7 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
     app.send_signal(signal.SIGKILL)  # between two submissions, or within one
     app.wait()
     app.stdout.close()
-    slurm.stop_controller(kill=True)
+    slurm.stop_controller()
     slurm.start_controller()
     for name in rest:
         if (runs / name / job_file.JOB_FILE).exists():
@@ -347,7 +363,8 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
     for name in limited:
         slurm.reach_time_limit(str(find(runs / name).backend_id))
     monkeypatch.setattr(scheduler, "SETTLE_S", 5.0)
-    wait_for(lambda: not [j for j in listing(runs) if j.alive or job_file.read(j.folder).ended_s is None])
+    for name in names:
+        wait_for_end(runs / name)
     states = {job.name: job.state for job in listing(runs)}
     assert sorted(states) == names
     interrupted = [name for name in rest if job_file.read(runs / name).backend_id is None]  # killed before its sbatch

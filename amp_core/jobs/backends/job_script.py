@@ -108,6 +108,6 @@ def last_attempt(folder: Path) -> Attempt | None:
         if what == "start":
             attempt = Attempt(job_id, int(restarts), value)
         elif what == "end" and attempt is not None and value.isdecimal():
-            code = int(value)  # a shell reports the signal N as 128 + N
-            attempt = Attempt(job_id, int(restarts), attempt.node, code if code <= 128 else 128 - code)
+            code = int(value)  # a shell reports the signal N as 128 + N; 130 is what ampscope returns after a stop
+            attempt = Attempt(job_id, int(restarts), attempt.node, code if code <= 128 or code == 130 else 128 - code)
     return attempt

@@ -7,6 +7,7 @@ However many sessions ask, one thread puts the question, and nobody waits for lo
 hangs leaves the last answer, with a sentence on why it is old.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -59,9 +60,10 @@ class Answer:
     error: str | None = None
     """Why there is no newer answer."""
 
-    def by_token(self, token: str | None) -> SchedulerJob | None:
-        """The job of that token."""
-        return next((job for job in self.jobs.values() if token is not None and job.token == token), None)
+    @functools.cached_property
+    def by_token(self) -> Mapping[str, SchedulerJob]:
+        """The jobs by token. Ids are reused by a scheduler that lost its state."""
+        return {job.token: job for job in self.jobs.values()}
 
 
 class Polled:

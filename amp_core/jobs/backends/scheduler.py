@@ -42,7 +42,7 @@ CAUSES = {
         "the job ran on {node}, but wrote nothing into this folder: put the runs on a disk that all nodes share",
     ),
     "not submitted": ("failed", "{name} did not take the job"),
-    "unknown": ("lost", "{name} no longer lists the job, and the job recorded no end"),
+    "unknown": ("failed", "{name} no longer lists the job, and the job recorded no end"),
 }
 """Why a job ended, other than by its own exit: the run's status, and the sentence."""
 
@@ -80,7 +80,7 @@ class Scheduler(Backend):
     def cause(self, job: SchedulerJob) -> str | None:
         """The key of `CAUSES` for an ended job; None if it ended by itself."""
 
-    def forgotten(self, folder: Path, job_id: str) -> SchedulerJob | None:  # noqa: ARG002 - not all can say
+    def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:  # noqa: ARG002 - not all can say
         """What else is known of a job that the scheduler no longer lists."""
         return None
 
@@ -116,7 +116,7 @@ class Scheduler(Backend):
         if record.ended_s is not None:
             return Observed(alive=False)
         answer = self.polled.latest()
-        job = answer.jobs.get(record.backend_id or "")
+        job = answer.by_token.get(str(record.token))
         note = None if answer.error is None else f"{answer.error}; its state may be old"
         attempt = last_attempt(folder)
         if job is None and attempt is None:
@@ -138,7 +138,7 @@ class Scheduler(Backend):
         if record.backend_id is None:
             raise RunError(f"job={folder.name!r} is not confirmed by {self.label} yet; stop it in a minute")
         listed = self.polled.latest().jobs.get(record.backend_id)
-        if listed is not None and listed.token != record.token:  # job.json is of another cluster, or not ours
+        if listed is not None and listed.token != record.token:  # the scheduler has lost its state, or is another one
             raise RunError(f"job={folder.name!r}: {self.label}'s job {record.backend_id} is another one")
         _update(folder, stop_requested_s=time.time(), stop_grace_s=grace_s)
         try:
@@ -149,7 +149,7 @@ class Scheduler(Backend):
 
     def _adopt(self, folder: Path, record: Record, answer: Answer) -> Record:
         """The record with the id of a job whose submission was not confirmed, if it is found by its token."""
-        job, attempt = answer.by_token(record.token), last_attempt(folder)
+        job, attempt = answer.by_token.get(str(record.token)), last_attempt(folder)
         job_id = job.id if job is not None else attempt.id if attempt is not None else None
         return record if job_id is None else _update(folder, backend_id=job_id)
 
@@ -157,7 +157,7 @@ class Scheduler(Backend):
         """Exit code and facts of a job that has ended; None if it has not, or may not have."""
         attempt = last_attempt(folder)
         code = attempt.returncode if attempt is not None else None
-        job = answer.jobs.get(record.backend_id or "")
+        job = answer.by_token.get(str(record.token))
         if job is not None:
             if job.phase != "ended":
                 return None
@@ -169,7 +169,7 @@ class Scheduler(Backend):
         listed = answer.asked_s > record.created_ns / 1e9 + SETTLE_S
         if code is None and not listed:
             return None
-        job = self.forgotten(folder, record.backend_id) if record.backend_id is not None else None
+        job = self.forgotten(folder, record) if record.backend_id is not None else None
         if job is not None:
             return code if code is not None else job.returncode, self._facts(record, job, attempt, self.cause(job))
         cause = None if code is not None else "unknown" if record.backend_id is not None else "not submitted"

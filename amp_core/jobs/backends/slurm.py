@@ -159,22 +159,23 @@ class Slurm(Scheduler):
     def cause(self, job: SchedulerJob) -> str | None:
         return _ENDED.get(job.state)
 
-    def forgotten(self, folder: Path, job_id: str) -> SchedulerJob | None:
+    def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:
         """From the accounting; where there is none, from what slurmstepd printed."""
+        job_id = str(record.backend_id)
         if not job_id.isdecimal():
             return None
-        fields = ["JobIDRaw", "State", "ExitCode", "NodeList"]
-        line = ["sacct", "-X", "--noheader", "--parsable2", "-j", job_id, "-o", ",".join(fields)]
+        fields = "JobIDRaw,State,ExitCode,NodeList,JobName%200"
+        line = ["sacct", "-X", "--noheader", "--parsable2", "-j", job_id, "-o", fields]
         try:
-            rows = [row.split("|") for row in _answered(line).splitlines() if row.count("|") == 3]
+            rows = [row.split("|", 4) for row in _answered(line).splitlines() if row.count("|") >= 4]
         except RunError:  # most small clusters have no accounting
             rows = []
-        for number, state, code, node in reversed(rows):
+        for _, state, code, node, name in reversed(rows):
             word = state.partition(" ")[0]  # "CANCELLED by 0"
-            if number == job_id and word in _ENDED:
+            if name.rpartition(".")[2] == record.token and word in _ENDED:
                 status, _, signal = code.partition(":")
                 returncode = -int(signal) if signal not in ("", "0") else int(status or 0)
-                return SchedulerJob(job_id, "", word, "ended", node=node, returncode=returncode)
+                return SchedulerJob(job_id, name, word, "ended", node=node, returncode=returncode)
         for text in reversed(console_tail(folder / job_file.CONSOLE_FILE, 30)):
             if text.startswith("slurmstepd"):
                 word = next((state for part, state in _CONSOLE.items() if part in text), "")
