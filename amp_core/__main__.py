@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         arguments = parser().parse_args(argv)
+        arguments.argv = list(sys.argv[1:] if argv is None else argv)  # a job runs the same command elsewhere
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from amp_core.cli.comparison_text import first_differences, in_full
+from amp_core.cli.placement import add_placement, placement, submit
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.cli.untrusted import printable, reading_untrusted
 from amp_core.schema import RunError
@@ -87,6 +88,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="steps per turn of each run; runs are interleaved (default: a twentieth of the steps, at most 10)",
     )
     add_settings(command)
+    add_placement(command)
     command.set_defaults(run=run)
 
 
@@ -100,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _traces(arguments)
     if arguments.out is None:
         raise RunError("out is missing; give --out DIR for the runs, or two traces to compare without training")
+    resources = placement(arguments)
     configs = _configs(arguments)
     seeds = _whole("seeds", arguments.seeds)
     block = _whole("block", arguments.block) if arguments.block is not None else default_block(configs[0].steps)
@@ -115,6 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
     for folder in folders:
         if (folder / "run.json").exists():
             raise RunError(f"out={str(out)!r} already holds a run {folder.name}; give a folder that does not exist yet")
+    if resources.on != "local":
+        return submit(arguments, configs[0], resources, arguments.out, makes="runs")
     failed = False
     for number_, members in enumerate(rounds):
         seed_note = f", seed {members[0].config.seed} ({number_ + 1} of {seeds})" if seeds > 1 else ""
@@ -137,8 +142,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _refuse_placement(arguments: argparse.Namespace) -> None:
+    if arguments.on != "local":
+        raise RunError(f"on={arguments.on!r} applies to training; recorded runs and traces are compared here")
+
+
 def _localise(arguments: argparse.Namespace) -> int:
     """Print where two recorded runs part."""
+    _refuse_placement(arguments)
     from amp_core.analysis import first_difference
 
     if arguments.traces or arguments.out is not None:
@@ -159,6 +170,7 @@ def _traces(arguments: argparse.Namespace) -> int:
     from amp_core.cli.import_trace import Progress
     from amp_core.traces import import_traces
 
+    _refuse_placement(arguments)
     given = [name for name, value in settings(arguments).items() if value is not None]
     if given or arguments.out is not None:
         raise RunError(f"{(given or ['out'])[0]} applies to training; give two traces alone")

@@ -10,10 +10,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amp_core.cli.placement import add_placement, placement, submit
 from amp_core.cli.settings import add_flag, add_settings, settings
 from amp_core.schema import RunError
 from amp_core.settings.catalog import EMULATED
 from amp_core.settings.training import TrainConfig
+from amp_core.store.claim import already_used
 from amp_core.train.engine.resume import recorded_settings
 from amp_core.train.engine.stopping import stop_on_signals
 
@@ -38,16 +40,23 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="resume the run in DIR from its checkpoint, with its settings, up to --steps in total",
     )
     add_settings(command)
+    add_placement(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train. Returns 130 after a stop request."""
+    resources = placement(arguments)
     values = recorded_settings(Path(arguments.out)) if arguments.resume else {}
     values |= settings(arguments)
     config = TrainConfig.from_dict(values)
     if hasattr(arguments, "profile"):
         config.check_profile()
+    if resources.on != "local":
+        config.check_file()
+        if not arguments.resume and (Path(arguments.out) / "run.json").exists():
+            raise already_used(arguments.out, "out")
+        return submit(arguments, config, resources, arguments.out)
     # OpenMP reads this when torch is loaded. By default its threads spin while they wait. Beside a browser or a second
     # job, that makes training on the CPU up to 20 times slower; sleeping costs nothing here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -11,8 +11,9 @@ import signal
 from pathlib import Path
 
 from amp_core.cli import tune_recipe
+from amp_core.cli.placement import add_placement, placement, submit
 from amp_core.cli.settings import add_flag, add_settings, number, settings
-from amp_core.cli.tune_recipe import interrupt, print_progress, with_device
+from amp_core.cli.tune_recipe import free_folder, interrupt, print_progress, with_device
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.text import formatting
@@ -64,6 +65,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     batch.add_argument("--timeout", type=number, metavar="S", help=f"seconds per trial (default {TIMEOUT_S:g})")
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     add_settings(command)
+    add_placement(command)
     command.set_defaults(run=run)
 
 
@@ -73,8 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name, None) is not None:
             what = "FILE.py:FUNCTION" if name == "task" else f"--{name.replace('_', '-')}"
             raise RunError(f"max_batch={arguments.max_batch} does not use {what}; remove {what}")
+    resources = placement(arguments)
     if not arguments.max_batch:
-        return tune_recipe.run(arguments)
+        return tune_recipe.run(arguments, resources)
+    if resources.on != "local":
+        config = TrainConfig.from_dict(settings(arguments))
+        return submit(arguments, config, resources, arguments.out or str(free_folder()), makes="runs")
     # Which limit applies depends on the device; a trial would report an error too late.
     config = with_device(TrainConfig.from_dict(settings(arguments)))
     limit = effective_limit(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)

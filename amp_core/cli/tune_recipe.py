@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from amp_core.cli.placement import submit
 from amp_core.cli.settings import settings
 from amp_core.schema import RunError
+from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig, unknown
 from amp_core.text import formatting
 from amp_core.tune.codegen import FRAMEWORKS, code_for
@@ -32,7 +34,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--code", metavar="NAME", help=f"{', '.join(FRAMEWORKS)}, all (default {FRAMEWORKS[0]})")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, resources: Resources) -> int:
     """Search, print each stage to standard error, then evidence, answer and code."""
     code = FRAMEWORKS[0] if arguments.code is None else arguments.code
     if code not in (*FRAMEWORKS, "all"):
@@ -44,14 +46,19 @@ def run(arguments: argparse.Namespace) -> int:
                 f"workload={given['workload']!r} and {arguments.task!r} are both given; give only one of them"
             )
         given["workload"] = arguments.task
-    config = with_device(TrainConfig.from_dict({"precision": "fp32"} | given))  # the code names the device
-    out = Path(arguments.out) if arguments.out is not None else _free_folder()
+    config = TrainConfig.from_dict({"precision": "fp32"} | given)
+    budget_s = _seconds(str(BUDGET_S) if arguments.budget is None else arguments.budget)
+    out = Path(arguments.out) if arguments.out is not None else free_folder()
+    if resources.on != "local":
+        config.check_file()
+        return submit(arguments, config, resources, str(out), makes="runs")
+    config = with_device(config)  # the code names the device
     before = signal.signal(signal.SIGTERM, interrupt)  # like Ctrl-C: results so far are kept
     try:
         tuned = tune(
             config,
             out,
-            _seconds(str(BUDGET_S) if arguments.budget is None else arguments.budget),
+            budget_s,
             on_progress=print_progress,
         )
     except Ended as ended:
@@ -110,7 +117,8 @@ def _seconds(text: str) -> float:
         raise RunError(f"budget={text!r} is not possible; give seconds above 0, e.g. 300") from None
 
 
-def _free_folder() -> Path:
+def free_folder() -> Path:
+    """The first of runs/tune-1, runs/tune-2, … that does not exist."""
     return next(p for n in itertools.count(1) if not (p := Path("runs") / f"tune-{n}").exists())
 
 

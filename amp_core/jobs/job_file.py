@@ -11,6 +11,7 @@ waits while an earlier job of the same device is alive.
 import dataclasses
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,11 @@ from amp_core.store.atomic import replace_file
 JOB_FILE = "job.json"
 CONFIG_FILE = "config.json"
 CONSOLE_FILE = "console.log"
+SCRIPT_FILE = "job.sh"
+LOG_FILE = "job.log"
+
+lock = threading.RLock()
+"""Held while a `job.json` is read, changed and replaced: the app's sessions are threads."""
 
 STARTING_S = 10.0
 """How long a job without a recorded process counts as alive: its parent may not have recorded it yet."""
@@ -36,7 +42,7 @@ class Record:
     argv: tuple[str, ...]
     """The training command, as an argument list."""
     device: str
-    """The device whose queue it is in: `cpu` or `cuda:N`."""
+    """The queue it is in: `cpu` or `cuda:N` here, a label such as `slurm:gpu` for a scheduler's."""
     created_ns: int
     """Time of creation, nanoseconds since 1970: its position in the queue."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +59,17 @@ class Record:
     """Exit code, or minus the signal; None if no parent observed the end."""
     makes: str = "run"
     """`run`: the folder becomes a run; `runs`: a comparison or a search, whose runs lie in subfolders."""
+    backend: str = "local"
+    """Name of the backend that runs it: a key of `backends.BACKENDS`."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """What it requests from a scheduler: a `Resources` as a dictionary."""
+    token: str | None = None
+    """Part of the job's name in the scheduler, unique, written before it is submitted: finds a job whose id could not
+    be recorded."""
+    backend_id: str | None = None
+    """The scheduler's id of the job; None until the submission is confirmed."""
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    """How the scheduler says that the job ended: `state`, `cause`, `reason`, `node` and others; empty before."""
 
     @property
     def pid(self) -> int | None:
@@ -71,6 +88,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "ended_s": (int, float, type(None)),
     "returncode": (int, type(None)),
     "makes": (str,),
+    "backend": (str,),
+    "resources": (dict,),
+    "token": (str, type(None)),
+    "backend_id": (str, type(None)),
+    "scheduler": (dict,),
 }
 
 
@@ -122,7 +144,9 @@ def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
 
 
 def is_alive(record: Record) -> bool | None:
-    """Whether the job's process runs; None for a job of another machine."""
+    """Whether the job's process runs, or a scheduler's job has no recorded end; None for a job of another machine."""
+    if record.backend != "local":
+        return record.ended_s is None
     if record.process is None:
         return time.time() - record.created_ns / 1e9 < STARTING_S
     return process_alive(record.process)

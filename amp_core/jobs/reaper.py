@@ -12,7 +12,9 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,14 +30,18 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def record_end(folder: Path, record: job_file.Record, returncode: int | None) -> job_file.Record:
     """Kill the remaining processes of an ended job, and record in `run.json` and `job.json` how it ended.
 
-    `returncode` is None if no parent observed the end. A run without an exit code and a stop request stays unchanged:
-    readers show it as lost.
+    `returncode` is None if no parent observed the end. A run without an exit code, a stop request and a scheduler's
+    word stays unchanged: readers show it as lost.
     """
     _kill(remaining_processes(record))
     record = dataclasses.replace(record, ended_s=record.ended_s or time.time(), returncode=returncode)
     began = (folder / "run.json").exists()
-    if record.makes == "run" and (not began or returncode is not None or record.stop_requested_s is not None):
+    reported = returncode is not None or record.stop_requested_s is not None or bool(record.scheduler)
+    if record.makes == "run" and (not began or reported):
         write_end(folder, record, *end_of_job(folder, record))
+    if record.scheduler:
+        for run in (folder / "run.json",) if record.makes == "run" else folder.glob("**/run.json"):
+            _note_scheduler(run, record.scheduler)
     job_file.write(folder, record)
     return record
 
@@ -54,6 +60,8 @@ def end_of_job(folder: Path, record: job_file.Record) -> tuple[str, str]:
             else "stopped on request"
         )
         return "stopped", how
+    if sentence := record.scheduler.get("sentence"):
+        return str(record.scheduler["status"]), f"{sentence}. Last output: {' / '.join(lines)}" if lines else sentence
     if code == 2 and lines and lines[-1].startswith("ampscope: "):  # bad input, reported in one sentence
         return "failed", lines[-1].removeprefix("ampscope: ")
     if code is None:
@@ -96,6 +104,21 @@ def write_end(folder: Path, record: job_file.Record, status: str, reason: str) -
             process=record.process or {},
         )
     replace_file(folder / "run.json", head.to_json().encode())
+
+
+def _note_scheduler(file: Path, scheduler: Mapping[str, Any]) -> None:
+    """Write into the head of a run that did not finish how its scheduler ended the job; findings read it there."""
+    try:
+        head = load_run(file.parent).head
+    except RunError:  # damaged, or removed meanwhile
+        return
+    if head.status == "finished" or head.job:
+        return
+    reason, sentence = head.end_reason or "", scheduler.get("sentence") or ""
+    if sentence and sentence not in reason:
+        reason = f"{reason}: {sentence}" if reason else sentence
+    head = dataclasses.replace(head, job=scheduler, end_reason=reason)
+    replace_file(file, head.to_json().encode())
 
 
 def send_stop(record: job_file.Record) -> None:

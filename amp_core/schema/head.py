@@ -69,6 +69,10 @@ class Head:
     """The writing process: machine, pid and start time. Distinguishes a live run from a lost one."""
     results: Mapping[str, Any] = field(default_factory=dict)
     """Final metrics, e.g. `eval_loss`."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """How a scheduler says that the job of a run ended: `backend`, `id`, `state` (its own word), `cause` (`time limit`,
+    `memory`, `preemption`, `node failure` or another; null if the job ended by itself), `node`, `requested`. Empty for
+    a run on this machine, and until the job has ended."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields of other writers: kept, not interpreted."""
     schema: int = SCHEMA
@@ -123,6 +127,7 @@ _HEAD_TYPES: dict[str, type] = {
     "world_size": int,
     "process": dict,
     "results": dict,
+    "job": dict,
 }
 
 

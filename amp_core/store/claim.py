@@ -11,7 +11,7 @@ from pathlib import Path
 
 from amp_core.schema import TABLES, RunError
 
-JOB_FILES = frozenset({"console.log", "job.json", "config.json"})
+JOB_FILES = frozenset({"console.log", "job.json", "config.json", "job.sh", "job.log"})
 """Files that may lie in the folder before the run begins: `jobs` puts them there."""
 
 
@@ -32,9 +32,9 @@ def refuse_rows(folder: Path, rank: int, into: str | os.PathLike[str]) -> None:
         raise RunError(f"into={str(into)!r} already holds rows of rank {rank}; give a folder that does not exist yet")
 
 
-def already_used(into: str | os.PathLike[str]) -> RunError:
+def already_used(into: str | os.PathLike[str], argument: str = "into") -> RunError:
     """The refusal of a folder with a run."""
-    return RunError(f"into={str(into)!r} already holds a run; give a folder that does not exist yet")
+    return RunError(f"{argument}={str(into)!r} already holds a run; give a folder that does not exist yet")
 
 
 def refusal(error: BaseException, folder: Path, into: str | os.PathLike[str]) -> RunError | None:

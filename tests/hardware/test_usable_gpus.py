@@ -10,7 +10,7 @@ import pytest
 from amp_core.hardware import nvml
 from amp_core.hardware import usable_gpus as usable
 from amp_core.hardware.nvml import GpuFacts, Nvml, NvmlError
-from amp_core.jobs import queue
+from amp_core.jobs.backends import local
 from amp_core.settings.training import TrainConfig
 from tests.record.fake_nvml import HOPPER, FakeNvml
 
@@ -64,5 +64,5 @@ def test_the_driver_is_enough_where_it_answers(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_job_of_the_device_auto_waits_for_the_gpu_that_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, MI300X)
-    monkeypatch.setattr(queue, "metadata", SimpleNamespace(version=lambda package: "2.13.0+rocm7.0"))
-    assert queue.device_of(TrainConfig(device="auto")) == "cuda:0"
+    monkeypatch.setattr(local, "metadata", SimpleNamespace(version=lambda package: "2.13.0+rocm7.0"))
+    assert local.device_of(TrainConfig(device="auto")) == "cuda:0"

@@ -1,12 +1,18 @@
 """A fake `ampscope train`, and a folder whose jobs are ended after each test."""
 
+import getpass
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from amp_core.jobs import listing, queue
+from amp_core.jobs import backends, listing
+from amp_core.jobs.backends import local, polled
+from amp_core.jobs.backends.slurm import Slurm
+from tests import slurm_cluster
 from tests.waiting import wait_for
 
 # Replaces `ampscope train`: a run with a step every 20 ms, without torch. The mode selects its behaviour.
@@ -59,6 +65,59 @@ def runs(tmp_path: Path) -> Iterator[Path]:
 
     def waited_for() -> bool:
         assert [j.name for j in listing(folder) if j.alive] == []  # listing jobs reaps those that ended
-        return not [f for f in queue._children if f.parent == folder]
+        return not [f for f in local._children if f.parent == folder]
 
     wait_for(waited_for)
+
+
+@pytest.fixture(scope="session")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Cluster]:
+    if (why := slurm_cluster.missing()) is not None:
+        if os.environ.get("AMPSCOPE_REQUIRE_SLURM") == "1":
+            pytest.fail(why)
+        pytest.skip(why)
+    # A socket's path has at most 107 characters, which those of pytest's folders exceed.
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
+        cluster = slurm_cluster.Cluster(Path(folder))
+        yield cluster
+        cluster.close()
+
+
+@pytest.fixture
+def slurm(
+    _cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch, runs: Path
+) -> Iterator[slurm_cluster.Cluster]:
+    """A Slurm cluster that this process submits to, asked every 0.2 s."""
+    monkeypatch.setenv("SLURM_CONF", str(_cluster.conf))
+    monkeypatch.setattr(polled, "FRESH_S", 0.2)
+    monkeypatch.setattr(polled, "AFTER_ERROR_S", 0.2)
+    monkeypatch.setitem(backends.BACKENDS, "slurm", Slurm())
+    yield _cluster
+    _cluster.ask("scancel", "--user", getpass.getuser())
+
+
+# A training without imports: a run folder with run.json alone, which ends by SIGTERM, on its own or never.
+TINY = """
+import json, os, signal, sys, time
+folder, seconds = sys.argv[sys.argv.index("--out") + 1], float(sys.argv[1])
+head = {"schema": 1, "run_id": os.urandom(6).hex(), "name": os.path.basename(folder), "created_at": "2026-01-01"}
+def write(status, reason=None):
+    with open(folder + "/.tmp", "w") as file:
+        json.dump(head | {"status": status, "end_reason": reason}, file)
+    os.replace(folder + "/.tmp", folder + "/run.json")
+def stop(*_):
+    write("stopped", "stopped by SIGTERM")
+    sys.exit(130)
+signal.signal(signal.SIGTERM, stop if seconds >= 0 else signal.SIG_IGN)
+write("running")
+time.sleep(abs(seconds))
+write("finished")
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[[float], list[str]]:
+    """The command of a training that takes some seconds; a negative number ignores SIGTERM."""
+    script = tmp_path / "tiny.py"
+    script.write_text(TINY)
+    return lambda seconds: [sys.executable, "-S", "-E", str(script), str(seconds)]

@@ -6,9 +6,10 @@ from pathlib import Path
 import psutil
 
 from amp_core import load_run
-from amp_core.jobs import Job, find
+from amp_core.jobs import Job, find, job_file
+from amp_core.jobs.job_file import Record
 from amp_core.settings.training import TrainConfig
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_for
 
 CPU = TrainConfig(workload="digits-cnn", device="cpu")
 
@@ -20,6 +21,12 @@ def wait_for_state(folder: Path, *states: str, timeout_s: float = DEADLINE_S) ->
         assert time.monotonic() < deadline, f"{job.state} ({job.reason}) never became {states}: {job.console()}"
         time.sleep(0.02)
     return job
+
+
+def wait_for_end(folder: Path) -> Record:
+    """The record of a job, as soon as its end is recorded."""
+    wait_for(lambda: not find(folder).alive and job_file.read(folder).ended_s is not None)
+    return job_file.read(folder)
 
 
 def steps_recorded(folder: Path) -> int:

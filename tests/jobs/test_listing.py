@@ -14,7 +14,8 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.hardware.child_environment import python_path
-from amp_core.jobs import find, job_file, listing, queue, start
+from amp_core.jobs import find, job_file, listing, start
+from amp_core.jobs.backends import local
 from tests.jobs.job_states import CPU, has_ended, steps_recorded, wait_for_state
 from tests.waiting import wait_for
 
@@ -66,7 +67,7 @@ def test_a_job_outlives_the_program_that_started_it(runs: Path, stand_in: Callab
 
 def test_a_zombie_is_not_alive(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("short"))
-    child = queue._children.pop(job.folder)  # as after a restart of the app: no parent waits for it
+    child = local._children.pop(job.folder)  # as after a restart of the app: no parent waits for it
     wait_for_state(job.folder, "finished")
     assert job.pid is not None
     wait_for(lambda: psutil.Process(job.pid).status() == psutil.STATUS_ZOMBIE)

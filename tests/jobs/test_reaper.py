@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from amp_core import load_run
-from amp_core.jobs import find, job_file, listing, queue, start
+from amp_core.jobs import find, job_file, listing, start
+from amp_core.jobs.backends import local
 from tests.jobs.job_states import CPU, has_ended, steps_recorded, wait_for_state
 from tests.waiting import wait_for
 
@@ -23,7 +24,7 @@ def test_an_ended_child_whose_folder_was_removed_is_reaped(runs: Path, stand_in:
     wait_for(lambda: has_ended(job.pid))
     shutil.rmtree(job.folder)
     # A process whose main thread has ended counts as ended, but can be reaped only once its other threads have ended.
-    wait_for(lambda: listing(runs) == [] and job.folder not in queue._children)
+    wait_for(lambda: listing(runs) == [] and job.folder not in local._children)
 
 
 def test_a_waiting_job_can_be_stopped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:

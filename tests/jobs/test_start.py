@@ -11,6 +11,7 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.jobs import find, listing, queue, start
+from amp_core.jobs.backends import local
 from amp_core.settings.training import TrainConfig
 from tests.jobs.job_states import CPU, has_ended, steps_recorded, wait_for_state
 from tests.waiting import wait_for
@@ -95,11 +96,11 @@ def test_device_auto_is_resolved_by_what_the_machine_has(monkeypatch: pytest.Mon
     devices = {d: queue.device_of(TrainConfig(device=d)) for d in ("cpu", "cuda", "cuda:1")}
     assert devices == {"cpu": "cpu", "cuda": "cuda:0", "cuda:1": "cuda:1"}
     for has_cuda, device in ((True, "cuda:0"), (False, "cpu")):
-        monkeypatch.setattr(queue, "_has_cuda", lambda has_cuda=has_cuda: has_cuda)
+        monkeypatch.setattr(local, "_has_cuda", lambda has_cuda=has_cuda: has_cuda)
         assert queue.device_of(TrainConfig(device="auto")) == device
     monkeypatch.undo()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert queue._has_cuda() is False
+    assert local._has_cuda() is False
 
 
 def test_a_child_imports_the_package_from_a_checkout(

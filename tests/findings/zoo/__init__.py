@@ -7,7 +7,19 @@ A case is one function, so that fault and twin differ only in the fault. Cases t
 rows of kernels or as a trace; all others are real loops on the CPU.
 """
 
-from tests.findings.zoo import autocast, forms, hardware, loops, narrow, numbers, programs, quantized, sharded, traces
+from tests.findings.zoo import (
+    autocast,
+    forms,
+    hardware,
+    jobs,
+    loops,
+    narrow,
+    numbers,
+    programs,
+    quantized,
+    sharded,
+    traces,
+)
 from tests.findings.zoo.case import ZOO, Case
 
 __all__ = [
@@ -16,6 +28,7 @@ __all__ = [
     "autocast",
     "forms",
     "hardware",
+    "jobs",
     "loops",
     "narrow",
     "numbers",

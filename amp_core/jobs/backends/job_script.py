@@ -1,0 +1,113 @@
+"""`job.sh`, the script that a scheduler runs for a job, and `job.log`, in which it records each start and end.
+
+    start 12 0 node7 1790000000
+    end 12 0 143 1790003600
+
+job.log lies in the run folder, so the state of a job is right even where its scheduler has forgotten it: without
+accounting, Slurm forgets an ended job within minutes. A folder without a start, though the job ran, is not on a shared
+disk.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from amp_core.hardware.child_environment import python_path
+from amp_core.jobs import job_file
+from amp_core.jobs.job_file import LOG_FILE, SCRIPT_FILE, Record
+from amp_core.settings.resources import Resources
+
+MAX_LOG_BYTES = 64 * 1024
+
+_TOP = """\
+#!/bin/bash
+# The job of this run folder, written by AMPscope. {log} records its starts and ends.
+folder={folder}
+id={id}
+restarts={restarts}
+cd "$folder" || exit 3
+record() {{ printf '%s %s %s %s %s\\n' "$1" "$id" "$restarts" "$2" "$(date +%s)" >> "$folder/{log}"; }}
+record start "$(hostname)"
+trap 'record end "$?"' EXIT
+trap : TERM  # the training ends its step; this shell waits for it and records the exit code
+export PYTHONUNBUFFERED=1{path}
+cd {directory} || exit 3
+{setup}"""
+
+_REQUEUED = """\
+resume=()
+if [ "$restarts" -gt 0 ] && [ -e "$folder/run.json" ]; then resume=(--resume); fi
+trap 'again=yes; kill -TERM "$training"' USR1  # the time limit is near
+{command} "${{resume[@]}}" &
+training=$!
+while :; do
+    wait "$training"
+    code=$?
+    kill -0 "$training" 2>/dev/null || break
+done
+# A start that saved no checkpoint would be repeated for ever.
+if [ -n "$again" ] && [ "$folder/checkpoint.pt" -nt "$folder/{log}" ]; then {requeue}; fi
+exit "$code"
+"""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The last start in a `job.log`."""
+
+    id: str
+    """The scheduler's id of the job."""
+    restarts: int
+    node: str
+    returncode: int | None = None
+    """Exit code, or minus the signal; None while it has not ended."""
+
+
+def write(
+    folder: Path, record: Record, *, job_id: str, restarts: str = "0", command: str | None = None, requeue: str = ""
+) -> Path:
+    """Write `job.sh`. `job_id` and `restarts` are shell words, `command` is the training as a line of shell (default:
+    that of the record), and `requeue` the command that queues the job again."""
+    resources = Resources.from_dict(record.resources)
+    path = "".join(f" {name}={shlex.quote(value)}" for name, value in python_path().items())
+    top = _TOP.format(
+        folder=shlex.quote(str(folder)),
+        log=LOG_FILE,
+        id=job_id,
+        restarts=restarts,
+        path=path,
+        directory=shlex.quote(str(Path.cwd())),
+        setup="".join(f"{line}\n" for line in resources.setup),
+    )
+    line = command if command is not None else f"{python_of(record)} {shlex.join(record.argv[1:])}"
+    again = _REQUEUED.format(command=line, log=LOG_FILE, requeue=requeue)
+    script = folder / SCRIPT_FILE
+    script.write_text(top + (again if resources.requeue else f"{line}\n"), encoding="utf-8")
+    return script
+
+
+def python_of(record: Record) -> str:
+    """The interpreter as a shell word. With set-up lines it is the one that they put on the path."""
+    return "python" if record.resources.get("setup") else shlex.quote(record.argv[0])
+
+
+def last_attempt(folder: Path) -> Attempt | None:
+    """The last start of the job and its end; None if it never started, as seen from here."""
+    try:
+        with open(folder / job_file.LOG_FILE, "rb") as log:
+            text = log.read(MAX_LOG_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    attempt = None
+    for line in text.splitlines():
+        what, _, rest = line.partition(" ")
+        fields = rest.split(" ")
+        if len(fields) != 4 or not fields[1].isdecimal():  # half a line of a full disk
+            continue
+        job_id, restarts, value, _ = fields
+        if what == "start":
+            attempt = Attempt(job_id, int(restarts), value)
+        elif what == "end" and attempt is not None and value.isdecimal():
+            code = int(value)  # a shell reports the signal N as 128 + N; 130 is what ampscope returns after a stop
+            attempt = Attempt(job_id, int(restarts), attempt.node, code if code <= 128 or code == 130 else 128 - code)
+    return attempt

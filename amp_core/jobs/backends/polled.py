@@ -1,0 +1,103 @@
+"""One question to a scheduler for everyone in this process, asked at most every few seconds.
+
+>>> polled = Polled(ask, "Slurm")
+>>> polled.latest().jobs["12"].state
+
+However many sessions ask, one thread puts the question, and nobody waits for longer than `WAIT_S`: a scheduler that
+hangs leaves the last answer, with a sentence on why it is old.
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from amp_core.schema import RunError
+
+FRESH_S = 3.0
+"""An answer of this age is not asked for again."""
+STALE_S = 15.0
+"""An older answer is not shown before its successor, as long as that does not take longer than `WAIT_S`."""
+WAIT_S = 3.0
+AFTER_ERROR_S = 15.0
+"""How long a scheduler that did not answer is left alone."""
+
+
+@dataclass(frozen=True)
+class SchedulerJob:
+    """A job as its scheduler lists it."""
+
+    id: str
+    name: str
+    state: str
+    """The scheduler's own word: `PENDING`, `TIMEOUT`, …"""
+    phase: str
+    """`waiting`, `running` or `ended`."""
+    reason: str = ""
+    """Why it waits or ended, in the scheduler's words."""
+    node: str = ""
+    """Where it runs or ran; empty before."""
+    partition: str = ""
+    position: int | None = None
+    """The number of jobs before it in its queue."""
+    returncode: int | None = None
+
+    @property
+    def token(self) -> str:
+        """The part of its name after the last dot: the token of a job of ours."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a scheduler said, and when."""
+
+    jobs: Mapping[str, SchedulerJob] = field(default_factory=dict)
+    """All jobs by id, recently ended ones included."""
+    asked_s: float = float("-inf")
+    """When the question was put, seconds since 1970; everything submitted before is in `jobs`."""
+    error: str | None = None
+    """Why there is no newer answer."""
+
+    @functools.cached_property
+    def by_token(self) -> Mapping[str, SchedulerJob]:
+        """The jobs by token. Ids are reused by a scheduler that lost its state."""
+        return {job.token: job for job in self.jobs.values()}
+
+
+class Polled:
+    """The latest answer of a scheduler."""
+
+    def __init__(self, ask: Callable[[], Mapping[str, SchedulerJob]], name: str) -> None:
+        self._ask, self._name = ask, name
+        self._lock = threading.Lock()
+        self._answer = Answer()
+        self._next_s = float("-inf")  # monotonic: when the scheduler may be asked again
+        self._pending: threading.Event | None = None
+
+    def latest(self) -> Answer:
+        """The latest answer. Asks again if it is older than `FRESH_S`, and waits only if it is older than `STALE_S`."""
+        with self._lock:
+            if self._pending is None and time.monotonic() >= self._next_s:
+                self._pending = threading.Event()
+                threading.Thread(target=self._refresh, args=(self._pending,), daemon=True).start()
+            pending, answer = self._pending, self._answer
+        if pending is None or time.time() - answer.asked_s < STALE_S:
+            return answer
+        pending.wait(WAIT_S)
+        with self._lock:
+            if self._pending is pending and self._answer.error is None:
+                return replace(self._answer, error=f"{self._name} has not answered for {WAIT_S:g} s")
+            return self._answer
+
+    def _refresh(self, pending: threading.Event) -> None:
+        asked_s = time.time()
+        try:
+            answer = Answer(self._ask(), asked_s)
+        except RunError as error:
+            answer = replace(self._answer, error=str(error))
+        with self._lock:
+            self._answer, self._pending = answer, None
+            self._next_s = time.monotonic() + (FRESH_S if answer.error is None else AFTER_ERROR_S)
+        pending.set()

@@ -1,0 +1,269 @@
+"""Jobs in a Slurm cluster, through its own commands: sbatch, squeue, sacct, scancel, sinfo.
+
+What a job does not request, Slurm decides: sbatch also reads `SBATCH_PARTITION`, `SBATCH_QOS` and the like. A
+comparison is one job on one node: its runs are interleaved on the same GPU, so that their times can be compared, which
+the tasks of an array on several nodes could not.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from amp_core.jobs import job_file
+from amp_core.jobs.backends import job_script
+from amp_core.jobs.backends.base import Devices
+from amp_core.jobs.backends.polled import SchedulerJob
+from amp_core.jobs.backends.scheduler import Scheduler, UnconfirmedError
+from amp_core.jobs.job_file import Record
+from amp_core.schema import RunError
+from amp_core.settings.resources import Resources
+from amp_core.store.sources import console_tail
+
+ASK_TIMEOUT_S = 10.0
+SUBMIT_TIMEOUT_S = 30.0
+WARN_BEFORE_LIMIT_S = 120
+"""How long before its time limit a job with `requeue` is told to save and stop; a quarter of short limits."""
+MAX_NAME = 40
+
+_QUEUE_FORMAT = "%i|%T|%Q|%P|%N|%r|%j"
+_ENDED = {
+    "BOOT_FAIL": "node failure",
+    "CANCELLED": "cancelled",
+    "COMPLETED": None,
+    "DEADLINE": "time limit",
+    "FAILED": None,
+    "NODE_FAIL": "node failure",
+    "OUT_OF_MEMORY": "memory",
+    "PREEMPTED": "preemption",
+    "REVOKED": "cancelled",
+    "TIMEOUT": "time limit",
+}
+"""States in which a job has ended, and the cause."""
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+_REASONS = {
+    "Priority": "jobs of higher priority are before it",
+    "Resources": "waiting for free nodes or GPUs",
+    "Dependency": "waiting for another job",
+    "DependencyNeverSatisfied": "waiting for a job that has failed",
+    "BeginTime": "its begin time has not come",
+    "JobHeldUser": "held by its user",
+    "JobHeldAdmin": "held by an administrator",
+    "Licenses": "waiting for a licence",
+    "PartitionConfig": "it requests more than the partition has",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows",
+    "PartitionTimeLimit": "its time limit is above the partition's",
+    "ReqNodeNotAvail": "a requested node is not available",
+    "Reservation": "waiting for its reservation",
+}
+"""Slurm's pending reasons in words; others are shown as they are."""
+_CONSOLE = {
+    "DUE TO TIME LIMIT": "TIMEOUT",
+    "DUE TO PREEMPTION": "PREEMPTED",
+    "DUE TO NODE FAILURE": "NODE_FAIL",
+    "oom_kill event": "OUT_OF_MEMORY",
+    "oom-kill event": "OUT_OF_MEMORY",
+}
+"""What slurmstepd prints at the end of a job that Slurm killed."""
+_ARGUMENTS = (
+    ("partition", "partition"),
+    ("account", "account"),
+    ("time", "time"),
+    ("gres", "gpus"),
+    ("gpu", "gpus"),
+    ("tres", "gpus"),
+    ("node count", "nodes"),
+)
+"""Words of a refusal, and the argument that it is about."""
+
+
+class Slurm(Scheduler):
+    """A Slurm cluster."""
+
+    name = "slurm"
+    label = "Slurm"
+
+    def check_available(self) -> None:
+        if shutil.which("sbatch") is None:
+            raise RunError("on='slurm' needs Slurm's commands, and sbatch is not on this machine; choose local")
+
+    def devices(self) -> Devices:
+        """The partitions, the default one first."""
+        self.check_available()
+        lines = _answered(["sinfo", "--noheader", "-o", "%P|%a|%l|%D|%G"]).splitlines()
+        partitions: dict[str, str] = {}
+        for name, up, limit, nodes, gres in sorted(
+            (line.split("|", 4) for line in lines if line.count("|") >= 4), key=lambda row: not row[0].endswith("*")
+        ):
+            gpus = "" if gres == "(null)" else f", {gres}"
+            down = "" if up == "up" else f", {up}"
+            partitions.setdefault(name.rstrip("*"), f"{name.rstrip('*')} ({nodes} nodes{gpus}, limit {limit}{down})")
+        return Devices(tuple(partitions.items()))
+
+    def ask(self) -> Mapping[str, SchedulerJob]:
+        self.check_available()
+        text = _answered(["squeue", "--noheader", "--states=all", "-o", _QUEUE_FORMAT])
+        return with_positions(text.splitlines())
+
+    def send(self, folder: Path, record: Record, resources: Resources) -> str:
+        several = resources.nodes > 1
+        job_script.write(
+            folder,
+            record,
+            job_id='"$SLURM_JOB_ID"',
+            restarts='"${SLURM_RESTART_COUNT:-0}"',
+            command=several_nodes(record, resources) if several else None,
+            requeue='scontrol requeue "$id"',
+        )
+        console = str(folder / job_file.CONSOLE_FILE).replace("%", "%%")  # sbatch expands %j and the like
+        line = [
+            "sbatch",
+            "--parsable",
+            f"--job-name={folder.name[:MAX_NAME]}.{record.token}",
+            f"--output={console}",
+            "--open-mode=append",
+            f"--chdir={folder}",
+            "--requeue" if resources.requeue else "--no-requeue",
+        ]
+        line += [
+            f"--{name}={value}" for name in ("partition", "account", "time") if (value := getattr(resources, name))
+        ]
+        if resources.gpus:
+            line.append(f"--gpus-per-node={resources.gpus}")
+        if several:
+            line += [f"--nodes={resources.nodes}", "--ntasks-per-node=1"]
+        if resources.requeue:
+            line.append(f"--signal=B:USR1@{warn_before_s(resources.time)}")
+        try:
+            answer = _run([*line, job_file.SCRIPT_FILE], SUBMIT_TIMEOUT_S, cwd=folder)
+        except subprocess.TimeoutExpired:
+            raise UnconfirmedError(
+                f"on='slurm': sbatch did not answer within {SUBMIT_TIMEOUT_S:g} s, so it is not known yet whether "
+                f"Slurm has the job; {folder.name} will show it, do not submit again"
+            ) from None
+        except _RefusedError as error:
+            raise _about_argument(str(error), resources) from None
+        return answer.strip().partition(";")[0]  # "12;cluster" in a federation
+
+    def cancel(self, job_id: str) -> None:
+        if not job_id.isdecimal():
+            raise RunError(f"job={job_id!r} is not an id of Slurm")
+        _answered(["scancel", job_id])
+
+    def cause(self, job: SchedulerJob) -> str | None:
+        return _ENDED.get(job.state)
+
+    def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:
+        """From the accounting; where there is none, from what slurmstepd printed."""
+        job_id = str(record.backend_id)
+        if not job_id.isdecimal():
+            return None
+        fields = "JobIDRaw,State,ExitCode,NodeList,JobName%200"
+        line = ["sacct", "-X", "--noheader", "--parsable2", "-j", job_id, "-o", fields]
+        try:
+            rows = [row.split("|", 4) for row in _answered(line).splitlines() if row.count("|") >= 4]
+        except RunError:  # most small clusters have no accounting
+            rows = []
+        for _, state, code, node, name in reversed(rows):
+            word = state.partition(" ")[0]  # "CANCELLED by 0"
+            if name.rpartition(".")[2] == record.token and word in _ENDED:
+                status, _, signal = code.partition(":")
+                returncode = -int(signal) if signal not in ("", "0") else int(status or 0)
+                return SchedulerJob(job_id, name, word, "ended", node=node, returncode=returncode)
+        for text in reversed(console_tail(folder / job_file.CONSOLE_FILE, 30)):
+            if text.startswith("slurmstepd"):
+                word = next((state for part, state in _CONSOLE.items() if part in text), "")
+                word = word or ("CANCELLED" if " CANCELLED AT " in text else "")
+                if word:
+                    return SchedulerJob(job_id, "", word, "ended")
+        return None
+
+
+def with_positions(lines: Sequence[str]) -> dict[str, SchedulerJob]:
+    """squeue's lines as jobs by id. A waiting job's position is the number of jobs of its partition before it."""
+    jobs: dict[str, SchedulerJob] = {}
+    priorities: dict[str, tuple[int, int]] = {}
+    for line in lines:
+        parts = line.split("|", 6)
+        if len(parts) < 7:
+            continue
+        job_id, state, priority, partition, node, reason, name = parts
+        phase = "ended" if state in _ENDED else "waiting" if state in _WAITING else "running"
+        plain = "" if reason in ("None", "(null)") else reason
+        words = f"{plain} ({_REASONS[plain]})" if plain in _REASONS else plain
+        jobs[job_id] = SchedulerJob(job_id, name, state, phase, words, node, partition)
+        number = re.match(r"\d+", job_id)
+        priorities[job_id] = (-int(priority) if priority.isdecimal() else 0, int(number[0]) if number else 0)
+    before: dict[str, int] = {}
+    for job_id in sorted((i for i, job in jobs.items() if job.phase == "waiting"), key=priorities.__getitem__):
+        place = before.setdefault(jobs[job_id].partition, 0)
+        jobs[job_id] = replace(jobs[job_id], position=place)
+        before[jobs[job_id].partition] += 1
+    return jobs
+
+
+def several_nodes(record: Record, resources: Resources) -> str:
+    """The training on several nodes: srun starts one torchrun per node, which meet at the first one."""
+    processes = int(record.config.get("nproc") or 1)
+    processes = processes if processes > 1 else resources.gpus or 1
+    return (
+        "head=$(hostname)  # this script runs on the first node\n"
+        f"srun {job_script.python_of(record)} -m torch.distributed.run"
+        f' --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node {processes} --rdzv-id "$SLURM_JOB_ID"'
+        ' --rdzv-backend c10d --rdzv-endpoint "$head:$((20000 + SLURM_JOB_ID % 20000))"'
+        f" {shlex.join(record.argv[1:])}"
+    )
+
+
+def warn_before_s(limit: str | None) -> int:
+    """Seconds before the time limit at which a job with `requeue` is signalled."""
+    if limit is None:
+        return WARN_BEFORE_LIMIT_S
+    days, _, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if days:  # D-HH, D-HH:MM, D-HH:MM:SS
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:  # MM, MM:SS, HH:MM:SS
+        hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
+    return min(WARN_BEFORE_LIMIT_S, max(1, (int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds) // 4))
+
+
+class _RefusedError(RunError):
+    """What a command of Slurm's printed when it failed."""
+
+
+def _run(line: Sequence[str], timeout_s: float, cwd: Path | None = None) -> str:
+    """The output of a command of Slurm's. Raises `_RefusedError` if it fails, and `TimeoutExpired`."""
+    # What a user has set for squeue, such as SQUEUE_PARTITION, would hide jobs.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SINFO_", "SACCT_"))}
+    try:
+        done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise _RefusedError(f"{line[0]} cannot be run: {error.strerror or error}") from None
+    if done.returncode:
+        lines = [text for text in done.stderr.decode("utf-8", "replace").splitlines() if text.strip()]
+        said = lines[-1] if lines else f"{line[0]} ended with exit code {done.returncode}"
+        raise _RefusedError(re.sub(r"^\w+: (error: |fatal: )?(Batch job submission failed: )?", "", said))
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _answered(line: Sequence[str]) -> str:
+    """`_run`, with one sentence for any error."""
+    try:
+        return _run(line, ASK_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise RunError(f"Slurm did not answer within {ASK_TIMEOUT_S:g} s ({line[0]})") from None
+    except _RefusedError as error:
+        raise RunError(f"Slurm refused: {error} ({line[0]})") from None
+
+
+def _about_argument(said: str, resources: Resources) -> RunError:
+    """A refusal by sbatch, with the argument that it is about."""
+    name = next((argument for word, argument in _ARGUMENTS if word in said.lower()), "on")
+    return RunError(f"{name}={getattr(resources, name)!r} was refused by Slurm: {said}")

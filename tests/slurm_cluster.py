@@ -1,0 +1,160 @@
+"""A Slurm cluster of two nodes on this machine: munged, slurmctld and two slurmd of Debian's slurm-wlm and munge.
+
+All files, keys and ports are its own, so it needs neither root nor an installed configuration, and disturbs none.
+"""
+
+import datetime
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from tests.waiting import wait_for
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+KILL_WAIT_S = 3
+START_S = 60.0
+"""In which a daemon starts, also on a busy machine."""
+
+_CONF = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+ReturnToService=2
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
+SlurmdParameters=config_overrides
+KillWait={kill_wait}
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{node}-{last}] CPUs={cpus} RealMemory=100000 State=UNKNOWN
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=short Nodes=n1 MaxTime=60 State=UP
+PartitionName=down Nodes=n2 State=DOWN
+"""
+
+
+def missing() -> str | None:
+    """Why no cluster can be started here; None if one can."""
+    os.environ["PATH"] += os.pathsep + "/usr/sbin"  # where Debian puts the daemons
+    lacking = [name for name in PROGRAMS if shutil.which(name) is None]
+    return f"needs Debian's slurm-wlm and munge; missing: {', '.join(lacking)}" if lacking else None
+
+
+class Cluster:
+    """A running cluster. `conf` is the value of SLURM_CONF."""
+
+    def __init__(self, folder: Path, cpus: int = 32) -> None:
+        self.folder = folder
+        self.conf = folder / "slurm.conf"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        for name in ("state", "spool/n1", "spool/n2"):
+            (folder / name).mkdir(parents=True)
+        key = folder / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(1024))
+        controller, node = _free_ports()
+        values = {"host": socket.gethostname(), "user": getpass.getuser(), "folder": folder, "kill_wait": KILL_WAIT_S}
+        ports = {"controller": controller, "node": node, "last": node + 1}
+        self.conf.write_text(_CONF.format(**values, **ports, cpus=cpus))
+        files = {"socket": "munge.sock", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        try:
+            self._start(files)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, files: dict[str, str]) -> None:
+        self._begin(
+            "munged", "--foreground", "--force", *(f"--{name}={self.folder / file}" for name, file in files.items())
+        )
+        wait_for((self.folder / "munge.sock").exists, START_S)
+        self.start_controller()
+        for name in ("n1", "n2"):
+            self._begin(name, "-D", "-N", name, program="slurmd")
+        wait_for(lambda: self.ask("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%N").strip() == "n[1-2]", START_S)
+
+    def start_controller(self) -> None:
+        """Start slurmctld, with the state that an earlier one saved."""
+        self._begin("slurmctld", "-D")
+        wait_for(lambda: "UP" in self.ask("scontrol", "ping"), START_S)
+
+    def stop_controller(self, *, kill: bool = False) -> None:
+        """End slurmctld; with `kill` by SIGKILL, which loses what it has not saved yet."""
+        process = self._running.pop("slurmctld")
+        process.kill() if kill else process.terminate()
+        process.wait()
+
+    def ask(self, *line: str) -> str:
+        """What a command of Slurm's prints; empty if it fails."""
+        done = subprocess.run(line, env=os.environ | {"SLURM_CONF": str(self.conf)}, capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else ""
+
+    def reach_time_limit(self, job_id: str) -> None:
+        """Let a running job reach its time limit now."""
+        at = datetime.datetime.now() + datetime.timedelta(seconds=1)
+        self.ask("scontrol", "update", f"jobid={job_id}", f"EndTime={at:%Y-%m-%dT%H:%M:%S}")
+
+    def start_now(self, job_id: str) -> None:
+        """Start a job that was queued again without the two minutes that it waits otherwise."""
+        wait_for(lambda: self.ask("squeue", "-h", "-j", job_id, "-o", "%T").strip() == "PENDING", START_S)
+        self.ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
+
+    def names(self) -> list[str]:
+        """Names of all jobs that the controller knows, ended ones included."""
+        return self.ask("squeue", "-h", "-t", "all", "-o", "%j").split()
+
+    def close(self) -> None:
+        """End all jobs and daemons."""
+        self.ask("scancel", "--user", getpass.getuser())
+        deadline = time.monotonic() + 2 * KILL_WAIT_S
+        while self.ask("squeue", "-h") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for name in ("n1", "n2", "slurmctld", "munged"):
+            if name in self._running:
+                self._running[name].terminate()
+                self._running[name].wait()
+
+    def _begin(self, name: str, *arguments: str, program: str | None = None) -> None:
+        with open(self.folder / f"{name}.out", "ab") as out:
+            self._running[name] = subprocess.Popen(
+                [str(shutil.which(program or name)), *arguments],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"SLURM_CONF": str(self.conf)},
+                start_new_session=True,
+            )
+
+
+def _free_ports() -> tuple[int, int]:
+    """A free port, and the first of two others."""
+    while True:
+        sockets = [socket.socket() for _ in range(3)]
+        try:
+            sockets[0].bind(("127.0.0.1", 0))
+            sockets[1].bind(("127.0.0.1", 0))
+            first = sockets[1].getsockname()[1]
+            try:
+                sockets[2].bind(("127.0.0.1", first + 1))
+            except OSError:
+                continue
+            return sockets[0].getsockname()[1], first
+        finally:
+            for one in sockets:
+                one.close()
