@@ -14,7 +14,7 @@ from amp_core.record.stats.host_buffers import host_buffer
 from amp_core.record.stats.numba.compiled import kept, pointer
 
 CHUNK = 1 << 12
-"""Values that are counted together, in 32 bits and in any order."""
+"""Values that are counted together, while they are in the cache, in 32 bits and in any order."""
 LARGEST = np.float32(np.finfo(np.float32).max)
 CEILING = np.float32(1 + 2.0**-20)
 
@@ -43,9 +43,9 @@ def count_losses(address: int, top: float) -> None:
     data = numba.carray(pointer(job[4]), (size,), np.float32)
     squares = numba.carray(pointer(job[5]), (size,), np.float64)
     errors = numba.carray(pointer(job[6]), (size,), np.float64)
-    _write_squares(values, held, squares, errors)
     for start in range(0, size, CHUNK):
         end = min(start + CHUNK, size)
+        _write_squares(values[start:end], held[start:end], squares[start:end], errors[start:end])
         part = _count(values[start:end], held[start:end], data[start:end], np.float32(top))
         counts[0] = max(counts[0], part[0])
         for k in range(1, 6):
@@ -65,7 +65,7 @@ def _write_squares(values: Any, held: Any, squares: Any, errors: Any) -> None:
 
 @numba.njit(nogil=True, fastmath={"reassoc", "nsz"})
 def _count(values: Any, held: Any, data: Any, top: Any) -> Any:
-    """Largest magnitude, numbers of nonzero and lost values, mass of all and of the lost, number of saturated values."""
+    """Largest magnitude; nonzero and lost values; mass of all and of lost ones; saturated values."""
     highest, nonzero, lost, saturated = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
     mass, lost_mass = 0.0, 0.0
     bits = values.view(np.int32)
