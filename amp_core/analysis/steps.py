@@ -21,9 +21,9 @@ from amp_core.store.run import Run
 
 TIMES = ("step_ms", *phases.COLUMNS)
 MAX_WARMUP_STEPS = 10
+"""Most first steps that timings leave out; see `warmup_steps`."""
 SLOW_FIRST_RATIO = 5.0
 """A first step that takes this many times as long as the others is explained on the live page."""
-"""Most first steps that timings leave out; see `warmup_steps`."""
 
 
 def attempts(run: Run) -> pd.DataFrame:

@@ -49,6 +49,8 @@ class StepMemory:
     """16-bit copies of weights that autocast caches; do not grow with the batch."""
     peak: float | None = None
     """The most that all tensors of the step held at once, temporaries too, where the step was traced for it."""
+    peak_per_sample: float | None = None
+    """By how much the peak grows with each further sample; None where not traced."""
 
 
 @dataclass(frozen=True)

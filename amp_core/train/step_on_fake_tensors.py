@@ -10,8 +10,9 @@ CPU (autograd cannot follow fake CUDA tensors where torch has no CUDA); `amp_cor
 """
 
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -95,16 +96,25 @@ def traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp: 
             activations=saved.bytes_of(saved.others),
             weight_copies=saved.bytes_of(saved.copies),
         )
-        _forget_gradients(model)
-        with PeakBytes([*model.parameters(), *model.buffers(), *state, *_tensors(fake)]) as peak:
-            with torch.autocast("cpu", dtype=torch.bfloat16) if amp else nullcontext():
-                loss = workload.loss_fn(model, fake)
-            loss.backward()
-            optimizer.step()
-        memory = replace(memory, peak=float(peak.most))
-        _forget_gradients(model)
+
+        def peak_of(given: Any) -> float:
+            _forget_gradients(model)
+            with PeakBytes([*model.parameters(), *model.buffers(), *state, *_tensors(given)]) as peak:
+                with torch.autocast("cpu", dtype=torch.bfloat16) if amp else nullcontext():
+                    loss = workload.loss_fn(model, given)
+                loss.backward()
+                optimizer.step()
+            _forget_gradients(model)
+            return float(peak.most)
+
+        memory = replace(memory, peak=peak_of(fake))
+        samples = workload.samples(batch)
+        if samples:
+            with suppress(Exception):  # a loss that takes batches of this size alone
+                more = peak_of(tree_map(partial(_like, doubled=samples), fake))
+                memory = replace(memory, peak_per_sample=(more - memory.peak) / samples)
     work = device_work(rows, config.channels_last or _channels_last(model))
-    return StepTrace(name, "amp" if amp else "fp32", False, workload.samples(batch), work, memory)
+    return StepTrace(name, "amp" if amp else "fp32", False, samples, work, memory)
 
 
 def _forget_gradients(model: nn.Module) -> None:
@@ -162,9 +172,16 @@ def _make_fake(model: nn.Module) -> None:
                 held[key] = made[id(tensor)]
 
 
-def _like(leaf: Any) -> Any:
-    """An empty tensor of the same shape, strides and dtype; any other value unchanged."""
-    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+def _like(leaf: Any, doubled: int | None = None) -> Any:
+    """An empty tensor of the same shape, strides and dtype; any other value unchanged.
+
+    A tensor with `doubled` rows gets twice as many, without the strides.
+    """
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if doubled is not None and leaf.dim() and leaf.shape[0] == doubled:
+        return torch.empty(2 * doubled, *leaf.shape[1:], dtype=leaf.dtype)
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

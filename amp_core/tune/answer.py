@@ -13,25 +13,33 @@ from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
 from amp_core.text import formatting
 from amp_core.tune.budget import in_round_seconds
 from amp_core.tune.confirm import MIN_STEPS, ConfirmResult
+from amp_core.tune.evidence import may_be_faster, speed
 from amp_core.tune.options import Candidate
 from amp_core.tune.race import RACE_FRAC, RACE_STEPS, RaceResult
 from amp_core.tune.result import Tried
 from amp_core.tune.state import Search
 
 
-def save_confirmed(search: Search, result: ConfirmResult, undecided: Sequence[ConfirmResult]) -> None:
-    """Save the recipe as one that can be shipped. `undecided` are faster ones that the budget did not decide."""
-    row = result.row
+def save_confirmed(
+    search: Search, result: ConfirmResult, undecided: Sequence[ConfirmResult], rivals: Sequence[Candidate]
+) -> None:
+    """Save the recipe as one that can be shipped. `undecided` are faster ones that the budget did not decide; `rivals`
+    may be faster than it: with any the answer is unconfirmed."""
+    row, names = result.row, ", ".join(rival.name for rival in rivals)
     why = " ".join([f"The fastest recipe with convergence parity: {row.parity}.", *map(undecided_reason, undecided)])
-    _save(search, result.candidate, f"{_title(result.candidate)}: {row.answer}", why)
+    answer = f"{_title(result.candidate)}: {row.answer}"
+    if rivals:
+        answer = f"{answer}; whether {names} is faster still is undecided: run with a larger --budget"
+        why = f"The race did not decide between {result.candidate.name} and {names}. Convergence parity: {row.parity}."
+    _save(search, result.candidate, answer, why, sure=not rivals)
 
 
 def save_unconfirmed(search: Search, result: ConfirmResult) -> None:
     """Save the recipe as the one that looks fastest while it is undecided whether it can be shipped."""
-    speed = _speed(_race_row(search, result))
+    ratio = _speed(_race_row(search, result))
     same = result.row.parity.startswith(("within noise", "better"))
     undecided = "speed" if result.seeds and same else "convergence parity"
-    summary = f"{_title(result.candidate)} looks fastest, {speed} × FP32's speed, but its {undecided} is undecided"
+    summary = f"{_title(result.candidate)} looks fastest, {ratio} × FP32's speed, but its {undecided} is undecided"
     if not result.needs_s:
         _save(search, result.candidate, f"{summary}: run it with more --steps", undecided_reason(result), sure=False)
         return
@@ -48,40 +56,64 @@ def save_unconfirmed(search: Search, result: ConfirmResult) -> None:
     )
 
 
-def perhaps_faster(search: Search, raced: RaceResult) -> list[Candidate]:
-    """Recipes that were faster than FP32 in the race, but by too little or too unevenly to be sure; fastest first."""
-    rows = {row.name: row for row in search.result.tried if row.stage == "race" and not row.out}
-    perhaps = [
-        candidate
-        for candidate in raced.order
-        if (row := rows.get(candidate.name)) is not None
-        and row.speed_verdict.startswith("cannot tell")
-        and row.speed_ratio > 1 + SAME_SPEED_FRAC
-    ]
-    return sorted(perhaps, key=lambda candidate: -rows[candidate.name].speed_ratio)
+def perhaps_faster(search: Search, plain: Candidate, raced: RaceResult) -> list[Candidate]:
+    """Recipes that the race left open whether they are faster than FP32; fastest first."""
+    return _possibly_faster(search, plain, raced.order[raced.order.index(plain) + 1 :], raced, {plain.name})
+
+
+def undecided_rivals(
+    search: Search, plain: Candidate, chosen: Candidate, raced: RaceResult, rejected: Collection[str]
+) -> list[Candidate]:
+    """Recipes of the race that may be faster than the `chosen` one, but for those that a confirmation `rejected`."""
+    if chosen not in raced.order:
+        return []
+    others = [one for one in raced.order if one.name not in (*rejected, chosen.name, plain.name)]
+    return _possibly_faster(search, chosen, others, raced, {plain.name, chosen.name})
+
+
+def _possibly_faster(
+    search: Search, than: Candidate, candidates: Sequence[Candidate], raced: RaceResult, slower: Collection[str]
+) -> list[Candidate]:
+    """Those of the candidates that may be faster than `than`, fastest first. Those that left the race as slower than
+    one of `slower` are not."""
+    out = {row.name: row.out for row in search.result.tried if row.stage == "race"}
+    left = tuple(f"slower than {name}:" for name in slower)
+    ratios = {
+        one: speed([(raced.runs[than.name], raced.runs[one.name])])
+        for one in candidates
+        if not out[one.name].startswith(left)
+    }
+    return sorted((one for one, ratio in ratios.items() if may_be_faster(ratio)), key=lambda one: -ratios[one].value)
 
 
 def keep_fp32(search: Search, plain: Candidate, raced: RaceResult, rejected: Collection[str]) -> None:
     """Save FP32: no recipe is surely faster and keeps parity. If one that may be faster is not among those `rejected`
     by a confirmation, the answer is unconfirmed."""
-    maybe = [candidate for candidate in perhaps_faster(search, raced) if candidate.name not in rejected]
+    maybe = [candidate for candidate in perhaps_faster(search, plain, raced) if candidate.name not in rejected]
     if not maybe:
-        why = "None of the recipes tried is reliably faster with convergence parity."
+        why = "None of the recipes tried is faster with convergence parity."
         _save(search, plain, f"{_title(plain)}: stay with it", why)
         return
     best = maybe[0]
     row = next(row for row in search.result.tried if row.stage == "race" and row.name == best.name)
-    speed = f"{_speed(row)} × FP32's speed ({_speed(row, 'low')}–{_speed(row, 'high')})"
+    ratio = f"{_speed(row)} × FP32's speed ({_speed(row, 'low')}–{_speed(row, 'high')})"
     after = f"after {formatting.plural(row.steps, 'step')} of the race"
     budget, steps = search.budget, min(MIN_STEPS, search.config.steps)
     racing = budget.takes([candidate.name for candidate in raced.order], RACE_STEPS[0])
     confirming = budget.takes([plain.name, best.name], steps, MIN_SEEDS)
     needs = in_round_seconds(budget.probe_s + max(racing + confirming, confirming / (1 - RACE_FRAC)))
+    needs = max(needs, in_round_seconds(budget.seconds)) if row.steps >= RACE_STEPS[0] else needs
+    faster = row.speed_ratio > 1 + SAME_SPEED_FRAC
+    looks = (
+        f"{_title(best)} looks fastest, but its speed and convergence parity are undecided"
+        if faster
+        else f"{_title(plain)} looks as fast as any, but whether {best.name} is faster is undecided"
+    )
     _save(
         search,
-        best,
-        f"{_title(best)} looks fastest, but its speed and convergence parity are undecided: run with --budget {needs}",
-        f"The budget ended before that was decided: {best.name} reached {speed} {after}. The rest of the race and "
+        best if faster else plain,
+        f"{looks}: run with --budget {needs}",
+        f"The budget ended before that was decided: {best.name} reached {ratio} {after}. The rest of the race and "
         f"{MIN_SEEDS} seeds take about {formatting.duration(racing + confirming)}.",
         needs_s=float(needs),
         sure=False,

@@ -6,8 +6,8 @@
 
 A recipe can be shipped if two things are certain:
 
-1. *It is faster than FP32*: the 95 % interval of its speed lies above 1, and the speed above 1 by a margin
-   (`amp_core.analysis.comparison.ratios`). The race counts, and each seed in which it was interleaved with FP32.
+1. *It is faster than FP32*: the interval of its speed lies above 1, and the speed above 1 by a margin (`evidence`).
+   The race counts, and each seed in which it was interleaved with FP32.
 2. *It keeps parity*: its final loss, and its held-out loss if there is one, are better than FP32's or at most two
    standard deviations between seeds worse (`amp_core.analysis.comparison.parity`). Shipping a recipe claims
    equivalence, so equivalence is what two one-sided tests must show (Schuirmann, "A comparison of the two one-sided
@@ -25,7 +25,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from amp_core.analysis.comparison.parity import MIN_SEEDS, t_quantile
+from amp_core.analysis.comparison.parity import MIN_SEEDS, REPEATED_WITHIN, REPEATED_WORSE, t_quantile
 from amp_core.store.run import Run
 from amp_core.train.turns.interleave import default_block
 from amp_core.train.turns.member import Member
@@ -75,11 +75,12 @@ class Confirmation:
         """Steps of each training; set for the first recipe."""
         self._began = search.budget.used
 
-    def confirm(self, candidate: Candidate, raced: tuple[Run, Run] | None) -> ConfirmResult:
+    def confirm(self, candidate: Candidate, raced: tuple[Run, Run] | None, *, fresh: bool = False) -> ConfirmResult:
         """Train `candidate` over seeds until both speed and parity are decided, or the budget is used up.
 
-        `raced` is the pair of runs of FP32 and the candidate from a race. With it, FP32's earlier runs serve as the
-        baseline. Without it, the speed is unknown, and the candidate takes turns with FP32 over seeds new to both.
+        `raced` is the pair of runs of FP32 and the candidate from a race, if there was one. FP32's earlier runs serve
+        as the baseline, unless `fresh`: the race did not decide the speed, so the candidate is interleaved with FP32
+        over seeds new to both.
         """
         names = [self._plain.name, candidate.name]
         budget, settings = self._search.budget, self._search.config
@@ -92,7 +93,7 @@ class Confirmation:
             False,
             False,
         )
-        for seed in self._seeds(fresh=raced is None):
+        for seed in self._seeds(fresh):
             going = [self._plain, candidate] if seed not in self._first else [candidate]
             if short := budget.left < self._takes(going, max(1, MIN_SEEDS - len(runs))):
                 break
@@ -186,8 +187,8 @@ def seeds_to_decide(row: Tried, seeds: int) -> int:
         return MIN_SEEDS
     spread = half_width_now / t_quantile(seeds - 1, 0.975) * seeds**0.5
     for count in INTERIM_SEEDS:
-        half_width = t_quantile(count - 1, 0.975) * spread / count**0.5
-        if count > seeds and (deviation + half_width <= 2 * noise or deviation > max(half_width, noise)):
+        within, worse = (t_quantile(count - 1, q) * spread / count**0.5 for q in (REPEATED_WITHIN, REPEATED_WORSE))
+        if count > seeds and (deviation + within <= 2 * noise or deviation > max(worse, noise)):
             return count
     return INTERIM_SEEDS[-1]
 

@@ -6,17 +6,34 @@
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from amp_core.analysis import compare
 from amp_core.analysis.comparison.answer import in_one_line
-from amp_core.analysis.comparison.ratios import speed_ratio
+from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC, Ratio, speed_ratio
 from amp_core.store.run import Run
 from amp_core.text import formatting
 from amp_core.tune.options import Candidate
 from amp_core.tune.result import Tried
+
+CONFIDENCE = 0.998
+"""Of the intervals of speed. Each is tested some ten times, and each test sees most of the data of the one before: a
+recipe that is no faster then passes as faster in less than one of 200 searches (`tests/tune/test_simulated.py`)."""
+
+
+def speed(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
+    """Speed of the second run of each pair over the first, as a search tests it."""
+    return speed_ratio(pairs, CONFIDENCE)
+
+
+def may_be_faster(ratio: Ratio) -> bool:
+    """Whether a recipe of this speed may be faster by a difference that counts."""
+    if ratio.emulated or not math.isfinite(ratio.value):
+        return False
+    return not ratio.enough or not ratio.high <= 1 + 2 * SAME_SPEED_FRAC
 
 
 def unmeasured_row(
@@ -51,16 +68,16 @@ def measured_row(
     row = unmeasured_row(candidate, stage, against, runs, into, out)
     if not runs or not first or candidate.name == against:
         return row
-    ratio = speed_ratio(list(pairs) or list(zip(first, runs, strict=False)))
-    speed: dict[str, Any] = {
+    ratio = speed(list(pairs) or list(zip(first, runs, strict=False)))
+    measured_speed: dict[str, Any] = {
         "speed_ratio": ratio.value,
         "speed_ratio_low": ratio.low,
         "speed_ratio_high": ratio.high,
         "speed_verdict": ratio.speed_verdict,
     }
     recipe = compare([*first, *runs], repeatedly=True).recipes.iloc[1]
-    measured_values = {str(name): value for name, value in recipe.items()} | speed
-    row = dataclasses.replace(row, **speed, memory_ratio=float(measured_values["memory_ratio"]))
+    measured_values = {str(name): value for name, value in recipe.items()} | measured_speed
+    row = dataclasses.replace(row, **measured_speed, memory_ratio=float(measured_values["memory_ratio"]))
     if stage != "confirm":
         return row
     answer = in_one_line(measured_values).partition(": ")[2]

@@ -25,7 +25,7 @@ from amp_core.store.run import Run, load_run
 from amp_core.text import formatting
 from amp_core.train.turns.interleave import default_block
 from amp_core.train.turns.member import Member
-from amp_core.tune.evidence import measured_row
+from amp_core.tune.evidence import may_be_faster, measured_row, speed
 from amp_core.tune.options import Candidate
 from amp_core.tune.state import FIRST_STEP_ONLY, Search
 
@@ -33,12 +33,18 @@ STUCK_STEPS = 20
 """Consecutive steps without an update after which a scaler does not recover: the loss scale was divided by 2^20."""
 MAX_SKIPPED_FRAC = 0.5
 """A recipe that skips a larger share of its steps does not train."""
-CLEARLY_SLOWER_RATIO = 1.5
-CLEARLY_SLOWER_BLOCKS = 3
-"""A recipe that takes `CLEARLY_SLOWER_RATIO` times as long as the fastest in each of its last `CLEARLY_SLOWER_BLOCKS`
-blocks leaves at once. A smaller difference takes as many blocks as any statement on speed (`ratios.MIN_BLOCKS`)."""
-RACE_STEPS = (60, 200)
-"""Least and most steps of a race. Fewer give too few blocks for a statement on speed (`ratios.MIN_BLOCKS`)."""
+FAR_SLOWER_RATIO = 4.0
+FAR_SLOWER_BLOCKS = 3
+"""A recipe that takes `FAR_SLOWER_RATIO` times as long as the fastest in each of its last `FAR_SLOWER_BLOCKS` blocks
+leaves at once: other work does not slow one recipe that much three times, and not the other."""
+MIN_RACE_BLOCKS = 5
+"""Fewest pairs of blocks by whose interval a recipe leaves. Of fewer, a burst of other work may hit each."""
+INTERIM_BLOCKS = (7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 200)
+"""Rounds after which speeds are tested. Each test may err, so there are few (Armitage, McPherson and Rowe, "Repeated
+significance tests on accumulating data", 1969), at `evidence.CONFIDENCE`."""
+RACE_STEPS = (60, 2000)
+"""Least and most steps of a race. Fewer give too few blocks for a statement on speed (`ratios.MIN_BLOCKS`). It ends as
+soon as the speeds are decided; a busy machine needs many blocks for that."""
 RACE_FRAC = 0.3
 """Share of the remaining budget planned for the race of precisions."""
 
@@ -66,9 +72,10 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
         dataclasses.replace(c.config, steps=steps, every=FIRST_STEP_ONLY, profile=None, evaluate=False)
         for c in candidates
     ]
-    watcher = Race(names, folders, over=lambda: budget.left <= 0)
+    block = default_block(steps)
+    watcher = Race(names, folders, over=lambda: budget.left <= 0, block_steps=block)
     members = [(n, Member(c, f)) for n, c, f in zip(names, configs, folders, strict=True)]
-    codes = search.train(members, default_block(steps), watcher.keep)
+    codes = search.train(members, block, watcher.keep)
     runs = watcher.judge()  # judge again after the last round
     for place, code in enumerate(codes):
         if place not in runs:
@@ -90,23 +97,29 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
 class Race:
     """Judges the runs of a race while they train. The first is the baseline: it stays as long as any other does."""
 
-    def __init__(self, names: Sequence[str], folders: Sequence[Path], over: Callable[[], bool]) -> None:
+    def __init__(
+        self, names: Sequence[str], folders: Sequence[Path], over: Callable[[], bool], block_steps: int = 1
+    ) -> None:
         self._names, self._folders, self.over = names, folders, over
+        self._block_steps = block_steps
+        self._rounds = 0
         self.out: dict[int, str] = {}
         """By index, why a recipe left."""
 
-    def keep(self, done: int) -> set[int]:  # noqa: ARG002
+    def keep(self, done: int) -> set[int]:
         """Indices of the recipes that continue; none once every speed relative to the fastest is decided."""
         if self.over():
             return set()
-        runs = self.judge()
+        before, self._rounds = self._rounds, done // self._block_steps
+        due = any(before < rounds <= self._rounds for rounds in INTERIM_BLOCKS)
+        runs = self.judge(speeds=due)
         going = {i for i in runs if i not in self.out}  # one without a run failed before its first step
         if 0 in self.out or len(going) < 2:  # no baseline, or nothing to compare with it
             return set()
-        return set() if _order_decided([runs[i] for i in sorted(going)]) else going
+        return set() if due and _order_decided([runs[i] for i in sorted(going)]) else going
 
-    def judge(self) -> dict[int, Run]:
-        """Update `out`, and return the runs so far by index."""
+    def judge(self, *, speeds: bool = True) -> dict[int, Run]:
+        """Update `out`, and return the runs so far by index. `speeds`: slow recipes leave too."""
         runs = {i: run for i in range(len(self._folders)) if (run := self.run(i)) is not None}
         for place, run in runs.items():
             if place not in self.out and (why := failure_reason(run)):
@@ -116,7 +129,8 @@ class Race:
         if order:
             lead = going[order[0]]
             for place in going:
-                if place not in (0, lead) and (why := slower_reason(runs[lead], runs[place], self._names[lead])):
+                why = slower_reason(runs[lead], runs[place], self._names[lead], tested=speeds)
+                if place not in (0, lead) and why:
                     self.out[place] = why
         return runs
 
@@ -152,19 +166,17 @@ def failure_reason(run: Run) -> str:
     return ""
 
 
-def slower_reason(lead: Run, run: Run, name: str) -> str:
-    """Why `run` is surely slower than `lead`, called `name`; empty if it is not."""
-    ratio = ratios.speed_ratio([(lead, run)])
-    if ratio.enough and _clearly_slower(ratio):
-        return f"slower than {name}: {_times(ratio.value)} its speed"
+def slower_reason(lead: Run, run: Run, name: str, *, tested: bool = True) -> str:
+    """Why `run` is surely slower than `lead`, called `name`; empty if it is not. Without `tested`, only one that is far
+    slower is."""
     block = ratios.took_turns(lead, run)
-    if block is None:
-        return ""
-    times = [_series(one) for one in (lead, run)]
-    blocks = ratios.paired_blocks(times[0], times[1], block)[-CLEARLY_SLOWER_BLOCKS:]
-    if len(blocks) == CLEARLY_SLOWER_BLOCKS and (blocks < 1 / CLEARLY_SLOWER_RATIO).all():
-        return f"slower than {name}: {_times(float(np.median(blocks)))} its speed"
-    return ""
+    if block is not None:
+        times = [_series(one) for one in (lead, run)]
+        blocks = ratios.paired_blocks(times[0], times[1], block)[-FAR_SLOWER_BLOCKS:]
+        if len(blocks) == FAR_SLOWER_BLOCKS and (blocks < 1 / FAR_SLOWER_RATIO).all():
+            return f"slower than {name}: {_times(float(np.median(blocks)))} its speed"
+    ratio = speed([(lead, run)]) if tested else ratios.UNKNOWN
+    return f"slower than {name}: {_times(ratio.value)} its speed" if _clearly_slower(ratio) else ""
 
 
 def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
@@ -172,9 +184,7 @@ def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
 
     `runs` holds the runs of each recipe in the order of seeds.
     """
-    against_first = [
-        ratios.speed_ratio(list(zip(runs[0], one, strict=False))).value if runs[0] else math.nan for one in runs
-    ]
+    against_first = [speed(list(zip(runs[0], one, strict=False))).value if runs[0] else math.nan for one in runs]
     if runs:
         against_first[0] = 1.0
     left = [i for i in range(len(runs)) if math.isfinite(against_first[i])]
@@ -188,25 +198,19 @@ def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
 
 
 def _order_decided(runs: Sequence[Run]) -> bool:
-    """Whether the leader and the speed of all others relative to it are decided, so that more steps change nothing."""
+    """Whether no other can be faster than the leader, so that more steps change nothing."""
     lead = runs[ranked([[run] for run in runs])[0]]
-    for run in runs:
-        ratio = ratios.speed_ratio([(lead, run)])
-        decided = _clearly_slower(ratio) or ratio.speed_verdict == "no difference seen"
-        if run is not lead and not (ratio.enough and decided):
-            return False
-    return True
+    return not any(may_be_faster(speed([(lead, run)])) for run in runs if run is not lead)
 
 
 def _surely_slower(lead: Sequence[Run], other: Sequence[Run], *, baseline: bool) -> bool:
-    ratio = ratios.speed_ratio(list(zip(lead, other, strict=False)))
+    ratio = speed(list(zip(lead, other, strict=False)))
     return ratio.speed_verdict == "slower" if baseline else _clearly_slower(ratio)
 
 
 def _clearly_slower(ratio: ratios.Ratio) -> bool:
-    """Whether the whole interval lies beyond the margin. It is tested after each round for each pair, so equally fast
-    recipes occasionally have an interval that excludes 1."""
-    return ratio.speed_verdict == "slower" and ratio.high < 1 / (1 + ratios.SAME_SPEED_FRAC)
+    """Whether the whole interval lies beyond the margin."""
+    return ratio.blocks >= MIN_RACE_BLOCKS and ratio.high < 1 / (1 + ratios.SAME_SPEED_FRAC)
 
 
 def broken(out: str) -> bool:

@@ -28,7 +28,14 @@ from amp_core.text import formatting
 from amp_core.train.turns.interleave import interleave
 from amp_core.train.turns.member import Member
 from amp_core.train.turns.worker_pool import WorkerPool
-from amp_core.tune.answer import keep_fp32, perhaps_faster, save_confirmed, save_unconfirmed, undecided_reason
+from amp_core.tune.answer import (
+    keep_fp32,
+    perhaps_faster,
+    save_confirmed,
+    save_unconfirmed,
+    undecided_reason,
+    undecided_rivals,
+)
 from amp_core.tune.budget import Budget
 from amp_core.tune.confirm import MIN_STEPS, Confirmation, ConfirmResult
 from amp_core.tune.options import Candidate, combined, options, precisions
@@ -102,23 +109,25 @@ def _stages(search: Search) -> None:
     results = _confirm_in_order(search, confirmation, plain, raced)
     answer = next((one for one in results if one.ships), None)
     undecided = [one for one in results if not one.decided]
+    rejected = {one.candidate.name for one in results if one.decided and not one.ships}
     if answer is not None:
-        save_confirmed(search, answer, undecided)
+        rivals = undecided_rivals(search, plain, answer.candidate, raced, rejected)
+        save_confirmed(search, answer, undecided, rivals)
     elif undecided:
         save_unconfirmed(search, undecided[0])
         return
     else:
-        keep_fp32(search, plain, raced, {one.candidate.name for one in results})
+        keep_fp32(search, plain, raced, rejected)
     base = answer.candidate if answer is not None else plain
     extra = options(base, probe_run, search.budget.left, search.budget.start_s)
     search.leave_out(extra.left_out)
     chosen = _options(search, plain, base, extra.candidates)
     if chosen:
-        both = confirmation.confirm(combined(base, chosen), raced=None)
+        both = confirmation.confirm(combined(base, chosen), raced=None, fresh=True)
         if both.row.runs:
             search.add(both.row)
         if both.ships:
-            save_confirmed(search, both, undecided)
+            save_confirmed(search, both, undecided, undecided_rivals(search, plain, base, raced, rejected))
         elif not both.decided:
             search.save(why=f"{search.result.why} {undecided_reason(both)}")
 
@@ -161,11 +170,12 @@ def _confirm_in_order(
     """
     results: list[ConfirmResult] = []
     sure = raced.order[: raced.order.index(plain)]
-    perhaps = [candidate for candidate in perhaps_faster(search, raced) if candidate not in sure]
+    perhaps = perhaps_faster(search, plain, raced)
     for candidate in [*sure, *perhaps]:
         if candidate in perhaps and not confirmation.has_time_for(candidate):
             break
-        result = confirmation.confirm(candidate, (raced.runs[plain.name], raced.runs[candidate.name]))
+        pair = raced.runs[plain.name], raced.runs[candidate.name]
+        result = confirmation.confirm(candidate, pair, fresh=candidate in perhaps)
         results.append(result)
         if result.ships or result.needs_s:
             break

@@ -114,3 +114,18 @@ def test_the_peak_is_that_of_torchs_tracker(amp_dtype):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_is_that_of_torchs_tracker_for_every_model_and_precision(name, amp_dtype, checkpointed):
     check(name, amp_dtype, checkpointed)
+
+
+def test_the_peak_of_another_batch_follows_from_the_traced_one_and_is_what_the_largest_batch_fits():
+    def step_of(samples):
+        model, batch = MODELS["transformer"](False)
+        batch = torch.cat([batch] * (samples // len(batch)))
+        workload = Workload(model, [batch], loss_fn)
+        config = TrainConfig(workload="text-gpt", size="tiny", optimizer="adamw").resolved()
+        return traced(config, workload, batch, "transformer", True)
+
+    few = len(MODELS["transformer"](False)[1])
+    small, large = step_of(few), step_of(8 * few)
+    assert small.memory.peak_per_sample > 0
+    assert memory_needed(small, 8 * few) == pytest.approx(memory_needed(large), rel=0.02)
+    assert memory_needed(small, 8 * few)[0] - 0.4e9 == pytest.approx(large.memory.peak, rel=0.02)

@@ -22,6 +22,7 @@ from amp_core.train import train
 from amp_core.train.turns.interleave import Member
 
 HERE = Path(__file__)
+STEPS = "steps/00000.parquet"
 
 
 def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -132,15 +133,20 @@ class Stopwatch:
         return ms
 
     def _set_times(self, member: Member) -> None:
-        file = member.folder / "steps" / "00000.parquet"
-        if not file.exists():
+        if not (member.folder / STEPS).exists():
             return
-        table = pq.read_table(file)
         random = np.random.default_rng([len(self.trained), member.config.seed])
-        ms = self.step_ms(member.config) * random.lognormal(0.0, self.load, table.num_rows)
-        place = table.schema.get_field_index("step_ms")
-        pq.write_table(table.set_column(place, table.schema.field(place), pa.array(ms)), file)
+        steps = pq.read_metadata(member.folder / STEPS).num_rows
+        ms = self.step_ms(member.config) * random.lognormal(0.0, self.load, steps)
+        set_times(member.folder, ms)
         self.now += float(ms.sum()) / 1e3 + self.start_s
+
+
+def set_times(folder: Path, step_ms: np.ndarray) -> None:
+    """Replace the step times of a sealed run."""
+    table = pq.read_table(folder / STEPS)
+    place = table.schema.get_field_index("step_ms")
+    pq.write_table(table.set_column(place, table.schema.field(place), pa.array(step_ms)), folder / STEPS)
 
 
 def config(name: str, **more) -> TrainConfig:

@@ -13,14 +13,16 @@ d the mean deviation over seeds, paired by seed, and s the standard deviation of
 
 Adding seeds and testing again until there is a decision inflates the error rate (Armitage, McPherson and Rowe,
 "Repeated significance tests on accumulating data", 1969). `repeatedly` makes each test stricter, as Pocock did ("Group
-sequential methods in the design and analysis of clinical trials", 1977): the 95 % interval must lie within ±2 s. In
-simulations with tests after 3, 4, 5, 6, 8, 10 and 12 seeds, a recipe that is 2 s worse then passes in less than 5 % of
-searches, whatever the correlation of seeds; one that is no worse is called worse in about 6 % where the two trainings
-of a seed are uncorrelated, in less than 1 % where their correlation is 0.9 (`tests/analysis`).
+sequential methods in the design and analysis of clinical trials", 1977): the 99 % interval of a worse d excludes 0, and
+the 98 % interval of one within noise lies within ±2 s. In simulations with tests after 3, 4, 5, 6, 8, 10 and 12 seeds,
+a recipe that is 2 s worse then passes in less than 5 % of searches, whatever the correlation of seeds; one that is no
+worse is called worse in 2 % where the two trainings of a seed are uncorrelated, in 0.2 % where their correlation is 0.9
+(`tests/analysis`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -28,9 +30,11 @@ MIN_SEEDS = 3
 """Fewest seeds of the baseline from which its noise is known."""
 NOISE_STDS = 2.0
 """Standard deviations over seeds up to which a deviation counts as noise."""
-_FREEDOM = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 20, 30)
-_T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.753, 1.725, 1.697)
-_T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.131, 2.086, 2.042)
+REPEATED_WORSE = 0.995
+REPEATED_WITHIN = 0.99
+"""Shares of Student's t by whose quantiles repeated tests call a recipe worse or within noise."""
+_MAX_FREEDOM = 1e4
+"""From here on Student's t is the normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,15 @@ def judge(baseline: Mapping[int, float], recipe: Mapping[int, float], *, repeate
     whole = len(shared) == len(recipe) and len(shared) > 0
     deviation = float(paired.mean()) if whole else float(this.mean() - first.mean())
     error, freedom = _error(first, this, paired if whole else np.zeros(0))
-    reach = float(t_quantile(freedom, 0.975)) * error if freedom >= 1 else np.nan
+    reach = t_quantile(freedom, 0.975) * error if freedom >= 1 else np.nan
     low, high = deviation - reach, deviation + reach
-    inner = float(t_quantile(freedom, 0.975 if repeatedly else 0.95)) * error if freedom >= 1 else np.nan
+    outer = t_quantile(freedom, REPEATED_WORSE) * error if freedom >= 1 and repeatedly else reach
+    inner = t_quantile(freedom, REPEATED_WITHIN if repeatedly else 0.95) * error if freedom >= 1 else np.nan
     parity = "cannot tell"
     if np.isfinite(noise) and np.isfinite(reach):
-        if low > 0 and deviation > noise:
+        if deviation > max(noise, outer):
             parity = "worse"
-        elif high < 0 and -deviation > noise:
+        elif -deviation > max(noise, outer):
             parity = "better"
         elif len(this) > 1 and abs(deviation) + inner <= NOISE_STDS * noise:
             parity = "within noise"
@@ -86,11 +91,18 @@ def mean_interval(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> tup
     return float(values.mean() - reach), float(values.mean() + reach)
 
 
+@lru_cache(maxsize=4096)
 def t_quantile(freedom: float, share: float) -> float:
-    """Student's t at 0.95 or 0.975, from a table, interpolated in 1 / freedom."""
-    table, limit = (_T95, 1.645) if share == 0.95 else (_T975, 1.960)
-    inverse = np.array([0.0, *(1 / f for f in reversed(_FREEDOM))])
-    return float(np.interp(1 / freedom, inverse, (limit, *reversed(table))))
+    """The quantile of Student's t at `share`, 0.5 to 1, for `freedom` from 1 on, whole or not.
+
+    With t = √freedom · tan(angle), the density over the angle is proportional to cos(angle)^(freedom - 1).
+    """
+    freedom = min(max(freedom, 1.0), _MAX_FREEDOM)
+    angle = np.linspace(0.0, np.pi / 2, 20001)
+    density = np.cos(angle) ** (freedom - 1)
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    at = float(np.interp(2 * share - 1, below / below[-1], angle))
+    return float(np.sqrt(freedom) * np.tan(at))
 
 
 def _error(

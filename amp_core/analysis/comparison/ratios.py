@@ -5,23 +5,27 @@
 (2.31, 2.28, 2.35, 'faster')
 
 Where two runs were interleaved (`ampscope compare`), block n of one is paired with block n of the other: both ran at
-the same clock speed, load and temperature of the machine. The median time of each block gives one log ratio; their
-mean, trimmed by a fifth at both ends, is the result, and its percentile bootstrap over blocks the interval (Efron and
-Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13; trimming after Wilcox, "Introduction to Robust
-Estimation", section 3.3). Runs that were not interleaved are resampled separately in blocks of neighbouring steps,
-because step times are autocorrelated (Künsch, "The jackknife and the bootstrap for general stationary observations",
-1989). The log ratios of several pairs, such as seeds, are averaged, and from three pairs on the pairs are resampled
-too: speed varies more between processes than within one (Kalibera and Jones, "Rigorous benchmarking in reasonable
-time", 2013)."""
+the same clock speed, load and temperature of the machine. The median time of each block gives one log ratio. Their
+mean, trimmed by a fifth at both ends, is the result, with Student's t interval from the winsorized variance (Tukey and
+McLaughlin, "Less vulnerable confidence and significance procedures for location", 1963; Wilcox, "Introduction to Robust
+Estimation", section 4.3): bursts of other work hit single blocks. Runs that were not interleaved are resampled
+separately in blocks of neighbouring steps, because step times are autocorrelated (Künsch, "The jackknife and the
+bootstrap for general stationary observations", 1989); the variance of the resampled ratios gives the interval.
+
+The log ratios of several pairs, such as seeds, are averaged. From three pairs on, variance between pairs beyond that
+within them adds to the interval, as in a random-effects model, with Satterthwaite's degrees of freedom ("An approximate
+distribution of estimates of variance components", 1946): speed varies more between processes than within one (Kalibera
+and Jones, "Rigorous benchmarking in reasonable time", 2013)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from amp_core.analysis.comparison.parity import t_quantile
 from amp_core.analysis.steps import attempts, emulated, warmup_steps
 from amp_core.store.run import Run
 
@@ -48,7 +52,7 @@ class Ratio:
     value: float
     low: float
     high: float
-    """Ends of the 95 % interval; NaN with a single block, which has no spread."""
+    """Ends of the interval, of 95 % unless asked otherwise; NaN with a single block, which has no spread."""
     paired: bool
     """Whether the runs were interleaved, so that blocks could be paired."""
     blocks: int
@@ -123,7 +127,7 @@ def took_turns(one: Run, other: Run) -> int | None:
     return steps if whole and steps == second.get("block_steps") else None
 
 
-def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
+def speed_ratio(pairs: Sequence[tuple[Run, Run]], confidence: float = CONFIDENCE) -> Ratio:
     """Speed of the second run of each pair over the first, over all pairs. Per sample where all counted samples."""
     if any(emulated(run) for pair in pairs for run in pair):
         return EMULATED
@@ -132,33 +136,35 @@ def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
         return UNKNOWN
     by_sample = all(np.isfinite(t.sample_ms).any() for both in times for t in both)
     random = np.random.default_rng(0)  # the same runs give the same interval
-    points, draws, blocks, enough, paired, spread = [], [], 0, True, True, True
+    estimates, blocks, enough, paired = [], 0, True, True
     for (one, other), both in zip(pairs, times, strict=True):
         before, now = (_series(t, by_sample) for t in both)
         turns = took_turns(one, other)
         logs = np.log(paired_blocks(before, now, turns)) if turns else np.zeros(0)
         if len(logs):
-            points.append(float(_trimmed_mean(logs[None])[0]))
-            chosen = random.integers(0, len(logs), (_DRAWS, len(logs)))
-            draws.append(_trimmed_mean(logs[chosen]))
-            spread = spread and len(logs) > 1
+            estimates.append(_trimmed_mean(logs))
             blocks += len(logs)
         else:
             paired = False
             a, b = (np.asarray(s, dtype=np.float64) for s in (before, now))
-            points.append(float(np.log(np.median(a) / np.median(b))))
-            draws.append(np.log(_medians(a, random) / _medians(b, random)))
+            estimates.append(_ratio_of_medians(a, b, random))
             fewest = min(len(a), len(b))
-            spread = spread and fewest > _BLOCK_STEPS
             blocks += fewest // _BLOCK_STEPS
             enough = enough and fewest >= MIN_STEPS
     if paired:
         enough = blocks >= MIN_BLOCKS
-    low, high = np.percentile(_over_pairs(np.array(draws), random), [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
-    if not spread and len(pairs) < 3:  # all draws are one block
-        low = high = np.nan
-    value, low, high = (float(np.exp(v)) for v in (np.mean(points), low, high))
+    mean = _over_pairs(estimates)
+    reach = t_quantile(mean.freedom, (1 + confidence) / 2) * mean.variance**0.5
+    value, low, high = (float(np.exp(v)) for v in (mean.log_ratio, mean.log_ratio - reach, mean.log_ratio + reach))
     return Ratio(value, low, high, paired, blocks, enough)
+
+
+class _Estimate(NamedTuple):
+    log_ratio: float
+    variance: float
+    """Of `log_ratio`; NaN where the runs have a single block, which has no spread."""
+    freedom: float
+    """Degrees of freedom of `variance`."""
 
 
 def paired_blocks(before: "pd.Series[float]", now: "pd.Series[float]", block_steps: int) -> Floats:
@@ -186,11 +192,25 @@ def _series(times: Timed, by_sample: bool) -> "pd.Series[float]":
     return pd.Series(times.sample_ms if by_sample else times.step_ms, index=times.step).dropna()
 
 
-def _trimmed_mean(values: Floats) -> Floats:
-    """Mean of each row without the lowest and the highest fifth."""
-    cut = int(_TRIM_FRAC * values.shape[1])
-    mean: Floats = np.sort(values, axis=1)[:, cut : values.shape[1] - cut].mean(axis=1)
-    return mean
+def _trimmed_mean(logs: Floats) -> _Estimate:
+    """The mean without the lowest and the highest fifth."""
+    logs, count = np.sort(logs), len(logs)
+    cut = int(_TRIM_FRAC * count)
+    kept = logs[cut : count - cut]
+    if count < 2:
+        return _Estimate(float(kept.mean()), np.nan, 1.0)
+    winsorized = float(np.clip(logs, kept[0], kept[-1]).var(ddof=1))
+    inner = len(kept)
+    return _Estimate(float(kept.mean()), (count - 1) * winsorized / (inner * (inner - 1)), inner - 1)
+
+
+def _ratio_of_medians(before: Floats, now: Floats, random: np.random.Generator) -> _Estimate:
+    log_ratio = float(np.log(np.median(before) / np.median(now)))
+    blocks = min(len(before), len(now)) / _BLOCK_STEPS
+    if blocks <= 1:
+        return _Estimate(log_ratio, np.nan, 1.0)
+    drawn = np.log(_medians(before, random) / _medians(now, random))
+    return _Estimate(log_ratio, float(drawn.var(ddof=1)), max(1.0, blocks - 1))
 
 
 def _medians(times: Floats, random: np.random.Generator) -> Floats:
@@ -203,12 +223,19 @@ def _medians(times: Floats, random: np.random.Generator) -> Floats:
     return medians
 
 
-def _over_pairs(draws: Floats, random: np.random.Generator) -> Floats:
-    """The mean of draws over pairs; with three or more, over resampled pairs."""
-    pairs = len(draws)
-    if pairs < 3:
-        mean: Floats = draws.mean(axis=0)
-        return mean
-    chosen = random.integers(0, pairs, (draws.shape[1], pairs))
-    again: Floats = draws[chosen, np.arange(draws.shape[1])[:, None]].mean(axis=1)
-    return again
+def _over_pairs(pairs: Sequence[_Estimate]) -> _Estimate:
+    """The mean over pairs; its variance is that within pairs, and from three pairs on what they differ by beyond it."""
+    count = len(pairs)
+    points = np.array([pair.log_ratio for pair in pairs])
+    shares = np.array([pair.variance for pair in pairs]) / count**2
+    within, freedom = float(shares.sum()), np.array([pair.freedom for pair in pairs])
+    if count < 3:
+        between = 0.0
+    elif np.isnan(within):  # single blocks: all that is known is what the pairs differ by
+        within, between = 0.0, float(points.var(ddof=1)) / count
+    else:
+        between = max(0.0, float(points.var(ddof=1)) / count - within)
+    total = within + between
+    parts = between**2 / (count - 1) if between else 0.0
+    parts += float((shares**2 / freedom).sum()) if within else 0.0
+    return _Estimate(float(points.mean()), total, total**2 / parts if parts else 1.0)

@@ -4,10 +4,9 @@
 
 On a sampled step the first call of each linear layer is measured: its input and its weight in forward, the gradient of
 its output in backward. See `stats.blocks` for what is measured. That takes as long as several steps of a small model,
-so sampled steps are left out where it would take more than `MAX_TIME_FRAC` of the time; events say so.
+so sampled steps are left out where it would take more than `time_cap.MAX_TIME_FRAC` of the time; events say so.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from amp_core.record.model.parameters import (
     unwrapped,
 )
 from amp_core.record.observer import Observer
+from amp_core.record.observers.time_cap import TimeCap
 from amp_core.record.stats.blocks import BlockRow, measure_blocks
 from amp_core.record.stats.channels import channel_of
 from amp_core.record.stats.dispatch import kernel_of
@@ -38,12 +38,6 @@ from amp_core.store.writer import RunWriter
 
 MAX_WAITING = 8
 """Sampled steps whose numbers may still be on the device."""
-
-MAX_TIME_FRAC = 0.01
-"""Share of the time of training that this takes unless all sampled steps are requested."""
-FREE_S = 0.05
-"""Processor time that this takes at first whatever share that is: a few steps of a small model. The first sampled step
-is measured in any case."""
 
 _ROW = 4 * BINS + 3
 
@@ -76,10 +70,7 @@ class BlockWatch(Observer):
         self._writer = writer
         self._due = due
         self._wanted = wanted
-        self._all_sampled = all_sampled
-        self._began = time.perf_counter()
-        self._spent_s = self._processor_s = 0.0
-        self._sampled = self._steps = 0  # sampled steps so far, and those of them that were measured
+        self._cap = TimeCap(writer, "blocks", all_sampled)
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._step = 0
         self._called: set[str] = set()
@@ -109,46 +100,27 @@ class BlockWatch(Observer):
 
     def step_began(self, step: int) -> None:
         self._detach()
-        sampled = self._possible and self._due(step)
-        self.awake = sampled and self._is_affordable(step)
-        self._sampled += sampled
-        self._steps += self.awake
+        self.awake = self._possible and self._due(step) and self._cap.allows(step)
         if self.awake:
             self._step, self._called, self._weights = step, set(), set()
             self._measured, self._transfer = [], HostTransfer()
             self._switches.on()
             self._on = True
 
-    def _is_affordable(self, step: int) -> bool:
-        """Whether measuring took few enough of the time so far; says so at the first step that is left out."""
-        share = self._spent_s / max(time.perf_counter() - self._began, 1e-9)
-        if self._all_sampled or self._processor_s < FREE_S or share <= MAX_TIME_FRAC:
-            return True
-        if self._sampled == self._steps:
-            detail = (
-                f"recording a step takes {1e3 * self._spent_s / self._steps:.3g} ms; sampled steps are skipped to "
-                f"stay within {MAX_TIME_FRAC:.0%} of the time; every=1 records all"
-            )
-            self._writer.event("phase change", name="blocks", detail=detail, step=step)
-        return False
-
     def step_ended(self, step: int) -> None:
-        begun = time.perf_counter()
-        self._detach()
-        if self._measured:
-            self._transfer.send()
-            self._sent.append((self._step, self._measured, self._transfer))
-            self._measured = []
-        self._write(wait=len(self._sent) > MAX_WAITING)
-        self._spent_s += time.perf_counter() - begun
+        with self._cap:
+            self._detach()
+            if self._measured:
+                self._transfer.send()
+                self._sent.append((self._step, self._measured, self._transfer))
+                self._measured = []
+            self._write(wait=len(self._sent) > MAX_WAITING)
 
     def close(self) -> None:
         self._detach()
         self._on_tensors.remove()
         self._write(wait=True)
-        if self._steps < self._sampled:
-            detail = f"recorded on {self._steps:,} of {self._sampled:,} sampled steps"
-            self._writer.event("phase change", name="blocks", detail=detail, step=self._step)
+        self._cap.report(self._step)
 
     def _detach(self) -> None:
         if self._on:
@@ -190,10 +162,8 @@ class BlockWatch(Observer):
 
     def _measure(self, name: str, kind: str, tensor: Any) -> None:
         """Measure a tensor as a matrix; one that is none, or has no real values, is left out."""
-        begun, processor = time.perf_counter(), time.thread_time()
-        self._measure_now(name, kind, tensor)
-        self._spent_s += time.perf_counter() - begun
-        self._processor_s += time.thread_time() - processor
+        with self._cap:
+            self._measure_now(name, kind, tensor)
 
     def _measure_now(self, name: str, kind: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not self._wanted(name):

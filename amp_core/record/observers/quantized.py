@@ -8,7 +8,6 @@ which nothing is quantized costs nothing after its first sampled steps.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,9 @@ from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled, is_linear, tensors_in
 from amp_core.record.model.parameters import named_modules, named_parameters, unwrapped
 from amp_core.record.observer import Observer
+from amp_core.record.observers.quantized_layers import report_compiled, report_empty_histories, report_layers
 from amp_core.record.observers.storages import storage_of
+from amp_core.record.observers.time_cap import TimeCap
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.torch_internals.module_calls import Switches
@@ -33,16 +34,8 @@ LIBRARIES: tuple[Callable[[], Iterator[Library]], ...] = (torchao.libraries, pro
 
 MAX_WAITING = 8
 """Sampled steps whose numbers may still be on the device."""
-MAX_TIME_FRAC = 0.01
-"""Share of the time of training that this takes unless all steps are sampled."""
-FREE_S = 0.05
-"""Processor time that this takes at first whatever share that is. The first sampled step is measured in any case."""
 FIRST_SAMPLES = 3
 """Sampled steps without any cast after which the model is taken not to be quantized."""
-MULTIPLE = 16
-"""FP8 tensor cores take matrices with sizes that are multiples of this."""
-CONVERTED = ("Float8Linear", "MXFP8Linear", "NVFP4Linear", "Float8BlockwiseLinear")
-"""Classes of torchao's quantized linear layers: by them converted layers are counted in compiled models."""
 
 
 class _Row(NamedTuple):
@@ -83,11 +76,9 @@ class QuantizedWatch(Observer):
         self._model = unwrapped(model)
         self._due = due
         self._wanted = wanted
-        self._all_sampled = all_sampled
-        self._began = time.perf_counter()
-        self._spent_s = self._processor_s = 0.0
+        self._cap = TimeCap(writer, "quantized", all_sampled)
         self._samples = 0
-        self._ever = self._left_out = self._layers_written = False
+        self._ever = self._layers_written = False
         self._step = 0
         self._patches = Patches()
         self._switches: Switches | None = None
@@ -115,7 +106,7 @@ class QuantizedWatch(Observer):
         self.awake = sampled and self._attach(step)
 
     def step_ended(self, step: int) -> None:
-        with self._timed():
+        with self._cap:
             self._detach()
             self._samples += 1
             if self._measured:
@@ -129,6 +120,7 @@ class QuantizedWatch(Observer):
         self._detach()
         self._on_tensors.remove()
         self._write(wait=True)
+        self._cap.report(self._step)
 
     # attaching
 
@@ -136,11 +128,14 @@ class QuantizedWatch(Observer):
         libraries = [library for found in LIBRARIES for library in found()]
         if self._engine_modules is None:
             self._engine_modules = [(n, m) for n, m in named_modules(self._model) if transformer_engine.is_module(m)]
-            self._report_empty_histories(step)
-        if not libraries or not self._is_affordable(step):
+            report_empty_histories(self._writer, self._engine_modules, step)
+        if not libraries:
             return False
         if is_compiled(self._model):
-            self._report_compiled(step)
+            self._samples = FIRST_SAMPLES
+            report_compiled(self._writer, self._model, step)
+            return False
+        if not self._cap.allows(step):
             return False
         if self._switches is None:
             self._names = {data: n for n, p in named_parameters(self._model) for data in _addresses(p)}
@@ -165,28 +160,6 @@ class QuantizedWatch(Observer):
             self._switches.off()
         self._on_tensors.detach_leaves()
         self._pending, self._passes = [], []
-
-    def _is_affordable(self, step: int) -> bool:
-        share = self._spent_s / max(time.perf_counter() - self._began, 1e-9)
-        if self._all_sampled or self._processor_s < FREE_S or share <= MAX_TIME_FRAC:
-            return True
-        if not self._left_out:
-            self._left_out = True
-            detail = (
-                f"measuring the casts of a step takes {1e3 * self._spent_s / max(self._samples, 1):.3g} ms; sampled "
-                f"steps are left out so that this stays within {MAX_TIME_FRAC:.0%} of the time; every=1 records all"
-            )
-            self._writer.event("phase change", name="quantized", detail=detail, step=step)
-        return False
-
-    def _report_compiled(self, step: int) -> None:
-        self._samples = FIRST_SAMPLES
-        classes = {n: type(m).__name__ for n, m in named_modules(self._model) if is_linear(m)}
-        converted = {n for n, c in classes.items() if c in CONVERTED}
-        if converted:
-            detail = "quantized: hooks do not reach into a compiled graph; layers are counted by their classes"
-            self._writer.event("warning", name="not recorded", detail=detail, step=step)
-            self._write_converted(step, [*classes], converted, {})
 
     # patched functions: they run as the training's own, and ours comes after
 
@@ -281,7 +254,7 @@ class QuantizedWatch(Observer):
                 if layer.calls > 1 or not transformer_engine.is_quantized(module):
                     return
                 weight = own.parameter(module, "weight")
-                with self._timed():
+                with self._cap:
                     for cast in transformer_engine.forward_casts(module, (*args, *kwargs.values()), weight):
                         self._count_and_measure(name, cast)
                 first = next(tensors_in(output), None)
@@ -292,7 +265,7 @@ class QuantizedWatch(Observer):
             def hook(grad: torch.Tensor) -> None:
                 with self.watching():
                     if self.awake:
-                        with self._timed():
+                        with self._cap:
                             self._count_and_measure(name, transformer_engine.gradient_cast(module, grad))
 
             return hook
@@ -313,11 +286,6 @@ class QuantizedWatch(Observer):
         if known[cast.kind, cast.product] == 1:
             self._measure(layer, cast)
 
-    def _report_empty_histories(self, step: int) -> None:
-        empty = [n for n, m in self._engine_modules or () if transformer_engine.has_empty_history(m)]
-        if empty:
-            self._writer.event("empty amax history", empty[0], step=step, count=len(empty))
-
     def _take(self, layer: str, entries: Sequence[Any]) -> None:
         """Measure the first cast of each operand of a layer, and count the others."""
         for _, key, source, args, kwargs, result in entries:
@@ -325,7 +293,7 @@ class QuantizedWatch(Observer):
             known[key] = known.get(key, 0) + 1
             if known[key] == 1:
                 self._compile()
-                with self._timed():
+                with self._cap:
                     self._measure(layer, source.read(key, args, kwargs, result))
 
     def _measure(self, layer: str, cast: Cast) -> None:
@@ -340,9 +308,6 @@ class QuantizedWatch(Observer):
         dtype, numel = (dtype_name(values.dtype), values.numel()) if values is not None else (None, None)
         self._measured.append(_Row(name, layer, without, dtype, numel))
 
-    def _timed(self) -> "_Timer":
-        return _Timer(self)
-
     # what was seen
 
     def _write_layers(self, step: int) -> None:
@@ -353,46 +318,9 @@ class QuantizedWatch(Observer):
         self._layers_written = True
         ran = [name for name, layer in self._layers.items() if layer.calls]
         converted = {name for name, layer in self._layers.items() if layer.casts}
-        self._write_converted(step, ran, converted, {name: layer.rows for name, layer in self._layers.items()})
-
-    def _write_converted(self, step: int, ran: Sequence[str], converted: set[str], rows: dict[str, int]) -> None:
-        modules = dict(named_modules(self._model))
-        engine = {n for n, _ in self._engine_modules or ()}
-        linear = [n for n in modules if is_linear(modules[n]) or n in engine]
-        unused = [n for n in linear if n not in ran and n not in converted]
-        sizes = {n: _sizes(modules[n]) for n in linear}
-        weights = {n: inputs * outputs for n, (inputs, outputs) in sizes.items()}
-        total = sum(weights.values())
-        share = sum(weights[n] for n in linear if n in converted) / total if total else 0.0
-        parameters = (n for n, m in modules.items() if any(True for _ in own.parameters(m, recurse=False)))
-        first = ran[0] if ran and ran[0] == next(parameters, None) else ""
-        last = ran[-1] if ran else ""
-        self._writer.event(
-            "quantized layers",
-            last,
-            first,
-            step,
-            value=share,
-            count=len(converted & {*linear}),
-            limit=float(len(linear)),
-        )
-        for n in linear:
-            if n in converted:
-                continue
-            inputs, outputs = sizes[n]
-            detail = "sizes" if inputs % MULTIPLE or outputs % MULTIPLE else "not called" if n in unused else ""
-            self._writer.event(
-                "not quantized",
-                n,
-                detail,
-                step,
-                op=type(modules[n]).__name__,
-                value=weights[n] / total if total else None,
-                count=rows.get(n),
-            )
-        for where, name in (("first", first), ("last", last)):
-            if name in converted and len(ran) > 1:
-                self._writer.event("quantized edge", name, where, step, op=type(modules[name]).__name__)
+        rows = {name: layer.rows for name, layer in self._layers.items()}
+        engine = [name for name, _ in self._engine_modules or ()]
+        report_layers(self._writer, self._model, step, ran, converted, rows, engine)
 
     def _write(self, wait: bool) -> None:
         while self._sent and self._sent[0][3].ready(wait):
@@ -428,29 +356,6 @@ class QuantizedWatch(Observer):
             "casts": layer.casts.get(key, 1),
             "calls": layer.calls or None,
         } | cast_losses(list(numbers.values()))
-
-
-class _Timer:
-    """Adds the time of a block to what the watch took."""
-
-    def __init__(self, watch: QuantizedWatch) -> None:
-        self._watch = watch
-
-    def __enter__(self) -> None:
-        self._begun, self._processor = time.perf_counter(), time.thread_time()
-
-    def __exit__(self, *raised: object) -> None:
-        self._watch._spent_s += time.perf_counter() - self._begun
-        self._watch._processor_s += time.thread_time() - self._processor
-
-
-def _sizes(module: torch.nn.Module) -> tuple[int, int]:
-    """Inputs and outputs of a linear layer."""
-    weight = own.parameter(module, "weight")
-    if weight is None or weight.dim() != 2:
-        return 0, 0
-    outputs, inputs = weight.shape[::-1] if type(module).__name__ == "Conv1D" else weight.shape
-    return inputs, outputs
 
 
 def _addresses(parameter: torch.Tensor) -> Iterator[int]:

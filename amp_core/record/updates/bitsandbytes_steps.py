@@ -31,7 +31,7 @@ class Lion(torch.optim.Optimizer):
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """One step; the gradients are there."""
         for group in self.param_groups:
             first, second = group["betas"][:2]
@@ -97,4 +97,5 @@ def _dequantised(held: dict[str, Any], number: int) -> torch.Tensor:
         return state
     values = held[f"qmap{number}"][state.reshape(-1).long()]
     scales = held[f"absmax{number}"].repeat_interleave(BLOCK)[: values.numel()]
-    return (values * scales).reshape(state.shape)
+    dequantised: torch.Tensor = (values * scales).reshape(state.shape)
+    return dequantised

@@ -19,7 +19,7 @@ from pages.parts.start import devices, queue, workloads
 
 COLUMNS = {
     "name": st.column_config.TextColumn("Recipe", pinned=True),
-    "speed": st.column_config.TextColumn("Speed", help="How many times as fast, with its 95 % interval"),
+    "speed": st.column_config.TextColumn("Speed", help="How many times as fast, with its interval"),
     "memory": st.column_config.TextColumn("Memory", help="Peak, of the baseline's"),
     "learns": st.column_config.TextColumn("Parity", help="Final loss within the seed-to-seed noise of FP32"),
     "out": st.column_config.TextColumn("Ruled out because", width="large"),

@@ -17,6 +17,7 @@ from amp_core import load_run, watch
 from amp_core.quantization import RECIPES
 from amp_core.record import fake_quantize, quantized_linear
 from amp_core.record.casts.cast import LOSSES, losses_plain
+from amp_core.record.observers import time_cap
 from amp_core.record.stats.numba.casts import losses_cpu
 from amp_core.settings.training import TrainConfig
 from amp_core.train.engine.model_changes import changed
@@ -309,6 +310,25 @@ def test_a_compiled_model_says_that_its_casts_are_not_seen(tmp_path: Path) -> No
     warnings = run.events.loc[run.events["kind"] == "warning", "detail"]
     assert any("quantized: hooks do not reach" in detail for detail in warnings)
     assert run.events.loc[run.events["kind"] == "quantized layers", "count"].item() == 2
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_sampled_steps_are_left_out_where_measuring_takes_too_much_of_the_time(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**9))  # each look at the clock takes a second, so that measuring is almost all there is
+    for name in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(time_cap.time, name, lambda: float(next(clock)))
+    train(converted(), tmp_path / "run", steps=8, every=every)
+    monkeypatch.undo()
+    run = load_run(tmp_path / "run")
+    events = run.events[run.events["name"] == "quantized"].reset_index(drop=True)
+    if every == 1:
+        assert sorted(run.quantized["step"].unique()) == list(range(8)) and events.empty
+        return
+    assert run.quantized["step"].unique().tolist() == [0]
+    assert events["kind"].tolist() == ["phase change"] * 2 and events["step"][0] == 2
+    assert "1%" in events["detail"][0] and "1 of 4" in events["detail"][1]
 
 
 def test_nothing_stays_patched(tmp_path: Path) -> None:

@@ -4,17 +4,25 @@
 Squares and squared errors go into buffers that torch adds up, so that the sums are torch's own to the last bit.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
 
+from amp_core.record.stats.host_buffers import host_buffer
 from amp_core.record.stats.numba.compiled import kept, pointer
+
+CHUNK = 1 << 12
+"""Values that are counted together, while they are in the cache, in 32 bits and in any order."""
+LARGEST = np.float32(np.finfo(np.float32).max)
+CEILING = np.float32(1 + 2.0**-20)
 
 
 def losses_cpu(values: torch.Tensor, held: torch.Tensor, data: torch.Tensor | None, top: float) -> torch.Tensor:
     """`losses_plain`."""
     tensors = [t.detach().to(torch.float32).contiguous() for t in (values, held, held if data is None else data)]
-    squares, errors = torch.empty(2, values.numel(), dtype=torch.float64).unbind()
+    squares, errors = host_buffer(2 * values.numel()).view(2, -1).unbind()
     counts = np.zeros(6)
     addresses = [counts.ctypes.data, *(t.data_ptr() for t in (*tensors, squares, errors))]
     job = np.array([values.numel(), *addresses], np.int64)
@@ -35,29 +43,48 @@ def count_losses(address: int, top: float) -> None:
     data = numba.carray(pointer(job[4]), (size,), np.float32)
     squares = numba.carray(pointer(job[5]), (size,), np.float64)
     errors = numba.carray(pointer(job[6]), (size,), np.float64)
-    nonzero, lost, saturated = 0, 0, 0
-    amax, mass, lost_mass = np.float32(0), 0.0, 0.0
-    ceiling = np.float32(1 + 2.0**-20)
-    for i in range(size):
-        value = values[i]
-        if not np.isfinite(value):
-            squares[i] = 0.0
-            errors[i] = 0.0
-            continue
-        after = held[i]
-        magnitude = abs(value)
-        amax = max(amax, magnitude)
-        wide = np.float64(value)
-        error = np.float64(after) - wide
-        squares[i] = wide * wide
+    for start in range(0, size, CHUNK):
+        end = min(start + CHUNK, size)
+        _write_squares(values[start:end], held[start:end], squares[start:end], errors[start:end])
+        part = _count(values[start:end], held[start:end], data[start:end], np.float32(top))
+        counts[0] = max(counts[0], part[0])
+        for k in range(1, 6):
+            counts[k] += part[k]
+
+
+@numba.njit(nogil=True)
+def _write_squares(values: Any, held: Any, squares: Any, errors: Any) -> None:
+    """Squares and squared errors of finite values, 0 for others."""
+    for i in range(values.size):
+        finite = abs(values[i]) <= LARGEST
+        before = np.float64(values[i]) if finite else 0.0
+        error = np.float64(held[i]) - before if finite else 0.0
+        squares[i] = before * before
         errors[i] = error * error
-        mass += magnitude
-        if magnitude > 0:
-            nonzero += 1
-            if after == 0:
-                lost += 1
-                lost_mass += magnitude
-            elif abs(data[i]) >= top and magnitude > abs(after) * ceiling:
-                saturated += 1
-    counts[0], counts[1], counts[2] = amax, nonzero, lost
-    counts[3], counts[4], counts[5] = mass, lost_mass, saturated
+
+
+@numba.njit(nogil=True, fastmath={"reassoc", "nsz"})
+def _count(values: Any, held: Any, data: Any, top: Any) -> Any:
+    """Largest magnitude; nonzero and lost values; mass of all and of lost ones; saturated values."""
+    highest, nonzero, lost, saturated = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
+    mass, lost_mass = 0.0, 0.0
+    bits = values.view(np.int32)
+    for i in range(values.size):  # finite magnitudes are ordered as their bits are
+        magnitude = bits[i] & np.int32(0x7FFFFFFF)
+        magnitude = magnitude if magnitude < np.int32(0x7F800000) else np.int32(0)
+        highest = max(highest, magnitude)
+        nonzero += np.int32(magnitude > 0)
+        lost += np.int32((magnitude > 0) & (held[i] == 0))
+    for i in range(values.size):
+        magnitude = abs(values[i])
+        after = abs(held[i])
+        saturated += np.int32(
+            (after > 0) & (abs(data[i]) >= top) & (magnitude > after * CEILING) & (magnitude <= LARGEST)
+        )
+    for i in range(values.size):
+        wide = np.float64(abs(values[i]))
+        wide = wide if wide <= LARGEST else 0.0
+        mass += wide
+        lost_mass += wide if held[i] == 0 else 0.0
+    amax = np.array([highest], np.int32).view(np.float32)[0]
+    return np.float64(amax), np.float64(nonzero), np.float64(lost), mass, lost_mass, np.float64(saturated)
