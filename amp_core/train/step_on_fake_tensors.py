@@ -107,12 +107,13 @@ def traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp: 
             _forget_gradients(model)
             return float(peak.most)
 
-        memory = replace(memory, peak=peak_of(fake))
+        peak = peak_of(fake)
+        memory = replace(memory, peak=peak)
         samples = workload.samples(batch)
         if samples:
             with suppress(Exception):  # a loss that takes batches of this size alone
                 more = peak_of(tree_map(partial(_like, doubled=samples), fake))
-                memory = replace(memory, peak_per_sample=(more - memory.peak) / samples)
+                memory = replace(memory, peak_per_sample=(more - peak) / samples)
     work = device_work(rows, config.channels_last or _channels_last(model))
     return StepTrace(name, "amp" if amp else "fp32", False, samples, work, memory)
 

@@ -67,7 +67,7 @@ def _write_squares(values: Any, held: Any, squares: Any, errors: Any) -> None:
 def _count(values: Any, held: Any, data: Any, top: Any) -> Any:
     """Largest magnitude; nonzero and lost values; mass of all and of lost ones; saturated values."""
     highest, nonzero, lost, saturated = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
-    mass, lost_mass = 0.0, 0.0
+    mass, lost_mass = np.float64(0.0), np.float64(0.0)
     bits = values.view(np.int32)
     for i in range(values.size):  # finite magnitudes are ordered as their bits are
         magnitude = bits[i] & np.int32(0x7FFFFFFF)
@@ -83,8 +83,8 @@ def _count(values: Any, held: Any, data: Any, top: Any) -> Any:
         )
     for i in range(values.size):
         wide = np.float64(abs(values[i]))
-        wide = wide if wide <= LARGEST else 0.0
+        wide = wide if wide <= LARGEST else np.float64(0.0)
         mass += wide
-        lost_mass += wide if held[i] == 0 else 0.0
+        lost_mass += wide if held[i] == 0 else np.float64(0.0)
     amax = np.array([highest], np.int32).view(np.float32)[0]
     return np.float64(amax), np.float64(nonzero), np.float64(lost), mass, lost_mass, np.float64(saturated)
