@@ -24,8 +24,8 @@ MAX_SAMPLES = 1 << 30
 def memory_needed(trace: StepTrace, samples: float | None = None) -> tuple[float, float] | None:
     """Peak bytes of a step of `samples` (by default as traced), low and high; None if not known.
 
-    From the peak of the tensors where the trace has it. Otherwise low: gradients are allocated as activations are freed;
-    high: all of both at once. High includes fragmentation.
+    From the peak of the tensors where the trace has it. Otherwise low: gradients are allocated as activations are
+    freed; high: all of both at once. High includes fragmentation.
     """
     memory = trace.memory
     samples = trace.samples if samples is None else samples
