@@ -3,25 +3,32 @@
 import argparse
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from amp_core.cli.untrusted import add_run_output, printable, reading_untrusted
+from amp_core.text import formatting
 
 PROGRESS_EVERY_S = 2.0
 """Seconds between two lines of progress."""
 
 
 class Progress:
-    """Prints how much of a trace has been read, every two seconds."""
+    """Prints how much of each of `traces` has been read, every two seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, traces: Sequence[str]) -> None:
         self._last = time.monotonic()
+        self._sizes = {path.name: path.stat().st_size for path in map(Path, traces) if path.is_file()}
 
     def __call__(self, name: str, frac: float) -> None:
         """Print the share, 0–1, of the trace `name` that has been read."""
         now = time.monotonic()
         if now - self._last >= PROGRESS_EVERY_S:
             self._last = now
-            print(printable(f"reading {name}: {frac:.0%}"), file=sys.stderr, flush=True)
+            size = self._sizes.get(name)
+            of = f" of {formatting.size(size)}" if size else ""
+            then = "; linking operators and kernels" if frac >= 1 else ""
+            print(printable(f"reading {name}: {frac:.0%}{of}{then}"), file=sys.stderr, flush=True)
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from amp_core.traces import import_notes, import_traces
 
     with reading_untrusted(f"traces={arguments.traces!r:.200}"):
-        folder = import_traces(arguments.traces, arguments.out, arguments.name, Progress())
+        folder = import_traces(arguments.traces, arguments.out, arguments.name, Progress(arguments.traces))
     print(folder)
     imported = load_run(folder)
     for note in import_notes(imported):

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -201,3 +202,20 @@ def test_upload_that_takes_too_long_is_given_up(home, monkeypatch):
     with pytest.raises(RunError, match="took more than"):
         incoming.take_zip("slow.zip", zip_of({"run.json": b"{}"}))
     assert files_below(home.runs) == []
+
+
+def test_the_share_of_a_trace_that_was_read_is_told_while_it_is_read(home, monkeypatch):
+    """By the user's name of the file, and not as an error."""
+    real, told = subprocess.Popen, []
+
+    def slow(line, **how):
+        script = (
+            "import sys; from amp_core.cli import import_trace; import_trace.PROGRESS_EVERY_S = 0;"
+            "from amp_core.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        )
+        return real([line[0], "-c", script, *line[3:]], **how)
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    data = json.dumps(training()).encode()
+    assert incoming.take_traces([("my trace.json", data)], told.append) == "run/uploads/my-trace"
+    assert told[-1].startswith("reading my trace.json: 100% of ")

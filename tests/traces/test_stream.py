@@ -239,4 +239,5 @@ def test_importing_tells_the_name_of_each_trace_with_its_progress(tmp_path, caps
     monkeypatch.setattr(import_trace, "PROGRESS_EVERY_S", 0.0)
     file = write(tmp_path / "t.json", training())
     assert main(["import-trace", str(file), "--out", str(tmp_path / "run")]) == 0
-    assert "reading t.json: 100%" in capsys.readouterr().err
+    size = f"{file.stat().st_size / 2**10:.1f} KiB"
+    assert f"reading t.json: 100% of {size}; linking operators and kernels" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from amp_core import RunError
@@ -33,9 +33,10 @@ _upload_slots = threading.BoundedSemaphore(2)
 """Uploads that are read at the same time, in all sessions: each may take gigabytes while it is checked."""
 
 
-def take(files: Sequence[tuple[str, bytes]]) -> list[str]:
+def take(files: Sequence[tuple[str, bytes]], progress: Callable[[str], None] | None = None) -> list[str]:
     """Import what was uploaded, given as name or relative path and content: packed runs, a run folder, the traces of
-    one run, or logs of Transformer Engine, as their names and first bytes tell. Returns the runs' keys."""
+    one run, or logs of Transformer Engine, as their names and first bytes tell. Returns the runs' keys. `progress` is
+    called with what has been read of traces, in words."""
     if any(PurePosixPath(path).name == "run.json" for path, _ in files):
         if all(path == "run.json" for path, _ in files):
             raise RunError("run.json alone is the head of a run; choose its folder under Other sources, or pack it")
@@ -45,7 +46,7 @@ def take(files: Sequence[tuple[str, bytes]]) -> list[str]:
     if not zips and not traces:
         logs = [file for file in files if file[0].lower().endswith(".log") or "tfevents" in file[0]]
         return [take_te_logs(logs) if logs else take_folder(files)]
-    return [*(take_zip(name, data) for name, data in zips), *([take_traces(traces)] if traces else [])]
+    return [*(take_zip(name, data) for name, data in zips), *([take_traces(traces, progress)] if traces else [])]
 
 
 def take_zip(file_name: str, data: bytes) -> str:
@@ -53,11 +54,12 @@ def take_zip(file_name: str, data: bytes) -> str:
     return _take(_stem(file_name), "unpack", [(file_name, "upload.zip", data)])
 
 
-def take_traces(files: Sequence[tuple[str, bytes]]) -> str:
-    """Make a run from uploaded profiler traces, one per rank, given as name and content; returns its key."""
+def take_traces(files: Sequence[tuple[str, bytes]], progress: Callable[[str], None] | None = None) -> str:
+    """Make a run from uploaded profiler traces, one per rank, given as name and content; returns its key. `progress`
+    is called with what has been read, in words."""
     # Numbered, since files of several ranks may have the same name.
     named = [(name, f"{i}-{_name(name)}", data) for i, (name, data) in enumerate(files)]
-    return _take(_stem(files[0][0]).split(".")[0], "import-trace", named)
+    return _take(_stem(files[0][0]).split(".")[0], "import-trace", named, progress)
 
 
 def take_te_logs(files: Sequence[tuple[str, bytes]]) -> str:
@@ -67,7 +69,12 @@ def take_te_logs(files: Sequence[tuple[str, bytes]]) -> str:
     return _take("te-logs", "import-te", named)
 
 
-def _take(wanted: str, command: str, files: Sequence[tuple[str, str, bytes]]) -> str:
+def _take(
+    wanted: str,
+    command: str,
+    files: Sequence[tuple[str, str, bytes]],
+    progress: Callable[[str], None] | None = None,
+) -> str:
     """Run `command` on files to make a run in the library. Each file is its name for the user, its stored name, and its
     content."""
     folder = run_list.runs_dir() / run_list.UPLOADS
@@ -79,21 +86,42 @@ def _take(wanted: str, command: str, files: Sequence[tuple[str, str, bytes]]) ->
             (Path(aside) / stored).write_bytes(data)
         paths = [str(Path(aside) / stored) for _, stored, _ in files]
         line = [sys.executable, "-m", "amp_core", command, *paths, "--out", str(target.absolute())]
-        try:
-            done = subprocess.run(
-                line,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=READING_TIMEOUT_S,
-                check=False,
-                env=os.environ | python_path(),
-            )
-        except subprocess.TimeoutExpired:
-            raise RunError(f"{known} took more than {READING_TIMEOUT_S} s to read; it was left out") from None
-        if done.returncode != 0:
-            raise RunError(_error_sentence(done.stderr, Path(aside), {stored: name for name, stored, _ in files}))
+        names = {stored: name for name, stored, _ in files}
+        code, errors = _run(line, lambda text: progress and progress(_in_users_names(text, Path(aside), names)))
+        if code is None:
+            raise RunError(f"{known} took more than {READING_TIMEOUT_S} s to read; it was left out")
+        if code != 0:
+            raise RunError(_error_sentence(errors, Path(aside), names))
     return f"run/{run_list.UPLOADS}/{target.name}"
+
+
+def _run(line: Sequence[str], progress: Callable[[str], object]) -> tuple[int | None, str]:
+    """Run a command; its exit status (None if it took too long) and what it wrote as errors. `progress` is called with
+    each line of these that begins with `reading`."""
+    child = subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | python_path(),
+    )
+    expired = threading.Event()
+    timer = threading.Timer(READING_TIMEOUT_S, lambda: (expired.set(), child.kill()))
+    timer.start()
+    errors = []
+    with child:
+        try:
+            for text in child.stderr or ():
+                if text.startswith("reading "):
+                    progress(text.strip())
+                else:
+                    errors.append(text)
+            code = child.wait()
+        finally:
+            timer.cancel()
+            child.kill()
+    return (None if expired.is_set() else code), "".join(errors)
 
 
 def take_folder(files: Iterable[tuple[str, bytes]]) -> str:
@@ -146,9 +174,13 @@ def _error_sentence(stderr: str, aside: Path, names: Mapping[str, str]) -> str:
     lines = [line.removeprefix("ampscope: ") for line in stderr.strip().splitlines() if line.strip()]
     if not lines or not stderr.strip().splitlines()[-1].startswith("ampscope: "):
         return f"{next(iter(names.values()))} is damaged in a way that stopped its reader"
-    reason = lines[-1]
+    return _in_users_names(lines[-1], aside, names)
+
+
+def _in_users_names(text: str, aside: Path, names: Mapping[str, str]) -> str:
+    """`text` with the user's names of files in place of the stored ones."""
     for stored, name in names.items():
         path = str(aside / stored)
         for written in (f"file={path!r}", f"path={path!r}", path, f"trace={stored!r}", stored):
-            reason = reason.replace(written, name)
-    return reason
+            text = text.replace(written, name)
+    return text

@@ -6,6 +6,7 @@ from pages.parts import picker, words
 from pages.parts.library import messages, upload
 
 FILES, FOLDER = "files", "folder"
+_READING = ":material/hourglass_top:"
 
 
 def show() -> None:
@@ -50,9 +51,12 @@ def _take(kind: str, key: str) -> None:
     files = st.session_state.get(key)
     if not files:
         return
-    st.toast(f"Reading {words.escape(files[0].name)} …", icon=":material/hourglass_top:")
+    message = st.toast(f"Reading {words.escape(files[0].name)} …", icon=_READING)
     with messages.refusals():
-        taken = upload.take([(file.name, file.getvalue()) for file in files])
+        taken = upload.take(
+            [(file.name, file.getvalue()) for file in files],
+            lambda line: message.toast(f"{words.escape(line[:1].upper() + line[1:])} …", icon=_READING),
+        )
         picker.choose(taken[-1])
         names = ", ".join(key.rsplit("/", 1)[-1] for key in taken)
         messages.success(f"{names} {'is' if len(taken) == 1 else 'are'} in the library and chosen.")
