@@ -287,12 +287,12 @@ TABLES: dict[str, Table] = {
                 _column(
                     "idle_dispatch_us",
                     "f",
-                    "part of idle_us, in gaps below 1 ms, in which the host had not launched the next kernel",
+                    "part of idle_us, in gaps below 300 µs, in which the host had not launched the next kernel",
                 ),
                 _column(
                     "host_op",
                     "s",
-                    "operator in which the host spent the longest of lead_us and of such gaps of 1 ms or more; null if "
+                    "operator in which the host spent the longest of lead_us and of longer gaps of that kind; null if "
                     "it spent them outside operators",
                 ),
                 _column("host_op_us", "f", "how long it was in that operator during them"),

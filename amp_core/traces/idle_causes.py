@@ -18,7 +18,7 @@ from amp_core.traces.link import EVALUATE, Host
 
 LATENCY_US = 10.0
 """Gaps up to this between kernels that were both launched are the time to start a kernel."""
-DISPATCH_US = 1000.0
+DISPATCH_US = 300.0
 """Python and the dispatch of operators between two launches take less than this, also under the profiler. A longer gap
 is due to other work of the host: preprocessing, logging, setting up a library."""
 

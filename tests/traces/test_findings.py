@@ -81,7 +81,7 @@ def test_a_short_wait_does_not_explain_a_long_gap_after_it(tmp_path):
     assert not [f for f in others if f.code == "host-syncs"]
 
 
-@pytest.mark.parametrize(("each_us", "code"), [(500, "launch-bound"), (5000, "host-bound")])
+@pytest.mark.parametrize(("each_us", "code"), [(250, "launch-bound"), (500, "host-bound")])
 def test_idle_time_is_dispatch_in_short_gaps_and_other_work_in_long_ones(tmp_path, each_us, code):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 8 * each_us, 1)

@@ -92,7 +92,7 @@ def waiting_for_data(run: Run) -> list[Finding]:
         order=432,
         what="The GPU of an imported trace is idle because the host does something other than launching kernels.",
         signal="GPU idle time that ends with a kernel launched during it.",
-        threshold=f"{_THRESHOLD} Most of it in gaps of 1 ms or more; in shorter ones, the finding is launch-bound.",
+        threshold=f"{_THRESHOLD} Most of it in gaps of 0.3 ms or more; in shorter ones, the finding is launch-bound.",
         advice="Between launches the host does something else: preprocessing, logging, operators on the CPU, or "
         "setting up a library at its first call. Profile the host with stacks after a warm-up, and move that work out "
         "of the loop.",

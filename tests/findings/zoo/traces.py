@@ -82,7 +82,7 @@ def collective_alone(into: Path, faulty: bool) -> None:
     import_into(into, trace, **head)
 
 
-@case("copies", "copies")
+@case("copies", made.COPY)
 def copy_after_the_products(into: Path, faulty: bool) -> None:
     """A copy that takes a third of the step."""
     trace, head = step()
