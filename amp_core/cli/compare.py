@@ -178,7 +178,7 @@ def _traces(arguments: argparse.Namespace) -> int:
         count = formatting.plural(len(arguments.traces), "trace")
         raise RunError(f"traces={arguments.traces!r:.200} lists {count}; give two, the baseline first")
     with reading_untrusted(f"traces={arguments.traces!r:.200}"), tempfile.TemporaryDirectory() as folder:
-        runs, progress = [], Progress()
+        runs, progress = [], Progress(arguments.traces)
         for place, path in enumerate(arguments.traces):
             trace = Path(path).is_file() and not path.endswith(".zip")
             out = Path(folder) / str(place)
