@@ -12,7 +12,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import call_orders, facts, has_fp32_masters, model_name, signals
+from amp_core.findings.signals import call_orders, facts, has_fp32_masters, mappings, model_name, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
 from amp_core.store.run import Run
@@ -65,7 +65,9 @@ def half_accumulation(run: Run) -> list[Finding]:
         ]
     narrow = {n: str(d) for n, d in facts(run.head.model, "dtypes").items() if d in SIGNIFICANT_BITS}
     several = any(calls.count("backward") > 1 for _, _, calls in call_orders(run))
-    if narrow and several:
+    settings = mappings(run.head.model, "precision_asked")
+    wide = any(s.get("stage") == "accumulation" and s.get("dtype") not in SIGNIFICANT_BITS for s in settings)
+    if narrow and several and not wide:
         name, dtype = next(iter(narrow.items()))
         return [_accumulated(name, dtype, f"Gradients of several micro-batches are accumulated in {dtype}")]
     dtype_of_losses = _dtype_of_losses(run) if compute_dtype(run) != "float32" else None

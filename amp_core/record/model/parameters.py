@@ -12,9 +12,10 @@ _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_o
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The module that the user wrote, with the names the user knows, out of `torch.compile`, DDP, FSDP and Fabric."""
+    """The module that the user wrote, with the names the user knows, out of `torch.compile`, DDP, FSDP, Fabric and
+    DeepSpeed."""
     while True:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel) or is_deepspeed(model):
             names: tuple[str, ...] = ("module",)
         else:
             names = ("_orig_mod", "_fsdp_wrapped_module", "_forward_module")
@@ -22,6 +23,11 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
         if inner is None:
             return model
         model = inner
+
+
+def is_deepspeed(model: torch.nn.Module) -> bool:
+    """Whether a module is an engine of DeepSpeed."""
+    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__)
 
 
 def written_class(module: torch.nn.Module) -> type:

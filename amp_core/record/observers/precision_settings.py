@@ -17,6 +17,7 @@ import torch
 from amp_core.record.environment import stored_in
 from amp_core.record.model import own
 from amp_core.record.model.modules import tensors_in
+from amp_core.record.model.parameters import is_deepspeed
 from amp_core.record.observer import Observer
 from amp_core.record.ranks import computed_in
 from amp_core.record.stats.layout import dtype_name
@@ -59,12 +60,13 @@ def _of_hooks(model: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
 def _of_deepspeed(model: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
     """The engine's own answers: its JSON has defaults that depend on one another (deepspeed/runtime/engine.py)."""
     engine: Any = model
-    if not any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__):
+    if not is_deepspeed(model):
         return
     stage = f"ZeRO {engine.zero_optimization_stage()}"
     if engine.bfloat16_enabled() or engine.fp16_enabled():
         section, dtype = ("bf16", "bfloat16") if engine.bfloat16_enabled() else ("fp16", "float16")
         yield "compute", dtype, f"DeepSpeed `{section}`, {stage}"
+        yield "accumulation", dtype_name(engine.get_data_types()[1]), "DeepSpeed `grad_accum_dtype`"
     if isinstance(engine.communication_data_type, torch.dtype):
         yield "reduction", dtype_name(engine.communication_data_type), f"DeepSpeed `communication_data_type`, {stage}"
 

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from amp_core import load_run, watch
+from amp_core import diagnose, load_run, watch
 from amp_core.analysis import precision_settings
 from amp_core.record.observers.precision_settings import asked
 from tests.record.sharded import one_process
@@ -112,6 +112,7 @@ class DeepSpeedEngine(torch.nn.Linear):
     """Answers as DeepSpeed's engine does; DeepSpeed itself is not installed here."""
 
     communication_data_type = torch.bfloat16
+    accumulated_in = torch.bfloat16
 
     def zero_optimization_stage(self) -> int:
         return 2
@@ -122,11 +123,55 @@ class DeepSpeedEngine(torch.nn.Linear):
     def fp16_enabled(self) -> bool:
         return False
 
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        return torch.bfloat16, self.accumulated_in
+
+
+class Engine(torch.nn.Module):
+    """DeepSpeed's engine around a model, as far as names and micro-batches need it."""
+
+    accumulated_in = torch.bfloat16
+    communication_data_type = None
+    zero_optimization_stage = DeepSpeedEngine.zero_optimization_stage
+    bfloat16_enabled = DeepSpeedEngine.bfloat16_enabled
+    fp16_enabled = DeepSpeedEngine.fp16_enabled
+    get_data_types = DeepSpeedEngine.get_data_types
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module.to(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(x.to(torch.bfloat16))
+        return out
+
+
+Engine.__name__ = "DeepSpeedEngine"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_deepspeeds_engine_is_unwrapped_and_its_dtype_of_accumulation_counts(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    engine = Engine(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)))
+    engine.accumulated_in = dtype
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
+    with watch(engine, optimizer, into=tmp_path / "run", every=1):
+        for _ in range(3):
+            for _ in range(2):
+                engine(torch.randn(4, 8)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = load_run(tmp_path / "run")
+    assert set(run.tensors(kind="weight_grad")["name"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert ("half-accumulation" in {f.code for f in diagnose(run)}) == (dtype == torch.bfloat16)
+
 
 def test_deepspeeds_sections_are_read_and_a_dtype_that_differs_is_marked(tmp_path: Path) -> None:
     frame = trained(tmp_path / "run", DeepSpeedEngine(8, 8))
     assert settings(frame) == {
         "compute": ("bfloat16", "DeepSpeed `bf16`, ZeRO 2"),
+        "accumulation": ("bfloat16", "DeepSpeed `grad_accum_dtype`"),
         "reduction": ("bfloat16", "DeepSpeed `communication_data_type`, ZeRO 2"),
     }
     assert frame.loc[frame["differs"], "stage"].tolist() == ["compute"]  # the stand-in casts nothing
