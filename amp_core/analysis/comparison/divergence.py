@@ -5,8 +5,11 @@
 'They diverge at step 40, in the forward, first in blocks.3 (activation): 2.10 % apart; the noise floor is 0.100 %.'
 
 Compared are what both runs recorded: loss and gradient norm of each step, root mean square and mean magnitude of each
-sampled tensor, loss scales taken out. The noise floor is how far the first run and a perturbed repeat of it are apart
-(another order of summation, weights moved by one rounding), as a maximum up to the step, since differences grow.
+sampled tensor, loss scales taken out. Output gradients of a run on several ranks are divided by their number, because
+each rank averages its loss over its own part of the batch; those that are not split over ranks are left out.
+
+The noise floor is how far the first run and a perturbed repeat of it are apart (another order of summation, weights
+moved by one rounding), as a maximum up to the step, since differences grow.
 """
 
 from collections.abc import Sequence
@@ -22,6 +25,9 @@ from amp_core.text import formatting
 
 FLOOR_RATIO = 3.0
 """Runs differ by more than noise if they are this many times as far apart as the repeat."""
+MIN_FLOOR = 2.0**-22
+"""The least noise floor, two units in the last place of float32: a sum in another order rounds differently, even where the
+repeat happens to agree exactly."""
 PHASES = {"weight": "optimizer", "activation": "forward", "loss": "forward", "output_grad": "backward"}
 """The phase that produces a tensor of each kind; of others: backward."""
 ORDER = ("weight", "activation", "loss", "output_grad", "weight_grad", "grad_norm")
@@ -92,7 +98,8 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
     apart["order"] = order
     apart["position"] = position.where(order < ORDER.index("output_grad"), -position)
     apart = apart.sort_values(["step", "order", "position"], kind="stable")
-    beyond = apart[apart["difference"] > FLOOR_RATIO * apart["floor"]]
+    limit = 0.0 if noise is None else FLOOR_RATIO * apart["floor"].clip(lower=MIN_FLOOR)
+    beyond = apart[apart["difference"] > limit]
     table = _by_tensor(apart, beyond if noise is not None else beyond.assign(floor=np.nan))
     if beyond.empty:
         return FirstDifference(None, None, None, None, float(apart["difference"].max()), None, None, table)
@@ -122,13 +129,15 @@ def forward_differences(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _values(run: Run) -> pd.DataFrame:
-    """Step, kind, name, and what is compared of each: rms and mean magnitude without the loss scale, over all ranks."""
+    """Step, kind, name, numel, and what is compared of each: rms and mean magnitude without the loss scale, over all
+    ranks."""
     steps = run.steps[["step", "loss", "grad_norm"]].groupby("step", as_index=False).mean()
     single = steps.melt("step", var_name="kind", value_name="rms").dropna(subset="rms").assign(name="")
     single["mean"] = single["rms"]
     tensors = run.tensors()
     finite = (tensors["numel"] - tensors["inf"] - tensors["nan"]).astype(float)
     scale = tensors["loss_scale"].astype(float).fillna(1.0).where(tensors["kind"].str.endswith("_grad"), 1.0)
+    scale = scale * np.where(tensors["kind"] == "output_grad", max(1, run.head.world_size), 1)
     sums = pd.DataFrame(
         {
             "step": tensors["step"],
@@ -143,12 +152,14 @@ def _values(run: Run) -> pd.DataFrame:
     grouped = sums.groupby(["step", "kind", "name"], sort=False).sum(min_count=1).reset_index()
     grouped["rms"] = (grouped["squares"] / grouped["finite"]).where(~(grouped["bad"] > 0), np.inf) ** 0.5
     grouped["mean"] = grouped["mass"] / grouped["finite"]
-    return pd.concat([single, grouped], ignore_index=True)[["step", "kind", "name", "rms", "mean"]]
+    grouped["numel"] = grouped["finite"] + grouped["bad"]
+    return pd.concat([single, grouped], ignore_index=True)[["step", "kind", "name", "numel", "rms", "mean"]]
 
 
 def _differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Step, kind, name and relative difference of what both have: the larger one of rms and mean magnitude."""
     both = first.merge(second, on=["step", "kind", "name"], suffixes=("", "_second"))
+    both = both[(both["kind"] != "output_grad") | (both["numel"] == both["numel_second"])]
     found = np.zeros(len(both))
     for column in ("rms", "mean"):
         a, b = (both[name].to_numpy(dtype=np.float64) for name in (column, f"{column}_second"))

@@ -16,6 +16,9 @@ import torch
 MIN_BYTES = 1 << 17
 """Smaller ones come from torch: the heap has room for them anywhere."""
 
+_PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""A process that is forked from this one gets copies of its buffers; by default both would write to the same memory."""
+
 _lock = threading.Lock()
 _buffers: list[mmap.mmap] = []
 
@@ -30,7 +33,7 @@ def host_buffer(count: int) -> torch.Tensor:
         fitting = next((buffer for buffer in free if len(buffer) >= size), None)
         if fitting is None:  # those that are too small were for a smaller model, or for fewer tensors
             _buffers[:] = [buffer for buffer in _buffers if not any(buffer is other for other in free)]
-            fitting = mmap.mmap(-1, size + size // 4)
+            fitting = mmap.mmap(-1, size + size // 4, **_PRIVATE)
             _buffers.append(fitting)
         return torch.frombuffer(fitting, dtype=torch.float64, count=count)
 

@@ -8,6 +8,7 @@ import torch
 from amp_core import Run, RunError, load_run, watch
 from amp_core.__main__ import main
 from amp_core.analysis import first_difference
+from amp_core.store.writer import RunWriter
 from tests.synthetic import write_rows
 
 KINDS = ("weight_grad", "output_grad", "activation", "weight")
@@ -102,6 +103,32 @@ def test_loss_scales_are_taken_out(tmp_path: Path) -> None:
         for scale in (1.0, 1024.0)
     ]
     assert first_difference(*runs).step is None
+
+
+def ranks(folder: Path, losses: list[float], gradients: dict[str, list[float]], whole: int) -> Run:
+    """One step of a run on as many ranks as there are losses. `gradients`: rms of each rank, by module; their tensors
+    are shares of a batch of `whole` elements, those of `pos` are not split."""
+    number = len(losses)
+    with RunWriter(folder, world_size=number) as writer:
+        writer.append("steps", {"step": [0] * number, "loss": losses, "rank": list(range(number))})
+        for name, sizes in gradients.items():
+            numel = whole if name == "pos" else whole // number
+            columns = {"step": 0, "name": name, "kind": "output_grad", "dtype": "float32", "numel": numel}
+            columns |= {"normal": numel, "zero": 0, "subnormal": 0, "inf": 0, "nan": 0}
+            rows = {key: [value] * number for key, value in columns.items()} | {"rank": list(range(number))}
+            writer.append("tensors", rows | {"rms": sizes, "abs_sum": [size * numel for size in sizes]})
+    return load_run(folder)
+
+
+def test_a_run_on_two_ranks_is_compared_for_the_whole_batch(tmp_path: Path) -> None:
+    alone = ranks(tmp_path / "alone", [2.0], {"up": [0.5], "pos": [1.0]}, 8)
+    repeat = ranks(tmp_path / "repeat", [2.0], {"up": [0.5], "pos": [1.0]}, 8)
+    # Each rank averages over half of the batch; the mean of their losses is rounded.
+    same = ranks(tmp_path / "same", [1.5, 2.5 + 3e-7], {"up": [1.0, 1.0], "pos": [1.7, 1.7]}, 8)
+    assert first_difference(alone, same, floor=repeat).step is None
+    other = ranks(tmp_path / "other", [1.5, 2.5], {"up": [1.1, 1.1], "pos": [1.0, 1.0]}, 8)
+    where = first_difference(alone, other, floor=repeat)
+    assert (where.kind, where.name) == ("output_grad", "up")
 
 
 def test_a_loss_that_is_nan_in_one_run_alone_is_a_difference(tmp_path: Path) -> None:

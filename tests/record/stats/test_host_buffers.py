@@ -1,5 +1,6 @@
 """Buffers outside of the heap are used again, and never while something is on them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ def test_a_buffer_is_used_again_once_no_tensor_and_no_array_is_on_it() -> None:
     del view
     again = host_buffer(LARGE)
     assert again.data_ptr() == address and again[3] == 7.0 and len(again) == LARGE
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_does_not_write_to_its_parents_buffers() -> None:
+    buffer = host_buffer(LARGE).fill_(1.0)
+    child = os.fork()
+    if not child:
+        buffer.fill_(2.0)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (buffer == 1.0).all()
 
 
 def test_a_small_one_is_an_ordinary_tensor() -> None:
