@@ -26,8 +26,8 @@ from amp_core.text import formatting
 FLOOR_RATIO = 3.0
 """Runs differ by more than noise if they are this many times as far apart as the repeat."""
 MIN_FLOOR = 2.0**-22
-"""The least noise floor, two units in the last place of float32: a sum in another order rounds differently, even where the
-repeat happens to agree exactly."""
+"""The least noise floor, two units in the last place of float32: a sum in another order rounds differently, even where
+the repeat happens to agree exactly."""
 PHASES = {"weight": "optimizer", "activation": "forward", "loss": "forward", "output_grad": "backward"}
 """The phase that produces a tensor of each kind; of others: backward."""
 ORDER = ("weight", "activation", "loss", "output_grad", "weight_grad", "grad_norm")

@@ -1,4 +1,19 @@
-"""Rules on operators of forward and loss that lose too much in 16 bits, from those of the first step."""
+"""Rules on operators of forward and loss that lose too much in 16 bits, from those of the first step.
+
+The limits against what 98 healthy small trainings in FP16 and BF16 do: those of tests/findings/other_forms, 17 further
+ones (transformers, diffusion, GAN, reinforcement learning, flows), and two steps of every workload at its smallest
+size. Measured with all limits set to 2; "none" means that no operator of the kind had 16-bit input and output.
+
+| measured in 16 bits | trainings that have it | largest | limit |
+|---|---:|---:|---:|
+| classes of a log-softmax or logsumexp | 0 | none | 8,192 |
+| terms of a sum | 3 | 32 | 4,096 |
+| terms of a mean | 2 | 2 | 65,536 |
+| terms of a cumulative sum, per bin, in a chain of additions | 0 | none | 256, 256, 64 |
+| routers, statistics of norms, rounded integers | 0 | none | 1 |
+
+Small models cannot show how large harmless sums get: the limits follow from the formats, as each entry says.
+"""
 
 from collections.abc import Callable
 from typing import Any
