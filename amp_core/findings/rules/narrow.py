@@ -1,8 +1,9 @@
 """Rules on operators of forward and loss that lose too much in 16 bits, from those of the first step.
 
-The limits against what 98 healthy small trainings in FP16 and BF16 do: those of tests/findings/other_forms, 17 further
-ones (transformers, diffusion, GAN, reinforcement learning, flows), and two steps of every workload at its smallest
-size. Measured with all limits set to 2; "none" means that no operator of the kind had 16-bit input and output.
+The limits against what 98 healthy small trainings do, most of them in FP16 or BF16: those of
+tests/findings/other_forms, further ones of the same kind (transformers, masks, diffusion, GAN, reinforcement learning,
+flows), and two steps of every workload at its smallest size. Measured with all limits set to 2; "none" means that no
+operator of the kind had 16-bit input and output.
 
 | measured in 16 bits | trainings that have it | largest | limit |
 |---|---:|---:|---:|

@@ -27,6 +27,7 @@ from tests.findings.other_forms.models import (
     healthy,
     images,
     lm_loss,
+    masked_attention,
     scaler,
     series,
     sgd,
@@ -464,17 +465,6 @@ def l2_by_scaled_grad_add(into):
     fit(m, o, images(8), into, s, before=before)
 
 
-def masked(into, dtype, mask):
-    """Attention with scores masked by `mask(scores)`."""
-
-    class A(Attention):
-        def scores(self, q, k):
-            return mask(super().scores(q, k))
-
-    m = GPT(make=lambda d: Block(d, attn=A(d)))
-    fit(m, adam(m), tokens(12), into, scaler() if dtype is H else None, dtype, loss=lm_loss)
-
-
 def lowest_twice(z):
     """Causal and padding mask of the lowest finite value each: their sum is -inf."""
     lowest = torch.finfo(z.dtype).min
@@ -484,12 +474,12 @@ def lowest_twice(z):
 
 @healthy(each_time=True)
 def masks_whose_sum_is_infinite(into):
-    masked(into, H, lowest_twice)
+    masked_attention(into, H, lowest_twice)
 
 
 @healthy()
 def masks_whose_sum_is_infinite_in_bf16(into):
-    masked(into, BF, lowest_twice)
+    masked_attention(into, BF, lowest_twice)
 
 
 @healthy(each_time=True)

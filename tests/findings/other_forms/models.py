@@ -297,6 +297,17 @@ def fit(m, o, data, into, s=None, dtype=H, before=None, after=None, loss=None, l
                 after(i)
 
 
+def masked_attention(into, dtype, mask, steps=12):
+    """Train a GPT whose scores are masked by `mask(scores)`."""
+
+    class A(Attention):
+        def scores(self, q, k):
+            return mask(super().scores(q, k))
+
+    m = GPT(make=lambda d: Block(d, attn=A(d)))
+    fit(m, adam(m), tokens(steps), into, scaler() if dtype is H else None, dtype, loss=lm_loss)
+
+
 class LSTM(nn.Module):
     def __init__(self):
         super().__init__()

@@ -28,6 +28,7 @@ from tests.findings.other_forms.models import (
     fit,
     images,
     lm_loss,
+    masked_attention,
     scaler,
     series,
     sgd,
@@ -222,17 +223,6 @@ def decorated_inner_module(into):
 
     m = nn.Sequential(Inner())
     fit(m, adam(m), images(6), into, None, None)
-
-
-def masked_attention(into, dtype, mask, steps=6):
-    """Attention with scores masked by `mask(scores)`."""
-
-    class A(Attention):
-        def scores(self, q, k):
-            return mask(super().scores(q, k))
-
-    m = GPT(make=lambda d: Block(d, attn=A(d)))
-    fit(m, adam(m), tokens(steps), into, scaler() if dtype is torch.float16 else None, dtype, loss=lm_loss)
 
 
 def empty_row(z):

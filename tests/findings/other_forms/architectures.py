@@ -1,0 +1,216 @@
+"""Faults and sound trainings of other architectures: vision transformers, diffusion, reinforcement learning, flows."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.findings.other_forms.models import BF, adam, amp, fault, fit, healthy, images, scaler, series, watched
+
+
+class ViT(nn.Module):
+    def __init__(self, d=32, depth=2):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(d, 4, 64, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.patch, self.pos = (nn.Conv2d(1, d, 2, 2), nn.Parameter(torch.randn(1, 16, d) * 0.02))
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.norm, self.head = (nn.LayerNorm(d), nn.Linear(d, 10))
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2) + self.pos
+        return self.head(self.norm(self.encoder(x)).mean(1))
+
+
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.time, self.down, self.norm = (nn.Linear(32, 16), nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16))
+        self.mid, self.up = (nn.Conv2d(16, 32, 3, 2, 1), nn.ConvTranspose2d(32, 16, 2, 2))
+        self.out = nn.Conv2d(32, 1, 3, padding=1)
+
+    def embedded(self, t):
+        angles = t.float()[:, None] * torch.exp(-math.log(1e4) * torch.arange(16) / 16)
+        return torch.cat([angles.sin(), angles.cos()], -1)
+
+    def forward(self, x, t):
+        h = F.silu(self.norm(self.down(x) + self.time(self.embedded(t))[:, :, None, None]))
+        return self.out(torch.cat([h, self.up(F.silu(self.mid(h)))], 1))
+
+
+def diffusion_loss(m, b):
+    x = b[0]
+    t, noise = (torch.randint(0, 1000, (len(x),)), torch.randn_like(x))
+    a = torch.cos(t / 1000 * math.pi / 2)[:, None, None, None]
+    return F.mse_loss(m(a * x + (1 - a * a).sqrt() * noise, t).float(), noise)
+
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.pi, self.v = (nn.Sequential(nn.Linear(8, 32), nn.Tanh()), nn.Linear(32, 4), nn.Linear(32, 1))
+
+    def forward(self, x):
+        h = self.body(x)
+        return (self.pi(h).float(), self.v(h).squeeze(-1).float())
+
+
+@fault("clip-before-unscale", "clip_grad_norm_")
+def vit_clipped_while_scaled(into):
+    m = ViT()
+    clip = nn.utils.clip_grad_norm_
+    fit(m, adam(m), images(10), into, scaler(), before=lambda i: clip(m.parameters(), 1.0))
+
+
+@fault("rounded-positions", "")
+def unet_with_timesteps_in_bf16(into):
+    class M(UNet):
+        def embedded(self, t):
+            angles = t.to(BF)[:, None] * torch.exp(-math.log(1e4) * torch.arange(16) / 16).to(BF)
+            return torch.cat([angles.sin(), angles.cos()], -1)
+
+    m = M()
+    fit(m, adam(m), images(6), into, None, BF, loss=diffusion_loss)
+
+
+@fault("logged-scaled-values", "loss")
+def unet_logs_the_scaled_loss(into):
+    m = UNet()
+    o, s = (adam(m), scaler(2.0**12, growth_interval=4))
+    with watched(m, o, into, s) as rec:
+        for b in images(16):
+            with amp():
+                value = diffusion_loss(m, b)
+            value = s.scale(value)
+            value.backward()
+            rec.log(loss=value)
+            s.step(o)
+            s.update()
+            o.zero_grad()
+
+
+@fault("optimizer-step-bypasses-scaler", "")
+def policy_gradient_without_scaler_step(into):
+    m = Policy()
+    o, s = (adam(m), scaler())
+    with watched(m, o, into, s):
+        for _ in range(10):
+            x, reward = (torch.randn(32, 8), torch.randn(32))
+            with amp():
+                logits, value = m(x)
+            chosen = torch.distributions.Categorical(logits=logits)
+            loss = F.mse_loss(value, reward) - (chosen.log_prob(chosen.sample()) * (reward - value.detach())).mean()
+            s.scale(loss).backward()
+            o.step()
+            o.zero_grad()
+
+
+@fault("half-logits", "")
+def queue_of_negatives_in_bf16(into):
+    m, queue = (nn.Linear(64, 32), F.normalize(torch.randn(16384, 32), dim=-1).to(BF))
+
+    def loss(m, b):
+        similar = F.normalize(m(b[0].flatten(1)).float(), dim=-1).to(BF) @ queue.T / 0.07
+        with amp(enabled=False):
+            return -similar.log_softmax(-1)[:, 0].float().mean()
+
+    fit(m, adam(m), images(4), into, None, BF, loss=loss)
+
+
+@fault("half-sum", "")
+def running_mean_of_a_sequence_in_bf16(into):
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inp, self.out = (nn.Linear(8, 16), nn.Linear(16, 8))
+
+        def forward(self, x):
+            return self.out(self.inp(x).relu().cumsum(1)[:, -1] / x.shape[1])
+
+    m = M()
+    fit(m, adam(m), series(4, rows=4, length=600), into, None, BF)
+
+
+@healthy()
+def proximal_policy_optimization_in_bf16(into):
+    m = Policy()
+    o = adam(m)
+    with watched(m, o, into):
+        for _ in range(5):
+            x, reward = (torch.randn(64, 8), torch.randn(64))
+            with torch.no_grad(), amp(BF):
+                old = torch.distributions.Categorical(logits=m(x)[0])
+            action = old.sample()
+            for _ in range(3):
+                with amp(BF):
+                    logits, value = m(x)
+                now = torch.distributions.Categorical(logits=logits)
+                ratio = (now.log_prob(action) - old.log_prob(action)).exp()
+                gain = torch.min(ratio * reward, ratio.clamp(0.8, 1.2) * reward).mean()
+                loss = 0.5 * F.mse_loss(value, reward) - gain - 0.01 * now.entropy().mean()
+                o.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+                o.step()
+
+
+@healthy()
+def q_learning_with_a_target_in_fp16(into):
+    m = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    target = copy.deepcopy(m).requires_grad_(False)
+
+    def loss(m, b):
+        x, after = (b[0][:, 0], b[0][:, 1])
+        with torch.no_grad():
+            aim = b[1] / 8 + 0.99 * target(after).max(1).values
+        return F.smooth_l1_loss(m(x).gather(1, (b[1] % 4)[:, None])[:, 0].float(), aim.float())
+
+    def after(i):
+        if i % 5 == 4:
+            target.load_state_dict(m.state_dict())
+
+    fit(m, adam(m), series(20), into, scaler(), loss=loss, after=after)
+
+
+@healthy()
+def diffusion_with_an_average_in_bf16(into):
+    m = UNet()
+    average = torch.optim.swa_utils.AveragedModel(m, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
+    fit(m, adam(m), images(16), into, None, BF, loss=diffusion_loss, after=lambda i: average.update_parameters(m))
+
+
+@healthy()
+def masked_autoencoder_in_fp16(into):
+    class M(ViT):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.pixels = (nn.Parameter(torch.zeros(1, 1, 32)), nn.Linear(32, 4))
+
+        def forward(self, x):
+            h = self.patch(x).flatten(2).transpose(1, 2)
+            keep = (torch.rand(h.shape[:2]) < 0.25)[..., None]
+            z = self.norm(self.encoder(torch.where(keep, h, self.hidden.to(h.dtype)) + self.pos))
+            error = (self.pixels(z).float() - F.unfold(x, 2, stride=2).transpose(1, 2)).square()
+            return (error * ~keep).sum() / (~keep).sum()
+
+    m = M()
+    m.head.requires_grad_(False)
+    fit(m, adam(m), images(12), into, scaler(), loss=lambda m, b: m(b[0]))
+
+
+@healthy()
+def normalizing_flow_in_bf16(into):
+    m = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2))
+
+    def loss(m, b):
+        z, volume = (b[0].flatten(1), 0.0)
+        for net in m:
+            left, right = z.flip(-1).chunk(2, -1)
+            scale, shift = net(left).float().chunk(2, -1)
+            z, volume = (torch.cat([left, right * scale.tanh().exp() + shift], -1), volume + scale.tanh().sum(-1))
+        return (0.5 * z.square().sum(-1) - volume).mean()
+
+    fit(m, adam(m), images(12), into, None, BF, loss=loss)
