@@ -84,7 +84,7 @@ def share_cells(grid: np.ndarray, dark: bool) -> dict[str, Any]:
     }
 
 
-def share_ticks() -> tuple[list[float], list[str]]:
+def share_ticks() -> tuple[Sequence[float], list[str]]:
     """Ticks of a colour bar of shares on a logarithmic scale, and their labels; all decades would not fit a phone."""
     ticks = [MIN_DECADES, -3, -1, 0]
     return ticks, [f"{100 * 10.0**k:g} %" for k in ticks]
