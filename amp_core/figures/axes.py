@@ -104,7 +104,7 @@ def colorbar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> 
         "outlinewidth": 0,
         "orientation": "h",
         "lenmode": "pixels",
-        "len": 230,
+        "len": 270,
         "tickangle": 0,
         "x": 0,
         "xref": "container",
