@@ -4,7 +4,7 @@ import streamlit as st
 
 from amp_core.analysis import precision_cells, precision_map, precision_settings, traced_steps
 from amp_core.views import PRECISION_MAP
-from pages.parts import charts, head, loaders
+from pages.parts import baseline, charts, head, loaders
 from pages.parts.hardware import precision
 
 head.title("Precision map")
@@ -18,6 +18,7 @@ steps = loaders.analysed(traced_steps, run)
 step = precision.pick_step(steps)
 view = loaders.analysed(precision_map, run, step)
 head.headline(precision.headline(view))
+baseline.answer("ops", lambda base: precision.headline(loaders.analysed(precision_map, base, None)))
 precision.cards(view)
 
 phase, together = precision.pick_cells(view)

@@ -3,10 +3,11 @@
 import pandas as pd
 import streamlit as st
 
+from amp_core import Run
 from amp_core.analysis import TensorCoreUse, matrix_ops, missed_tensor_core_time, tensor_core_use
 from amp_core.hardware.gpus import Gpu
 from amp_core.views import KERNELS, TENSOR_CORES
-from pages.parts import charts, empty, head, loaders, words
+from pages.parts import baseline, charts, empty, head, loaders, words
 from pages.parts.hardware import abilities, kernels, profiled
 
 MIN_STAKE_FRAC = 0.01  # of kernel time
@@ -41,6 +42,12 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
     return text
 
 
+def of_baseline(base: Run) -> str:
+    """The page's answer for the baseline."""
+    whole = loaders.analysed(tensor_core_use, base, None)
+    return headline(whole, missed_tensor_core_time(loaders.analysed(matrix_ops, base, None)))
+
+
 head.title("Tensor cores")
 run = head.run(table="kernels")
 if run.kernels.empty:
@@ -51,6 +58,7 @@ step = profiled.pick(run)
 use = loaders.analysed(tensor_core_use, run, step)
 ops = loaders.analysed(matrix_ops, run, step)
 head.headline(headline(use, missed_tensor_core_time(ops)))
+baseline.answer("kernels", of_baseline)
 if not use.on_cpu:
     kernels.shares(use)
     charts.view(TENSOR_CORES, run, "tensor_cores.answers", step=step)

@@ -84,9 +84,9 @@ def share_cells(grid: np.ndarray, dark: bool) -> dict[str, Any]:
     }
 
 
-def share_ticks() -> tuple[list[float], list[str]]:
+def share_ticks() -> tuple[Sequence[float], list[str]]:
     """Ticks of a colour bar of shares on a logarithmic scale, and their labels; all decades would not fit a phone."""
-    ticks = [MIN_DECADES, *range(-3, 1)]
+    ticks = [MIN_DECADES, -3, 0]
     return ticks, [f"{100 * 10.0**k:g} %" for k in ticks]
 
 
@@ -104,7 +104,8 @@ def colorbar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> 
         "outlinewidth": 0,
         "orientation": "h",
         "lenmode": "pixels",
-        "len": 205,
+        "len": 235,
+        "tickangle": 0,
         "x": 0,
         "xref": "container",
         "xanchor": "left",

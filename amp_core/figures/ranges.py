@@ -124,7 +124,7 @@ def exponent_change_heatmap(
     rows = len(names)
     names, grid = _pooled(names, grid)
     decades = np.log10(np.maximum(np.abs(grid), 10.0**MIN_DECADES)) - MIN_DECADES
-    ends = (3, -MIN_DECADES)
+    ends = (2, -MIN_DECADES)
     shares = [f"{100 * 10.0 ** (k + MIN_DECADES):g} %" for k in ends]
     figure = FigureSpec()
     figure.add_heatmap(

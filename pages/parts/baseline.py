@@ -4,7 +4,7 @@ base = baseline.run()                        # None without a baseline
 baseline.differences(run)                    # one line below the run's name
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -61,6 +61,14 @@ def repeats() -> list[Run]:
     entries: dict[str, Entry] = st.session_state["entries"]
     alike = [e for e in entries.values() if e.key not in (entry.key, st.session_state["run"]) and _repeats(e, entry)]
     return [first, *(one for one in map(_opened, alike[:MAX_REPEATS]) if one is not None)]
+
+
+def answer(table: str, of: Callable[[Run], str]) -> None:
+    """What the page says of the baseline, beside what it says of the shown run: `of` gives it in one sentence. Nothing
+    without a baseline or without rows in `table`."""
+    base = run(table)
+    if base is not None and base.table(table).num_rows:
+        st.markdown(words.unbroken(f"Baseline **{words.escape(base.name)}**: {of(base)}"))
 
 
 def differences(shown: Run) -> None:

@@ -156,6 +156,16 @@ def test_without_a_window_step_cost_shows_the_phases_and_a_note(home, open_app):
     assert "backward" in app.dataframe[0].value["label"].tolist()
 
 
+def test_tensor_cores_gives_the_same_answer_of_the_baseline(home, open_app):
+    write(home.runs / "a", "profiled")
+    write(home.runs / "b", "profiled-fp32")
+    alone = words(open_app(TENSOR_CORES, run="run/b", baseline="none"))
+    (answer,) = (line for line in alone.splitlines() if line.startswith("## "))
+    beside = words(open_app(TENSOR_CORES, run="run/a", baseline="run/b"))
+    assert f"Baseline **b**: {answer.removeprefix('## ')}" in beside
+    assert "Baseline **" not in alone
+
+
 def test_step_cost_is_compared_with_another_run(home, open_app):
     write(home.runs / "a", "profiled")
     write(home.runs / "b", "profiled-fp32")

@@ -1,17 +1,25 @@
 """The precision map: its answer, its text without a trace, and traces from a profiler."""
 
+import shutil
+
 import pytest
 
 from amp_core import load_run
 from amp_core.analysis import precision_map
 from tests.pages.conftest import metric, titles, words
-from tests.synthetic import write, write_rows
+from tests.synthetic import SAMPLES, write, write_rows
 
 PAGE = "pages/precision_map.py"
 
 
 def tables(app):
     return [set(frame.value.columns) for frame in app.dataframe]
+
+
+def test_the_baseline_has_the_same_answer(home, open_app):
+    for name in ("fp32", "fp16-healthy"):
+        shutil.copytree(SAMPLES[name], home.runs / name)
+    assert "Baseline **fp32**: " in words(open_app(PAGE, run="run/fp16-healthy"))
 
 
 def test_the_headline_counts_gemms_and_operators_left_in_fp32(home, open_app):

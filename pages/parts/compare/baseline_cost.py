@@ -33,7 +33,8 @@ def show(changes: pd.DataFrame) -> None:
     grew = own[own["verdict"].isin(["grew", "new"])].nlargest(3, "change_us")
     shrank = own[own["verdict"].isin(["shrank", "gone"])].nsmallest(3, "change_us")
     lines = [f"{what}: {', '.join(part['label'])}" for what, part in (("Shrank", shrank), ("Grew", grew)) if len(part)]
-    times = f"{words.number(own['us'].sum() / 1e3, 'ms')} against {words.number(own['first_us'].sum() / 1e3, 'ms')}"
+    times = f"{words.number(own['us'].sum() / 1e3, 'ms')} against {words.number(own['first_us'].sum() / 1e3, 'ms')} of "
+    times += words.escape(changes["run"].iloc[0])
     profiled = changes["source"].iloc[0] == "profile"
     kernels = "" if profiled else " Phases are shown, because only one run has a profiled window."
     st.markdown(f"{times}. {'. '.join(lines) or 'No part changed by more than 2 % of the step'}.{kernels}")

@@ -154,24 +154,23 @@ def pick_step(steps: list[int]) -> int | None:
 def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
     """Fields for the search and for the depth to which the module tree is unfolded."""
     address.take("search", "ranges.search", str)
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=260)
-        matching = matching_names(names, asked)
-        depths = list(range(1, deepest(matching) + 1))
-        at_first = readable_depth(matching)
-        address.take("depth", f"ranges.depth.{kind}", lambda text: int(text) if text.isdecimal() else None)
-        if st.session_state.get(f"ranges.depth.{kind}") not in depths:
-            st.session_state[f"ranges.depth.{kind}"] = at_first
-        depth = depths[0]
-        if len(depths) > 1:
-            depth = st.segmented_control(
-                "Depth of the module tree",
-                depths,
-                required=True,
-                format_func=lambda n: "each tensor" if n == depths[-1] else str(n),
-                key=f"ranges.depth.{kind}",
-                help="What lies deeper is added up, and its row ends in `.*`; a click on it unfolds it.",
-            )
+    asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=260)
+    matching = matching_names(names, asked)
+    depths = list(range(1, deepest(matching) + 1))
+    at_first = readable_depth(matching)
+    address.take("depth", f"ranges.depth.{kind}", lambda text: int(text) if text.isdecimal() else None)
+    if st.session_state.get(f"ranges.depth.{kind}") not in depths:
+        st.session_state[f"ranges.depth.{kind}"] = at_first
+    depth = depths[0]
+    if len(depths) > 1:
+        depth = st.segmented_control(
+            "Depth of the module tree",
+            depths,
+            required=True,
+            format_func=lambda n: "each tensor" if n == depths[-1] else str(n),
+            key=f"ranges.depth.{kind}",
+            help="What lies deeper is added up, and its row ends in `.*`; a click on it unfolds it.",
+        )
     address.keep("search", "ranges.search", asked)
     address.keep("depth", f"ranges.depth.{kind}", str(depth) if depth != at_first else "")
     if not matching:
