@@ -62,10 +62,6 @@ class Scheduler(Backend):
         self._ended: dict[str, float] = {}  # by token: when a job was first seen as ended, without all of its files
 
     @abstractmethod
-    def check_available(self) -> None:
-        """Raise `RunError` if no job can be submitted from here."""
-
-    @abstractmethod
     def ask(self) -> Mapping[str, SchedulerJob]:
         """All jobs that the scheduler lists, by id. Raises `RunError` if it does not answer in time."""
 
