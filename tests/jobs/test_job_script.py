@@ -1,5 +1,6 @@
 """The script that a scheduler runs: it records starts and ends, and resumes a run whose node failed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -42,14 +43,13 @@ def test_set_up_lines_come_first_and_choose_the_interpreter(tmp_path: Path) -> N
 
 
 def test_a_restarted_job_ends_the_attempt_whose_node_failed_and_resumes(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(HEAD)  # running, on another machine
+    process = {"machine": "elsewhere", "pid": 2, "started_s": 1.0}
+    (tmp_path / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": process}))
     requeue = Resources(on="slurm", requeue=True)
     printed = run(tmp_path, "import sys; print(sys.argv[1:])", requeue, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
     assert printed == "['--resume']\n"
-    assert (load_run(tmp_path).head.status, load_run(tmp_path).head.end_reason) == (
-        "stopped",
-        "its job was queued again",
-    )
+    head = load_run(tmp_path).head
+    assert (head.status, head.end_reason) == ("stopped", "its job was queued again")
 
 
 def test_half_a_line_of_the_log_is_passed_over(tmp_path: Path) -> None:
