@@ -56,9 +56,6 @@ class UnconfirmedError(RunError):
 class Scheduler(Backend):
     """A backend whose jobs another program queues and starts."""
 
-    label: str
-    """The scheduler's name in sentences."""
-
     def __init__(self) -> None:
         self.polled = Polled(self.ask, self.label)
         self._ended: dict[str, float] = {}  # by token: when a job was first seen as ended, without all of its files

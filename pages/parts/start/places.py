@@ -16,7 +16,6 @@ from pages.parts import words
 
 FIELDS = ("on", "partition", "gpus", "nodes", "time", "account", "requeue")
 """Fields, named as those of `Resources`."""
-LABELS = {"local": "This machine", "slurm": "Slurm", "ray": "Ray"}
 SLURM_ONLY = "For Slurm only."
 TIME_HELP = "Minutes, H:MM:SS or D-HH:MM:SS. Empty: the partition's own."
 REQUEUE_HELP = (
@@ -68,7 +67,7 @@ def _fields(prefix: str, offered: list[str], keep: Mapping[str, Any]) -> None:
         return {"key": f"{prefix}.{name}", **keep}
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        on = st.selectbox("Runs on", offered, format_func=LABELS.__getitem__, width=170, **key("on"))
+        on = st.selectbox("Runs on", offered, format_func=lambda name: BACKENDS[name].label, width=170, **key("on"))
         devices, why = _devices("slurm") if "slurm" in offered else (None, "")
         partitions = dict(devices.offered) if devices is not None else {}
         # In a form, `on` is that of the last submission, so nothing may be disabled by it.
