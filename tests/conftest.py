@@ -39,7 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Files of a minute and more. Where files are spread over processes, these come first: one of them at the end would keep
 # one process busy while the others wait.
-LONG = ("tests/browser/", "tests/fake_cuda/", "tests/record/stats/test_measure_compiled", "tests/gpu/", "tests/serve/")
+LONG = (
+    "tests/browser/",
+    "tests/fake_cuda/",
+    "tests/record/stats/test_measure_compiled",
+    "tests/gpu/",
+    "tests/jobs/test_slurm",
+    "tests/serve/",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -47,6 +47,11 @@ class Backend(ABC):
 
     name: str
     """The value of `--on`."""
+    label: str
+    """Its name in sentences and on pages."""
+
+    def check_available(self) -> None:  # noqa: B027 - processes of this machine can always be started
+        """Raise `RunError` if no job can be submitted from here."""
 
     @abstractmethod
     def devices(self) -> Devices:

@@ -33,6 +33,7 @@ class Local(Backend):
     """Processes of this machine."""
 
     name = "local"
+    label = "This machine"
 
     def devices(self) -> Devices:
         """The GPUs that torch would see, `cuda:0` first, then the CPU."""
