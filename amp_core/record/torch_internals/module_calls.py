@@ -239,9 +239,15 @@ def _without(among: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
     return among[:place] + among[place + 1 :]
 
 
+def _is_fx_tracing() -> bool:
+    """Whether torch.fx traces: a variable of torch up to 2.13, in 2.15 one per thread that a function reads."""
+    read = getattr(_symbolic_trace, "_get_is_fx_tracing", None)
+    return bool(_symbolic_trace._is_fx_tracing_flag if read is None else read())
+
+
 def _is_ordinary() -> bool:
     """Whether modules are called to compute, not to be traced."""
-    if torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag:
+    if torch._C._get_tracing_state() is not None or _is_fx_tracing():
         return False
     if "torch._dynamo.eval_frame" not in sys.modules:
         return True
@@ -252,5 +258,5 @@ def _is_ordinary() -> bool:
     return False
 
 
-for _function in (_Listened.__call__, _Descriptor.__get__, _is_ordinary):
+for _function in (_Listened.__call__, _Descriptor.__get__, _is_fx_tracing, _is_ordinary):
     not_compiled(_function)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from amp_core.record.torch_internals import module_calls
 from amp_core.record.torch_internals.module_calls import _listened, _patched, after_call, before_call, listeners
 
 
@@ -137,3 +138,10 @@ def test_a_graph_through_a_module_does_not_break_and_notifies_nobody(hooked, not
     assert compiled(torch.ones(2)).tolist() == eager_output
     assert hooked or len(graphs) == 2, "as many graphs as without listeners, before and after the reset"
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("tracing", [False, True])
+def test_the_tracing_flag_of_torch_since_it_is_one_per_thread(monkeypatch, tracing):
+    monkeypatch.delattr(module_calls._symbolic_trace, "_is_fx_tracing_flag", raising=False)
+    monkeypatch.setattr(module_calls._symbolic_trace, "_get_is_fx_tracing", lambda: tracing, raising=False)
+    assert module_calls._is_ordinary() is not tracing
