@@ -11,7 +11,7 @@ fastest. Among recipes of indistinguishable speed, the simplest ranks first, whi
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +90,8 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
         out = watcher.out.get(place, "")
         search.add(measured_row(candidate, stage, names[0], [baseline], own, search.into, out=out))
     usable = [place for place in runs if not broken(watcher.out.get(place, ""))]
-    order = ranked([[runs[place]] for place in usable])
+    left = {at for at, place in enumerate(usable) if place in watcher.out}
+    order = ranked([[runs[place]] for place in usable], left)
     return RaceResult([candidates[usable[i]] for i in order], {names[place]: run for place, run in runs.items()})
 
 
@@ -179,10 +180,11 @@ def slower_reason(lead: Run, run: Run, name: str, *, tested: bool = True) -> str
     return f"slower than {name}: {_times(ratio.value)} its speed" if _clearly_slower(ratio) else ""
 
 
-def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
+def ranked(runs: Sequence[Sequence[Run]], slow: Collection[int] = ()) -> list[int]:
     """Indices of recipes, fastest first; among equally fast ones, the first named. Untimed recipes come last.
 
-    `runs` holds the runs of each recipe in the order of seeds.
+    `runs` holds the runs of each recipe in the order of seeds. Those in `slow` left the race as slower: they equal no
+    faster one, however few their blocks.
     """
     against_first = [speed(list(zip(runs[0], one, strict=False))).value if runs[0] else math.nan for one in runs]
     if runs:
@@ -191,7 +193,9 @@ def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
     order = []
     while left:
         top = max(left, key=lambda i: against_first[i])
-        alike = [i for i in left if i == top or not _surely_slower(runs[top], runs[i], baseline=i == 0)]
+        alike = [
+            i for i in left if i == top or (i not in slow and not _surely_slower(runs[top], runs[i], baseline=i == 0))
+        ]
         order.append(min(alike))
         left.remove(order[-1])
     return order + [i for i in range(len(runs)) if i not in order]

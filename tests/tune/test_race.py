@@ -106,3 +106,12 @@ def test_a_recipe_whose_speed_noise_leaves_open_may_be_faster(tmp_path):
     open_, slow = (speed([tuple(busy_runs(tmp_path, ratio, seed))]) for ratio, seed in ((0.9, 3), (0.3, 4)))
     assert open_.value < 1.03 and may_be_faster(open_)
     assert not may_be_faster(slow)
+
+
+def test_a_recipe_that_left_early_as_slower_is_not_ranked_before_the_fastest(tmp_path):
+    """Of its few blocks no interval is known, but it left because of them."""
+    steps = 30
+    columns = {"step": range(steps), "step_ms": np.full(steps, 60.0), "loss": np.ones(steps)}
+    slow = load_run(write_rows(tmp_path / "bf16", steps=columns, config={"seed": 0, "comparison": TURNS}))
+    runs = [[run_of(tmp_path, "fp32", 40.0)], [slow], [run_of(tmp_path, "fp16", 15.0)]]
+    assert ranked(runs)[0] == 1 and ranked(runs, slow={1}) == [2, 0, 1]

@@ -1,17 +1,18 @@
-"""The casts of torchao's training layers: `Float8Linear`, FSDP's float8 all-gather, and `MXFP8Linear`.
+"""The casts of torchao's training layers: `Float8Linear`, FSDP's float8 all-gather, `MXFP8Linear` and
+`Float8BlockwiseLinear`.
 
 torchao is never imported here: what the program has not imported, it does not use.
 """
 
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from amp_core.formats import FORMAT_OF_DTYPE
-from amp_core.quantization import RECIPES, ROW, TENSOR
+from amp_core.quantization import RECIPES, ROW, TENSOR, block_name
 from amp_core.record.casts.cast import Cast, Key, Library, Pass, Source
 
 _KINDS = {"input": "activation", "weight": "weight", "grad_output": "output_grad"}
@@ -27,6 +28,18 @@ _MX_CASTS: dict[str, tuple[Key, ...]] = {
     ),
 }
 """The casts of `mx_mm`, in their order."""
+
+_BLOCKWISE_CASTS: dict[str, dict[str, Key]] = {
+    "triton_fp8_blockwise_act_quant_lhs": {
+        "forward": ("activation", "forward"),
+        "backward": ("output_grad", "input_grad"),
+    },
+    "triton_fp8_blockwise_weight_quant_transposed_rhs": {"forward": ("weight", "forward")},
+    "triton_fp8_blockwise_weight_quant_rhs": {"backward": ("weight", "input_grad")},
+    "triton_fp8_blockwise_act_quant_transposed_lhs": {"backward": ("output_grad", "weight_grad")},
+    "triton_fp8_blockwise_act_quant_rhs": {"backward": ("activation", "weight_grad")},
+}
+"""The casts of `fp8_blockwise_mm`, by function and pass."""
 
 
 def libraries() -> Iterator[Library]:
@@ -45,6 +58,13 @@ def libraries() -> Iterator[Library]:
         rows = Source(mx.MXTensor, "to_mx", _mx_key, _mx_cast)
         columns = Source(mx, "_to_mxfp8_dim1_kernel_wrapper", _mx_key, _mx_cast_of_columns)
         yield Library((mx.mx_mm,), (rows, columns))
+    blockwise = sys.modules.get("torchao.prototype.blockwise_fp8_training.linear")
+    if blockwise is not None:
+        casts = tuple(
+            Source(blockwise, name, partial(_blockwise_key, name), partial(_blockwise_cast, "transposed" in name))
+            for name in _BLOCKWISE_CASTS
+        )
+        yield Library((blockwise.fp8_blockwise_mm,), casts)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any = None) -> Any:
@@ -120,6 +140,23 @@ def _mx_cast(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 def _mx_cast_of_columns(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Cast:
     """The function takes a tensor and gives its transpose, quantized along what were its columns."""
     return _mx_cast(key, (args[0].t().contiguous(), *args[1:]), kwargs, result)
+
+
+def _blockwise_key(name: str, made_in: Pass | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key | None:
+    return _BLOCKWISE_CASTS[name].get(made_in.inside) if made_in is not None else None
+
+
+def _blockwise_cast(
+    transposed: bool, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], result: tuple[torch.Tensor, torch.Tensor]
+) -> Cast:
+    """The functions give FP8 values and the reciprocals of their scales, one for each block."""
+    data, reciprocals = (t.t() if transposed else t for t in result)
+    rows, columns = (size // blocks for size, blocks in zip(data.shape, reciprocals.shape, strict=True))
+    element = FORMAT_OF_DTYPE[str(data.dtype).removeprefix("torch.")]
+    wide = _widened(data)
+    held = wide * reciprocals.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    block = block_name((rows, columns) if key[0] == "weight" else max(rows, columns))
+    return Cast(*key, "fp8-block", "torchao", element, block, args[0], held, wide, 1.0 / reciprocals)
 
 
 def _widened(data: torch.Tensor) -> torch.Tensor:

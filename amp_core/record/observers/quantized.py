@@ -20,7 +20,7 @@ from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled, is_linear, tensors_in
 from amp_core.record.model.parameters import named_modules, named_parameters, unwrapped
 from amp_core.record.observer import Observer
-from amp_core.record.observers.quantized_layers import report_compiled, report_empty_histories, report_layers
+from amp_core.record.observers.quantized_layers import report_empty_histories, report_layers, report_unseen
 from amp_core.record.observers.storages import storage_of
 from amp_core.record.observers.time_cap import TimeCap
 from amp_core.record.stats.host_transfer import HostTransfer
@@ -114,6 +114,8 @@ class QuantizedWatch(Observer):
                 self._transfer.send()
                 self._sent.append((self._step, self._measured, self._layers, self._transfer))
                 self._measured = []
+            elif not self._ever and self._samples == FIRST_SAMPLES:
+                report_unseen(self._writer, self._model, step, "the casts are made within fused kernels")
             self._write(wait=len(self._sent) > MAX_WAITING)
 
     def close(self) -> None:
@@ -133,7 +135,7 @@ class QuantizedWatch(Observer):
             return False
         if is_compiled(self._model):
             self._samples = FIRST_SAMPLES
-            report_compiled(self._writer, self._model, step)
+            report_unseen(self._writer, self._model, step, "hooks do not reach into a compiled graph")
             return False
         if not self._cap.allows(step):
             return False

@@ -19,7 +19,7 @@ from amp_core.store.writer import RunWriter
 MULTIPLE = 16
 """FP8 tensor cores take matrices with sizes that are multiples of this."""
 CONVERTED = ("Float8Linear", "MXFP8Linear", "NVFP4Linear", "Float8BlockwiseLinear")
-"""Classes of torchao's quantized linear layers: by them converted layers are counted in compiled models."""
+"""Classes of torchao's quantized linear layers: by them converted layers are counted where casts cannot be seen."""
 
 
 def report_layers(
@@ -73,12 +73,12 @@ def report_layers(
             writer.event("quantized edge", name, where, step, op=type(modules[name]).__name__)
 
 
-def report_compiled(writer: RunWriter, model: torch.nn.Module, step: int) -> None:
-    """The layers of a compiled model, by their classes, if any is converted."""
+def report_unseen(writer: RunWriter, model: torch.nn.Module, step: int, why: str) -> None:
+    """The layers of a model by their classes, if any is converted and its casts cannot be seen."""
     classes = {n: type(m).__name__ for n, m in named_modules(model) if is_linear(m)}
     converted = {n for n, c in classes.items() if c in CONVERTED}
     if converted:
-        detail = "quantized: hooks do not reach into a compiled graph; layers are counted by their classes"
+        detail = f"quantized: {why}; layers are counted by their classes"
         writer.event("warning", name="not recorded", detail=detail, step=step)
         report_layers(writer, model, step, [*classes], converted, {})
 

@@ -195,6 +195,68 @@ def test_mx_casts_are_recorded_for_each_product(tmp_path: Path) -> None:
         assert agrees(row, losses_of(turned, held)), (name, kind, product)
 
 
+def test_blockwise_casts_are_recorded_for_each_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao's own layer; its Triton kernels are replaced by torchao's references, as they need a GPU."""
+    linear = pytest.importorskip("torchao.prototype.blockwise_fp8_training.linear")
+    kernels = pytest.importorskip("torchao.prototype.blockwise_fp8_training.kernels")
+    by_rows, by_tiles = kernels.torch_blockwise_scale_act_quant_lhs, kernels.torch_blockwise_scale_weight_quant
+
+    def transposed(both: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return tuple(t.t() for t in both)
+
+    def product(*, mat_a: Any, mat_b: Any, scale_a: Any, scale_b: Any, out_dtype: Any, **_: Any) -> torch.Tensor:
+        return torch.ones(mat_a.shape[0], mat_b.shape[1], dtype=out_dtype)
+
+    name = "triton_fp8_blockwise_"
+    for function, reference in {
+        "act_quant_lhs": lambda x, block_size: by_rows(x),
+        "act_quant_transposed_lhs": lambda x, block_size: by_rows(x.t().contiguous()),
+        "act_quant_rhs": lambda x, block_size: transposed(by_rows(x.t().contiguous())),
+        "weight_quant_rhs": lambda x, block_size: by_tiles(x),
+        "weight_quant_transposed_rhs": lambda x, block_size: transposed(by_tiles(x)),
+    }.items():
+        monkeypatch.setattr(linear, name + function, reference)
+    monkeypatch.setattr(linear, "_run_blockwise_mm", product)
+    monkeypatch.setattr(linear, "is_sm_at_least_90", lambda: True)
+    torch.manual_seed(0)
+    model = nn.Sequential(linear.Float8BlockwiseLinear(128, 256, bias=False, dtype=torch.bfloat16))
+    nn.init.normal_(model[0].weight)
+    weight = model[0].weight.detach().clone()
+    x = torch.randn(128, 128, dtype=torch.bfloat16)
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run", every=1):
+        model(x).float().square().mean().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    run = load_run(tmp_path / "run")
+    run.validate(full=True)
+    rows = by_operand(run)
+    products = {"activation": ("forward", "weight_grad"), "output_grad": ("input_grad", "weight_grad")}
+    products["weight"] = ("forward", "input_grad")
+    assert set(rows) == {("0.weight" if k == "weight" else "0", k, p) for k, both in products.items() for p in both}
+    for key, values, (data, scale) in [
+        (("0", "activation", "forward"), x, by_rows(x)),
+        (("0", "activation", "weight_grad"), x.t().contiguous(), by_rows(x.t().contiguous())),
+        (("0.weight", "weight", "input_grad"), weight, by_tiles(weight)),
+    ]:
+        rows_of, columns = (s // b for s, b in zip(data.shape, scale.shape, strict=True))
+        held = data.float() * scale.repeat_interleave(rows_of, 0).repeat_interleave(columns, 1)
+        expected = losses_of(values.float(), held)
+        row = rows[key]
+        assert row["recipe"] == "fp8-block" and row["block"] == ("128x128" if key[1] == "weight" else "128")
+        assert {n: row[n] for n in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_layers_whose_casts_cannot_be_seen_are_counted_by_their_classes(tmp_path: Path) -> None:
+    class NVFP4Linear(nn.Linear):
+        """Stands in for torchao's, whose kernels need a GPU."""
+
+    model = nn.Sequential(NVFP4Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+    train(model, tmp_path / "run", steps=8)
+    events = load_run(tmp_path / "run").events
+    assert events["kind"].tolist().count("not recorded") or "not recorded" in events["name"].tolist()
+    layers = events[events["kind"] == "quantized layers"]
+    assert (layers["count"].tolist(), layers["value"].tolist()) == ([1], [0.5])
+
+
 @pytest.mark.parametrize(("precision", "stochastic"), [("mxfp8", False), ("nvfp4", False), ("nvfp4", True)])
 def test_the_engines_own_recipes_are_watched(precision: str, stochastic: bool, tmp_path: Path) -> None:
     def model() -> nn.Module:
