@@ -12,6 +12,7 @@ from pages.parts.library.run_list import Entry
 MAX_ROWS = 50  # before "Show more"
 ROW_PIXELS = 35
 MAX_VISIBLE_ROWS = 16  # before the table scrolls
+MAX_WAITING = 5  # queued runs whose reason is shown
 
 
 def folders(entries: dict[str, Entry]) -> str | None:
@@ -81,6 +82,8 @@ with st.container():
             if more and st.button(f"Show {min(more, MAX_ROWS)} more"):
                 st.session_state["library.most"] = most + MAX_ROWS
                 st.rerun()
+            for entry in [entry for entry in page if entry.status == "queued" and entry.sentence][:MAX_WAITING]:
+                st.caption(f"**{words.escape(entry.name)}** is queued: {words.escape(entry.sentence)}")
             for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
                 st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")
         elif not folded:

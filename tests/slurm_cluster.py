@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
-KILL_WAIT_S = 3
+KILL_WAIT_S = 2
 START_S = 60.0
 """In which a daemon starts, also on a busy machine."""
 
@@ -42,6 +42,7 @@ SelectTypeParameters=CR_CPU
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
 SlurmdParameters=config_overrides
 KillWait={kill_wait}
+MessageTimeout=3
 NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{node}-{last}] CPUs={cpus} RealMemory=100000 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=n1 MaxTime=60 State=UP
@@ -116,8 +117,8 @@ class Cluster:
         self.ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
 
     def names(self) -> list[str]:
-        """Names of all jobs that the controller knows, ended ones included."""
-        return self.ask("squeue", "-h", "-t", "all", "-o", "%j").split()
+        """Names of all jobs that the controller knows, ended ones included, in order."""
+        return sorted(self.ask("squeue", "-h", "-t", "all", "-o", "%j").split())
 
     def close(self) -> None:
         """End all jobs and daemons."""

@@ -57,6 +57,18 @@ def placement(arguments: argparse.Namespace) -> Resources:
     return Resources(on=arguments.on, **given)
 
 
+def flags_of(resources: Resources) -> list[str]:
+    """The flags that request `resources`; without the set-up lines, which the environment has."""
+    if resources.on == "local":
+        return []
+    line = ["--on", resources.on]
+    for name in _NAMES:
+        value = getattr(resources, name)
+        if name != "setup" and value and value != getattr(Resources(), name):
+            line += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return line
+
+
 def submit(
     arguments: argparse.Namespace, config: TrainConfig, resources: Resources, out: str, *, makes: str = "run"
 ) -> int:

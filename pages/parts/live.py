@@ -45,6 +45,8 @@ def show(entry: Entry | None, *, with_queue: bool = False) -> None:
                 st.space("stretch")
                 st.toggle("Pause", key="live.pause", help="Holds the charts still, to zoom. The run goes on.")
                 if job is not None:
+                    if job.backend != "local":
+                        st.caption(queue.place(job), width="content")
                     queue.stop_button(job, "live")
     paused = under_way and bool(st.session_state.get("live.pause"))
     more_to_come = under_way or (with_queue and bool(queue.alive()))

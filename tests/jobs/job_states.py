@@ -1,5 +1,8 @@
 """Waits for states of jobs, and reads them."""
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -38,3 +41,16 @@ def has_ended(pid: int | None) -> bool:
     """Whether the process has ended; a zombie counts as ended."""
     assert pid is not None
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def submit_in_a_process(runs: Path, command: list[str], names: list[str], on: str) -> subprocess.Popen[bytes]:
+    """Another app that submits a job for each name, and prints the name once it has returned."""
+    code = (
+        "import json, sys; from amp_core.jobs import start; from amp_core.settings.resources import Resources\n"
+        "from amp_core.settings.training import TrainConfig\n"
+        "config, on = TrainConfig(workload='digits-cnn', device='cpu'), Resources(on=sys.argv[4])\n"
+        "for name in json.loads(sys.argv[3]):\n"
+        "    print(start(config, sys.argv[1], name, command=json.loads(sys.argv[2]), resources=on).name, flush=True)"
+    )
+    line = [sys.executable, "-c", code, str(runs), json.dumps(command), json.dumps(names), on]
+    return subprocess.Popen(line, stdout=subprocess.PIPE)

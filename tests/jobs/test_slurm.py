@@ -1,11 +1,9 @@
 """Jobs in a real Slurm cluster on this machine: submitted once, followed, stopped, and ended for every reason."""
 
 import dataclasses
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ from amp_core.jobs.backends.job_script import last_attempt
 from amp_core.jobs.backends.slurm import Slurm
 from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
-from tests.jobs.job_states import CPU, wait_for_end, wait_for_state
+from tests.jobs.job_states import CPU, submit_in_a_process, wait_for_end, wait_for_state
 from tests.slurm_cluster import Cluster
 from tests.waiting import wait_for
 
@@ -229,18 +227,18 @@ def test_a_hanging_scheduler_costs_a_page_no_more_than_a_moment(
     for name in ("squeue", "sbatch"):
         (stand_ins / name).write_text("#!/bin/sh\nexec sleep 600\n")
         (stand_ins / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{stand_ins}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("amp_core.jobs.backends.slurm.ASK_TIMEOUT_S", 2.0)
-    monkeypatch.setattr("amp_core.jobs.backends.slurm.SUBMIT_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("amp_core.jobs.backends.polled.WAIT_S", 0.1)
     backend = backends.BACKENDS["slurm"]
-    monkeypatch.setattr(backend, "polled", scheduler.Polled(backend.ask, "Slurm"))
-    assert "has not answered" in str(backend.polled.latest().error)  # while squeue still hangs
-    assert find(job.folder).state in ("queued", "starting", "running", "finished")
-    with pytest.raises(RunError, match="on='slurm' is not possible now"):
-        start(CPU, runs, command=tiny(0), resources=ON)
-    wait_for(lambda: "did not answer within 2 s (squeue)" in str(backend.polled.latest().error))
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{stand_ins}{os.pathsep}{os.environ['PATH']}")
+        patch.setattr("amp_core.jobs.backends.slurm.ASK_TIMEOUT_S", 2.0)
+        patch.setattr("amp_core.jobs.backends.polled.WAIT_S", 0.1)
+        patch.setattr(backend, "polled", scheduler.Polled(backend.ask, "Slurm"))
+        assert "has not answered" in str(backend.polled.latest().error)  # while squeue still hangs
+        assert find(job.folder).state in ("queued", "starting", "running", "finished")
+        with pytest.raises(RunError, match=r"did not answer within 2 s \(squeue\)"):
+            start(CPU, runs, command=tiny(0), resources=ON)
     assert [path.name for path in runs.iterdir()] == [job.name]
+    wait_for_end(job.folder)
 
 
 @pytest.mark.whole
@@ -316,25 +314,13 @@ def test_a_reused_id_is_neither_trusted_nor_cancelled(slurm: Cluster, runs: Path
     wait_for_end(other.folder)
 
 
-def _submit_in_a_process(runs: Path, command: list[str], names: list[str]) -> subprocess.Popen[bytes]:
-    code = (
-        "import json, sys; from amp_core.jobs import start; from amp_core.settings.resources import Resources\n"
-        "from amp_core.settings.training import TrainConfig\n"
-        "config, on = TrainConfig(workload='digits-cnn', device='cpu'), Resources(on='slurm', time='10')\n"
-        "for name in json.loads(sys.argv[3]):\n"
-        "    print(start(config, sys.argv[1], name, command=json.loads(sys.argv[2]), resources=on).name, flush=True)"
-    )
-    line = [sys.executable, "-c", code, str(runs), json.dumps(command), json.dumps(names)]
-    return subprocess.Popen(line, stdout=subprocess.PIPE)
-
-
 @pytest.mark.parametrize("jobs", [10, pytest.param(50, marks=pytest.mark.whole)])
 def test_no_job_is_lost_doubled_or_left_without_an_end(
     slurm: Cluster, runs: Path, tiny: Tiny, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fifth are cancelled, a tenth reach their time limit; in between the controller restarts and the app is
     killed."""
-    monkeypatch.setattr(scheduler, "FILES_S", 5.0)
+    monkeypatch.setattr(scheduler, "FILES_S", 2.0)
     names = [f"job-{i:02d}" for i in range(jobs)]
     cancelled, limited = names[: jobs // 5], names[jobs // 5 : jobs // 5 + max(2, jobs // 10)]
     ended = {name: tiny(600) for name in cancelled} | {name: tiny(600) for name in limited}
@@ -342,7 +328,7 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
     for name in ended:
         start(CPU, runs, name, command=ended[name], resources=ON)
     rest = [name for name in names if name not in ended]
-    app = _submit_in_a_process(runs, tiny(2), rest)
+    app = submit_in_a_process(runs, tiny(2), rest, "slurm")
     assert app.stdout is not None
     for _ in range(len(rest) // 2):
         app.stdout.readline()

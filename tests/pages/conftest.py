@@ -106,7 +106,7 @@ def started(monkeypatch, home):
     configs = []
     states = {}
 
-    def start(config, runs_dir, name=None):
+    def start(config, runs_dir, name=None, *, resources=None):
         folder = runs_dir.absolute() / (name or f"{config.workload}-{config.size}-{config.precision}-1")
         (folder).mkdir(parents=True)
         (folder / "job.json").write_text("{}")

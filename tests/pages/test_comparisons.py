@@ -20,7 +20,7 @@ QUICK = {"workload": "digits-cnn", "device": "cpu", "steps": 4, "evaluate": Fals
 def test_start_in_turns_queues_one_job_for_all_precisions(home, open_app, monkeypatch):
     started = []
 
-    def start(config, runs_dir, name, *, command, makes):
+    def start(config, runs_dir, name, *, command, makes, resources):
         started.append((config, name, command, makes))
         return type("Started", (), {"name": name})
 
@@ -52,7 +52,7 @@ def test_a_fixed_scale_is_passed_on_from_the_recipe_with_a_scaler(monkeypatch):
 def test_what_only_one_precision_takes_is_passed_on_for_it(home, open_app, monkeypatch):
     started = []
     monkeypatch.setattr(
-        jobs, "start", lambda config, *rest, command, makes: started.append(command) or type("J", (), {"name": "x"})
+        jobs, "start", lambda config, *rest, command, **more: started.append(command) or type("J", (), {"name": "x"})
     )
     app = open_app(START)
     field(app, "precisions").set_value(["fp16", "bf16", "nvfp4"]).run()

@@ -118,7 +118,7 @@ def test_a_running_search_shows_its_progress(home, open_app):
 def test_the_form_queues_a_search_with_its_budget(home, open_app, monkeypatch):
     started = {}
 
-    def start(config, runs_dir, name, *, command, makes):
+    def start(config, runs_dir, name, *, command, makes, resources):
         started.update(config=config, name=name, command=command, makes=makes)
         return type("Started", (), {"name": name})
 

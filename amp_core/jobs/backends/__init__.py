@@ -9,12 +9,13 @@ its line in `BACKENDS`; its name in `amp_core.settings.resources.PLACES`.
 
 from amp_core.jobs.backends.base import Backend, Devices, Observed
 from amp_core.jobs.backends.local import Local
+from amp_core.jobs.backends.ray import Ray
 from amp_core.jobs.backends.slurm import Slurm
 from amp_core.schema import RunError
 
 __all__ = ["BACKENDS", "Backend", "Devices", "Observed", "by_name"]
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Local(), Slurm())}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Local(), Slurm(), Ray())}
 
 
 def by_name(name: str) -> Backend:

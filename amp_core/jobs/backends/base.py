@@ -48,6 +48,9 @@ class Backend(ABC):
     name: str
     """The value of `--on`."""
 
+    def check_available(self) -> None:  # noqa: B027 - processes of this machine can always be started
+        """Raise `RunError` if no job can be submitted from here."""
+
     @abstractmethod
     def devices(self) -> Devices:
         """What a training may choose from. Raises `RunError` if no job can run there at all."""

@@ -9,11 +9,12 @@ disk.
 """
 
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from amp_core.hardware.child_environment import python_path
-from amp_core.jobs import job_file
+from amp_core.jobs import job_file, reaper
 from amp_core.jobs.job_file import LOG_FILE, SCRIPT_FILE, Record
 from amp_core.settings.resources import Resources
 
@@ -36,7 +37,10 @@ cd {directory} || exit 3
 
 _REQUEUED = """\
 resume=()
-if [ "$restarts" -gt 0 ] && [ -e "$folder/run.json" ]; then resume=(--resume); fi
+if [ "$restarts" -gt 0 ] && [ -e "$folder/run.json" ]; then
+    {python} -m amp_core.jobs.backends.job_script "$folder"  # an attempt whose node failed wrote no end
+    resume=(--resume)
+fi
 trap 'again=yes; kill -TERM "$training"' USR1  # the time limit is near
 {command} "${{resume[@]}}" &
 training=$!
@@ -80,7 +84,7 @@ def write(
         setup="".join(f"{line}\n" for line in resources.setup),
     )
     line = command if command is not None else f"{python_of(record)} {shlex.join(record.argv[1:])}"
-    again = _REQUEUED.format(command=line, log=LOG_FILE, requeue=requeue)
+    again = _REQUEUED.format(command=line, log=LOG_FILE, requeue=requeue, python=python_of(record))
     script = folder / SCRIPT_FILE
     script.write_text(top + (again if resources.requeue else f"{line}\n"), encoding="utf-8")
     return script
@@ -111,3 +115,13 @@ def last_attempt(folder: Path) -> Attempt | None:
             code = int(value)  # a shell reports the signal N as 128 + N; 130 is what ampscope returns after a stop
             attempt = Attempt(job_id, int(restarts), attempt.node, code if code <= 128 or code == 130 else 128 - code)
     return attempt
+
+
+def end_earlier_attempt(folder: Path) -> None:
+    """Write the end of a run whose process was killed, so that it can be resumed: on another machine it would count as
+    running for minutes."""
+    reaper.write_end(folder, job_file.read(folder), "stopped", "its job was queued again")
+
+
+if __name__ == "__main__":
+    end_earlier_attempt(Path(sys.argv[1]))

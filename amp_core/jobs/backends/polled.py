@@ -42,6 +42,8 @@ class SchedulerJob:
     position: int | None = None
     """The number of jobs before it in its queue."""
     returncode: int | None = None
+    ran: bool = False
+    """Whether an ended job had started, so that its run folder must show it."""
 
     @property
     def token(self) -> str:
@@ -76,8 +78,10 @@ class Polled:
         self._next_s = float("-inf")  # monotonic: when the scheduler may be asked again
         self._pending: threading.Event | None = None
 
-    def latest(self) -> Answer:
-        """The latest answer. Asks again if it is older than `FRESH_S`, and waits only if it is older than `STALE_S`."""
+    def latest(self, wait_s: float | None = None) -> Answer:
+        """The latest answer. Asks again if it is older than `FRESH_S`, and waits only for one older than `STALE_S`, for
+        `wait_s` at most (default: `WAIT_S`)."""
+        most_s = WAIT_S if wait_s is None else wait_s
         with self._lock:
             if self._pending is None and time.monotonic() >= self._next_s:
                 self._pending = threading.Event()
@@ -85,10 +89,10 @@ class Polled:
             pending, answer = self._pending, self._answer
         if pending is None or time.time() - answer.asked_s < STALE_S:
             return answer
-        pending.wait(WAIT_S)
+        pending.wait(most_s)
         with self._lock:
             if self._pending is pending and self._answer.error is None:
-                return replace(self._answer, error=f"{self._name} has not answered for {WAIT_S:g} s")
+                return replace(self._answer, error=f"{self._name} has not answered for {most_s:g} s")
             return self._answer
 
     def _refresh(self, pending: threading.Event) -> None:
@@ -97,6 +101,8 @@ class Polled:
             answer = Answer(self._ask(), asked_s)
         except RunError as error:
             answer = replace(self._answer, error=str(error))
+        except TimeoutError:
+            answer = replace(self._answer, error=f"{self._name} did not answer in time")
         with self._lock:
             self._answer, self._pending = answer, None
             self._next_s = time.monotonic() + (FRESH_S if answer.error is None else AFTER_ERROR_S)

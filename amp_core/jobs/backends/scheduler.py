@@ -25,6 +25,8 @@ from amp_core.settings.training import TrainConfig
 
 SETTLE_S = 60.0
 """From this age on, a job that the scheduler does not list is gone: younger ones may still be on their way."""
+SUBMIT_WAIT_S = 15.0
+"""How long a submission waits for the scheduler's first answer."""
 FILES_S = 60.0
 """How long the last files of an ended job may take to appear: NFS caches a folder for up to a minute."""
 
@@ -62,10 +64,6 @@ class Scheduler(Backend):
         self._ended: dict[str, float] = {}  # by token: when a job was first seen as ended, without all of its files
 
     @abstractmethod
-    def check_available(self) -> None:
-        """Raise `RunError` if no job can be submitted from here."""
-
-    @abstractmethod
     def ask(self) -> Mapping[str, SchedulerJob]:
         """All jobs that the scheduler lists, by id. Raises `RunError` if it does not answer in time."""
 
@@ -89,7 +87,7 @@ class Scheduler(Backend):
 
     def submit(self, folder: Path, record: Record) -> None:
         self.check_available()
-        error = self.polled.latest().error
+        error = self.polled.latest(SUBMIT_WAIT_S).error
         if error is not None:  # before anything is submitted
             raise RunError(f"on={self.name!r} is not possible now: {error}")
         record = dataclasses.replace(record, token=secrets.token_hex(4))
@@ -161,10 +159,9 @@ class Scheduler(Backend):
         if job is not None:
             if job.phase != "ended":
                 return None
-            ran = bool(job.node)
-            if ran and code is None and not self._files_are_due(record):
+            if job.ran and code is None and not self._files_are_due(record):
                 return None
-            cause = self.cause(job) or ("not shared" if ran and attempt is None else None)
+            cause = self.cause(job) or ("not shared" if job.ran and attempt is None else None)
             return code if code is not None else job.returncode, self._facts(record, job, attempt, cause)
         listed = answer.asked_s > record.created_ns / 1e9 + SETTLE_S
         if code is None and not listed:

@@ -197,7 +197,8 @@ def with_positions(lines: Sequence[str]) -> dict[str, SchedulerJob]:
         phase = "ended" if state in _ENDED else "waiting" if state in _WAITING else "running"
         plain = "" if reason in ("None", "(null)") else reason
         words = f"{plain} ({_REASONS[plain]})" if plain in _REASONS else plain
-        jobs[job_id] = SchedulerJob(job_id, name, state, phase, words, node, partition)
+        ran = phase == "ended" and bool(node)
+        jobs[job_id] = SchedulerJob(job_id, name, state, phase, words, node, partition, ran=ran)
         number = re.match(r"\d+", job_id)
         priorities[job_id] = (-int(priority) if priority.isdecimal() else 0, int(number[0]) if number else 0)
     before: dict[str, int] = {}

@@ -51,7 +51,7 @@ class Entry:
     created_at: str = ""
     config: Mapping[str, Any] | None = None
     sentence: str = ""
-    """Why a damaged run cannot be opened, without its path on the server."""
+    """Why a damaged run cannot be opened, without its path on the server; for what a queued one waits."""
     tags: tuple[str, ...] = ()
     note: str = ""
     """The note in its label."""
@@ -104,14 +104,16 @@ def listing() -> dict[str, Entry]:
     """All runs by key: own runs and uploads, then those of other places, each newest first; then the samples."""
     samples = [_entry(path, key, "sample", dotted) for path, key, dotted in folders(SAMPLES, "sample")]
     own_dir = runs_dir()
-    pending = {job.folder.name: job.state for job in jobs.listing(own_dir) if job.state in ("queued", "starting")}
+    pending = {job.folder.name: job for job in jobs.listing(own_dir) if job.state in ("queued", "starting")}
     own = []
     for path, key, dotted in folders(own_dir, "run"):
         origin = "upload" if key.startswith(f"run/{UPLOADS}/") else "run"
-        if path.name not in pending or (path / "run.json").is_file():
+        job = pending.get(path.name)
+        # A scheduler's job may wait again after it has begun: it is queued, whatever its run says.
+        if job is None or (job.backend == "local" and (path / "run.json").is_file()):
             own.append(_entry(path, key, origin, dotted))
         else:
-            own.append(Entry(key, path, origin, path.name, pending[path.name]))
+            own.append(Entry(key, path, origin, path.name, job.state, sentence=job.reason or ""))
     others = [e for name, root in other_roots().items() for e in _newest_first(_elsewhere(name, root))]
     return {e.key: e for e in (*_newest_first(own), *others, *samples)}
 

@@ -12,6 +12,7 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError, jobs
+from amp_core.cli.placement import flags_of
 from amp_core.cli.settings import SETTINGS, flags
 from amp_core.hardware.device_types import is_accelerator, type_of
 from amp_core.library.labels import Label, write_label
@@ -20,20 +21,22 @@ from amp_core.settings.combinations import TAKEN_BY, taken
 from amp_core.settings.training import WORKLOADS, Size, TrainConfig
 from pages.parts import picker, words
 from pages.parts.library import run_list
-from pages.parts.start import comparisons, devices, fields
+from pages.parts.start import comparisons, devices, fields, places
 
 
 def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     """The settings of each run that the form describes. Raises `RunError` as `TrainConfig` does."""
+    where = places.resources(state)
     workload, size = state["what"]
     settings = {name: fields.from_field(name, state[name]) for name in fields.FORMS}
     if own := fields.own_workload():  # a path relative to the folder that the owner allowed
         workload, size = str(Path(current().scripts[0]) / own), None
         settings["batch_size"] = None
-    else:
+    elif where.on == "local":
         _check_fits(WORKLOADS[workload].sizes[size], state["device"])
     if settings["nproc"] != 1 and is_accelerator(state["device"]):
         settings["device"] = type_of(state["device"])  # each process takes the GPU of its own number
+    settings = places.adapted(settings, where)
     fixed = state["scaling"] == "static"
     settings |= {"loss_scale" if fixed else "init_scale": state["scale"]}
     chosen = state["precisions"] or [""]  # "" is refused by TrainConfig, which lists the choices
@@ -51,14 +54,14 @@ def begin(in_turns: bool = False) -> None:
     fields.accept()
     started: list[str] = []
     try:
-        wanted = configs(state)
+        wanted, where = configs(state), places.resources(state)
         if in_turns:
-            name = st.session_state["start.comparison"] = comparisons.begin(wanted, state["name"] or None)
+            name = st.session_state["start.comparison"] = comparisons.begin(wanted, state["name"] or None, where)
             for config in wanted:
                 label(run_list.runs_dir() / name / config.precision, state)
             st.toast(f"{words.escape(name)} is in the queue below.", icon=":material/compare_arrows:")
         for config in () if in_turns else wanted:
-            job = jobs.start(config, run_list.runs_dir(), state["name"] or None)
+            job = jobs.start(config, run_list.runs_dir(), state["name"] or None, resources=where)
             label(job.folder, state)
             started.append(f"run/{job.name}")  # one by one: jobs started before a failure are shown
     except RunError as error:
@@ -78,6 +81,7 @@ def commands(state: Mapping[str, Any]) -> str:
     """The same trainings as commands, one per line; empty if they would be refused."""
     try:
         wanted = configs(state)
+        elsewhere = flags_of(places.resources(state))
     except RunError:  # shown on Start
         return ""
     name = jobs.folder_name(state.get("name") or "")
@@ -85,13 +89,16 @@ def commands(state: Mapping[str, Any]) -> str:
     for config in wanted:
         base = name or f"{config.task}-{config.precision}"
         out = Path(run_list.runs_dir(), base if not name or len(wanted) == 1 else f"{name}-{config.precision}")
-        lines.append(shlex.join(["ampscope", "train", *flags(config), "--out", str(out)]))
+        lines.append(shlex.join(["ampscope", "train", *flags(config), *elsewhere, "--out", str(out)]))
     if len(wanted) > 1 and wanted[0].nproc == 1:
         which = ["--precisions", ",".join(config.precision for config in wanted)]
         given = flags(wanted[0], [name for name in SETTINGS if name not in ("precision", *TAKEN_BY)])
         given += comparisons.flags_of_some(wanted)
         out = Path(run_list.runs_dir(), name or f"compare-{wanted[0].task}")
-        lines += ["# or interleaved:", shlex.join(["ampscope", "compare", *which, *given, "--out", str(out)])]
+        lines += [
+            "# or interleaved:",
+            shlex.join(["ampscope", "compare", *which, *given, *elsewhere, "--out", str(out)]),
+        ]
     return "\n".join(lines)
 
 

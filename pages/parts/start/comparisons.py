@@ -8,12 +8,15 @@ import streamlit as st
 from amp_core import RunError, jobs
 from amp_core.cli.settings import flags
 from amp_core.settings.combinations import TAKEN_BY
+from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
 from pages.parts import picker
 from pages.parts.library import run_list
 
+LOCAL = Resources()
 
-def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
+
+def begin(configs: Sequence[TrainConfig], name: str | None, resources: Resources = LOCAL) -> str:
     """Queue `ampscope compare` for the precisions of `configs`, whose other settings are equal; returns the folder's
     name.
 
@@ -26,7 +29,10 @@ def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
     of_some = flags_of_some(configs)
     which = ["--precisions", ",".join(config.precision for config in configs)]
     command = [sys.executable, "-m", "amp_core", "compare", *which, *of_some]
-    job = jobs.start(common, run_list.runs_dir(), name or f"compare-{common.task}", command=command, makes="runs")
+    if resources.requeue:
+        raise RunError("requeue=True applies to single trainings, which resume from a checkpoint; turn it off")
+    name = name or f"compare-{common.task}"
+    job = jobs.start(common, run_list.runs_dir(), name, command=command, makes="runs", resources=resources)
     return job.name
 
 

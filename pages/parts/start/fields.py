@@ -14,6 +14,7 @@ from amp_core.library.permissions import current
 from amp_core.settings.setting import FOLDED, FRONT, settings_of
 from amp_core.settings.training import RECIPES, TrainConfig
 from pages.parts import words
+from pages.parts.start import places
 
 SETTINGS = settings_of(TrainConfig)
 FORMS = {name: one.form for name, one in SETTINGS.items() if one.form is not None}
@@ -107,7 +108,7 @@ def no_scaler() -> str | None:
 def refuse(error: RunError) -> None:
     """Keep the sentence of a refusal, with the field that it names."""
     argument = str(error).split("=", 1)[0]
-    known = argument in (*PLAIN, *SCALE, *MORE, "workload", "size", "precision")
+    known = argument in (*PLAIN, *SCALE, *MORE, "workload", "size", "precision", *places.FIELDS)
     st.session_state["start.refused"] = (argument if known else "", words.sentence(error))
 
 

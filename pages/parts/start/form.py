@@ -9,7 +9,7 @@ import streamlit as st
 from amp_core.library.permissions import current
 from amp_core.settings.training import RECIPES, WORKLOADS
 from pages.parts import address, words
-from pages.parts.start import asked, devices, estimate, fields, more, presets, workloads
+from pages.parts.start import asked, devices, estimate, fields, more, places, presets, workloads
 from pages.parts.start.fields import DEFAULTS, keep
 
 OWN_HELP = "A function that returns model, batches and loss, in a folder that `ampscope serve --scripts` allows."
@@ -40,10 +40,13 @@ def show() -> None:
             st.text_input("Note", placeholder="what this run is for", max_chars=2000, **keep("note"))
         with st.expander("More settings", expanded=fields.refused(*fields.MORE), key="form.more"):
             more.show()
+        places.show("start", st.session_state.get("start.refused"), persist_state="session")
         fields.refusal("")
         state = fields.state()
         if fields.own_workload():
             st.caption("No estimate: the cost of your own workload is unknown before it has run.")
+        elif state.get("on", "local") != "local":
+            st.caption("No estimate: it would be that of this machine.")
         else:
             estimate.show(state)
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -62,7 +65,11 @@ def show() -> None:
                 with st.popover("As a command", icon=":material/terminal:"):
                     st.markdown("The equivalent command:" if many < 2 else "The equivalent commands, one per run:")
                     st.code(commands, language="bash", wrap_lines=True)
-            runs = f"{words.plural(many, 'run')}, one after another." if many > 1 else "Trains in a process of its own."
+            if state.get("on", "local") != "local":
+                runs = "One job per run."
+            else:
+                one = "Trains in a process of its own."
+                runs = f"{words.plural(many, 'run')}, one after another." if many > 1 else one
             st.caption(f"{runs} Closing the browser stops nothing.", width="content")
 
 

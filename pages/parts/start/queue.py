@@ -12,6 +12,9 @@ from amp_core.store.urls import Address
 from pages.parts import picker, words
 from pages.parts.library import run_list
 
+MAX_SHOWN = 20
+"""Jobs that the queue shows: each has buttons, which a browser draws again at each tick."""
+
 
 def job_of(folder: Path | Address) -> Job | None:
     """The job behind a run folder; None if no job started the run."""
@@ -32,7 +35,10 @@ def alive() -> list[Job]:
 def waiting_for(job: Job) -> str:
     """Why a job has not started its run yet."""
     if job.state == "queued":
-        return f"number {job.queue_position} in the queue, {words.escape(job.reason)}"
+        place = f"number {job.queue_position} in the queue, " if job.queue_position is not None else ""
+        return place + words.escape(job.reason)
+    if job.backend != "local" and job.node is not None:
+        return f"starting on {words.escape(job.node)}: loading PyTorch, the data and the model"
     return "starting: loading PyTorch, the data and the model"
 
 
@@ -49,6 +55,17 @@ def stop_button(job: Job, where: str) -> None:
     )
 
 
+def place(job: Job) -> str:
+    """Where a job waits or runs: its place in the queue and why it waits, or its node."""
+    first = f"number {job.queue_position} for {job.device}" if job.queue_position else job.device
+    parts = [first] if job.backend == "local" else [f"{first}, job {job.backend_id or 'not confirmed'}"]
+    if job.node is not None:
+        parts.append(f"on {job.node}")
+    if job.backend != "local" and job.reason:
+        parts.append(job.reason)
+    return words.escape(" · ".join(parts))
+
+
 def show(running: Sequence[Job], watched: Path | Address | None) -> None:
     """One line per job but the watched one, whose Stop is elsewhere; call it inside the live fragment. Runs that wait
     or train together have a link to a page that follows them."""
@@ -56,16 +73,16 @@ def show(running: Sequence[Job], watched: Path | Address | None) -> None:
     started: list[str] = st.session_state.get("start.followed", [])
     if set(started) & set(under_way):  # runs started together stay together, even when ended
         under_way = list(dict.fromkeys([*(key for key in started if key in st.session_state["entries"]), *under_way]))
-    compare_link(under_way)
-    for job in running:
+    compare_link(under_way[:MAX_SHOWN])
+    shown = running[:MAX_SHOWN]
+    for job in shown:
         if isinstance(watched, Path) and job.folder == watched.absolute():
             continue
         color, icon = words.STATUS_LOOK[job.state]
         with st.container(horizontal=True, vertical_alignment="center", border=True, key=f"queue.{job.name}"):
             st.badge(job.state, icon=icon, color=color)
             st.markdown(f"**{words.escape(job.name)}**", width="content")
-            place = f"number {job.queue_position} for {job.device}" if job.queue_position else job.device
-            st.caption(place, width="content")
+            st.caption(place(job), width="content")
             st.space("stretch")
             key = f"run/{job.name}"
             if jobs.makes_runs(job.folder):  # no run itself: the runs below it are in the library
@@ -78,6 +95,9 @@ def show(running: Sequence[Job], watched: Path | Address | None) -> None:
                 if st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
                     st.rerun()  # leaves the fragment: the whole page shows that run
                 stop_button(job, "queue")
+
+    if len(running) > len(shown):
+        st.caption(f"{len(running) - len(shown):,} more jobs wait.")
 
 
 def compare_link(keys: Sequence[str]) -> None:

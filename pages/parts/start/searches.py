@@ -1,5 +1,6 @@
 """Searches for a recipe (`ampscope tune`): the list, the result of one, and the form that starts one."""
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from amp_core.tune.codegen import FRAMEWORKS, LABELS, code_for
 from amp_core.tune.result import FILE, STAGES, Tried, Tuned, load_tuned
 from pages.parts import tables, words
 from pages.parts.library import run_list
-from pages.parts.start import devices, queue, workloads
+from pages.parts.start import devices, places, queue, workloads
 
 COLUMNS = {
     "name": st.column_config.TextColumn("Recipe", pinned=True),
@@ -146,8 +147,10 @@ def form() -> None:
             st.selectbox("Device", list(labels), format_func=labels.__getitem__, width=170, key="tune.device")
             st.number_input("Budget (seconds)", 10, value=300, step=60, width=150, help=BUDGET_HELP, key="tune.budget")
             st.number_input("Steps of a training", 20, value=200, step=20, width=175, help=STEPS_HELP, key="tune.steps")
-        if refused := st.session_state.get("tune.refused"):
-            st.error(words.escape(refused))
+        refused = st.session_state.get("tune.refused")
+        places.show("tune", refused)
+        if refused and refused[0] not in places.FIELDS:
+            st.error(words.escape(refused[1]))
         st.form_submit_button("Search", key="tune.go", on_click=begin, type="primary", icon=":material/search:")
 
 
@@ -162,8 +165,14 @@ def begin() -> None:
             workload=workload, size=size, precision="fp32", steps=state["tune.steps"], device=state["tune.device"]
         )
         command = [sys.executable, "-m", "amp_core", "tune", "--budget", str(state["tune.budget"])]
-        job = jobs.start(config, run_list.runs_dir(), f"tune-{config.task}", command=command, makes="runs")
+        where = places.resources({name: state.get(f"tune.{name}") for name in places.FIELDS})
+        if where.requeue:
+            raise RunError("requeue=True applies to single trainings, which resume from a checkpoint; turn it off")
+        if where.on != "local":
+            config = dataclasses.replace(config, device="auto")
+        name = f"tune-{config.task}"
+        job = jobs.start(config, run_list.runs_dir(), name, command=command, makes="runs", resources=where)
     except RunError as error:
-        state["tune.refused"] = words.sentence(error)
+        state["tune.refused"] = str(error).partition("=")[0], words.sentence(error)
     else:
         state["tune.started"] = job.name

@@ -1,0 +1,58 @@
+"""The script that a scheduler runs: it records starts and ends, and resumes a run whose node failed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amp_core import load_run
+from amp_core.jobs import job_file
+from amp_core.jobs.backends import job_script
+from amp_core.settings.resources import Resources
+from tests.run_folders import HEAD
+
+
+def run(folder: Path, command: str, resources: Resources, **environment: str) -> str:
+    """What job.sh prints."""
+    record = job_file.Record((sys.executable, "-c", command), "slurm", 1, resources=resources.to_dict())
+    job_file.write(folder, record)
+    script = job_script.write(folder, record, job_id='"$SLURM_JOB_ID"', restarts='"${SLURM_RESTART_COUNT:-0}"')
+    done = subprocess.run(["bash", str(script)], env=os.environ | environment, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize(("command", "code"), [("", 0), ("raise SystemExit(3)", 3), ("import os; os.abort()", -6)])
+def test_start_and_end_are_recorded_with_the_exit_code(tmp_path: Path, command: str, code: int) -> None:
+    folder = tmp_path / "a run's folder $HOME"
+    folder.mkdir()
+    run(folder, command, Resources(on="slurm"), SLURM_JOB_ID="7")
+    attempt = job_script.last_attempt(folder)
+    assert attempt is not None and (attempt.id, attempt.restarts, attempt.returncode) == ("7", 0, code)
+
+
+def test_set_up_lines_come_first_and_choose_the_interpreter(tmp_path: Path) -> None:
+    own = tmp_path / "bin" / "python"
+    own.parent.mkdir()
+    own.write_text("#!/bin/sh\necho own python, $ANSWER\n")
+    own.chmod(0o755)
+    lines = ("export ANSWER=42", f"export PATH={own.parent}:$PATH")
+    assert run(tmp_path, "", Resources(on="slurm", setup=lines), SLURM_JOB_ID="7") == "own python, 42\n"
+
+
+def test_a_restarted_job_ends_the_attempt_whose_node_failed_and_resumes(tmp_path: Path) -> None:
+    process = {"machine": "elsewhere", "pid": 2, "started_s": 1.0}
+    (tmp_path / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": process}))
+    requeue = Resources(on="slurm", requeue=True)
+    printed = run(tmp_path, "import sys; print(sys.argv[1:])", requeue, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
+    assert printed == "['--resume']\n"
+    head = load_run(tmp_path).head
+    assert (head.status, head.end_reason) == ("stopped", "its job was queued again")
+
+
+def test_half_a_line_of_the_log_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("start 7 0 n1 1790000000\nend 7 0 0 1790000009\nstart 7 1 n2 1790000010\nend 7")
+    attempt = job_script.last_attempt(tmp_path)
+    assert attempt is not None and (attempt.restarts, attempt.node, attempt.returncode) == (1, "n2", None)
