@@ -171,7 +171,7 @@ def test_the_page_of_the_architecture_is_a_page():
 COMMANDS = {
     line: page
     for page, text in PAGES.items()
-    for line in "".join(blocks(text, "bash")).splitlines()
+    for line in re.sub(r"\\\n *", "", "".join(blocks(text, "bash"))).splitlines()
     if line.startswith("ampscope")
 }
 
