@@ -2,7 +2,7 @@
 
     >>> is_known(bitsandbytes.optim.AdamW8bit(model.parameters()))
     True
-    >>> state_of(optimizer, weight)          # dequantised, under torch's names
+    >>> state_of(optimizer, weight)          # dequantized, under torch's names
     {'step': tensor(3.), 'exp_avg': tensor(…), 'exp_avg_sq': tensor(…)}
 
 States in 8 bits are indices into a table of 256 values (`qmap1`), times the largest magnitude of their block of 256
@@ -54,13 +54,13 @@ def is_known(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def state_of(optimizer: Any, parameter: torch.Tensor) -> dict[str, Any]:
-    """The state of one parameter, dequantised, as torch's optimizer has it; empty before the first step."""
+    """The state of one parameter, dequantized, as torch's optimizer has it; empty before the first step."""
     held = optimizer.state.get(parameter, {})
     if "state1" not in held:
         empty = optimizer.optimizer_name == "adagrad"  # torch's has its state from the start
         return {"step": torch.zeros(()), "sum": torch.zeros_like(parameter, dtype=torch.float32)} if empty else {}
     names = _STATES[optimizer.optimizer_name]
-    states = {name: _dequantised(held, number) for number, name in enumerate(names, start=1)}
+    states = {name: _dequantized(held, number) for number, name in enumerate(names, start=1)}
     return {"step": torch.tensor(float(held["step"]))} | states
 
 
@@ -91,11 +91,11 @@ def _group(kind: str, group: dict[str, Any]) -> dict[str, Any]:
     return made | ({"eps": group["eps"]} if kind in ("adam", "rmsprop", "adagrad") else {})
 
 
-def _dequantised(held: dict[str, Any], number: int) -> torch.Tensor:
+def _dequantized(held: dict[str, Any], number: int) -> torch.Tensor:
     state: torch.Tensor = held[f"state{number}"]
     if state.dtype is not torch.uint8:
         return state
     values = held[f"qmap{number}"][state.reshape(-1).long()]
     scales = held[f"absmax{number}"].repeat_interleave(BLOCK)[: values.numel()]
-    dequantised: torch.Tensor = (values * scales).reshape(state.shape)
-    return dequantised
+    dequantized: torch.Tensor = (values * scales).reshape(state.shape)
+    return dequantized

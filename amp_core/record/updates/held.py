@@ -41,7 +41,7 @@ class Part:
     """How often the parameter had been written to."""
     state: dict[str, Any] = field(default_factory=dict)
     """The optimizer's state: tensors of the parameter's shape likewise, others whole. Quantised states are
-    dequantised."""
+    dequantized."""
 
     @property
     def whole(self) -> bool:
@@ -143,7 +143,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain(value: torch.Tensor) -> torch.Tensor:
-    """`local`, and dequantised where a state is kept in 8 or 4 bits by a tensor subclass."""
+    """`local`, and dequantized where a state is kept in 8 or 4 bits by a tensor subclass."""
     own = local(value)
     return own.dequantize() if type(own) is not torch.Tensor and hasattr(own, "dequantize") else own
 

@@ -205,7 +205,7 @@ def _equal_class(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]])
     """Of an optimizer that compiles its step or calls its own kernels, torch's class with the same step; None for
     others.
 
-    torchao's `Adam8bit`, `AdamW4bit` and the like dequantise the state, step in FP32 and quantise
+    torchao's `Adam8bit`, `AdamW4bit` and the like dequantize the state, step in FP32 and quantise
     (torchao/optim/adam.py).
     """
     if bitsandbytes_steps.is_known(optimizer):

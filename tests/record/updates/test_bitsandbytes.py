@@ -95,7 +95,7 @@ def stand_in(**args: Any) -> torch.optim.Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
-def test_states_are_dequantised_by_block() -> None:
+def test_states_are_dequantized_by_block() -> None:
     optimizer = stand_in()
     state = bitsandbytes_steps.state_of(optimizer, optimizer.param_groups[0]["params"][0])
     table = torch.linspace(-1, 1, 256)

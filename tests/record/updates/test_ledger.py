@@ -131,7 +131,7 @@ def test_the_training_stays_the_same_bit_for_bit(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("state", ["AdamW8bit", "AdamW4bit", "Adam8bit"])
-def test_quantised_states_are_repeated_dequantised(state: str, tmp_path: Path) -> None:
+def test_quantized_states_are_repeated_dequantized(state: str, tmp_path: Path) -> None:
     torchao = pytest.importorskip("torchao.optim", reason="torchao is not installed")
     model = network()
     optimizer = getattr(torchao, state)(model.parameters(), lr=1e-4)
