@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from amp_core.hardware.host import process_alive
 from amp_core.schema import RunError
@@ -157,18 +157,32 @@ def order(folder: Path, record: Record) -> tuple[int, str]:
     return record.created_ns, folder.name
 
 
-def ahead_of(
-    folder: Path, record: Record, jobs: Iterable[tuple[Path, Record]] | None = None
-) -> list[tuple[str, Record]]:
+class Living(NamedTuple):
+    """A job that waits or runs."""
+
+    folder: Path
+    record: Record
+    begun: bool
+    """Whether it trains already: it then goes first, even if its time is later, since the clock may have been set
+    back."""
+
+
+def living(jobs: Iterable[tuple[Path, Record]]) -> list[Living]:
+    """Those of `jobs` that are alive, in the order in which they were made."""
+    alive = [(folder, record) for folder, record in jobs if is_alive(record)]
+    return [Living(f, r, (f / "run.json").exists()) for f, r in sorted(alive, key=lambda job: order(*job))]
+
+
+def ahead_of(folder: Path, record: Record, others: Iterable[Living] | None = None) -> list[tuple[str, Record]]:
     """Names and records of the living jobs that the job in `folder` waits for, in the order of the queue.
 
-    `jobs` are all jobs of the runs directory, if the caller has read them already.
+    `others` are the living jobs of the runs directory, if the caller has looked for them already.
     """
-    everyone = jobs if jobs is not None else every(folder.parent)
-    others = [(f, r) for f, r in everyone if f.name != folder.name and r.device == record.device]
+    mine = order(folder, record)
     return [
-        (f.name, r)
-        for f, r in sorted(others, key=lambda item: order(*item))
-        # A job that already trains goes first, even if its time is later: the clock may have been set back since.
-        if (order(f, r) < order(folder, record) or (f / "run.json").exists()) and is_alive(r)
+        (other.folder.name, other.record)
+        for other in (living(every(folder.parent)) if others is None else others)
+        if other.record.device == record.device
+        and other.folder.name != folder.name
+        and (other.begun or order(other.folder, other.record) < mine)
     ]

@@ -30,7 +30,7 @@ from typing import Any
 
 from amp_core.jobs import job_file, reaper
 from amp_core.jobs.backends import by_name
-from amp_core.jobs.backends.base import Jobs, Observed
+from amp_core.jobs.backends.base import Observed
 from amp_core.jobs.backends.local import device_of, reap_removed
 from amp_core.jobs.backends.scheduler import UnconfirmedError
 from amp_core.library import permissions
@@ -77,6 +77,8 @@ class Job:
     """The scheduler's id of the job."""
     node: str | None = None
     """The scheduler's node that it runs on."""
+    makes_runs: bool = False
+    """Whether its runs lie in subfolders, as those of a comparison, and its folder is not itself a run."""
 
     @property
     def name(self) -> str:
@@ -193,7 +195,8 @@ def listing(runs_dir: str | os.PathLike[str]) -> list[Job]:
         reap_removed()
         jobs = [(f, _upkeep(f, r)) for f, r in job_file.every(folder)]
         jobs.sort(key=lambda item: job_file.order(*item), reverse=True)
-        return [_job(f, r, jobs) for f, r in jobs]
+        living = job_file.living(jobs)
+        return [_job(f, r, living) for f, r in jobs]
 
 
 def find(folder: str | os.PathLike[str]) -> Job:
@@ -245,8 +248,8 @@ def _upkeep(folder: Path, record: job_file.Record) -> job_file.Record:
     return by_name(record.backend).upkeep(folder, record)
 
 
-def _job(folder: Path, record: job_file.Record, jobs: Jobs | None = None) -> Job:
-    observed = by_name(record.backend).observe(folder, record, jobs)
+def _job(folder: Path, record: job_file.Record, living: Sequence[job_file.Living] | None = None) -> Job:
+    observed = by_name(record.backend).observe(folder, record, living)
     if observed.alive is False and record.ended_s is None:  # it ended after the upkeep: record how
         record = _upkeep(folder, record)
     state, reason = _state(folder, record, observed)
@@ -263,6 +266,7 @@ def _job(folder: Path, record: job_file.Record, jobs: Jobs | None = None) -> Job
         backend=record.backend,
         backend_id=record.backend_id,
         node=observed.node,
+        makes_runs=record.makes == "runs",
     )
 
 

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_core.jobs import job_file
-from amp_core.jobs.job_file import Record
+from amp_core.jobs.job_file import Living, Record
 from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
 from amp_core.store.sources import console_tail
-
-Jobs = Sequence[tuple[Path, Record]]
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,9 @@ class Backend(ABC):
         """Record the end of a job that has ended; returns the current record."""
 
     @abstractmethod
-    def observe(self, folder: Path, record: Record, jobs: Jobs | None) -> Observed:
-        """The state of the job. `jobs` are all jobs of the runs directory, if the caller has read them already."""
+    def observe(self, folder: Path, record: Record, others: Sequence[Living] | None) -> Observed:
+        """The state of the job. `others` are the living jobs of the runs directory, if the caller has looked for them
+        already."""
 
     @abstractmethod
     def request_stop(self, folder: Path, grace_s: float) -> None:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -20,8 +21,8 @@ from amp_core.hardware.host import this_machine
 from amp_core.hardware.nvml import NvmlError
 from amp_core.hardware.usable_gpus import usable_gpus
 from amp_core.jobs import job_file, reaper
-from amp_core.jobs.backends.base import Backend, Devices, Jobs, Observed
-from amp_core.jobs.job_file import Record
+from amp_core.jobs.backends.base import Backend, Devices, Observed
+from amp_core.jobs.job_file import Living, Record
 from amp_core.schema import RunError
 from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
@@ -88,9 +89,9 @@ class Local(Backend):
             record = reaper.record_end(folder, record, None)
         return record
 
-    def observe(self, folder: Path, record: Record, jobs: Jobs | None) -> Observed:
+    def observe(self, folder: Path, record: Record, others: Sequence[Living] | None) -> Observed:
         alive = _alive(folder, record)
-        ahead = job_file.ahead_of(folder, record, jobs) if alive and not (folder / "run.json").exists() else []
+        ahead = job_file.ahead_of(folder, record, others) if alive and not (folder / "run.json").exists() else []
         if not ahead:
             return Observed(alive)
         return Observed(alive, f"waiting for {record.device}: behind {ahead[-1][0]}", len(ahead))

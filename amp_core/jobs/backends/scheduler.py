@@ -10,15 +10,15 @@ import os
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from amp_core.jobs import job_file, reaper
-from amp_core.jobs.backends.base import Backend, Jobs, Observed
+from amp_core.jobs.backends.base import Backend, Observed
 from amp_core.jobs.backends.job_script import Attempt, last_attempt
 from amp_core.jobs.backends.polled import Answer, Polled, SchedulerJob
-from amp_core.jobs.job_file import Record
+from amp_core.jobs.job_file import Living, Record
 from amp_core.schema import RunError
 from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
@@ -107,7 +107,7 @@ class Scheduler(Backend):
         returncode, facts = end
         return reaper.record_end(folder, dataclasses.replace(record, scheduler=facts), returncode)
 
-    def observe(self, folder: Path, record: Record, jobs: Jobs | None) -> Observed:  # noqa: ARG002
+    def observe(self, folder: Path, record: Record, others: Sequence[Living] | None) -> Observed:  # noqa: ARG002
         if record.ended_s is not None:
             return Observed(alive=False)
         answer = self.polled.latest()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from amp_core import Run, RunError, jobs
+from amp_core import Run, RunError
 from amp_core.analysis import overview
 from amp_core.views import LOSSES
 from pages.parts import charts, live, loaders, words
@@ -71,7 +71,7 @@ def _turns(entries: Sequence[Entry]) -> None:
     folders = dict.fromkeys(e.path.parent for e in entries if e.under_way and isinstance(e.path, Path))
     for folder in folders:
         job = queue.job_of(folder)
-        if job is not None and jobs.makes_runs(job.folder):
+        if job is not None and job.makes_runs:
             with st.container(horizontal=True, vertical_alignment="center", key=f"turns.{job.name}"):
                 st.caption(f"{words.escape(job.name)} trains them interleaved.", width="content")
                 queue.stop_button(job, "turns")

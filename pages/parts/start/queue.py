@@ -69,7 +69,7 @@ def place(job: Job) -> str:
 def show(running: Sequence[Job], watched: Path | Address | None) -> None:
     """One line per job but the watched one, whose Stop is elsewhere; call it inside the live fragment. Runs that wait
     or train together have a link to a page that follows them."""
-    under_way = [f"run/{job.name}" for job in running if not jobs.makes_runs(job.folder)]
+    under_way = [f"run/{job.name}" for job in running if not job.makes_runs]
     started: list[str] = st.session_state.get("start.followed", [])
     if set(started) & set(under_way):  # runs started together stay together, even when ended
         under_way = list(dict.fromkeys([*(key for key in started if key in st.session_state["entries"]), *under_way]))
@@ -85,7 +85,7 @@ def show(running: Sequence[Job], watched: Path | Address | None) -> None:
             st.caption(place(job), width="content")
             st.space("stretch")
             key = f"run/{job.name}"
-            if jobs.makes_runs(job.folder):  # no run itself: the runs below it are in the library
+            if job.makes_runs:  # no run itself: the runs below it are in the library
                 if lines := job.console(1):
                     st.caption(words.escape(lines[-1].strip()), width="content")
                 compare_link([f"run/{job.name}/{run.parent.name}" for run in job.folder.glob("*/run.json")])
