@@ -20,11 +20,12 @@ NEED_GRADIENTS = {"safe_window"}
 OF_RUNS = {n: f for n, f in FUNCTIONS.items() if next(iter(inspect.signature(f).parameters)) == "runs"}
 
 
-def calls(function: Callable[..., Any], run: Run) -> list[tuple[Any, ...]]:
-    """Arguments for an analysis; if it needs a kind, each kind that the run has."""
+def calls(function: Callable[..., Any], given: Run | list[Run]) -> list[tuple[Any, ...]]:
+    """Arguments for an analysis; if it needs a kind, each kind that the run, or the last of several, has."""
     if "kind" in inspect.signature(function).parameters:
-        return [(run, kind) for kind in analysis.kinds_present(run) or ["weight_grad"]]
-    return [(run,)]
+        run = given[-1] if isinstance(given, list) else given
+        return [(given, kind) for kind in analysis.kinds_present(run) or ["weight_grad"]]
+    return [(given,)]
 
 
 def check(result: Any) -> None:
@@ -63,8 +64,9 @@ def test_every_comparison_accepts_several_runs(scenario: str, runs: dict[str, Ru
     for name, function in OF_RUNS.items():
         with note_on_error(name), warnings.catch_warnings():
             warnings.simplefilter("error")
-            check(function([runs["fp32"], runs[scenario]]))
-            check(function([runs[scenario], runs["fp32"]]))
+            for several in ([runs["fp32"], runs[scenario]], [runs[scenario], runs["fp32"]]):
+                for arguments in calls(function, several):
+                    check(function(*arguments))
 
 
 @pytest.mark.parametrize("name", [n for n in OF_A_RUN if n.endswith(("_trace", "_times"))])
