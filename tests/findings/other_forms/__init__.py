@@ -1,6 +1,17 @@
 """Faults and healthy trainings in other forms than the zoo's: other architectures, spellings and loops."""
 
-from tests.findings.other_forms import architectures, healthy, operators, scaling, state
-from tests.findings.other_forms.models import FAULTS, HEALTHY, Form
+from tests.findings.other_forms import architectures, autocast, healthy, masks, operators, scaling, state
+from tests.findings.other_forms.form import FAULTS, HEALTHY, Form
 
-__all__ = ["FAULTS", "HEALTHY", "Form", "architectures", "healthy", "operators", "scaling", "state"]
+__all__ = [
+    "FAULTS",
+    "HEALTHY",
+    "Form",
+    "architectures",
+    "autocast",
+    "healthy",
+    "masks",
+    "operators",
+    "scaling",
+    "state",
+]

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.findings.other_forms.models import BF, adam, amp, fault, fit, healthy, images, scaler, series, watched
+from tests.findings.other_forms.form import fault, healthy
+from tests.findings.other_forms.loops import BF, adam, amp, bf16, fp16, scaler, step, watched
+from tests.findings.other_forms.models import Net, images, series, sinusoids, vectors
 
 
 class ViT(nn.Module):
@@ -33,8 +35,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(32, 1, 3, padding=1)
 
     def embedded(self, t):
-        angles = t.float()[:, None] * torch.exp(-math.log(1e4) * torch.arange(16) / 16)
-        return torch.cat([angles.sin(), angles.cos()], -1)
+        return sinusoids(t.float())
 
     def forward(self, x, t):
         h = F.silu(self.norm(self.down(x) + self.time(self.embedded(t))[:, :, None, None]))
@@ -61,19 +62,16 @@ class Policy(nn.Module):
 @fault("clip-before-unscale", "clip_grad_norm_")
 def vit_clipped_while_scaled(into):
     m = ViT()
-    clip = nn.utils.clip_grad_norm_
-    fit(m, adam(m), images(10), into, scaler(), before=lambda i: clip(m.parameters(), 1.0))
+    fp16(m, images(10), into, before=lambda i: nn.utils.clip_grad_norm_(m.parameters(), 1.0))
 
 
-@fault("rounded-positions", "")
+@fault("rounded-positions")
 def unet_with_timesteps_in_bf16(into):
     class M(UNet):
         def embedded(self, t):
-            angles = t.to(BF)[:, None] * torch.exp(-math.log(1e4) * torch.arange(16) / 16).to(BF)
-            return torch.cat([angles.sin(), angles.cos()], -1)
+            return sinusoids(t.to(BF))
 
-    m = M()
-    fit(m, adam(m), images(6), into, None, BF, loss=diffusion_loss)
+    bf16(M(), images(6), into, loss=diffusion_loss)
 
 
 @fault("logged-scaled-values", "loss")
@@ -87,12 +85,10 @@ def unet_logs_the_scaled_loss(into):
             value = s.scale(value)
             value.backward()
             rec.log(loss=value)
-            s.step(o)
-            s.update()
-            o.zero_grad()
+            step(o, s)
 
 
-@fault("optimizer-step-bypasses-scaler", "")
+@fault("optimizer-step-bypasses-scaler")
 def policy_gradient_without_scaler_step(into):
     m = Policy()
     o, s = (adam(m), scaler())
@@ -104,34 +100,27 @@ def policy_gradient_without_scaler_step(into):
             chosen = torch.distributions.Categorical(logits=logits)
             loss = F.mse_loss(value, reward) - (chosen.log_prob(chosen.sample()) * (reward - value.detach())).mean()
             s.scale(loss).backward()
-            o.step()
-            o.zero_grad()
+            step(o)
 
 
-@fault("half-logits", "")
+@fault("half-logits")
 def queue_of_negatives_in_bf16(into):
     m, queue = (nn.Linear(64, 32), F.normalize(torch.randn(16384, 32), dim=-1).to(BF))
 
     def loss(m, b):
-        similar = F.normalize(m(b[0].flatten(1)).float(), dim=-1).to(BF) @ queue.T / 0.07
+        similar = F.normalize(m(b[0]).float(), dim=-1).to(BF) @ queue.T / 0.07
         with amp(enabled=False):
             return -similar.log_softmax(-1)[:, 0].float().mean()
 
-    fit(m, adam(m), images(4), into, None, BF, loss=loss)
+    bf16(m, vectors(4), into, loss=loss)
 
 
-@fault("half-sum", "")
+@fault("half-sum")
 def running_mean_of_a_sequence_in_bf16(into):
-    class M(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inp, self.out = (nn.Linear(8, 16), nn.Linear(16, 8))
+    def mean(m, x):
+        return m.out(m.inp(x).relu().cumsum(1)[:, -1] / x.shape[1])
 
-        def forward(self, x):
-            return self.out(self.inp(x).relu().cumsum(1)[:, -1] / x.shape[1])
-
-    m = M()
-    fit(m, adam(m), series(4, rows=4, length=600), into, None, BF)
+    bf16(Net(mean, inp=nn.Linear(8, 16), out=nn.Linear(16, 8)), series(4, rows=4, length=600), into)
 
 
 @healthy()
@@ -172,14 +161,14 @@ def q_learning_with_a_target_in_fp16(into):
         if i % 5 == 4:
             target.load_state_dict(m.state_dict())
 
-    fit(m, adam(m), series(20), into, scaler(), loss=loss, after=after)
+    fp16(m, series(20), into, loss=loss, after=after)
 
 
 @healthy()
 def diffusion_with_an_average_in_bf16(into):
     m = UNet()
     average = torch.optim.swa_utils.AveragedModel(m, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
-    fit(m, adam(m), images(16), into, None, BF, loss=diffusion_loss, after=lambda i: average.update_parameters(m))
+    bf16(m, images(16), into, loss=diffusion_loss, after=lambda i: average.update_parameters(m))
 
 
 @healthy()
@@ -198,7 +187,7 @@ def masked_autoencoder_in_fp16(into):
 
     m = M()
     m.head.requires_grad_(False)
-    fit(m, adam(m), images(12), into, scaler(), loss=lambda m, b: m(b[0]))
+    fp16(m, images(12), into, loss=lambda m, b: m(b[0]))
 
 
 @healthy()
@@ -206,11 +195,11 @@ def normalizing_flow_in_bf16(into):
     m = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2))
 
     def loss(m, b):
-        z, volume = (b[0].flatten(1), 0.0)
+        z, volume = (b[0], 0.0)
         for net in m:
             left, right = z.flip(-1).chunk(2, -1)
             scale, shift = net(left).float().chunk(2, -1)
             z, volume = (torch.cat([left, right * scale.tanh().exp() + shift], -1), volume + scale.tanh().sum(-1))
         return (0.5 * z.square().sum(-1) - volume).mean()
 
-    fit(m, adam(m), images(12), into, None, BF, loss=loss)
+    bf16(m, vectors(12), into, loss=loss)

@@ -2,52 +2,59 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from tests.findings.other_forms.models import (
+from tests.findings.other_forms.form import healthy
+from tests.findings.other_forms.loops import (
     BF,
-    CK,
+    OwnOptimizer,
+    adam,
+    amp,
+    bf16,
+    ce,
+    fp16,
+    gan,
+    gradient_norm,
+    lm_loss,
+    pure,
+    scaled_backward,
+    scaler,
+    sgd,
+    step,
+    watched,
+)
+from tests.findings.other_forms.models import (
     CNN,
     GPT,
     RNN,
-    STE,
     Attention,
     Block,
-    H,
-    Lora,
+    Checkpointed,
     MoE,
-    adam,
-    amp,
-    ce,
-    fit,
-    gan,
-    healthy,
+    Net,
+    decorated_cnn,
     images,
-    lm_loss,
-    masked_attention,
-    scaler,
+    masked_gpt,
     series,
-    sgd,
     tokens,
-    watched,
+    vectors,
 )
 
 
 @healthy(each_time=True)
 def functional_half_copies(into):
     m = RNN()
-    o = adam(m)
-    s = scaler()
+    o, s = (adam(m), scaler())
     with watched(m, o, into, s):
         for x, y in series(12):
             ps = {k: v.to(BF) for k, v in m.named_parameters()}
-            value = ce(functional_call(m, ps, (x.to(BF),)), y)
-            value.backward()
-            o.step()
-            o.zero_grad()
+            ce(functional_call(m, ps, (x.to(BF),)), y).backward()
+            step(o)
 
 
 @healthy()
@@ -65,8 +72,7 @@ def torch_func_grad_assigned(into):
             g = grad(f)({k: v.detach() for k, v in ps.items()}, x, y)
             for k, v in ps.items():
                 v.grad = g[k]
-            o.step()
-            o.zero_grad()
+            step(o)
 
 
 @healthy()
@@ -79,14 +85,13 @@ def dp_sgd_per_sample(into):
         return F.cross_entropy(functional_call(m, p, (x[None],)), y[None])
 
     with watched(m, o, into):
-        for x, y in images(12):
-            g = vmap(grad(f), in_dims=(None, 0, 0))(ps, x.flatten(1), y)
+        for x, y in vectors(12):
+            g = vmap(grad(f), in_dims=(None, 0, 0))(ps, x, y)
             n = torch.stack([v.flatten(1).norm(dim=1) for v in g.values()]).norm(dim=0)
             c = (1 / n).clamp(max=1)
             for k, p in m.named_parameters():
                 p.grad = torch.einsum("b...,b->...", g[k], c) / 16
-            o.step()
-            o.zero_grad()
+            step(o)
 
 
 @healthy(each_time=True)
@@ -100,121 +105,130 @@ def static_loss_scale_by_hand(into):
             (value * 1024.0).backward()
             for p in m.parameters():
                 p.grad.div_(1024.0)
-            o.step()
-            o.zero_grad()
+            step(o)
 
 
 @healthy()
 def wgan_gp_right(into):
-
-    def gp(s, dis, real, fake):
-        x = (real + fake.float()).div(2).requires_grad_()
-        with amp():
-            c = dis(x)
-        (g,) = torch.autograd.grad(s.scale(c.float().sum()), x, create_graph=True)
-        g = g / s.get_scale()
-        return ((g.norm(dim=1) - 1) ** 2).mean()
+    def gp(s, *samples):
+        return ((gradient_norm(s, *samples) / s.get_scale() - 1) ** 2).mean()
 
     gan(into, False, gp)
 
 
 @healthy()
 def scaler_with_floor(into):
-
     class S(torch.amp.GradScaler):
         def update(self, new_scale=None):
             super().update(new_scale)
             if self._scale is not None and float(self._scale) < 128:
                 self._scale.fill_(128.0)
 
-    m = GPT()
-    fit(m, adam(m), tokens(12), into, S("cpu", init_scale=2.0**12), loss=lm_loss)
+    fp16(GPT(), tokens(12), into, s=S("cpu", init_scale=2.0**12))
+
+
+@healthy()
+def scaler_per_epoch_with_state(into):
+    m = CNN()
+    o, s = (adam(m), scaler())
+    with watched(m, o, into, s):
+        for _e in range(3):
+            st = s.state_dict()
+            s = scaler()
+            s.load_state_dict(st)
+            for b in images(6):
+                scaled_backward(m, b, s)
+                step(o, s)
 
 
 @healthy()
 def moe_wide_router(into):
-    m = GPT(make=lambda d: Block(d, mlp=MoE(d)))
-    fit(
-        m, adam(m), tokens(8), into, None, BF, loss=lambda m, t: lm_loss(m, t) + 0.01 * sum(b.mlp.aux for b in m.blocks)
-    )
+    def loss(m, t):
+        return lm_loss(m, t) + 0.01 * sum(b.mlp.aux for b in m.blocks)
+
+    bf16(GPT(mlp=MoE), tokens(8), into, loss=loss)
 
 
 @healthy()
 def reentrant_checkpoint_fp16(into):
-    m = GPT(make=CK)
-    fit(m, adam(m), tokens(8), into, scaler(), loss=lm_loss)
+    fp16(GPT(make=lambda d: Checkpointed(Block(d), use_reentrant=True)), tokens(8), into)
 
 
 @healthy()
 def accumulate_unscale_clip(into):
     m = GPT()
-    o = adam(m)
-    s = scaler()
+    o, s = (adam(m), scaler())
     with watched(m, o, into, s):
         for i, t in enumerate(tokens(32)):
-            with amp():
-                value = lm_loss(m, t) / 4
-            s.scale(value).backward()
+            scaled_backward(m, t, s, of=4)
             if i % 4 == 3:
                 s.unscale_(o)
                 nn.utils.clip_grad_norm_(m.parameters(), 0.001)
-                s.step(o)
-                s.update()
-                o.zero_grad()
+                step(o, s)
 
 
 @healthy(each_time=True)
 def agc_scaled_limit(into):
     """Clips scaled gradients with a limit that is scaled as well."""
     m = CNN()
-    o = sgd(m, 0.1)
     s = scaler()
 
-    def before(i):
+    def clip(i):
         for p in m.parameters():
             lim = s.get_scale() * 0.01 * p.detach().norm().clamp(min=0.001)
             n = p.grad.norm()
             if n > lim:
                 p.grad.mul_(lim / n)
 
-    fit(m, o, images(16), into, s, before=before)
+    fp16(m, images(16), into, sgd(m, 0.1), s, before=clip)
 
 
 @healthy()
 def normalised_gradients(into):
     m = GPT()
-    o = sgd(m, 0.1)
-    s = scaler()
+    o, s = (sgd(m, 0.1), scaler())
 
-    def before(i):
+    def normalise(i):
         s.unscale_(o)
         n = torch.stack([p.grad.norm() for p in m.parameters()]).norm()
         for p in m.parameters():
             p.grad.div_(n)
 
-    fit(m, o, tokens(16), into, s, before=before, loss=lm_loss)
+    fp16(m, tokens(16), into, o, s, before=normalise)
 
 
 @healthy()
 def sign_gradients(into):
     m = CNN(bn=False)
-    o = sgd(m, 0.001)
-    s = scaler()
+    o, s = (sgd(m, 0.001), scaler())
 
-    def before(i):
+    def sign(i):
         s.unscale_(o)
         for p in m.parameters():
             p.grad.sign_()
 
-    fit(m, o, images(16), into, s, before=before)
+    fp16(m, images(16), into, o, s, before=sign)
+
+
+@healthy(each_time=True)
+def l2_by_scaled_grad_add(into):
+    m = CNN()
+    o, s = (adam(m), scaler())
+
+    def add_penalty(i):
+        s.unscale_(o)
+        ps = list(m.parameters())
+        for p, g in zip(ps, torch.autograd.grad(0.01 * sum((p**2).sum() for p in ps), ps), strict=True):
+            p.grad.add_(g)
+
+    fp16(m, images(8), into, o, s, before=add_penalty)
 
 
 @healthy()
 def truncated_bptt(into):
     cell, out = (nn.GRUCell(8, 24), nn.Linear(24, 8))
     m = nn.ModuleList([cell, out])
-    o = adam(m)
-    s = scaler()
+    o, s = (adam(m), scaler())
     with watched(m, o, into, s):
         h = torch.zeros(16, 24)
         for x, y in series(12, length=8):
@@ -227,16 +241,13 @@ def truncated_bptt(into):
                 h = h.detach()
             s.unscale_(o)
             nn.utils.clip_grad_norm_(m.parameters(), 0.1)
-            s.step(o)
-            s.update()
-            o.zero_grad()
+            step(o, s)
 
 
 @healthy()
 def pcgrad_two_tasks(into):
     m = CNN()
-    o = adam(m)
-    s = scaler()
+    o, s = (adam(m), scaler())
     ps = list(m.parameters())
     with watched(m, o, into, s):
         for x, y in images(12):
@@ -252,34 +263,55 @@ def pcgrad_two_tasks(into):
             nn2 = sum((b * b).sum() for b in gs[1])
             for p, a, b in zip(ps, *gs, strict=False):
                 p.grad = a + b - dot.clamp(max=0) / nn2.clamp(min=1e-12) * b
-            s.step(o)
-            s.update()
-            o.zero_grad()
+            step(o, s)
+
+
+@healthy()
+def autograd_grad_assigned(into):
+    m = CNN()
+    o, s = (adam(m), scaler())
+    ps = list(m.parameters())
+    with watched(m, o, into, s):
+        for x, y in images(10):
+            with amp():
+                value = ce(m(x), y)
+            for p, g in zip(ps, torch.autograd.grad(s.scale(value), ps), strict=False):
+                p.grad = g
+            step(o, s)
 
 
 @healthy()
 def straight_through_quantized(into):
+    class Fn(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu")
+        def forward(ctx, x):
+            return (x * 8).round() / 8
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, g):
+            return g
 
     class Q(nn.Linear):
         def forward(self, x):
-            return F.linear(STE.apply(x), STE.apply(self.weight), self.bias)
+            return F.linear(Fn.apply(x), Fn.apply(self.weight), self.bias)
 
     m = CNN()
     m.fc = Q(256, 10)
-    fit(m, adam(m), images(8), into, scaler())
+    fp16(m, images(8), into)
 
 
 @healthy()
 def in_batch_negatives(into):
-    a, b = (nn.Linear(64, 16), nn.Linear(64, 16))
-    m = nn.ModuleList([a, b])
+    m = nn.ModuleList([nn.Linear(64, 16), nn.Linear(64, 16)])
     bank = torch.randn(9000, 64)
 
-    def loss(m, bt):
-        s = F.normalize(a(bt[0].flatten(1)).float(), dim=-1) @ F.normalize(b(bank).float(), dim=-1).T
-        return F.cross_entropy(s.float() * 10, bt[1])
+    def loss(m, b):
+        s = F.normalize(m[0](b[0]).float(), dim=-1) @ F.normalize(m[1](bank).float(), dim=-1).T
+        return ce(s.float() * 10, b[1])
 
-    fit(m, adam(m), images(4), into, None, BF, loss=loss)
+    bf16(m, vectors(4), into, loss=loss)
 
 
 @healthy()
@@ -287,8 +319,7 @@ def ppo_epochs(into):
     m = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     o = adam(m)
     with watched(m, o, into):
-        for x, _ in images(4):
-            x = x.flatten(1)
+        for x, _ in vectors(4):
             with torch.no_grad(), amp(BF):
                 d = torch.distributions.Categorical(logits=m(x).float())
                 act = d.sample()
@@ -300,124 +331,60 @@ def ppo_epochs(into):
                 r = (lp - old).exp()
                 value = -torch.min(r * adv, r.clamp(0.8, 1.2) * adv).mean()
                 value.backward()
-                o.step()
-                o.zero_grad()
-
-
-@healthy()
-def scaler_per_epoch_with_state(into):
-    m = CNN()
-    o = adam(m)
-    s = scaler()
-    with watched(m, o, into, s):
-        for _e in range(3):
-            st = s.state_dict()
-            s = scaler()
-            s.load_state_dict(st)
-            for x, y in images(6):
-                with amp():
-                    value = ce(m(x), y)
-                s.scale(value).backward()
-                s.step(o)
-                s.update()
-                o.zero_grad()
+                step(o)
 
 
 @healthy()
 def distill_outside_teacher(into):
     t = CNN(bn=False).half().eval().requires_grad_(False)
-    m = CNN()
 
     def loss(m, b):
         with torch.no_grad():
             q = t(b[0].half()).float().softmax(-1)
         return F.kl_div(m(b[0]).float().log_softmax(-1), q, reduction="batchmean")
 
-    fit(m, adam(m), images(8), into, scaler(), loss=loss)
+    fp16(CNN(), images(8), into, loss=loss)
 
 
 @healthy(each_time=True)
 def lora_on_fp16_base(into):
-    m = GPT().half()
-    m.requires_grad_(False)
+    def adapted(m, x):
+        return m.base(x.to(m.base.weight.dtype)) + F.linear(F.linear(x, m.a), m.b)
+
+    m = GPT().half().requires_grad_(False)
     for b in m.blocks:
-        b.attn.proj = Lora(b.attn.proj)
-    fit(m, adam([p for p in m.parameters() if p.requires_grad]), tokens(8), into, scaler(), H, loss=lm_loss)
+        low, high = (nn.Parameter(torch.randn(4, 32) * 0.1), nn.Parameter(torch.zeros(32, 4)))
+        b.attn.proj = Net(adapted, base=b.attn.proj, a=low, b=high)
+    fp16(m, tokens(8), into, adam([p for p in m.parameters() if p.requires_grad]))
 
 
 @healthy(each_time=True)
 def kahan_bf16(into):
-
-    class K(torch.optim.Optimizer):
-        def __init__(self, ps, lr):
-            super().__init__(ps, {"lr": lr})
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            for g in self.param_groups:
-                for p in g["params"]:
-                    c = self.state[p].setdefault("compensation", torch.zeros_like(p))
-                    u = c - g["lr"] * p.grad
-                    new = p + u
-                    c.copy_(u - (new - p))
-                    p.copy_(new)
+    def update(p, state, lr):
+        c = state.setdefault("compensation", torch.zeros_like(p))
+        u = c - lr * p.grad
+        new = p + u
+        c.copy_(u - (new - p))
+        p.copy_(new)
 
     m = GPT().to(BF)
-    fit(m, K(m.parameters(), 0.001), tokens(10), into, None, None, loss=lm_loss)
+    pure(m, OwnOptimizer(m, 0.001, update), tokens(10), into)
 
 
 @healthy(each_time=True)
 def own_optimizer_with_masters(into):
-
-    class M(torch.optim.Optimizer):
-        def __init__(self, ps, lr):
-            super().__init__(ps, {"lr": lr})
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            for g in self.param_groups:
-                for p in g["params"]:
-                    w = self.state[p].setdefault("master", p.detach().float().clone())
-                    w.add_(p.grad.float(), alpha=-g["lr"])
-                    p.copy_(w)
+    def update(p, state, lr):
+        w = state.setdefault("master", p.detach().float().clone())
+        w.add_(p.grad.float(), alpha=-lr)
+        p.copy_(w)
 
     m = GPT().to(BF)
-    fit(m, M(m.parameters(), 0.001), tokens(10), into, None, None, loss=lm_loss)
-
-
-@healthy()
-def masked_rows_finfo(into):
-
-    class A(Attention):
-        def scores(self, q, k):
-            z = super().scores(q, k)
-            return z.masked_fill(torch.rand(z.shape[-1]) < 0.2, torch.finfo(z.dtype).min)
-
-    m = GPT(make=lambda d: Block(d, attn=A(d)))
-    fit(m, adam(m), tokens(8), into, scaler(), loss=lm_loss)
-
-
-@healthy()
-def autograd_grad_assigned(into):
-    m = CNN()
-    o = adam(m)
-    s = scaler()
-    ps = list(m.parameters())
-    with watched(m, o, into, s):
-        for x, y in images(10):
-            with amp():
-                value = ce(m(x), y)
-            for p, g in zip(ps, torch.autograd.grad(s.scale(value), ps), strict=False):
-                p.grad = g
-            s.step(o)
-            s.update()
-            o.zero_grad()
+    pure(m, OwnOptimizer(m, 0.001, update), tokens(10), into)
 
 
 @healthy()
 def ema_swap_for_eval(into):
     m = CNN()
-    o = adam(m)
     e = {k: v.clone() for k, v in m.state_dict().items()}
 
     def after(i):
@@ -430,39 +397,29 @@ def ema_swap_for_eval(into):
                 m(torch.randn(4, 1, 8, 8))
             m.load_state_dict(keep)
 
-    fit(m, o, images(16), into, scaler(), after=after)
+    fp16(m, images(16), into, after=after)
 
 
 @healthy()
 def half_copy_for_inference(into):
     """A BF16 copy of the weights that is made anew after every fifth step: a snapshot, not an average."""
     m = GPT()
-    o = adam(m)
-    class_ = type("C", (), {})
-    c = class_()
-    c.w = {k: v.to(BF) for k, v in m.state_dict().items()}
+    c = SimpleNamespace(w={k: v.to(BF) for k, v in m.state_dict().items()})
 
     def after(i):
         if i % 5 == 4:
             for k, v in m.state_dict().items():
                 c.w[k].copy_(v)
 
-    fit(m, o, tokens(24), into, None, BF, after=after, loss=lm_loss)
+    bf16(m, tokens(24), into, after=after)
 
 
-@healthy(each_time=True)
-def l2_by_scaled_grad_add(into):
-    m = CNN()
-    o = adam(m)
-    s = scaler()
+@healthy()
+def masked_rows_finfo(into):
+    def mask(z):
+        return z.masked_fill(torch.rand(z.shape[-1]) < 0.2, torch.finfo(z.dtype).min)
 
-    def before(i):
-        s.unscale_(o)
-        pen = sum((p**2).sum() for p in m.parameters())
-        for p, q in zip(m.parameters(), torch.autograd.grad(0.01 * pen, list(m.parameters())), strict=False):
-            p.grad.add_(q)
-
-    fit(m, o, images(8), into, s, before=before)
+    fp16(masked_gpt(mask), tokens(8), into)
 
 
 def lowest_twice(z):
@@ -474,51 +431,39 @@ def lowest_twice(z):
 
 @healthy(each_time=True)
 def masks_whose_sum_is_infinite(into):
-    masked_attention(into, H, lowest_twice)
+    fp16(masked_gpt(lowest_twice), tokens(12), into)
 
 
 @healthy()
 def masks_whose_sum_is_infinite_in_bf16(into):
-    masked_attention(into, BF, lowest_twice)
+    bf16(masked_gpt(lowest_twice), tokens(12), into)
 
 
 @healthy(each_time=True)
 def empty_rows_set_to_zero(into):
     class A(Attention):
-        def forward(self, x):
-            b, t, d = x.shape
-            q, k, v = self.qkv(x).view(b, t, 3, self.h, d // self.h).permute(2, 0, 3, 1, 4)
-            mask = torch.ones(t, t).triu(1).bool()
+        def weights(self, s):
+            mask = torch.ones(s.shape[-2:]).triu(1).bool()
             mask[3] = True
-            p = self.scores(q, k).masked_fill(mask, -torch.inf).softmax(-1).nan_to_num(0.0)
-            return self.proj((p.to(v.dtype) @ v).transpose(1, 2).reshape(b, t, d))
+            return s.masked_fill(mask, -torch.inf).softmax(-1).nan_to_num(0.0)
 
-    m = GPT(make=lambda d: Block(d, attn=A(d)))
-    fit(m, adam(m), tokens(12), into, scaler(), loss=lm_loss)
+    fp16(GPT(attn=A), tokens(12), into)
 
 
 @healthy()
 def unit_vectors_in_bf16(into):
     """Cosine similarity with a learned temperature: rounding errors of the norms average out."""
 
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = (nn.Linear(64, 32), nn.Linear(64, 32))
-            self.temperature = nn.Parameter(torch.tensor(10.0))
+    def similarity(m, x):
+        a, b = (F.normalize(f(x), dim=-1) for f in (m.a, m.b))
+        return m.temperature * a @ b.T
 
-        def forward(self, x):
-            a, b = (F.normalize(f(x), dim=-1) for f in (self.a, self.b))
-            return self.temperature * a @ b.T
-
-    m = Two()
-    fit(m, adam(m), images(12), into, None, BF, loss=lambda m, b: ce(m(b[0].flatten(1)), torch.arange(16)))
+    temperature = nn.Parameter(torch.tensor(10.0))
+    m = Net(similarity, a=nn.Linear(64, 32), b=nn.Linear(64, 32), temperature=temperature)
+    bf16(m, ((x, torch.arange(16)) for x, _ in vectors(12)), into)
 
 
 @healthy()
 def decorated_forward(into):
-    class M(CNN):
-        forward = torch.autocast("cpu", dtype=BF)(CNN.forward)
-
-    m = M()
-    fit(m, adam(m), images(12), into, None, None)
+    m = decorated_cnn("cpu", BF)
+    pure(m, adam(m), images(12), into)

@@ -4,307 +4,176 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from tests.findings.other_forms.models import (
+from tests.findings.other_forms.form import fault
+from tests.findings.other_forms.loops import (
     BF,
-    CNN,
-    GPT,
-    RNN,
-    OwnLion,
+    OwnOptimizer,
     Trainer,
     adam,
-    amp,
+    bf16,
     ce,
-    fault,
-    fit,
-    images,
-    lightning,
+    fp16,
     lm_loss,
+    pure,
     scaler,
-    series,
     sgd,
-    tokens,
+    step,
     watched,
 )
+from tests.findings.other_forms.models import CNN, GPT, RNN, Net, images, series, tokens, vectors
 
 
 @fault("half-model", "GPT")
 def gpt_to_half_sgd(into):
     m = GPT().half()
-    o = sgd(m, 0.001)
-    with watched(m, o, into):
-        for t in tokens(6):
-            lm_loss(m, t).backward()
-            o.step()
-            o.zero_grad()
+    pure(m, sgd(m, 0.001), tokens(6), into)
 
 
-@fault("lost-weight-updates", "", each_time=True)
+@fault("half-model|missing-fp32-masters")
+def encoder_half_decoder_float(into):
+    m = nn.ModuleDict({"enc": nn.Sequential(nn.Linear(64, 32), nn.ReLU()).half(), "dec": nn.Linear(32, 10)})
+    pure(m, sgd(m), vectors(6), into, loss=lambda m, b: ce(m["dec"](m["enc"](b[0]).float()), b[1]))
+
+
+@fault("lost-weight-updates", each_time=True)
 def own_optimizer_bf16_pure(into):
+    def lion(p, state, lr):
+        m = state.setdefault("m", torch.zeros_like(p))
+        p.add_((0.9 * m + 0.1 * p.grad).sign(), alpha=-lr)
+        m.lerp_(p.grad, 0.01)
+
     m = GPT().to(BF)
-    o = OwnLion(m.parameters(), 1e-05)
-    with watched(m, o, into):
-        for t in tokens(12):
-            lm_loss(m, t).backward()
-            o.step()
-            o.zero_grad()
+    pure(m, OwnOptimizer(m, 1e-05, lion), tokens(12), into)
 
 
-@fault("lost-weight-updates", "", each_time=True)
+@fault("lost-weight-updates", each_time=True)
+def own_sgd_data_write(into):
+    def write(p, state, lr):
+        p.data.add_(p.grad.data, alpha=-lr)
+
+    m = GPT().to(BF)
+    pure(m, OwnOptimizer(m, 0.0001, write), tokens(12), into)
+
+
+@fault("lost-weight-updates", each_time=True)
 def adafactor_bf16_pure(into):
     m = CNN(bn=False).to(BF)
-    o = torch.optim.Adafactor(m.parameters(), lr=1e-05)
-    with watched(m, o, into):
-        for x, y in images(12):
-            F.cross_entropy(m(x.to(BF)).float(), y).backward()
-            o.step()
-            o.zero_grad()
+    pure(m, torch.optim.Adafactor(m.parameters(), lr=1e-05), images(12), into)
 
 
-@fault("lost-weight-updates", "")
+@fault("lost-weight-updates", each_time=True)
+def muon_bf16(into):
+    m = nn.Sequential(nn.Linear(64, 32, bias=False), nn.ReLU(), nn.Linear(32, 10, bias=False)).to(BF)
+    pure(m, torch.optim.Muon(m.parameters(), lr=1e-05), vectors(10), into)
+
+
+@fault("lost-weight-updates")
 def optimizer_in_backward_bf16(into):
     m = GPT().to(BF)
-    opts = {p: torch.optim.SGD([p], lr=1e-06) for p in m.parameters()}
-
-    def hook(p):
-        opts[p].step()
-        opts[p].zero_grad()
-
+    opts = {p: sgd([p], 1e-06) for p in m.parameters()}
     for p in m.parameters():
-        p.register_post_accumulate_grad_hook(hook)
+        p.register_post_accumulate_grad_hook(lambda p: step(opts[p]))
     with watched(m, list(opts.values()), into):
         for t in tokens(10):
             lm_loss(m, t).backward()
 
 
-@fault("average-stands-still", "")
-def averaged_model_bf16(into):
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+@fault("lost-weight-updates")
+def lightning_bf16_true(into):
+    import lightning as L
 
-    m = CNN(bn=False).to(BF)
-    o = sgd(m, 0.5)
-    e = AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9999))
-    with watched(m, o, into):
-        for x, y in images(20):
-            F.cross_entropy(m(x.to(BF)).float(), y).backward()
-            o.step()
-            o.zero_grad()
-            e.update_parameters(m)
+    from amp_core.record.lightning import WatchCallback
 
-
-@fault("average-stands-still", "", each_time=True)
-def ema_foreach_half_list(into):
-    m = GPT()
-    o = adam(m)
-
-    class E:
-        pass
-
-    e = E()
-    e.w = [p.detach().clone().to(BF) for p in m.parameters()]
-    with watched(m, o, into):
-        for t in tokens(20):
-            with amp(BF):
-                value = lm_loss(m, t)
-            value.backward()
-            o.step()
-            o.zero_grad()
-            torch._foreach_mul_(e.w, 0.9995)
-            torch._foreach_add_(e.w, [p.detach().to(BF) for p in m.parameters()], alpha=0.0005)
-
-
-@fault("average-stands-still", "", each_time=True)
-def ema_state_dict_copy(into):
-    m = CNN(bn=False)
-    o = adam(m)
-    sd = {k: v.clone().half() for k, v in m.state_dict().items()}
-    with watched(m, o, into):
-        for x, y in images(20):
-            with amp(BF):
-                value = F.cross_entropy(m(x).float(), y)
-            value.backward()
-            o.step()
-            o.zero_grad()
-            for k, v in m.state_dict().items():
-                sd[k] = sd[k] * 0.9999 + v.half() * 0.0001
-
-
-@fault("half-accumulation", "")
-def metric_module_bf16_total(into):
-
-    class M(nn.Module):
+    class M(L.LightningModule):
         def __init__(self):
             super().__init__()
             self.net = CNN(bn=False)
-            self.register_buffer("seen_loss", torch.zeros((), dtype=BF))
 
-        def forward(self, x, y):
-            value = F.cross_entropy(self.net(x).float(), y)
-            self.seen_loss += value.detach().to(BF)
-            return value
+        def training_step(self, b, i):
+            return ce(self.net(b[0]), b[1])
 
-    m = M()
-    o = adam(m)
-    with watched(m, o, into):
-        for x, y in images(8):
-            with amp(BF):
-                value = m(x, y)
-            value.backward()
-            o.step()
-            o.zero_grad()
+        def configure_optimizers(self):
+            return adam(self, 1e-05)
+
+    rows = [(x[0], y[0]) for x, y in images(48, rows=1)]
+    L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        precision="bf16-true",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=1.0,
+        callbacks=[WatchCallback(into, every=3)],
+    ).fit(M(), torch.utils.data.DataLoader(rows, batch_size=4))
 
 
-@fault("half-accumulation", "")
-def bf16_pure_accumulation(into):
+@fault("lost-weight-decay|lost-weight-updates")
+def bf16_decay_lost_gpt(into):
     m = GPT().to(BF)
-    o = sgd(m, 0.3)
-    with watched(m, o, into):
-        for i, t in enumerate(tokens(24)):
-            (lm_loss(m, t) / 8).backward()
-            if i % 8 == 7:
-                o.step()
-                o.zero_grad()
+    pure(m, adam(m, 0.003, weight_decay=0.1), tokens(12), into)
 
 
-@fault("vanishing-second-moments", "")
-def rmsprop_bf16_moments(into):
+@fault("missing-fp32-masters|lost-weight-updates")
+def bf16_model_autocast_gpt(into):
     m = GPT().to(BF)
-    o = torch.optim.RMSprop(m.parameters(), lr=0.03, alpha=0.999)
-    with watched(m, o, into):
-        for t in tokens(10):
-            lm_loss(m, t).backward()
-            o.step()
-            o.zero_grad()
+    bf16(m, tokens(6), into, adam(m, 0.01))
 
 
-@fault("vanishing-second-moments", "")
-def foreach_adam_bf16_moments(into):
-    m = CNN(bn=False).to(BF)
-    o = torch.optim.Adam(m.parameters(), lr=0.03, foreach=True)
-    with watched(m, o, into):
-        for x, y in images(10):
-            F.cross_entropy(m(x.to(BF)).float(), y).backward()
-            o.step()
-            o.zero_grad()
-
-
-@fault("missing-fp32-masters|lost-weight-updates", "")
+@fault("missing-fp32-masters|lost-weight-updates")
 def accelerate_bf16_weights(into):
     from accelerate import Accelerator
 
     a = Accelerator(mixed_precision="bf16", cpu=True)
     m = CNN(bn=False).to(BF)
-    o = adam(m, 0.01)
-    m, o = a.prepare(m, o)
+    m, o = a.prepare(m, adam(m, 0.01))
     with watched(m, o, into):
         for x, y in images(6):
-            value = F.cross_entropy(m(x).float(), y)
-            a.backward(value)
-            o.step()
-            o.zero_grad()
+            a.backward(ce(m(x), y))
+            step(o)
 
 
-@fault("lost-weight-updates", "")
-def lightning_bf16_true(into):
-    lightning(into, "bf16-true")
+@fault("average-stands-still")
+def averaged_model_bf16(into):
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    m = CNN(bn=False).to(BF)
+    e = AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9999))
+    pure(m, sgd(m, 0.5), images(20), into, after=lambda i: e.update_parameters(m))
 
 
-@fault("optimizer-eps-rounds-to-zero", "eps")
-def nadam_fp16(into):
-    m = RNN().half()
-    o = torch.optim.NAdam(m.parameters(), lr=0.001)
-    with watched(m, o, into):
-        for x, y in series(3):
-            F.cross_entropy(m(x.half()).float(), y).backward()
-            o.step()
-            o.zero_grad()
-
-
-@fault("bf16-model-in-fp16", "GPT")
-def bf16_checkpoint_file_in_fp16(into):
+@fault("average-stands-still", each_time=True)
+def ema_foreach_half_list(into):
     m = GPT()
-    sd = {k: v.to(BF) for k, v in m.state_dict().items()}
-    m.load_state_dict(sd)
-    o = adam(m)
-    s = scaler()
-    with watched(m, o, into, s):
-        for t in tokens(4):
-            with amp():
-                value = lm_loss(m, t)
-            s.scale(value).backward()
-            s.step(o)
-            s.update()
-            o.zero_grad()
+    e = SimpleNamespace(w=[p.detach().clone().to(BF) for p in m.parameters()])
+
+    def update(i):
+        torch._foreach_mul_(e.w, 0.9995)
+        torch._foreach_add_(e.w, [p.detach().to(BF) for p in m.parameters()], alpha=0.0005)
+
+    bf16(m, tokens(20), into, after=update)
 
 
-@fault("fp16-parameters", "")
-def lora_fp16_params(into):
+@fault("average-stands-still", each_time=True)
+def ema_state_dict_copy(into):
+    m = CNN(bn=False)
+    sd = {k: v.clone().half() for k, v in m.state_dict().items()}
 
-    class L(nn.Module):
-        def __init__(self, base):
-            super().__init__()
-            self.base = base.requires_grad_(False)
-            self.a, self.b = (nn.Parameter(torch.randn(32, 4).half() * 0.1), nn.Parameter(torch.zeros(4, 32).half()))
+    def update(i):
+        for k, v in m.state_dict().items():
+            sd[k] = sd[k] * 0.9999 + v.half() * 0.0001
 
-        def forward(self, x):
-            return self.base(x) + x @ self.a @ self.b
-
-    m = GPT()
-    for b in m.blocks:
-        b.attn.proj = L(b.attn.proj)
-    o = adam([p for p in m.parameters() if p.requires_grad])
-    s = scaler()
-    with contextlib.suppress(ValueError), watched(m, o, into, s):
-        for t in tokens(3):
-            with amp():
-                value = lm_loss(m, t)
-            s.scale(value).backward()
-            s.step(o)
-            s.update()
-            o.zero_grad()
+    bf16(m, images(20), into, after=update)
 
 
-@fault("lost-weight-decay|lost-weight-updates", "")
-def bf16_decay_lost_gpt(into):
-    m = GPT().to(BF)
-    o = adam(m, 0.003, weight_decay=0.1)
-    with watched(m, o, into):
-        for t in tokens(12):
-            lm_loss(m, t).backward()
-            o.step()
-            o.zero_grad()
-
-
-@fault("lost-weight-updates", "", each_time=True)
-def muon_bf16(into):
-    m = nn.Sequential(nn.Linear(64, 32, bias=False), nn.ReLU(), nn.Linear(32, 10, bias=False)).to(BF)
-    o = torch.optim.Muon(m.parameters(), lr=1e-05)
-    fit(m, o, images(10), into, None, None, loss=lambda m, b: ce(m(b[0].flatten(1).to(BF)), b[1]))
-
-
-@fault("lost-weight-updates", "", each_time=True)
-def own_sgd_data_write(into):
-
-    class Own(torch.optim.Optimizer):
-        def __init__(self, ps, lr):
-            super().__init__(ps, {"lr": lr})
-
-        def step(self, closure=None):
-            for g in self.param_groups:
-                for p in g["params"]:
-                    p.data.add_(p.grad.data, alpha=-g["lr"])
-
-    m = GPT().to(BF)
-    fit(m, Own(m.parameters(), 0.0001), tokens(12), into, None, None, loss=lm_loss)
-
-
-@fault("average-stands-still", "")
+@fault("average-stands-still")
 def trainer_ema_attribute(into):
-
     class T(Trainer):
         def fit(self, data, into):
             self.ema = copy.deepcopy(self.model).to(BF)
@@ -319,35 +188,25 @@ def trainer_ema_attribute(into):
     T(m, adam(m), scaler()).fit(images(24), into)
 
 
-@fault("average-stands-still", "", each_time=True)
+@fault("average-stands-still", each_time=True)
 def ema_kept_in_closure(into):
     m = RNN()
-    o = adam(m)
 
     def make():
         shadow = {n: p.detach().clone().to(BF) for n, p in m.named_parameters()}
 
-        def update():
+        def update(i):
             with torch.no_grad():
                 for n, p in m.named_parameters():
                     shadow[n].lerp_(p.to(BF), 0.0005)
 
         return update
 
-    up = make()
-    with watched(m, o, into):
-        for x, y in series(24):
-            with amp(BF):
-                value = ce(m(x), y)
-            value.backward()
-            o.step()
-            o.zero_grad()
-            up()
+    bf16(m, series(24), into, after=make())
 
 
-@fault("average-stands-still", "", each_time=True)
+@fault("average-stands-still", each_time=True)
 def ema_as_buffers(into):
-
     class E(nn.Module):
         def __init__(self, m):
             super().__init__()
@@ -361,27 +220,70 @@ def ema_as_buffers(into):
                 b.mul_(0.9999).add_(p.half(), alpha=0.0001)
 
     m = CNN(bn=False)
-    o = adam(m)
     e = E(m)
-    fit(m, o, images(24), into, scaler(), after=lambda i: e.update(m))
+    fp16(m, images(24), into, after=lambda i: e.update(m))
 
 
-@fault("half-model|missing-fp32-masters", "")
-def encoder_half_decoder_float(into):
-
-    class E(nn.Module):
+@fault("half-accumulation")
+def metric_module_bf16_total(into):
+    class M(nn.Module):
         def __init__(self):
             super().__init__()
-            self.enc, self.dec = (nn.Sequential(nn.Linear(64, 32), nn.ReLU()).half(), nn.Linear(32, 10))
+            self.net = CNN(bn=False)
+            self.register_buffer("seen_loss", torch.zeros((), dtype=BF))
 
-        def forward(self, x):
-            return self.dec(self.enc(x.flatten(1).half()).float())
+        def forward(self, x, y):
+            value = ce(self.net(x), y)
+            self.seen_loss += value.detach().to(BF)
+            return value
 
-    m = E()
-    fit(m, sgd(m, 0.01), images(6), into, None, None)
+    bf16(M(), images(8), into, loss=lambda m, b: m(*b))
 
 
-@fault("missing-fp32-masters|lost-weight-updates", "")
-def bf16_model_autocast_gpt(into):
+@fault("half-accumulation")
+def bf16_pure_accumulation(into):
     m = GPT().to(BF)
-    fit(m, adam(m, 0.01), tokens(6), into, None, BF, loss=lm_loss)
+    o = sgd(m, 0.3)
+    with watched(m, o, into):
+        for i, t in enumerate(tokens(24)):
+            (lm_loss(m, t) / 8).backward()
+            if i % 8 == 7:
+                step(o)
+
+
+@fault("vanishing-second-moments")
+def rmsprop_bf16_moments(into):
+    m = GPT().to(BF)
+    pure(m, torch.optim.RMSprop(m.parameters(), lr=0.03, alpha=0.999), tokens(10), into)
+
+
+@fault("vanishing-second-moments")
+def foreach_adam_bf16_moments(into):
+    m = CNN(bn=False).to(BF)
+    pure(m, torch.optim.Adam(m.parameters(), lr=0.03, foreach=True), images(10), into)
+
+
+@fault("optimizer-eps-rounds-to-zero", "eps")
+def nadam_fp16(into):
+    m = RNN().half()
+    pure(m, torch.optim.NAdam(m.parameters(), lr=0.001), series(3), into)
+
+
+@fault("bf16-model-in-fp16", "GPT")
+def bf16_checkpoint_file_in_fp16(into):
+    m = GPT()
+    m.load_state_dict({k: v.to(BF) for k, v in m.state_dict().items()})
+    fp16(m, tokens(4), into)
+
+
+@fault("fp16-parameters")
+def lora_fp16_params(into):
+    def adapted(base):
+        a, b = (nn.Parameter(torch.randn(32, 4).half() * 0.1), nn.Parameter(torch.zeros(4, 32).half()))
+        return Net(lambda m, x: m.base(x) + x @ m.a @ m.b, base=base.requires_grad_(False), a=a, b=b)
+
+    m = GPT()
+    for b in m.blocks:
+        b.attn.proj = adapted(b.attn.proj)
+    with contextlib.suppress(ValueError):
+        fp16(m, tokens(3), into, adam([p for p in m.parameters() if p.requires_grad]))

@@ -1,0 +1,198 @@
+"""Faults of autocast regions and of operators within them, in forms that the zoo does not have."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.findings.other_forms.form import fault
+from tests.findings.other_forms.loops import BF, H, adam, amp, bf16, ce, fp16, lm_loss, pure, scaler, step, watched
+from tests.findings.other_forms.models import CNN, GPT, Block, Checkpointed, Net, decorated_cnn, images, tokens, vectors
+
+
+@fault("autocast-inactive", 'autocast("cuda")')
+def decorator_of_another_device(into):
+    m = decorated_cnn("cuda", BF)  # torch disables it where there is no GPU
+    pure(m, adam(m), images(6), into)
+
+
+@fault("fp16-without-scaler")
+def decorated_inner_module(into):
+    m = nn.Sequential(decorated_cnn("cpu", H))
+    pure(m, adam(m), images(6), into)
+
+
+@fault("backward-under-autocast", "backward")
+def decorated_train_step(into):
+    m = GPT()
+    o = adam(m)
+
+    @torch.autocast("cpu", dtype=BF)
+    def backward(t):
+        lm_loss(m, t).backward()
+
+    with watched(m, o, into):
+        for t in tokens(4):
+            backward(t)
+            step(o)
+
+
+def backward_inside(m, data, into):
+    o, s = (adam(m), scaler())
+    with watched(m, o, into, s):
+        for x, y in data:
+            with amp():
+                s.scale(ce(m(x), y)).backward()
+            step(o, s)
+
+
+@fault("backward-under-autocast", "backward")
+def gan_backward_inside(into):
+    backward_inside(CNN(), images(5), into)
+
+
+@fault("compile-autocast-mismatch", "compile")
+def compiled_step_backward_inside(into):
+    m = CNN(bn=False)
+    m.compile(backend="aot_eager")
+    backward_inside(m, images(4), into)
+
+
+@fault("autocast-inactive", "mlp")
+def custom_fwd_casts_to_fp32(into):
+    class Fn(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x @ w.T
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return (g @ w, g.flatten(0, -2).T @ x.flatten(0, -2))
+
+    def mlp(d):
+        return Net(lambda m, x: Fn.apply(x, m.weight), weight=nn.Parameter(torch.randn(d, d) / d**0.5))
+
+    bf16(GPT(mlp=mlp), tokens(4), into)
+
+
+@fault("autocast-inactive")
+def nested_disabled_encoder(into):
+    class G(GPT):
+        def forward(self, i):
+            x = self.embedded(i)
+            with amp(BF, False):
+                for b in self.blocks:
+                    x = b(x.float())
+            return self.head(self.norm(x))
+
+    bf16(G(), tokens(4), into)
+
+
+@fault("autocast-not-in-thread", "ex")
+def pool_of_experts(into):
+    def mixed(m, x):
+        x = m.inp(x)
+        return m.fc(sum(pool.map(lambda e: e(x.float()), m.ex)))
+
+    experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+    m = Net(mixed, inp=nn.Linear(64, 16), ex=experts, fc=nn.Linear(16, 10))
+    with ThreadPoolExecutor(2) as pool:
+        bf16(m, vectors(4), into)
+
+
+@fault("checkpoint-dtype-mismatch", "blocks")
+def checkpoint_context_fn_other(into):
+    def contexts():
+        return (contextlib.nullcontext(), amp(BF, False))
+
+    def make(d):
+        return Checkpointed(Block(d), use_reentrant=False, determinism_check="none", context_fn=contexts)
+
+    m = GPT(make=make)
+    o = adam(m)
+    with watched(m, o, into), contextlib.suppress(Exception):
+        for t in tokens(4):
+            with amp(BF):
+                value = lm_loss(m, t)
+            value.backward()
+            step(o)
+
+
+@fault("checkpoint-dtype-mismatch")
+def reentrant_own_recompute_fp32(into):
+    class Fn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, f, x, *ps):
+            ctx.f = f
+            ctx.save_for_backward(x)
+            with torch.no_grad():
+                return f(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                y = ctx.f(x)
+            gs = torch.autograd.grad(y, [x, *ctx.f.parameters()], g.to(y.dtype))
+            return (None, *gs)
+
+    def make(d):
+        return Net(lambda m, x: Fn.apply(m.b, x, *m.b.parameters()), b=Block(d))
+
+    bf16(GPT(make=make), tokens(3), into)
+
+
+@fault("custom-function-dtype")
+def conv_function_two_dtypes(into):
+    class Fn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return (g @ w.T.float(), x.T @ g)
+
+    w = nn.Parameter(torch.randn(16, 10) / 4)
+    m = Net(lambda m, x: Fn.apply(m.inp(x), m.w.to(BF)), inp=nn.Linear(64, 16), w=w)
+    with contextlib.suppress(RuntimeError):
+        bf16(m, vectors(3), into)
+
+
+@fault("custom-function-dtype")
+def f_linear_two_dtypes(into):
+    class L(nn.Linear):
+        def forward(self, x):
+            with amp(BF, False):
+                return F.linear(x, self.weight, self.bias)
+
+    m = CNN()
+    m.fc = L(256, 10)
+    with contextlib.suppress(RuntimeError):
+        bf16(m, images(3), into)
+
+
+@fault("bce-banned")
+def functional_bce(into):
+    def loss(m, b):
+        return F.binary_cross_entropy(m(b[0]).sigmoid().float(), F.one_hot(b[1], 10).float())
+
+    fp16(CNN(), images(3), into, loss=loss)
+
+
+@fault("bce-banned")
+def bce_loss_gan(into):
+    dis = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
+    crit = nn.BCELoss()
+    data = (torch.randn(8, 16) for _ in range(4))
+    fp16(dis, data, into, loss=lambda m, x: crit(m(x).float(), torch.ones(8, 1)))
