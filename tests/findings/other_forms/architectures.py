@@ -76,16 +76,8 @@ def unet_with_timesteps_in_bf16(into):
 
 @fault("logged-scaled-values", "loss")
 def unet_logs_the_scaled_loss(into):
-    m = UNet()
-    o, s = (adam(m), scaler(2.0**12, growth_interval=4))
-    with watched(m, o, into, s) as rec:
-        for b in images(16):
-            with amp():
-                value = diffusion_loss(m, b)
-            value = s.scale(value)
-            value.backward()
-            rec.log(loss=value)
-            step(o, s)
+    s = scaler(2.0**12, growth_interval=4)
+    fp16(UNet(), images(16), into, s=s, loss=diffusion_loss, log=lambda rec, loss: rec.log(loss=s.scale(loss)))
 
 
 @fault("optimizer-step-bypasses-scaler")

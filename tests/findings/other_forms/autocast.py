@@ -113,10 +113,7 @@ def checkpoint_context_fn_other(into):
     def contexts():
         return (contextlib.nullcontext(), amp(BF, False))
 
-    def make(d):
-        return Checkpointed(Block(d), use_reentrant=False, determinism_check="none", context_fn=contexts)
-
-    m = GPT(make=make)
+    m = GPT(make=Checkpointed, use_reentrant=False, determinism_check="none", context_fn=contexts)
     o = adam(m)
     with watched(m, o, into), contextlib.suppress(Exception):
         for t in tokens(4):

@@ -76,15 +76,18 @@ def step(o, s=None):
     o.zero_grad()
 
 
-def fit(m, o, data, into, s=None, dtype=H, loss=usual_loss, before=None, after=None, log=False, **k):
-    """Record a training under autocast to `dtype` (None: without). `before(i)` and `after(i)` surround each step."""
+def fit(m, o, data, into, s, dtype, loss=usual_loss, before=None, after=None, log=None, **k):
+    """Record a training with scaler `s` under autocast to `dtype`, each of them if it is not None.
+
+    `before(i)` and `after(i)` surround each step; `log(rec, loss)` comes before it too.
+    """
     with watched(m, o, into, s, **k) as rec:
         for i, b in enumerate(data):
             with amp(dtype or BF, dtype is not None):
                 value = loss(m, b)
-            if log:
-                rec.log(loss=value)
             (s.scale(value) if s else value).backward()
+            if log:
+                log(rec, value)
             if before:
                 before(i)
             step(o, s)

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.findings.other_forms.form import fault
 from tests.findings.other_forms.loops import bf16, fp16
-from tests.findings.other_forms.models import GPT, Attention, Block, Checkpointed, masked_gpt, tokens, vectors
+from tests.findings.other_forms.models import GPT, Attention, Checkpointed, masked_gpt, tokens, vectors
 
 
 @fault("rounded-positions")
@@ -43,10 +43,7 @@ def own_softmax_of_an_empty_row(into):
 
 @fault("fully-masked-row", "attn")
 def empty_row_within_checkpointing(into):
-    def make(d):
-        return Checkpointed(Block(d, attn=lambda d: Attention(d, mask=empty_row)), use_reentrant=False)
-
-    bf16(GPT(make=make), tokens(4), into)
+    bf16(masked_gpt(empty_row, make=Checkpointed, use_reentrant=False), tokens(4), into)
 
 
 @fault("fully-masked-row", "loss")

@@ -101,9 +101,9 @@ class Block(nn.Module):
 class Checkpointed(nn.Module):
     """A block whose activations are computed again in backward; `options` are `checkpoint`'s."""
 
-    def __init__(self, block, **options):
+    def __init__(self, d, attn=Attention, **options):
         super().__init__()
-        self.b, self.options = (block, options)
+        self.b, self.options = (Block(d, attn), options)
 
     def forward(self, x):
         return checkpoint(self.b, x, **self.options)

@@ -190,14 +190,9 @@ def rms_norm_half_eps(into):
 
 @fault("activation-overflow", "act")
 def power_activation_overflow(into):
-    m = Net(
-        lambda m, x: m.b(m.act(m.a(x.flatten(1)))),
-        a=nn.Linear(64, 32),
-        act=Net(lambda _, x: x**4),
-        b=nn.Linear(32, 10),
-    )
+    m = Net(lambda m, x: m.b(m.act(m.a(x))), a=nn.Linear(64, 32), act=Net(lambda _, x: x**4), b=nn.Linear(32, 10))
     nn.init.normal_(m.a.weight, std=4.0)
-    Trainer(m, adam(m), scaler()).fit(images(8), into)
+    Trainer(m, adam(m), scaler()).fit(vectors(8), into)
 
 
 @fault("activation-overflow|loss-nonfinite")
@@ -255,7 +250,7 @@ def where_trick_nan_gradient(into):
             d = (z - z.detach() * (1.0 if i > 3 else 0.0)).norm(dim=1)
             return ce(z, y) + torch.where(d > 0, d.sqrt(), d * 0).mean()
 
-    bf16(RNN(), enumerate(series(8)), into, loss=loss, log=True)
+    bf16(RNN(), enumerate(series(8)), into, loss=loss, log=lambda rec, loss: rec.log(loss=loss))
 
 
 @fault("loss-nonfinite", "loss")
@@ -267,7 +262,7 @@ def kl_log_zero(into):
         return (t * (t.log() - p.log())).sum(-1).mean()
 
     m = CNN()
-    bf16(m, enumerate(images(8)), into, adam(m, 0.01), loss=loss, log=True)
+    bf16(m, enumerate(images(8)), into, adam(m, 0.01), loss=loss, log=lambda rec, loss: rec.log(loss=loss))
 
 
 def small_scale():

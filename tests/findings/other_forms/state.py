@@ -105,10 +105,7 @@ def lightning_bf16_true(into):
         max_epochs=1,
         accelerator="cpu",
         precision="bf16-true",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
         gradient_clip_val=1.0,
         callbacks=[WatchCallback(into, every=3)],
     ).fit(M(), torch.utils.data.DataLoader(rows, batch_size=4))
@@ -175,17 +172,16 @@ def ema_state_dict_copy(into):
 @fault("average-stands-still")
 def trainer_ema_attribute(into):
     class T(Trainer):
-        def fit(self, data, into):
-            self.ema = copy.deepcopy(self.model).to(BF)
-            with watched(self.model, self.opt, into, self.scaler):
-                for b in data:
-                    self.training_step(b)
-                    with torch.no_grad():
-                        for e, p in zip(self.ema.parameters(), self.model.parameters(), strict=False):
-                            e.copy_(e * 0.9995 + p.to(BF) * 0.0005)
+        def training_step(self, b):
+            super().training_step(b)
+            with torch.no_grad():
+                for e, p in zip(self.ema.parameters(), self.model.parameters(), strict=True):
+                    e.copy_(e * 0.9995 + p.to(BF) * 0.0005)
 
     m = CNN(bn=False)
-    T(m, adam(m), scaler()).fit(images(24), into)
+    trainer = T(m, adam(m), scaler())
+    trainer.ema = copy.deepcopy(m).to(BF)
+    trainer.fit(images(24), into)
 
 
 @fault("average-stands-still", each_time=True)
