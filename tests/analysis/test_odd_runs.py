@@ -38,7 +38,8 @@ def everything(run: Run) -> None:
             with contextlib.suppress(RunError) if name in NEED_GRADIENTS else contextlib.nullcontext():
                 function(*arguments)
     for function in OF_RUNS.values():
-        function([run, run])
+        for arguments in calls(function, [run, run]):
+            function(*arguments)
     for name in FRAMES:
         drawn(name, run)
 

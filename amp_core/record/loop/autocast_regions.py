@@ -8,7 +8,7 @@ A region may begin inside a model's forward, where hooks on the model do not see
 Trainer wrap `model.forward` itself, and some models open their own region.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.amp.autocast_mode import autocast
 
 from amp_core.record.environment import recipe_in_use
 from amp_core.record.stats.layout import dtype_name
-from amp_core.record.torch_internals.patches import Patches
+from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
 
@@ -26,22 +26,17 @@ class RegionDetector:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._dtype: torch.dtype | None = None
-        self._patches = Patches()
-        self._patches.wrap(autocast, "__enter__", self._around)
+        self._entries = patched_functions.method_of_class(autocast, "__enter__")
+        self._entries.listen_after(self._on_entry)
 
     def stop(self) -> torch.dtype | None:
         """Restore autocast. Returns the dtype of the first enabled region, or None."""
-        self._patches.restore()
+        self._entries.unlisten(self._on_entry)
         return self._dtype
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(region: Any) -> Any:
-            result = original(region)
-            if self._dtype is None and torch.is_autocast_enabled(self._kind):
-                self._dtype = torch.get_autocast_dtype(self._kind)
-            return result
-
-        return enter
+    def _on_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if self._dtype is None and torch.is_autocast_enabled(self._kind):
+            self._dtype = torch.get_autocast_dtype(self._kind)
 
 
 class PrecisionDetector:

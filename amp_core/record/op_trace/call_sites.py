@@ -21,6 +21,7 @@ from torch.amp.autocast_mode import autocast
 from amp_core.record.model import own
 from amp_core.record.model.parameters import named_modules
 from amp_core.record.stats.layout import dtype_name
+from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.module_calls import after_call, before_call
 from amp_core.record.torch_internals.patches import Patches
 
@@ -126,12 +127,13 @@ class Regions:
         self._stacks: dict[int, list[dict[str, str | None]]] = {}
         self._main = 0
         self._patches = Patches()
+        self._entries = patched_functions.method_of_class(autocast, "__enter__")
 
     def attach(self) -> None:
         """Track from now on, starting with the current state."""
         self._main = threading.get_ident()
         self._stacks[self._main] = [self._read()]
-        self._patches.wrap(autocast, "__enter__", self._around_enter)
+        self._entries.listen(self._on_entry)
         self._patches.wrap(autocast, "__exit__", self._around_exit)
         # A region that was entered earlier does not call the patched `__exit__`, but it calls these by name.
         for name in ("set_autocast_enabled", "set_autocast_dtype"):
@@ -140,6 +142,7 @@ class Regions:
 
     def detach(self) -> None:
         """Restore torch's functions."""
+        self._entries.unlisten(self._on_entry)
         self._patches.restore()
 
     def now(self, device_type: str) -> Region:
@@ -160,13 +163,9 @@ class Regions:
             for kind in self._types
         }
 
-    def _around_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __enter__(region: Any) -> Any:  # noqa: N807
-            stack = self._stack()
-            stack.append(stack[-1])
-            return original(region)
-
-        return __enter__
+    def _on_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stack = self._stack()
+        stack.append(stack[-1])
 
     def _around_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __exit__(region: Any, *args: Any) -> Any:  # noqa: N807
