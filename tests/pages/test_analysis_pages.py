@@ -256,7 +256,7 @@ def test_the_safe_window_is_in_the_headline(home, open_app, scenario):
         band = json.loads(app.get("plotly_chart")[0].proto.spec)["data"][1]
         assert band["name"] == "safe for FP16, predicted" and "the last scale lies" in page_text
     if doubtful:
-        page_text = words(open_app("pages/format_lab.py", run="run/a"))
+        page_text = words(open_app("pages/format_lab.py", run="run/a", section="Myths about mixed precision"))
         assert "the loss scale that FP16 needed is unknown" in page_text
 
 

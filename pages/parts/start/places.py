@@ -4,7 +4,7 @@ places.show("start")                    # the fields, with the sentence of a ref
 places.resources(state)                 # what they request; raises RunError
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import streamlit as st
@@ -66,30 +66,37 @@ def _fields(prefix: str, offered: list[str], keep: Mapping[str, Any]) -> None:
     def key(name: str) -> dict[str, Any]:
         return {"key": f"{prefix}.{name}", **keep}
 
+    in_form = not keep  # a form tells `on` with its submission alone, so it shows the fields of every place
+
     with st.container(horizontal=True, vertical_alignment="bottom"):
         on = st.selectbox("Runs on", offered, format_func=lambda name: BACKENDS[name].label, width=170, **key("on"))
-        devices, why = _devices("slurm") if "slurm" in offered else (None, "")
-        partitions = dict(devices.offered) if devices is not None else {}
-        # In a form, `on` is that of the last submission, so nothing may be disabled by it.
-        other = keep.get("persist_state") is not None and on != "slurm"
-        only = {"disabled": other, "help": SLURM_ONLY if other else None}
-        st.selectbox(
-            "Partition",
-            [None, *partitions],
-            format_func=lambda name: partitions.get(name, "Slurm's default"),
-            width=260,
-            **key("partition"),
-            **only,
-        )
-        st.number_input("GPUs per node", 0, value=None, placeholder="default", width=130, **key("gpus"))
-        st.number_input("Nodes", 1, value=1, width=110, **key("nodes"), **only)
-        st.text_input("Time limit", placeholder="default", width=130, **key("time"), **only | {"help": TIME_HELP})
-        st.text_input("Account", placeholder="default", width=150, **key("account"), **only)
-        st.toggle("Requeue", **key("requeue"), **only | {"help": REQUEUE_HELP})
-    if why:
-        st.caption(words.escape(words.sentence(why)))
+        if in_form or on != "local":
+            st.number_input("GPUs per node", 0, value=None, placeholder="default", width=130, **key("gpus"))
+        if on == "slurm" or (in_form and "slurm" in offered):
+            _slurm_fields(key)
+    if not in_form and on == "local":
+        return
     lines = words.plural(len(setup_of_environment()), "set-up line")
     st.caption(f"The runs folder must be on a disk that all nodes share. {lines} from ${SETUP_VARIABLE}.")
+
+
+def _slurm_fields(key: Callable[[str], dict[str, Any]]) -> None:
+    devices, why = _devices("slurm")
+    partitions = dict(devices.offered) if devices is not None else {}
+    st.selectbox(
+        "Partition",
+        [None, *partitions],
+        format_func=lambda name: partitions.get(name, "Slurm's default"),
+        width=260,
+        help=SLURM_ONLY,
+        **key("partition"),
+    )
+    st.number_input("Nodes", 1, value=1, width=110, help=SLURM_ONLY, **key("nodes"))
+    st.text_input("Time limit", placeholder="default", width=130, help=TIME_HELP, **key("time"))
+    st.text_input("Account", placeholder="default", width=150, help=SLURM_ONLY, **key("account"))
+    st.toggle("Requeue", help=REQUEUE_HELP, **key("requeue"))
+    if why:
+        st.caption(words.escape(words.sentence(why)))
 
 
 def resources(state: Mapping[str, Any]) -> Resources:
