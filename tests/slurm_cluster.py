@@ -113,8 +113,19 @@ class Cluster:
 
     def start_now(self, job_id: str) -> None:
         """Start a job that was queued again without the two minutes that it waits otherwise."""
-        wait_for(lambda: self.ask("squeue", "-h", "-j", job_id, "-o", "%T").strip() == "PENDING", START_S)
-        self.ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
+        wait_for(lambda: self._state(job_id) == "PENDING", START_S)
+
+        def started() -> bool:
+            # Again and again: Slurm sets the time anew once the job's first start is cleaned up.
+            waits = self._state(job_id) == "PENDING"
+            if waits:
+                self.ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
+            return not waits
+
+        wait_for(started)
+
+    def _state(self, job_id: str) -> str:
+        return self.ask("squeue", "-h", "-j", job_id, "-o", "%T").strip()
 
     def names(self) -> list[str]:
         """Names of all jobs that the controller knows, ended ones included, in order."""
