@@ -65,10 +65,16 @@ def _as_copy(value: Any, named: Mapping[str, torch.Tensor], depth: int) -> Copy 
     if issubclass(kind, torch.nn.Module):
         inner = [child(value, name) for name in HOLDERS]
     elif kind is FunctionType:
-        inner = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        inner = [cell.cell_contents for cell in _decorated(value).__closure__ or () if cell != CellType()]
     else:
         inner = list(attributes(value).values())
     return next((c for i in inner if i is not None if (c := _as_copy(i, named, depth - 1)) is not None), None)
+
+
+def _decorated(function: FunctionType) -> FunctionType:
+    """The function within its decorators, such as `@torch.no_grad()`."""
+    within = vars(function).get("__wrapped__")
+    return _decorated(within) if type(within) is FunctionType and within is not function else function
 
 
 def _tensors(value: Any, named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:

@@ -202,6 +202,23 @@ def ema_kept_in_closure(into):
 
 
 @fault("average-stands-still", each_time=True)
+def ema_in_the_closure_of_a_decorated_function(into):
+    m = RNN()
+
+    def make():
+        shadow = {n: p.detach().clone().to(BF) for n, p in m.named_parameters()}
+
+        @torch.no_grad()
+        def update(i):
+            for n, p in m.named_parameters():
+                shadow[n].lerp_(p.to(BF), 0.0005)
+
+        return update
+
+    bf16(m, series(24), into, after=make())
+
+
+@fault("average-stands-still", each_time=True)
 def ema_as_buffers(into):
     class E(nn.Module):
         def __init__(self, m):
