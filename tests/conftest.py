@@ -29,12 +29,19 @@ from pathlib import Path
 import pytest
 
 from amp_core import Run, load_run
+from tests.processor_time import ProcessorTime
 from tests.run_folders import HEAD
 from tests.synthetic import SAMPLES, write_all
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="also run cases marked `whole`")
+    parser.addoption("--cpu", action="store_true", help="print the processor time of each folder and file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--cpu"):
+        config.pluginmanager.register(ProcessorTime())
 
 
 # Files of a minute and more. Where files are spread over processes, these come first: one of them at the end would keep
