@@ -1,5 +1,8 @@
-"""`./dev test --cpu` prints the processor time of each part of the suite: other work on the machine affects it less than
-wall time. It includes child processes that have ended, and not the collection."""
+"""`./dev test --cpu` prints the processor time of each part of the suite.
+
+Other work on the machine affects it less than wall time. It includes child processes that have ended, and not the
+collection.
+"""
 
 import os
 from collections import Counter
