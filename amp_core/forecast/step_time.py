@@ -214,4 +214,9 @@ def _notes(
         )
     if wide.memory.activations is None:
         notes.append("Memory is not forecast: the run has no memory breakdown.")
+    if refused := wide.memory.refused or narrow.memory.refused:
+        notes.append(
+            "The largest batch assumes that memory grows as the tensors saved for backward do: the model refused a "
+            f"batch of twice the size ({' '.join(refused.split())[:120]})."
+        )
     return tuple(notes)

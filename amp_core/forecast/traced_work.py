@@ -51,6 +51,8 @@ class StepMemory:
     """The most that all tensors of the step held at once, temporaries too, where the step was traced for it."""
     peak_per_sample: float | None = None
     """By how much the peak grows with each further sample; None where not traced."""
+    refused: str | None = None
+    """The model's error at a batch of twice the size, where it has one: `peak_per_sample` is then not known."""
 
 
 @dataclass(frozen=True)

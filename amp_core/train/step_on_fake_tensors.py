@@ -10,7 +10,7 @@ CPU (autograd cannot follow fake CUDA tensors where torch has no CUDA); `amp_cor
 """
 
 import math
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -111,8 +111,11 @@ def traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp: 
         memory = replace(memory, peak=peak)
         samples = workload.samples(batch)
         if samples:
-            with suppress(Exception):  # a loss that takes batches of this size alone
+            try:
                 more = peak_of(tree_map(partial(_like, doubled=samples), fake))
+            except Exception as error:  # of the user's model or loss, which may take batches of this size alone
+                memory = replace(memory, refused=f"{type(error).__name__}: {error}")
+            else:
                 memory = replace(memory, peak_per_sample=(more - peak) / samples)
     work = device_work(rows, config.channels_last or _channels_last(model))
     return StepTrace(name, "amp" if amp else "fp32", False, samples, work, memory)

@@ -10,7 +10,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from amp_core.forecast import memory_needed
+from amp_core.forecast import forecast, memory_needed
 from amp_core.settings.training import TrainConfig
 from amp_core.train.step_on_fake_tensors import traced
 from amp_core.train.workloads import Workload
@@ -129,3 +129,18 @@ def test_the_peak_of_another_batch_follows_from_the_traced_one_and_is_what_the_l
     assert small.memory.peak_per_sample > 0
     assert memory_needed(small, 8 * few) == pytest.approx(memory_needed(large), rel=0.02)
     assert memory_needed(small, 8 * few)[0] - 0.4e9 == pytest.approx(large.memory.peak, rel=0.02)
+
+
+def test_a_model_that_takes_one_size_of_batch_alone_is_forecast_with_a_note():
+    model, batch = MODELS["transformer"](False)
+
+    def of_one_size(model, given):
+        if len(given) != len(batch):
+            raise ValueError("one size alone")
+        return loss_fn(model, given)
+
+    config = TrainConfig(workload="text-gpt", size="tiny", optimizer="adamw").resolved()
+    steps = [traced(config, Workload(model, [batch], of_one_size), batch, "transformer", amp) for amp in (False, True)]
+    assert steps[0].memory.peak_per_sample is None and steps[0].memory.refused == "ValueError: one size alone"
+    result = forecast(tuple(steps), ["A100"])
+    assert "one size alone" in result.notes[-1] and result.table["batch_high"].notna().all()
