@@ -1,6 +1,5 @@
 """Launches and dispatched operators that recording adds to a step on a GPU. The real kernels run on the host."""
 
-import ctypes
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from amp_core.record.backends.cuda import Cuda
 from amp_core.record.stats.cuda import program
 from amp_core.record.stats.cuda.table import Table
 from tests.fake_cuda import tensors
-from tests.record.stats.cuda.on_host import compiled
+from tests.record.stats.cuda.on_host import with_driver
 
 KERNELS = Cuda.kernels
 MODULES, TENSORS, EVERY, STEPS = 76, 304, 6, 9
@@ -75,16 +74,16 @@ def steps(into: Path | None) -> list[tuple[Counter[str], Counter[str]]]:
 def test_a_step_has_few_launches_and_operators_more_than_unwatched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    original = program.launch
+
     def launch(device: torch.device, form: str, name: str, table: Table, results: torch.Tensor) -> None:
         tensors.launches[f"kernel {name}"] += 1
-        library = compiled(form)
-        function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
-        rows, into = ctypes.c_void_p(table.address), ctypes.c_void_p(results.data_ptr())
-        library.launch(function, ctypes.c_uint(table.rows), rows, into)
+        original(device, form, name, table, results)
 
     monkeypatch.setattr(Cuda, "kernels", staticmethod(KERNELS))
     monkeypatch.setattr(program, "launch", launch)
-    bare, watched = steps(None), steps(tmp_path / "run")
+    with with_driver():
+        bare, watched = steps(None), steps(tmp_path / "run")
     added = [(w[0] - b[0], w[1] - b[1]) for w, b in zip(watched, bare, strict=True)]
     assert [name for name in added[EVERY][0] if name.startswith("kernel")]
     for step, most in ((EVERY, MAX_SAMPLED), (EVERY + 1, MAX_OTHERS), (EVERY + 2, MAX_OTHERS)):

@@ -6,7 +6,9 @@ It needs no GPU, no C compiler and no header.
 """
 
 import ctypes
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from amp_core.formats import FORMATS
@@ -25,10 +27,32 @@ def load_nvrtc(cuda_version: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(name)
     except OSError:  # torch loads it from its own packages, and only when it first needs it
-        for folder in map(Path, sys.path):
-            for found in (folder / "nvidia").glob(f"*/lib/{name}"):
-                return ctypes.CDLL(str(found))
+        for path in _installed(name, major):
+            return ctypes.CDLL(str(path))
         raise
+
+
+def _installed(name: str, major: str) -> Iterator[Path]:
+    """The library in NVIDIA's packages, in torch's own folder (some builds carry it), or in the CUDA toolkit."""
+    for folder in map(Path, sys.path):
+        yield from (folder / "nvidia").glob(f"*/lib/{name}")
+        carried = (folder / "torch" / "lib").glob(f"libnvrtc-*.so.{major}*")
+        yield from (path for path in carried if "builtins" not in path.name)
+    toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
+    yield from toolkit.glob(f"lib64/{name}")
+
+
+def known_architecture(nvrtc: ctypes.CDLL, architecture: str) -> str:
+    """The newest generation that the compiler knows and whose machine code runs on `architecture`: of the same major
+    version and not newer, such as `sm_100` for `sm_103` with CUDA 12.8. `architecture` itself where there is none.
+    """
+    count = ctypes.c_int()
+    _check(nvrtc, nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+    known = (ctypes.c_int * count.value)()
+    _check(nvrtc, nvrtc.nvrtcGetSupportedArchs(known))
+    wanted = int(architecture.removeprefix("sm_"))
+    usable = [number for number in known if number // 10 == wanted // 10 and number <= wanted]
+    return f"sm_{max(usable, default=wanted)}"
 
 
 def compile_kernels(nvrtc: ctypes.CDLL, form: str, architecture: str) -> bytes:
