@@ -125,9 +125,16 @@ class Cuda(Backend):
         """Those in CUDA C++; ROCm has none."""
         if torch.version.hip is not None:
             raise RuntimeError("the kernels are written for CUDA, but this torch is built for ROCm")
+        from amp_core.record.stats.cuda.blocks import distances_cuda
         from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
 
-        return {"measure": measure_cuda, "channels": channels_cuda, "norms": norms_cuda, "outputs": outputs_cuda}
+        return {
+            "measure": measure_cuda,
+            "channels": channels_cuda,
+            "norms": norms_cuda,
+            "outputs": outputs_cuda,
+            "blocks": distances_cuda,
+        }
 
     @staticmethod
     def random_states() -> list[torch.Tensor]:

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from amp_core.formats import FORMATS
+from amp_core.quantization import EIGHTHS, FINE_OCTAVES, OCTAVES
 
-SOURCE = Path(__file__).with_name("kernels.cu")
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cu", "blocks.cu")]
+"""One after the other they are one program."""
 NAMES = {"fp64": "Fp64", "fp32": "Fp32", "fp16": "Fp16", "bf16": "Bf16", "fp8-e4m3": "E4m3", "fp8-e5m2": "E5m2"}
 """Formats that the kernels know, and their names in the source."""
 
@@ -62,7 +64,8 @@ def compile_kernels(nvrtc: ctypes.CDLL, form: str, architecture: str) -> bytes:
     """
     options = [f"--gpu-architecture={architecture}", *definitions(form)]
     program = ctypes.c_void_p()
-    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), SOURCE.read_bytes(), b"kernels.cu", 0, None, None))
+    source = b"\n".join(path.read_bytes() for path in SOURCES)
+    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None))
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if nvrtc.nvrtcCompileProgram(program, len(options), given):
@@ -74,7 +77,9 @@ def compile_kernels(nvrtc: ctypes.CDLL, form: str, architecture: str) -> bytes:
 
 def definitions(form: str) -> list[str]:
     """What the source is compiled with for a format."""
-    return [f"-DFORMAT={NAMES[form]}", f"-DBITS={FORMATS[form].bits}"]
+    values = {"FORMAT": NAMES[form], "BITS": FORMATS[form].bits}
+    values |= {"EIGHTHS": EIGHTHS, "FINE_OCTAVES": FINE_OCTAVES, "OCTAVES": OCTAVES}
+    return [f"-D{name}={value}" for name, value in values.items()]
 
 
 def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:

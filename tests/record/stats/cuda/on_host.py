@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from amp_core.record.stats.cuda import program
-from amp_core.record.stats.cuda.nvrtc import SOURCE, definitions
+from amp_core.record.stats.cuda.nvrtc import SOURCES, definitions
 from amp_core.record.stats.cuda.table import Table
 from tests.compilers import CXX
 
@@ -72,7 +72,7 @@ def driver() -> ctypes.CDLL:
 @cache
 def compiled(form: str) -> Path:
     """The library with the kernels for a format."""
-    definitions_of = [f"-DTHREADS={THREADS}", *definitions(form), f"-I{SOURCE.parent}"]
+    definitions_of = [f"-DTHREADS={THREADS}", *definitions(form), f"-I{SOURCES[0].parent}"]
     return _built(f"kernels-{form}", "host.cpp", ["-ffp-contract=off", *definitions_of])
 
 
