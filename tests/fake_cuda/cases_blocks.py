@@ -1,4 +1,4 @@
-"""Block statistics of a model on a device: the kernel's and plain torch's, against those of the same model on the CPU."""
+"""Block statistics of a model on a device, by a kernel and by plain torch, against those on the CPU."""
 
 from pathlib import Path
 

@@ -81,5 +81,6 @@ def recorded(tmp_path: Path, *args: Any, steps: int = STEPS, **options: Any) -> 
     assert set(run.tensors()["kind"]) == set(KINDS)
     assert len(run.tensors(kind="weight_grad")) == steps // 2 * 8 and (run.tensors()["nan"] == 0).all()
     warnings = run.events[run.events.kind.isin(["warning", "non-finite output", "non-finite"])]
-    assert [w for w in warnings.detail if not w.startswith("device samples:")] == []
+    missing = ("device samples", *run.device.columns)  # a GPU, driver or container may not tell everything
+    assert [w for w in warnings.detail if not w.startswith(missing)] == []
     return run
