@@ -30,7 +30,7 @@ class Batch:
         self._held: list[torch.Tensor] = []
         self._work: list[tuple[str, str, Rows, torch.Tensor | None]] = []  # format, kernel, rows, results
         self._doubles = 0  # results that come with the table, to which the work without others belongs
-        self._reserved = torch.empty(0)
+        self._reserved = torch.empty(0, device="cpu")
 
     def measure(self, tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
         """The packed vectors, one after another, as `measure_together` has them; filled by `launch`."""
