@@ -54,6 +54,11 @@ def outputs(
     return measure(tensors), largest, measure(weights, caps_of(largest)) if weights else torch.empty(0)
 
 
+def blocks(magnitude: Any, factor: Any, top: Any, *shape: int) -> torch.Tensor:
+    """`blocks` of one matrix."""
+    return _launched("blocks", [magnitude, factor, top], magnitude.raw, factor.raw, top.raw, *shape)
+
+
 def _launched(name: str, read: Sequence[CudaTensor], *args: Any) -> torch.Tensor:
     _may_fail(name)
     return kernel(name, read, lambda: Cpu.kernels()[name](*args))
@@ -66,4 +71,4 @@ def _may_fail(name: str) -> None:
 
 def kernels() -> dict[str, Any]:
     """Replaces `Cuda.kernels`."""
-    return {"measure": measure, "channels": channels, "norms": norms, "outputs": outputs}
+    return {"measure": measure, "channels": channels, "norms": norms, "outputs": outputs, "blocks": blocks}

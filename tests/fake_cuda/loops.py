@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
+import numpy as np
 import torch
 from torch import nn
 
@@ -75,11 +75,12 @@ def recorded(tmp_path: Path, *args: Any, steps: int = STEPS, **options: Any) -> 
     watched = losses(*args, tmp_path / "run", steps=steps, **options)
     assert watched == bare
     run = load_run(tmp_path / "run")
-    assert run.steps.step.tolist() == list(range(steps)) and run.steps.loss.tolist() == pytest.approx(bare)
+    assert run.steps.step.tolist() == list(range(steps)) and np.allclose(run.steps.loss, bare, rtol=1e-6)
     times = run.steps[["data_ms", "forward_ms", "backward_ms", "optimizer_ms", "watch_ms"]]
     assert (times >= 0).all().all() and (times.forward_ms > 0).all() and (times.backward_ms > 0).all()
     assert set(run.tensors()["kind"]) == set(KINDS)
     assert len(run.tensors(kind="weight_grad")) == steps // 2 * 8 and (run.tensors()["nan"] == 0).all()
     warnings = run.events[run.events.kind.isin(["warning", "non-finite output", "non-finite"])]
-    assert [w for w in warnings.detail if not w.startswith("device samples:")] == []
+    missing = ("device samples", *run.device.columns)  # a GPU, driver or container may not tell everything
+    assert [w for w in warnings.detail if not w.startswith(missing)] == []
     return run

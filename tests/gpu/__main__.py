@@ -1,4 +1,4 @@
-"""Every check that needs a GPU, in one command: `python -m tests.gpu [--minutes 9] [--out DIR]`.
+"""Every check that needs a GPU, in one command or in three: `python -m tests.gpu [--part 1] [--out DIR]`.
 
 Requires torch, numpy, pandas, pyarrow, numba, psutil and nvidia-ml-py; without scikit-learn, image-resnet is skipped.
 Prints a table, and writes it to the folder with `results.json` and sample runs. Exits with 1 if a check failed, else
@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 
 from amp_core.record.environment import environment
-from tests.gpu.checks import VERDICTS, Row, all_checks
+from tests.gpu.checks import PARTS, VERDICTS, Row, all_checks
 from tests.gpu.runner import run_checks, work
 
 
 def main() -> int:
     options = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__.partition("\n")[0])
-    options.add_argument("--minutes", type=float, default=9.0, help="time limit for all checks")
+    options.add_argument("--part", type=int, choices=PARTS, help="a third of the checks, which takes nine minutes")
+    options.add_argument("--minutes", type=float, help="time limit; by default nine for each part")
     options.add_argument("--out", type=Path, help="folder for the table and the sample runs; by default a new one")
     options.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu")
     options.add_argument("--quick", action="store_true", help="a few steps of the smallest models: nothing is timed")
@@ -47,7 +48,9 @@ def main() -> int:
         chosen = [check for name in given.worker.split(",") for check in checks if check.name == name]
         work(chosen, device, given.quick, given.out, Path(given.results), float(given.until))
         return 0
-    only = given.only.split(",") if given.only else [check.name for check in checks]
+    parts = PARTS if given.part is None else (given.part,)
+    minutes = given.minutes or 9.0 * len(parts)
+    only = given.only.split(",") if given.only else [check.name for check in checks if check.part in parts]
     if unknown := set(only) - {check.name for check in checks}:
         print(f"tests.gpu: --only {', '.join(sorted(unknown))} is not a check; --list prints the names")
         return 2
@@ -62,7 +65,7 @@ def main() -> int:
         device,
         given.quick,
         out,
-        given.minutes * 60 - 5,
+        minutes * 60 - 5,
         lambda text: print(text, file=sys.stderr, flush=True),
     )
     took = time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""`measure` on the device: equal to the specification, and bound by memory bandwidth."""
+"""The kernels on the device: equal to their specifications, and `measure` bound by memory bandwidth."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +9,7 @@ import torch
 
 from amp_core.record.stats import dispatch
 from amp_core.record.stats import measure as measuring
+from amp_core.record.stats.blocks import measure_blocks
 from amp_core.record.stats.channels import channel_largest
 from amp_core.record.stats.layout import LEADING, Cap, packed_size
 from amp_core.record.stats.plain import measure_plain
@@ -126,33 +127,65 @@ def many(place: Place) -> Iterator[Row]:
         )
 
 
-def seconds_of(place: Place, work: Callable[[], object], repeats: int) -> float:
-    """Median seconds of `work` after a warm-up."""
+def blocks(place: Place) -> Iterator[Row]:
+    """Compare distances below the tops of blocks with plain torch, for each way of scaling a weight."""
+    draw = torch.Generator().manual_seed(0)
+    faults: set[str] = set()
+    for shape in ((515, 770), (512, 768)):  # rows that begin off a boundary of 16 bytes, and on it
+        matrix = torch.exp2(4 * torch.randn(shape, generator=draw)) * torch.randn(shape, generator=draw).sign()
+        there = matrix.to(place.device)
+        got = [row.packed.cpu() for row in measure_blocks(there, "weight")]
+        kernel = dispatch._kernels[place.device.type].pop("blocks", None)
+        expected = [row.packed.cpu() for row in measure_blocks(there, "weight")]
+        if kernel is None:
+            faults.add("no kernel")
+        else:
+            dispatch._kernels[place.device.type]["blocks"] = kernel
+        for one, other in zip(got, expected, strict=True):
+            faults |= set() if torch.equal(one[[0, 3]], other[[0, 3]]) else {f"counts of {shape}"}
+            faults |= set() if torch.allclose(one, other, rtol=1e-9) else {f"sums of {shape}"}
+    large = torch.randn((512, 512) if place.quick else (8192, 3072), device=place.device)
+    scalings = seconds_of(place, partial(measure_blocks, large, "activation"), 3)
+    once = seconds_of(place, partial(measuring.measure_together, [large]), 3)
+    yield Row(
+        f"distances below the tops of blocks, {len(got)} scalings",
+        "counts equal to plain torch's, sums to 1e-9, by the kernel",
+        f"{f'wrong: {sorted(faults)}' if faults else 'agree'}; {scalings * 1e3:.1f} ms for {large.numel() / 1e6:.1f} M "
+        f"values, {scalings / once:.0f} × the other statistics",
+        "FAIL" if faults else "pass",
+        {"seconds": scalings, "measure_seconds": once},
+    )
+
+
+def seconds_of(place: Place, work: Callable[[], object], repeats: int, calls: int = 1) -> float:
+    """Median seconds of `work` after a warm-up. With several `calls` in a row, the host prepares one while the device
+    runs another."""
     taken = []
     for k in range(repeats + 3):
         place.settle()
         begun = time.perf_counter()
-        work()
+        for _ in range(calls):
+            work()
         place.settle()
         if k >= 3:
-            taken.append(time.perf_counter() - begun)
+            taken.append((time.perf_counter() - begun) / calls)
     return float(np.median(taken))
 
 
 def bandwidth(place: Place) -> Iterator[Row]:
     """Bytes per second that `measure` reads, compared with those that a copy reads and writes."""
     values = 2**28 if place.cuda and not place.quick else 2**22
-    repeats = 5 if place.quick else 20
+    repeats, calls = (5, 1) if place.quick else (7, 10)
     source = torch.randn(values, device=place.device)
     target = torch.empty_like(source)
-    copy = 2 * source.nbytes / seconds_of(place, partial(target.copy_, source), repeats)
+    copy = 2 * source.nbytes / seconds_of(place, partial(target.copy_, source), repeats, calls)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         tensor = source.to(dtype)
-        read = tensor.nbytes / seconds_of(place, partial(measuring.measure_together, [tensor]), repeats)
+        read = tensor.nbytes / seconds_of(place, partial(measuring.measure_together, [tensor]), repeats, calls)
         what = f"{values / 1e6:.0f} M {str(dtype).removeprefix('torch.')}"
         yield _row(what, read, copy, place.judged(read >= BANDWIDTH * copy))
     many = [torch.randn(shape, device=place.device) for shape in gpt2_shapes(layers=1 if place.quick else 12)]
-    read = sum(t.nbytes for t in many) / seconds_of(place, partial(measuring.measure_together, many), repeats)
+    read = sum(t.nbytes for t in many) / seconds_of(place, partial(measuring.measure_together, many), repeats, calls)
     yield _row(f"{len(many)} gradients of GPT-2 small", read, copy, "shown")
 
 

@@ -1,5 +1,6 @@
 """Speedup over FP32 with TF32 off: samples per second of each recipe, each at its best batch size."""
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import torch
 
 from amp_core.settings.training import RECIPES, WORKLOADS, TrainConfig
 from amp_core.train.workloads import Workload, build
+from amp_core.tune.batch_trial import out_of_memory
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import Loop
 
@@ -69,7 +71,9 @@ def best_batch(
         begun = time.monotonic()
         try:
             rate = rate_of(Loop(place, workload, size, recipe, batch_size=batch, made=made))
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             rate = 0.0
         place.free()  # here, after the frames of a loop that ran out of memory are gone
         gained = rate > best[1] * GAIN
@@ -82,8 +86,11 @@ def best_batch(
 
 
 def fits(place: Place, workload: str, size: str, batch: int) -> bool:
-    """Whether a batch size may be tried: not every library raises an exception when memory runs out."""
-    needed = WORKLOADS[workload].sizes[size].memory_bytes(batch)
+    """Whether a batch size may be tried: not every library raises an exception when memory runs out, and an index that
+    32 bits cannot hold may end the process."""
+    spec = WORKLOADS[workload].sizes[size]
+    logits = batch * spec.dims["context"] * spec.dims["vocabulary"]
+    needed = spec.memory_bytes(batch) if logits < 2**31 else math.inf
     return not place.cuda or needed < 0.7 * torch.cuda.get_device_properties(place.device).total_memory
 
 

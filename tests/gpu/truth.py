@@ -129,9 +129,13 @@ def tensor_cores(place: Place) -> Iterator[Row]:
             hopper = use.capability is not None and use.capability >= (9, 0)
             yield Row(_title(recipe, size), "", shares, place.judged(not hopper), numbers)
         elif recipe == "fp16":
-            good = kernels / 2 < counter < kernels
+            good = kernels / 4 < counter < kernels
             yield Row(
-                _title(recipe, size), "half the kernels' < counter < kernels'", shares, place.judged(good), numbers
+                _title(recipe, size),
+                "a quarter of the kernels' < counter < kernels'",
+                shares,
+                place.judged(good),
+                numbers,
             )
         else:  # FP32 attention has a kernel that computes each product as three TF32 products
             yield Row(_title(recipe, size), f"counter < {IDLE:.0%}", shares, place.judged(counter < IDLE), numbers)

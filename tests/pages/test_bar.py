@@ -91,11 +91,11 @@ def test_the_chosen_steps_hold_on_every_page_and_in_the_address(pair, open_app):
 
 
 def test_findings_are_about_the_whole_run(pair, open_app):
-    def found(app):
+    def result(app):
         return [box.value.partition(". ")[0] for kind in ("warning", "error") for box in app.get(kind)]
 
-    whole = found(open_app(run="run/amp"))
-    assert whole and found(open_app(run="run/amp", steps="100-110")) == whole
+    whole = result(open_app(run="run/amp"))
+    assert whole and result(open_app(run="run/amp", steps="100-110")) == whole
 
 
 def test_a_saved_link_to_the_steps_of_a_tensor_still_opens_them(pair, open_app):

@@ -206,7 +206,7 @@ def test_upload_that_takes_too_long_is_given_up(home, monkeypatch):
 
 def test_the_share_of_a_trace_that_was_read_is_told_while_it_is_read(home, monkeypatch):
     """By the user's name of the file, and not as an error."""
-    real, told = subprocess.Popen, []
+    real, record = subprocess.Popen, []
 
     def slow(line, **how):
         script = (
@@ -217,5 +217,5 @@ def test_the_share_of_a_trace_that_was_read_is_told_while_it_is_read(home, monke
 
     monkeypatch.setattr(subprocess, "Popen", slow)
     data = json.dumps(training()).encode()
-    assert incoming.take_traces([("my trace.json", data)], told.append) == "run/uploads/my-trace"
-    assert told[-1].startswith("reading my trace.json: 100% of ")
+    assert incoming.take_traces([("my trace.json", data)], record.append) == "run/uploads/my-trace"
+    assert record[-1].startswith("reading my trace.json: 100% of ")

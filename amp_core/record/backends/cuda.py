@@ -125,9 +125,16 @@ class Cuda(Backend):
         """Those in CUDA C++; ROCm has none."""
         if torch.version.hip is not None:
             raise RuntimeError("the kernels are written for CUDA, but this torch is built for ROCm")
+        from amp_core.record.stats.cuda.blocks import distances_cuda
         from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
 
-        return {"measure": measure_cuda, "channels": channels_cuda, "norms": norms_cuda, "outputs": outputs_cuda}
+        return {
+            "measure": measure_cuda,
+            "channels": channels_cuda,
+            "norms": norms_cuda,
+            "outputs": outputs_cuda,
+            "blocks": distances_cuda,
+        }
 
     @staticmethod
     def random_states() -> list[torch.Tensor]:
@@ -175,19 +182,31 @@ class Cuda(Backend):
         """The host's generator, and this device's."""
         return torch.random.fork_rng(devices=[self.device], device_type="cuda")
 
-    def memory_bytes(self) -> tuple[int, int]:
+    def memory_bytes(self) -> tuple[int | None, int | None]:
         # `memory_allocated` and `max_memory_allocated` each sort a hundred figures into a dictionary of their own.
-        allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
+        stats = self._stats()
+        if stats is None:
+            return None, None
+        allocated = stats["allocated_bytes"]["all"]
         return allocated["current"], max(allocated["peak"], self._earlier_peak)
 
     def read_allocator(self) -> Allocated:
         """Reset torch's own peak: `torch.cuda.max_memory_allocated` then refers to the time since the last reading."""
-        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        stats = self._stats()
+        if stats is None:
+            return Allocated()
         allocated = stats["allocated_bytes"]["all"]
         values = Allocated(allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["current"])
         self._earlier_peak = max(self._earlier_peak, allocated["peak"])
         torch.cuda.reset_peak_memory_stats(self.device)
         return values
+
+    def _stats(self) -> dict[str, Any] | None:
+        """What torch's allocator counts; None where another one, such as RAPIDS', has taken its place."""
+        try:
+            return torch.cuda.memory_stats_as_nested_dict(self.device)
+        except RuntimeError:
+            return None
 
     def forget_readings(self) -> None:
         self._earlier_peak = 0

@@ -169,7 +169,7 @@ def _widened(data: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _values_of(dtype: torch.dtype) -> torch.Tensor:
-    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
+    return torch.arange(256, dtype=torch.uint8, device="cpu").view(dtype).to(torch.float32)
 
 
 def _local(tensor: Any) -> Any:

@@ -230,8 +230,10 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         """The optimizer's state between two steps."""
         optimizer = self.model.optimizer
         own = [getattr(optimizer, name, None) for name in ("dynamic_scale", "step_counter")]
-        scale, tracker = (torch.tensor(float(keras.ops.convert_to_numpy(v))) if v is not None else None for v in own)
-        iterations = torch.tensor(int(keras.ops.convert_to_numpy(optimizer.iterations)))
+        scale, tracker = (
+            torch.tensor(float(keras.ops.convert_to_numpy(v)), device="cpu") if v is not None else None for v in own
+        )
+        iterations = torch.tensor(int(keras.ops.convert_to_numpy(optimizer.iterations)), device="cpu")
         return Seen([], [], None, scale, tracker, iterations, lambda: float(optimizer.learning_rate))
 
     def _seen(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> Seen:

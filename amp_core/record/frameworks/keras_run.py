@@ -105,7 +105,7 @@ class KerasRun:
         self._stepped: set[int] = set()  # optimizers that have stepped in the current step
         self._batches = 0
         self._sees_forward = False  # whether `enter` is called before a batch's forward
-        measure_together([torch.zeros(1)])  # compiles at its first use
+        measure_together([torch.zeros(1, device="cpu")])  # compiles at its first use
         self._writer.before_end = self._empty
         self._writer.event("started", name=self._writer.head.name, detail=f"watching {type(model).__name__}")
         self.not_seen("output_grad: layers of Keras do not show theirs")

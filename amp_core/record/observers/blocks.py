@@ -89,7 +89,9 @@ class BlockWatch(Observer):
             self.awake = False
             writer.event("warning", name="not recorded", detail=f"blocks: {reason}")
         else:
-            measure_blocks(torch.ones(1, 1), "activation")  # compiles the kernel, which no step should pay for
+            measure_blocks(
+                torch.ones(1, 1, device="cpu"), "activation"
+            )  # compiles the kernel, which no step should pay for
             device = device_of(model).type
             if kernel_of("blocks", device) is None:
                 detail = f"no kernel measures blocks on {device}; plain torch is used, which is slower"
@@ -219,5 +221,5 @@ def _row(step: int, operand: _Operand, row: BlockRow, values: "np.ndarray[Any, A
 
 def _without_numbers(row: BlockRow) -> BlockRow:
     """The row without its tensors, which the host transfer has."""
-    nothing = torch.empty(0)
+    nothing = torch.empty(0, device="cpu")
     return row._replace(packed=nothing, totals=nothing)

@@ -278,7 +278,7 @@ class QuantizedWatch(Observer):
         """Compile the kernel before its first use, so that its compilation does not count as the time of measuring."""
         if not self._compiled:
             self._compiled = True
-            one = torch.ones(1)
+            one = torch.ones(1, device="cpu")
             with contextlib.suppress(Exception):  # it comes again when a cast is measured, and is reported then
                 measure_cast(Cast("weight", None, None, "", ELEMENTS["fp8-e4m3"], "tensor", one, one, one, one))
 

@@ -176,7 +176,7 @@ def hooks_are_on() -> bool:
     if top is not None:
         return top(False) is not None
     with torch.enable_grad():
-        node: Any = torch.ones(1, requires_grad=True).exp().grad_fn
+        node: Any = torch.ones(1, requires_grad=True, device="cpu").exp().grad_fn
     try:
         node._raw_saved_result.register_hooks(_unpack, _unpack)  # refused for a tensor that was saved under other hooks
     except RuntimeError:

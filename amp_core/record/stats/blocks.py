@@ -4,13 +4,14 @@
     >>> rows[0].product, rows[0].block, rows[0].scaling, rows[0].counts
     (None, 'tensor', 'fp32 amax 1.75', array([...]))
 
-One specification, in `distances_plain`; numba has a kernel of it. A recipe multiplies the values of a block with one
-factor, as `fake_quantize` does, before it rounds them to its element. The top of a block is the magnitude that this
-brings to the element's highest power of two (2^8 for E4M3). The exponent and the first three mantissa bits of a scaled
-value then say what the element makes of it, whichever element it is: in MX the top is the power of two of the block's
-largest value. Values are counted by their distance below twice the top, in eighths of the four highest octaves and in
-octaves below; those exactly a power of two below the top apart, since there ties are decided. With each distance go the
-sums of the tops of the values' blocks, and of their squares: rounding errors are proportional to them.
+One specification, in `distances_plain`, of which numba and CUDA C++ have kernels. A recipe multiplies the values of a
+block with one factor, as `fake_quantize` does, before it rounds them to its element. The top of a block is the
+magnitude that this brings to the element's highest power of two (2^8 for E4M3). The exponent and the first three
+mantissa bits of a scaled value then say what the element makes of it, whichever element it is: in MX the top is the
+power of two of the block's largest value. Values are counted by their distance below twice the top, in eighths of the
+four highest octaves and in octaves below; those exactly a power of two below the top apart, since there ties are
+decided. With each distance go the sums of the tops of the values' blocks, and of their squares: rounding errors are
+proportional to them.
 """
 
 import math

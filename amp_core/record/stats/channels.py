@@ -84,7 +84,7 @@ class Rows:
         blocks, rows = self._blocks.setdefault(dtype, []), self._rows.setdefault(dtype, [])
         start = rows[-1].start + rows[-1].count if rows else 0
         if not blocks or start + count > len(blocks[-1]):
-            blocks.append(torch.zeros(max(count, _BLOCK), dtype=dtype))
+            blocks.append(torch.zeros(max(count, _BLOCK), dtype=dtype, device="cpu"))
             start = 0
         address = blocks[-1].data_ptr() + start * dtype.itemsize
         rows.append(Row(count, dtype, len(rows), len(blocks) - 1, start, address))

@@ -27,7 +27,7 @@ def host_buffer(count: int) -> torch.Tensor:
     """A tensor of so many FP64 values, not initialised."""
     size = 8 * count
     if size < MIN_BYTES:
-        return torch.empty(count, dtype=torch.float64)
+        return torch.empty(count, dtype=torch.float64, device="cpu")
     with _lock:
         free = [buffer for buffer, held in zip(_buffers, _references(_buffers), strict=True) if held == _UNUSED]
         fitting = next((buffer for buffer in free if len(buffer) >= size), None)

@@ -32,7 +32,7 @@ def measure(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
     Takes float32, float16, bfloat16, float64 and FP8 tensors of any shape and stride. Never waits for the device.
     """
-    packed: list[torch.Tensor] = [torch.empty(0)] * len(tensors)
+    packed: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(tensors)
     for device in {t.device: None for t in tensors}:
         here = [i for i, t in enumerate(tensors) if t.device == device]
         together = measure_together([tensors[i] for i in here])
@@ -49,7 +49,7 @@ def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None]
     for each tensor with a cap, with only the exponent counts set: those of the capped magnitudes.
     """
     if not tensors:
-        return torch.zeros(0, dtype=torch.float64)
+        return torch.zeros(0, dtype=torch.float64, device="cpu")
     measured = by_kernel("measure", tensors[0].device.type, tensors, caps)
     if measured is not None:
         return measured

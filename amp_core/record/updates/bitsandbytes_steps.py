@@ -58,10 +58,14 @@ def state_of(optimizer: Any, parameter: torch.Tensor) -> dict[str, Any]:
     held = optimizer.state.get(parameter, {})
     if "state1" not in held:
         empty = optimizer.optimizer_name == "adagrad"  # torch's has its state from the start
-        return {"step": torch.zeros(()), "sum": torch.zeros_like(parameter, dtype=torch.float32)} if empty else {}
+        return (
+            {"step": torch.zeros((), device="cpu"), "sum": torch.zeros_like(parameter, dtype=torch.float32)}
+            if empty
+            else {}
+        )
     names = _STATES[optimizer.optimizer_name]
     states = {name: _dequantized(held, number) for number, name in enumerate(names, start=1)}
-    return {"step": torch.tensor(float(held["step"]))} | states
+    return {"step": torch.tensor(float(held["step"]), device="cpu")} | states
 
 
 def torch_optimizer(optimizer: Any, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:

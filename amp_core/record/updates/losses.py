@@ -104,7 +104,7 @@ def loss_sums(
     if undecayed is not None and exact_undecayed is not None:
         decay = right - _joined(exact_undecayed)
         columns += [decay.abs(), (end - _joined(undecayed)) * decay.sign()]
-    sums = [torch.tensor(lengths, dtype=torch.float64).to(start.device, non_blocking=True)]
+    sums = [torch.tensor(lengths, dtype=torch.float64, device="cpu").to(start.device, non_blocking=True)]
     sums += [torch.stack([part.sum() for part in column.split(lengths)]).to(torch.float64) for column in columns]
     sums += [torch.zeros_like(sums[0])] * (len(COLUMNS) - len(sums))
     return torch.stack(sums, dim=1)

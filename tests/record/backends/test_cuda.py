@@ -7,6 +7,7 @@ import torch
 
 from amp_core.hardware.gpus import gpu_of
 from amp_core.record import environment as recorded
+from amp_core.record.backends.base import Allocated
 from amp_core.record.backends.cuda import Cuda
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.train import environment as described
@@ -87,3 +88,12 @@ def test_a_memory_limit_is_set_as_a_fraction_of_the_devices_memory(machine, monk
     gpu.limit_memory(2**35)
     gpu.limit_memory(2**40)
     assert kept == [0.5, 1.0]
+
+
+def test_memory_that_an_allocator_does_not_count_is_null(monkeypatch):
+    def refuse(device):
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", refuse)
+    gpu = Cuda(torch.device("cuda:0"))
+    assert gpu.memory_bytes() == (None, None) and gpu.read_allocator() == Allocated()

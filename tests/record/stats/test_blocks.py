@@ -1,6 +1,7 @@
 """Distances below the tops of blocks: the kernel and plain torch against a slow count, value by value."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,22 @@ from hypothesis import strategies as st
 from amp_core.quantization import BINS, EIGHTHS, FINE_OCTAVES, OCTAVES, RECIPES, scalings
 from amp_core.record.stats import blocks, dispatch
 from amp_core.record.stats.blocks import distances_plain, measure_blocks
+from amp_core.record.stats.cuda.blocks import distances_cuda
 from amp_core.record.stats.numba.blocks import distances_cpu
+from tests.compilers import needs_cxx
+from tests.record.stats.cuda.on_host import on_host
 
-PATHS = {"plain": distances_plain, "kernel": distances_cpu}
+
+def distances_on_host(*args: Any) -> torch.Tensor:
+    """The CUDA kernel's source, compiled for the host."""
+    with on_host() as launches:
+        result = distances_cuda(*args)
+    assert launches == [("fp32", "distances")]
+    return result
+
+
+PATHS = {"plain": distances_plain, "kernel": distances_cpu, "cuda": distances_on_host}
+ALL_PATHS = [pytest.param(name, marks=[needs_cxx] if name == "cuda" else []) for name in PATHS]
 
 
 def counted_slowly(
@@ -41,7 +55,7 @@ def counted_slowly(
     return result
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_every_value_is_counted_where_it_lies(path: str, data: st.DataObject) -> None:
@@ -62,7 +76,7 @@ def test_every_value_is_counted_where_it_lies(path: str, data: st.DataObject) ->
     assert np.allclose(got, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 def test_rows_are_the_same_with_and_without_the_kernel(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     matrix = torch.exp(3 * torch.randn(150, 200)) * torch.randn(150, 200).sign()

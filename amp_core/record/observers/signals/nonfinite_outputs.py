@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from amp_core.record.backends import backend_of
 from amp_core.record.environment import with_autocast
 from amp_core.record.model import own
 from amp_core.record.model.modules import tensors_in
@@ -83,6 +84,8 @@ class ForwardCheck(Observer):
         self._armed = ARMED_STEPS  # the first steps are measured: most faults show at once
         self._measuring = False
         self._measured: list[tuple[int, torch.dtype, torch.Tensor]] = []
+        self._waiting: list[tuple[int, torch.Tensor]] = []  # to be measured together, of one device and stream
+        self._stream: Any = None
         self._written = 0
         self._unnamed: tuple[int, dict[str, Any]] | None = None  # the model's own output was not finite; and that step
         self._near: set[int] = set()
@@ -103,6 +106,7 @@ class ForwardCheck(Observer):
     def step_began(self, step: int) -> None:
         self._step = step
         self._forget()
+        self._waiting = []
         self._dtypes, self._without_grad = {}, {}
         closely = self._each_step or self._armed > 0
         if self._on_cpu and not closely:
@@ -116,6 +120,7 @@ class ForwardCheck(Observer):
         self._armed -= self._armed > 0
 
     def step_ended(self, step: int) -> None:
+        self._measure_waiting()
         self._forget()
         if self._unnamed is not None and step > self._unnamed[0]:
             self._report_unnamed()
@@ -194,10 +199,33 @@ class ForwardCheck(Observer):
             self._writer.event("recomputed", self._modules[index][0], was, self._step, dtype=now, phase="backward")
 
     def _measure(self, index: int, outputs: list[torch.Tensor]) -> None:
+        """Measure outputs together with those of other modules: a launch for each takes the host longer than the GPU.
+
+        At most `MAX_BYTES` wait. As on a CPU, an output that the program changes in place meanwhile counts as changed.
+        """
         for tensor in outputs:
             if measurable(tensor) and tensor.element_size() > 1 and tensor.numel():
-                size = torch.linalg.vector_norm(tensor.detach(), float("inf"), dtype=torch.float32)
-                self._measured.append((index, tensor.dtype, size))
+                stream = backend_of(tensor.device).current_stream()
+                if self._waiting and (tensor.device != self._waiting[-1][1].device or stream != self._stream):
+                    self._measure_waiting()
+                self._stream = stream
+                self._waiting.append((index, tensor.detach()))
+                self._bytes += tensor.nbytes
+        if index == 0 or self._bytes >= MAX_BYTES:  # the model itself is the last
+            self._measure_waiting()
+
+    def _measure_waiting(self) -> None:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        tensors = [tensor for _, tensor in waiting]
+        backend_of(tensors[0].device).come_after(self._stream, tensors)
+        sizes: dict[int, torch.Tensor] = {}
+        for dtype in {tensor.dtype for tensor in tensors}:
+            alike = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            sizes |= zip(alike, torch._foreach_norm([tensors[i] for i in alike], torch.inf, dtype=wide), strict=True)
+        self._measured += [(index, tensor.dtype, sizes[i]) for i, (index, tensor) in enumerate(waiting)]
 
     # on a CPU: before backward
 

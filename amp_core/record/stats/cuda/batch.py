@@ -13,7 +13,7 @@ import torch
 from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.record.stats.channels import ChannelMax
 from amp_core.record.stats.cuda import program
-from amp_core.record.stats.cuda.table import Rows, on_device, rows, stretches
+from amp_core.record.stats.cuda.table import COLUMNS, Rows, on_device, rows, stretches
 from amp_core.record.stats.layout import Cap, dtype_name, in_one_row, packed_size
 
 PART = 8192
@@ -30,7 +30,7 @@ class Batch:
         self._held: list[torch.Tensor] = []
         self._work: list[tuple[str, str, Rows, torch.Tensor | None]] = []  # format, kernel, rows, results
         self._doubles = 0  # results that come with the table, to which the work without others belongs
-        self._reserved = torch.empty(0)
+        self._reserved = torch.empty(0, device="cpu")
 
     def measure(self, tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
         """The packed vectors, one after another, as `measure_together` has them; filled by `launch`."""
@@ -145,6 +145,7 @@ def _beside(values: torch.Tensor, channels: int, inner: int, out: int) -> Rows:
     row, column = np.meshgrid(np.arange(0, count, height), np.arange(0, channels, columns), indexing="ij")
     return rows(
         row.size,
+        COLUMNS,
         address=values.data_ptr() + row.ravel() * channels * values.dtype.itemsize,
         length=np.minimum(height, count - row.ravel()),
         out=out,
@@ -161,8 +162,9 @@ def _apart(values: torch.Tensor, channels: int, inner: int, out: int) -> Rows:
     first = np.arange(0, parts, taken)
     length = np.minimum(taken, parts - first)
     return rows(
-        len(first), address=values.data_ptr(), length=length, out=out, channels=channels, inner=inner, first=first
-    )
+        *(len(first), COLUMNS),
+        address=values.data_ptr(), length=length, out=out, channels=channels, inner=inner, first=first,
+    )  # fmt: skip
 
 
 def _form(dtype: torch.dtype) -> str:

@@ -625,7 +625,7 @@ template <class F> static __device__ __forceinline__ void norms_of_stretch(const
 
 #if BITS == 16 || BITS == 32
 KERNEL(measure, SMALL, (measure_stretch<FORMAT, 0>))
-KERNEL(beside, SMALL, channels_beside<FORMAT>)
+KERNEL(beside, LARGE, channels_beside<FORMAT>)
 KERNEL(apart, SMALL, channels_apart<FORMAT>)
 #else
 KERNEL(measure, LARGE, (measure_stretch<FORMAT, 0>))

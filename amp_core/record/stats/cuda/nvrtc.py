@@ -6,12 +6,16 @@ It needs no GPU, no C compiler and no header.
 """
 
 import ctypes
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from amp_core.formats import FORMATS
+from amp_core.quantization import EIGHTHS, FINE_OCTAVES, OCTAVES
 
-SOURCE = Path(__file__).with_name("kernels.cu")
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cu", "blocks.cu")]
+"""One after the other they are one program."""
 NAMES = {"fp64": "Fp64", "fp32": "Fp32", "fp16": "Fp16", "bf16": "Bf16", "fp8-e4m3": "E4m3", "fp8-e5m2": "E5m2"}
 """Formats that the kernels know, and their names in the source."""
 
@@ -25,10 +29,32 @@ def load_nvrtc(cuda_version: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(name)
     except OSError:  # torch loads it from its own packages, and only when it first needs it
-        for folder in map(Path, sys.path):
-            for found in (folder / "nvidia").glob(f"*/lib/{name}"):
-                return ctypes.CDLL(str(found))
+        for path in _installed(name, major):
+            return ctypes.CDLL(str(path))
         raise
+
+
+def _installed(name: str, major: str) -> Iterator[Path]:
+    """The library in NVIDIA's packages, in torch's own folder (some builds carry it), or in the CUDA toolkit."""
+    for folder in map(Path, sys.path):
+        yield from (folder / "nvidia").glob(f"*/lib/{name}")
+        carried = (folder / "torch" / "lib").glob(f"libnvrtc-*.so.{major}*")
+        yield from (path for path in carried if "builtins" not in path.name)
+    toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
+    yield from toolkit.glob(f"lib64/{name}")
+
+
+def known_architecture(nvrtc: ctypes.CDLL, architecture: str) -> str:
+    """The newest generation that the compiler knows and whose machine code runs on `architecture`: of the same major
+    version and not newer, such as `sm_100` for `sm_103` with CUDA 12.8. `architecture` itself where there is none.
+    """
+    count = ctypes.c_int()
+    _check(nvrtc, nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+    known = (ctypes.c_int * count.value)()
+    _check(nvrtc, nvrtc.nvrtcGetSupportedArchs(known))
+    wanted = int(architecture.removeprefix("sm_"))
+    usable = [number for number in known if number // 10 == wanted // 10 and number <= wanted]
+    return f"sm_{max(usable, default=wanted)}"
 
 
 def compile_kernels(nvrtc: ctypes.CDLL, form: str, architecture: str) -> bytes:
@@ -38,7 +64,8 @@ def compile_kernels(nvrtc: ctypes.CDLL, form: str, architecture: str) -> bytes:
     """
     options = [f"--gpu-architecture={architecture}", *definitions(form)]
     program = ctypes.c_void_p()
-    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), SOURCE.read_bytes(), b"kernels.cu", 0, None, None))
+    source = b"\n".join(path.read_bytes() for path in SOURCES)
+    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None))
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if nvrtc.nvrtcCompileProgram(program, len(options), given):
@@ -50,7 +77,9 @@ def compile_kernels(nvrtc: ctypes.CDLL, form: str, architecture: str) -> bytes:
 
 def definitions(form: str) -> list[str]:
     """What the source is compiled with for a format."""
-    return [f"-DFORMAT={NAMES[form]}", f"-DBITS={FORMATS[form].bits}"]
+    values = {"FORMAT": NAMES[form], "BITS": FORMATS[form].bits}
+    values |= {"EIGHTHS": EIGHTHS, "FINE_OCTAVES": FINE_OCTAVES, "OCTAVES": OCTAVES}
+    return [f"-D{name}={value}" for name, value in values.items()]
 
 
 def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:

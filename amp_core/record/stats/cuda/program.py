@@ -15,7 +15,7 @@ import torch
 
 from amp_core.record.backends import backend_of
 from amp_core.record.backends.cuda import Cuda
-from amp_core.record.stats.cuda.nvrtc import compile_kernels, load_nvrtc
+from amp_core.record.stats.cuda.nvrtc import compile_kernels, known_architecture, load_nvrtc
 from amp_core.record.stats.cuda.table import Table
 
 THREADS = 512
@@ -64,7 +64,8 @@ def _function(device: torch.device, form: str, name: str) -> ctypes.c_void_p:
 @cache
 def _compiled(form: str, architecture: str) -> bytes:
     assert torch.version.cuda is not None
-    return compile_kernels(load_nvrtc(torch.version.cuda), form, architecture)
+    nvrtc = load_nvrtc(torch.version.cuda)
+    return compile_kernels(nvrtc, form, known_architecture(nvrtc, architecture))
 
 
 def _backend(device: torch.device) -> Cuda:

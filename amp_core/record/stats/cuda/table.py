@@ -1,6 +1,6 @@
 """Tables of what a launch reads: one row, one block of threads, for each stretch of a tensor.
 
-The columns are those of `Stretch` in kernels.cu. A table is built on the host and copied to the device without waiting.
+A table is built on the host and copied to the device without waiting.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 COLUMNS = ("address", "length", "out", "ticket", "stretches", "caps", "channels", "inner", "first", "capped_out")
+"""Those of `Stretch` in kernels.cu."""
 STRETCHES = 2048
 """Approximate number of pieces that values are cut into if there are enough: several per multiprocessor of any GPU."""
 MIN_STRETCH, MAX_STRETCH = 1 << 14, 1 << 30
@@ -38,6 +39,7 @@ def stretches(lengths: Sequence[int], addresses: Sequence[int], itemsize: int, *
     first = (np.arange(len(which)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
     return rows(
         len(which),
+        COLUMNS,
         address=np.array(addresses)[which] + first * itemsize,
         length=np.minimum(most, length[which] - first),
         stretches=pieces[which],
@@ -46,11 +48,11 @@ def stretches(lengths: Sequence[int], addresses: Sequence[int], itemsize: int, *
     )
 
 
-def rows(count: int, **columns: npt.ArrayLike) -> Rows:
-    """Rows with those columns, the others zero."""
-    made = np.zeros((count, len(COLUMNS)), np.int64)
+def rows(count: int, names: Sequence[str], **columns: npt.ArrayLike) -> Rows:
+    """Rows of a table whose columns are `names`, with those given and the others zero."""
+    made = np.zeros((count, len(names)), np.int64)
     for name, values in columns.items():
-        made[:, COLUMNS.index(name)] = values
+        made[:, names.index(name)] = values
     return made
 
 

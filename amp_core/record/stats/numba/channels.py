@@ -20,7 +20,7 @@ def channels_cpu(values: torch.Tensor, channels: int, inner: int, into: torch.Te
     With `into`, of the same dtype, the elementwise maximum of it and the new values, in place.
     """
     if into is None:
-        into = torch.zeros(channels, dtype=values.dtype)
+        into = torch.zeros(channels, dtype=values.dtype, device="cpu")
     if inner * channels:
         largest = largest_of_halves if values.dtype.itemsize == 2 else largest_of_singles
         largest(values.data_ptr(), values.numel() // (channels * inner), channels, inner, into.data_ptr())

@@ -53,7 +53,7 @@ _NO_CAP = (0, 0, 1, 0)
 def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
     """The packed vectors of CPU tensors, one after another, as `measure_together` describes them."""
     if not tensors:
-        return torch.zeros(0, dtype=torch.float64)
+        return torch.zeros(0, dtype=torch.float64, device="cpu")
     capped = [i for i, cap in enumerate(caps) if cap is not None]
     rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # keeps copies alive until they are measured
     for i in capped:  # caps need the values in the order of their channels
@@ -98,7 +98,7 @@ class PassingTensors:
     each module, so this makes as few objects as possible."""
 
     def __init__(self) -> None:
-        self._buffer = torch.empty(0, dtype=torch.float64)
+        self._buffer = torch.empty(0, dtype=torch.float64, device="cpu")
         self._address = self._used = self._size = 0
         self._full: list[torch.Tensor] = []
 

@@ -116,6 +116,7 @@ template <class T> static void opaque(T&) {}
 using std::sqrt;
 
 #include "kernels.cu"
+#include "blocks.cu"
 
 typedef void (*Kernel)(const Stretch*, double*);
 static Kernel kernel;

@@ -19,6 +19,8 @@ from amp_core.formats import FORMATS
 from amp_core.record.stats.cuda.nvrtc import NAMES, compile_kernels
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+MARKERS = {**dict.fromkeys(("measure", "capped", "norms"), ("DFMA", 1)), "distances": ("DMUL", 1)}
+"""By kernel: an instruction of its loop, and for how many values it stands; a load for others."""
 INTEGER_UNITS, MULTIPROCESSORS, CLOCK_GHZ = 64, 132, 1.755
 """Of an H100 SXM: 32-bit integer operations in each clock of a multiprocessor (CUDA C++ programming guide, arithmetic
 throughput of 9.0), multiprocessors, and the clock that it boosts to under load; its highest is 1.98."""
@@ -103,8 +105,7 @@ def kernels(compiler: str, form: str, architecture: str) -> dict[str, Code]:
     for section in re.split(r"\.section\s+\.text\.", text)[1:]:
         name = re.match(r"\w+", section)
         assert name is not None
-        marker, values = ("DFMA", 1) if name[0] in ("measure", "capped", "norms") else ("LDG.E.128", 0)
-        values = values or 128 // FORMATS[form].bits
+        marker, values = MARKERS.get(name[0], ("LDG.E.128", 128 // FORMATS[form].bits))
         code[name[0]] = Code(*sizes[name[0]], _loop(section.splitlines(), marker, values))
     return code
 

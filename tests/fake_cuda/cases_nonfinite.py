@@ -1,0 +1,40 @@
+"""The module with the first non-finite output is named on devices too, where outputs are measured together."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from amp_core import load_run
+from amp_core.record import watch
+from amp_core.record.observers.signals import nonfinite_outputs
+from tests.fake_cuda.loops import Split
+
+
+@pytest.mark.parametrize("bound", [2**26, 1])
+@pytest.mark.parametrize(("first", "second"), [("cuda:0", "cuda:1"), ("cuda:1", "cuda:1")])
+def test_the_first_module_that_overflows_is_named(
+    first: str, second: str, bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nonfinite_outputs, "MAX_BYTES", bound)
+    torch.manual_seed(0)
+    model = Split(first, second)
+    large = model.second[0]
+    assert isinstance(large, nn.Linear)
+    x = torch.randn(4, 6).to(first)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1.0)
+    with watch(model, optimizer, scaler=scaler, into=tmp_path / "run", every=100):
+        for step in range(2):
+            with torch.no_grad():
+                large.weight.fill_(1e6 if step else 0.1)
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    events = load_run(tmp_path / "run").events
+    found = events[events.kind == "non-finite output"].iloc[0]
+    assert (found["name"], found["step"], found["dtype"], found["op"]) == ("second.0", 1, "float16", "Linear")
