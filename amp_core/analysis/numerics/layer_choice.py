@@ -53,11 +53,10 @@ def layer_errors(run: Run, recipes: Sequence[Recipe]) -> pd.DataFrame:
     frame = worst.merge(sides[["layer", "format", "product", "operand", "tensor"]], on=["layer", "format", "product"])
     sizes = _sizes(run, operands)
     forward = operands[operands["product"] == "forward"].set_index(["layer", "format", "kind"])["rel_error"]
-    sides = [("activation", "input_effect"), ("weight", "weight_effect")]
     changes = [
         forward.reindex(pd.MultiIndex.from_frame(frame[["layer", "format"]].assign(kind=kind))).to_numpy()
         * sizes[effect].reindex(frame["layer"]).to_numpy()
-        for kind, effect in sides
+        for kind, effect in (("activation", "input_effect"), ("weight", "weight_effect"))
     ]
     frame["harm"] = np.hypot(*changes)
     flops, total = _traced_flops(run, sizes["flops"])
@@ -185,7 +184,7 @@ def _gradient_norms(run: Run, kind: str) -> pd.Series:
     rows = run.tensors(kind=kind, steps=(steps.max() / 2, steps.max())) if len(steps) else run.tensors(kind=kind)
     rows = rows if len(rows) else run.tensors(kind=kind)
     squares = (rows["rms"] / rows["loss_scale"]) ** 2 * rows["numel"]
-    norms: pd.Series = np.sqrt(squares.groupby(rows["name"]).mean())
+    norms: pd.Series = squares.groupby(rows["name"]).mean() ** 0.5
     return norms
 
 
