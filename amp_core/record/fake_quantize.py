@@ -126,9 +126,10 @@ def block_scales(
         return _powers_of_two(recipe.rule, element, amax)
     if recipe.scale.name == "fp32":
         scale = (element.max_value / amax.to(torch.float64).clamp(min=MIN_AMAX)).to(torch.float32)
-        if recipe.rule == "amax-pow2":
-            scale = torch.exp2(torch.floor(torch.log2(scale)))
         divide = block in (TENSOR, ROW)  # torchao divides by these, and multiplies with the inverse of others
+        if recipe.rule == "amax-pow2":  # torchao's logarithm rounds up just below a power of two, others' scales do not
+            exponent = torch.floor(torch.log2(scale)) if divide else torch.frexp(scale).exponent - 1.0
+            scale = torch.exp2(exponent)
         return Scales(scale, True, scale if divide else 1.0 / scale, divide)
     narrow = amax / element.max_value
     if whole is not None:

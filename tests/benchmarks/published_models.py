@@ -32,8 +32,12 @@ IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit-base": ("ViT", {}),
     "vit-large": ("ViT", BERT_LARGE),
     "convnext-tiny": ("ConvNext", {}),
+    "convnext-small": ("ConvNext", {"depths": [3, 3, 27, 3]}),
+    "convnext-large": ("ConvNext", {"depths": [3, 3, 27, 3], "hidden_sizes": [192, 384, 768, 1536]}),
     "convnext-base": ("ConvNext", {"depths": [3, 3, 27, 3], "hidden_sizes": [128, 256, 512, 1024]}),
     "swin-tiny": ("Swin", {}),
+    "swin-small": ("Swin", {"depths": [2, 2, 18, 2]}),
+    "swin-base": ("Swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32]}),
     "mobilenetv2": ("MobileNetV2", {"tf_padding": False}),
 }
 VGG = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)

@@ -11,7 +11,9 @@ precision, optimizer and memory format (one GPU each):
 - NVIDIA: github.com/NVIDIA/DeepLearningExamples (commit 729963dd), READMEs of resnet50v1.5 and BERT: one GPU.
   Pre-training at sequence length 512 is left out: 19 sequences/s in FP32 on V100 are 19 TFLOP/s of its 15.7, so the
   sequences were shorter.
-- timm: github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv.
+- timm: github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-{nhwc,nchw}-pt112-cu113-rtx3090.csv.
+- torch_benchmark: github.com/XHMY/torch_benchmark (commit 1821379f), README: torchvision's models in an NGC container
+  of 2023. FP32 is TF32 from Ampere on, as such containers have it; in `fp16-pure` the weights are in FP16 too.
 
 The shares of each GPU (`amp_core.forecast.efficiency`) were fitted to the rows that are not `held_out`; the constants
 of `kernel_classes` were chosen with all rows in view.
@@ -27,7 +29,7 @@ import pandas as pd
 
 from amp_core.forecast import StepTrace, efficiency_of
 from amp_core.forecast.roofline import Work, device_time
-from amp_core.hardware.data_sheets import NAMES, named_part
+from amp_core.hardware.data_sheets import NAMES, dense_rates
 from amp_core.settings.training import TrainConfig
 from amp_core.train.step_on_fake_tensors import traced
 from amp_core.train.workloads import Workload
@@ -37,23 +39,27 @@ FILE = Path(__file__).with_suffix(".csv")
 
 
 @functools.cache
-def trace(model: str, batch: int, length: int, optimizer: str, channels_last: bool, amp: bool) -> StepTrace:
+def trace(model: str, batch: int, length: int, optimizer: str, channels_last: bool, precision: str) -> StepTrace:
     """The traced step; without an optimizer's step where the measurement has none."""
     own, batches, loss_fn = build(model, batch, length, channels_last)
+    if precision == "fp16-pure":
+        own = own.half()
+        batches = [(images.half(), labels) for images, labels in batches]
     config = TrainConfig(workload="text-gpt", size="tiny", optimizer="sgd" if optimizer == "none" else optimizer)
-    return traced(config.resolved(), Workload(own, batches, loss_fn), batches[0], model, amp)
+    return traced(config.resolved(), Workload(own, batches, loss_fn), batches[0], model, precision == "fp16")
 
 
 def forecast_ms(row: dict[str, str]) -> tuple[float, float, float]:
     """Likely, shortest and longest time of a step."""
     how = row["model"], int(row["batch"]), int(row["length"]), row["optimizer"], row["channels_last"] == "yes"
-    work = trace(*how, row["precision"] == "fp16").work
+    work = trace(*how, row["precision"] if row["precision"].startswith("fp16") else "fp32").work
     if row["optimizer"] == "none":
         work = work[work["phase"] != "optimizer"]
-    name, rates = named_part(row["gpu"])
-    speeds = efficiency_of(NAMES[name]).range()
+    device = NAMES.get(row["gpu"], row["gpu"])
+    rates, speeds = dense_rates(device), efficiency_of(device).range()
+    assert rates is not None, row["gpu"]
     times = [
-        device_time(Work.of(work), rates, row["precision"], one).total_us / 1e3
+        device_time(Work.of(work), rates, row["precision"].removesuffix("-pure"), one).total_us / 1e3
         for one in (speeds.likely, *speeds.corners())
     ]
     return times[0], min(times), max(times)

@@ -110,7 +110,9 @@ def keeping(operands: dict[tuple[str, str], torch.Tensor], name: str) -> Callabl
 
 def differences(folder: Path, operands: dict[tuple[str, str], torch.Tensor]) -> dict[str, list[tuple[float, float]]]:
     """By recipe, for each operand and product: the difference of underflow, and that of the relative error in dB."""
-    predicted = what_if(load_run(folder), tuple(RECIPES), step=STEPS - 1)
+    run = load_run(folder)
+    predicted = what_if(run, tuple(RECIPES), step=STEPS - 1)
+    amax = run.blocks[run.blocks["step"] < STEPS - 1].groupby(["name", "kind"])["absmax"].max()  # for delayed scaling
     rows = predicted.set_index(["name", "kind", "product", "format"])
     result = collections.defaultdict(list)
     for (name, kind), tensor in operands.items():
@@ -120,7 +122,8 @@ def differences(folder: Path, operands: dict[tuple[str, str], torch.Tensor]) -> 
             continue
         for product, axis in zip(OPERANDS[kind], (-1, 0), strict=True):
             for recipe in RECIPES:
-                held = fake_quantize(tensor, recipe, axis=axis, kind=kind)
+                before = float(amax[name, kind]) if RECIPES[recipe].history_steps else None
+                held = fake_quantize(tensor, recipe, axis=axis, kind=kind, tensor_amax=before)
                 predicted = rows.loc[(name, kind, product, recipe)]
                 lost = float(((held == 0) & nonzero).sum() / nonzero.sum())
                 error = 20 * np.log10(float((held - values).norm() / values.norm()))

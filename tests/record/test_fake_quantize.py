@@ -1,5 +1,6 @@
 """`fake_quantize` against torchao, bit for bit, and against the definition of a format, value by value."""
 
+import itertools
 import math
 
 import numpy as np
@@ -165,6 +166,48 @@ def test_mx_is_what_the_specification_says(name: str, values: str) -> None:
     scale = np.where(amax > 0, 2.0 ** (np.floor(np.log2(np.maximum(amax, 1e-300))) - recipe.element.max_exponent), 1.0)
     expected = (nearest(exact / scale, positive_values(recipe)) * scale).reshape(given_values.shape)
     assert np.array_equal(fake_quantize(given_values, name).double().numpy(), expected)
+
+
+ML_DTYPES = {
+    "fp8-e4m3": "float8_e4m3fn",
+    "fp8-e5m2": "float8_e5m2",
+    "fp6-e3m2": "float6_e3m2fn",
+    "fp6-e2m3": "float6_e2m3fn",
+    "fp4-e2m1": "float4_e2m1fn",
+}
+"""Elements as `ml_dtypes` names them; it has no INT8 with a fraction."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["FP32", "BF16", "FP16"])
+@pytest.mark.parametrize("values", [*ALL, "zeros"])
+def test_elements_are_rounded_as_ml_dtypes_does(values: str, dtype: torch.dtype) -> None:
+    """Along both axes, with ragged blocks. Left out: blocks with an infinity, and those whose scale is 2^-127, where
+    `fake_quantize` follows torchao."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    given_values = distribution(values, 72)[:, :200].to(dtype)
+    recipes = [r for r in RECIPES.values() if r.rule == "floor" and r.element.name in ML_DTYPES]
+    for axis, recipe in itertools.product((0, 1, -1, -2), recipes):
+        blocks, held = (
+            np.pad(t.double().movedim(axis, -1).numpy(), [(0, 0), (0, -t.shape[axis] % 32)], mode="edge").reshape(
+                -1, 32
+            )
+            for t in (given_values, fake_quantize(given_values, recipe, axis=axis))
+        )
+        amax = np.abs(blocks).max(1, keepdims=True)
+        power = np.frexp(np.where(np.isfinite(amax), amax, 1.0))[1] - 1 - recipe.element.max_exponent
+        scale = np.ldexp(1.0, np.clip(power, -126, 127))
+        scaled = np.clip(blocks / scale, -recipe.element.max_value, recipe.element.max_value).astype(np.float32)
+        expected = scaled.astype(getattr(ml_dtypes, ML_DTYPES[recipe.element.name])).astype(np.float64) * scale
+        compared = (np.isfinite(amax) & ((power > -127) | (amax == 0)))[:, 0]
+        assert np.array_equal(held[compared], expected[compared].astype(np.float32)), (recipe.name, axis)
+        assert np.isnan(held[np.isnan(amax)[:, 0]]).all(), (recipe.name, axis)
+
+
+def test_a_block_scale_just_below_a_power_of_two_is_rounded_down() -> None:
+    """To 8, as Transformer Engine's reference does: 448 / amax is the number before 16."""
+    values = torch.full((128,), 2.0**-13)
+    values[0] = 28.0 + 2.0**-19
+    assert fake_quantize(values, "fp8-block-pow2").tolist()[:2] == [28.0, 0.0]  # E4M3 has 2^-9, and 2^-10 is a tie
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@
     print(code_for("torchao", choice))                  # in layer_choice_code
 
 A layer's error in a recipe is that of the worst of its three products (see `quantized.product_errors`); the limit is
-on it. Layers are ordered by `harm`: all three errors together, times the size of an output gradient and of one product
-of an input with a weight. Rounding does more where gradients, inputs and weights are large, though its relative error
-is alike in most layers. It orders layers of one recipe, and means nothing across runs.
+on it. Layers are ordered by `harm`: the predicted change of a batch's loss if this layer alone is quantized, to first
+order. Rounding errors are independent of the values, so the change has a mean near 0 and the variance
+(‖∂loss/∂input‖ · rms of the input's errors)² + (‖∂loss/∂weight‖ · rms of the weight's errors)². The gradients are those
+of the second half of the training: the early ones are larger, and in other layers.
 """
 
 import math
@@ -50,10 +51,14 @@ def layer_errors(run: Run, recipes: Sequence[Recipe]) -> pd.DataFrame:
     sides = operands.loc[operands.groupby(["layer", "format", "product"], sort=False)["rel_error"].idxmax()]
     sides = sides.rename(columns={"kind": "operand", "name": "tensor"})
     frame = worst.merge(sides[["layer", "format", "product", "operand", "tensor"]], on=["layer", "format", "product"])
-    squared = products.assign(squared=products["rel_error"] ** 2).groupby(["name", "format"])["squared"].sum()
     sizes = _sizes(run, operands)
-    keys = pd.MultiIndex.from_frame(frame[["layer", "format"]])
-    frame["harm"] = np.sqrt(squared.reindex(keys).to_numpy()) * sizes["effect"].reindex(frame["layer"]).to_numpy()
+    forward = operands[operands["product"] == "forward"].set_index(["layer", "format", "kind"])["rel_error"]
+    changes = [
+        forward.reindex(pd.MultiIndex.from_frame(frame[["layer", "format"]].assign(kind=kind))).to_numpy()
+        * sizes[effect].reindex(frame["layer"]).to_numpy()
+        for kind, effect in (("activation", "input_effect"), ("weight", "weight_effect"))
+    ]
+    frame["harm"] = np.hypot(*changes)
     flops, total = _traced_flops(run, sizes["flops"])
     frame["flops"] = flops.reindex(frame["layer"]).to_numpy()
     frame["flops_frac"] = frame["flops"] / total
@@ -134,9 +139,14 @@ def _by_layer(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sizes(run: Run, operands: pd.DataFrame) -> pd.DataFrame:
-    """By layer, of a sampled step on average: `flops` of its three products, and `effect`, the norm of its output
-    gradient times the root mean squares of its input and its weight."""
+    """By layer, of a sampled step on average: `flops` of its three products; and `input_effect` and `weight_effect`, by
+    how much the loss changes if its input or weight has a relative error of 1, independent of the values."""
     measured = run.blocks.drop_duplicates(["step", "name", "kind"]).astype({"numel": float})
+    loss_scales = (
+        run.steps.drop_duplicates("step").set_index("step")["loss_scale"].reindex(measured["step"]).fillna(1.0)
+    )
+    scaled = measured["kind"] == "output_grad"
+    measured["sq_sum"] /= np.where(scaled, loss_scales.to_numpy() ** 2, 1.0)
     means = measured.groupby(["name", "kind"])[["numel", "nonzero", "sq_sum"]].mean()
     first = operands.drop_duplicates(["layer", "kind"])
     of_operand = means.reindex(pd.MultiIndex.from_frame(first[["name", "kind"]])).reset_index(drop=True)
@@ -146,11 +156,36 @@ def _sizes(run: Run, operands: pd.DataFrame) -> pd.DataFrame:
         of_operand.pivot(index="layer", columns="kind", values=column).reindex(columns=kinds)
         for column in ("numel", "nonzero", "sq_sum")
     )
-    counted = numel.fillna(nonzero)
-    mean = squares["activation"] / counted["activation"] * squares["weight"] / counted["weight"]
     # numel are T·K, K·N and T·N, so the root of their product is T·K·N.
     flops = 3 * 2 * np.sqrt(numel.prod(axis=1, skipna=False))
-    return pd.DataFrame({"effect": np.sqrt(mean * squares["output_grad"]), "flops": flops})
+    counted = numel.fillna(nonzero)
+    inputs = np.sqrt(counted["activation"] * counted["weight"] / counted["output_grad"])
+    weights = first[first["kind"] == "weight"].set_index("layer")["name"].reindex(counted.index)
+    output_grads = _gradient_norms(run, "output_grad").reindex(counted.index)
+    output_grads = output_grads.fillna(np.sqrt(squares["output_grad"]))  # as recorded with the blocks
+    # Each element of the input's gradient is a sum over outputs; its norm is that of independent terms.
+    rms = np.sqrt(squares / counted)
+    input_grads = output_grads * np.sqrt(inputs) * rms["weight"]
+    weight_grads = _gradient_norms(run, "weight_grad").reindex(weights).set_axis(weights.index)
+    weight_grads = weight_grads.fillna(output_grads * np.sqrt(inputs) * rms["activation"])
+    return pd.DataFrame(
+        {
+            "flops": flops,
+            "input_effect": input_grads * rms["activation"],
+            "weight_effect": weight_grads * rms["weight"],
+        }
+    )
+
+
+def _gradient_norms(run: Run, kind: str) -> pd.Series:
+    """Norm of each gradient by name, without the loss scale: root mean square over the sampled steps of the second half
+    of the training, or over all where that has none."""
+    steps = run.steps["step"]
+    rows = run.tensors(kind=kind, steps=(steps.max() / 2, steps.max())) if len(steps) else run.tensors(kind=kind)
+    rows = rows if len(rows) else run.tensors(kind=kind)
+    squares = (rows["rms"] / rows["loss_scale"]) ** 2 * rows["numel"]
+    norms: pd.Series = squares.groupby(rows["name"]).mean() ** 0.5
+    return norms
 
 
 def _traced_flops(run: Run, flops: pd.Series) -> tuple[pd.Series, float]:

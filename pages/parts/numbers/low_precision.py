@@ -22,9 +22,9 @@ HOW = (
 )
 ABOUT = (
     "Predicted, not measured: the error of each layer's worst product (forward, input gradient, weight gradient), in "
-    "dB, the larger the better. The most harmful layers come first: those with the largest errors, and the largest "
-    "gradients, inputs and weights for these errors to act on. Click a cell, or the start of a row of the table, to "
-    "see its tensor over time."
+    "dB, the larger the better. The most harmful layers come first: those that are predicted to change the loss most "
+    "if they alone are quantized, from their rounding errors and the gradients of the second half of the run. Click a "
+    "cell, or the start of a row of the table, to see its tensor over time."
 )
 PRODUCTS = {"forward": "forward", "input_grad": "input gradient", "weight_grad": "weight gradient"}
 COLUMNS = {

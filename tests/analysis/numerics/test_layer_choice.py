@@ -20,6 +20,7 @@ from amp_core.analysis.numerics.quantized import quantized
 from amp_core.cli.settings import add_flag, add_settings, settings
 from amp_core.quantization import OPERANDS, RECIPES
 from amp_core.record import watch
+from amp_core.record.quantized_products import QuantizedProducts
 from amp_core.settings.training import RECIPES as TRAINED
 from amp_core.settings.training import TrainConfig
 from tests.paths import SAMPLE_RUNS
@@ -245,3 +246,52 @@ def test_flags_of_ampscope_train_keep_exactly_the_layers_that_stay(recipe):
     all_go = shlex.split(train_flags(dataclasses.replace(choice, stay=())))
     assert TrainConfig.from_dict(settings(parser.parse_args(all_go))).keep_bf16 == ()  # unset, the head would stay
     assert train_flags(dataclasses.replace(choice, go=())) == ""
+
+
+class Branches(nn.Module):
+    """Two layers side by side, of which `share` says how much the first counts in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(32, 16, bias=False), nn.Linear(32, 16, bias=False)
+        self.share = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = self.share * self.one(x), (1 - self.share) * self.other(x)
+        return sum(((out - 1.0) ** 2).mean() for out in outputs)
+
+
+def branches(folder, shares, loss_scale=1.0, **options):
+    torch.manual_seed(0)
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
+    with watch(model, optimizer, scaler=scaler, into=folder, every=1, blocks=True, **options):
+        for model.share in shares:
+            scaler.scale(model(torch.randn(64, 32))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return model, load_run(folder)
+
+
+def test_layers_are_ranked_by_the_gradients_of_the_second_half(tmp_path):
+    _, run = branches(tmp_path / "run", [0.99, 0.99, 0.99, 0.2, 0.2, 0.2])
+    errors = layer_errors(run, CHOSEN)
+    assert errors.drop_duplicates("format")["layer"].tolist() == ["other", "other"]
+
+
+@pytest.mark.parametrize("kinds", [("weight_grad", "output_grad"), ("weight_grad",), ()])
+@pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
+def test_harm_is_the_typical_change_of_the_loss(tmp_path, loss_scale, kinds):
+    model, run = branches(tmp_path / "run", [0.3] * 3, loss_scale, kinds=kinds)
+    harm = layer_errors(run, CHOSEN).set_index(["layer", "format"])["harm"]
+    batches = [torch.randn(64, 32) for _ in range(20)]
+    for layer, format_name in harm.index:
+        changes = []
+        for batch in batches:
+            with torch.no_grad(), QuantizedProducts(RECIPES[format_name], model, only=[layer]):
+                quantized_loss = model(batch).item()
+            changes.append(quantized_loss - model(batch).item())
+        # The weight's rounding error is one draw, the same in all batches.
+        assert 1 / 4 < np.sqrt(np.mean(np.square(changes))) / harm[layer, format_name] < 4
