@@ -1,25 +1,47 @@
 """The app under Streamlit's AppTest; a page is opened by its address.
 
-app = app_test(run="run/a").run()
-app.switch_page("pages/loss_scale.py").run()
+app = app_test("pages/loss_scale.py", run="run/a").run()
 """
 
+import ast
 import functools
 from typing import Any
 
 from streamlit.components.v2 import manifest_scanner
+from streamlit.runtime.pages_manager import PagesManager
 from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
 
 from tests.paths import ROOT
+
+OVERVIEW = "pages/run_overview.py"
 
 # An AppTest looks for components in the metadata of every installed package, which takes longer than most pages do. The
 # packages do not change, so one scan is enough.
 manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
 
+# Until the first `st.navigation` of a process, Streamlit takes each file in pages/ for a page, and opens it without
+# app.py.
+PagesManager.uses_pages_directory = False
 
-def app_test(**address: Any) -> AppTest:
-    """The app before its first pass, with these parameters in its address."""
+
+@functools.cache
+def pages() -> dict[str, str]:
+    """File and address of every page, as `app.py` passes them to `st.Page`."""
+    calls = [n for n in ast.walk(ast.parse((ROOT / "app.py").read_text())) if isinstance(n, ast.Call)]
+    result = {}
+    for call in calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "Page":
+            options = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+            result[ast.literal_eval(call.args[0])] = options["url_path"]
+    return result
+
+
+def app_test(page: str = OVERVIEW, **address: Any) -> AppTest:
+    """The app before its first pass, at that page, with these parameters in its address."""
     app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
     for name, value in address.items():
         app.query_params[name] = value
+    if page != OVERVIEW:  # `switch_page` knows the addresses of pages only after the first pass
+        app._page_hash = calc_hash(pages()[page])
     return app

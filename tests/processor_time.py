@@ -1,4 +1,4 @@
-"""`./dev test --cpu` prints the processor time of each part of the suite.
+"""`./dev test --cpu` prints the processor time of the folders, files and tests that take most.
 
 Other work on the machine affects it less than wall time. It includes child processes that have ended, and not the
 collection.
@@ -20,11 +20,11 @@ def used_s() -> float:
 
 
 class ProcessorTime:
-    """A plugin that measures each test with its fixtures, wherever it runs, and adds up the files."""
+    """A plugin that measures each test with its fixtures, wherever it runs, and adds up files and folders."""
 
     def __init__(self) -> None:
         self._before = 0.0
-        self._of_files: Counter[str] = Counter()
+        self._of_tests: Counter[str] = Counter()
 
     def pytest_runtest_logstart(self) -> None:
         self._before = used_s()
@@ -40,13 +40,16 @@ class ProcessorTime:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self._of_files[report.nodeid.partition("::")[0]] += dict(report.user_properties)["processor_s"]
+            self._of_tests[report.nodeid] += dict(report.user_properties)["processor_s"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         folders: Counter[str] = Counter()
-        for file, seconds in self._of_files.items():
+        files: Counter[str] = Counter()
+        for test, seconds in self._of_tests.items():
+            file = test.partition("::")[0]
+            files[file] += seconds
             folders["/".join(file.split("/")[:2])] += seconds
-        for title, parts in (("folder", folders), ("file", self._of_files)):
+        for title, parts in (("folder", folders), ("file", files), ("test", self._of_tests)):
             terminalreporter.section(f"processor time by {title}, {sum(parts.values()):.0f} s")
             for part, seconds in parts.most_common(PARTS_SHOWN):
                 terminalreporter.write_line(f"{seconds:7.1f} s  {part}")

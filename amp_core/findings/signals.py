@@ -26,12 +26,17 @@ not true of `Bilinear`, whose weights are FP32 and whose operator promotes to th
 
 def signals(run: Run, *kinds: str) -> pd.DataFrame:
     """Events of these kinds, in order of time."""
-    return run.cached_frame(["events"], _signals, *kinds)
+    recorded = run.cached(["events"], _recorded_kinds)
+    return run.cached_frame(["events"], _signals, *(kind for kind in kinds if kind in recorded))
+
+
+def _recorded_kinds(run: Run) -> frozenset[str]:
+    return frozenset(pc.unique(run.table("events").column("kind")).to_pylist())
 
 
 def _signals(run: Run, *kinds: str) -> pd.DataFrame:
     table = run.table("events")
-    frame: pd.DataFrame = table.filter(pc.is_in(table.column("kind"), pa.array(kinds))).to_pandas()
+    frame: pd.DataFrame = table.filter(pc.is_in(table.column("kind"), pa.array(kinds, pa.string()))).to_pandas()
     return frame
 
 

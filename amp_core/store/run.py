@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +32,8 @@ from amp_core.store.urls import Address, located
 
 if TYPE_CHECKING:
     import pandas as pd
+
+T = TypeVar("T")
 
 
 SELECTIVE_READS = 4
@@ -79,7 +81,7 @@ class Run:
         self._tables: dict[str, pa.Table] = {}
         self._frames: dict[str, pd.DataFrame] = {}
         self._selective_reads = 0
-        self._made: dict[tuple[Any, ...], tuple[list[pa.Table], pd.DataFrame]] = {}
+        self._made: dict[tuple[Any, ...], tuple[list[pa.Table], Any]] = {}
         self.head = source.head()
         self.called: str | None = None
         """A label's name, which replaces the recorded one."""
@@ -274,16 +276,20 @@ class Run:
         return few
 
     def cached_frame(self, names: Sequence[str], make: "Callable[..., pd.DataFrame]", *args: Any) -> "pd.DataFrame":
-        """The frame `make(run, *args)`, which depends on the tables `names` alone: made once, and again when one of
-        them changes.
+        """The frame `make(run, *args)`, as with `cached`; each caller gets a frame of its own, as with `steps`."""
+        return self.cached(names, make, *args).copy(deep=False)
 
-        Each caller gets a frame of its own, as with `steps`.
+    def cached(self, names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
+        """`make(run, *args)`, which depends on the tables `names` alone: made once, and again when one of them changes.
+
+        Callers share it: do not modify it.
         """
         tables, key = [self.table(name) for name in names], (make, *args)
         known = self._made.get(key)
         if known is None or any(now is not then for now, then in zip(tables, known[0], strict=True)):
             known = self._made[key] = tables, make(self, *args)
-        return known[1].copy(deep=False)
+        result: T = known[1]
+        return result
 
     def console(self, lines: int = 20) -> list[str]:
         """The last lines that the process printed, if the app or a job started it."""

@@ -27,8 +27,8 @@ from typing import Any
 import psutil
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
+from tests.app_test import pages
 from tests.browser.conftest import FLAGS
-from tests.pages.conftest import pages
 from tests.serve.running import Server, app, serving
 from tests.synthetic import live, write
 

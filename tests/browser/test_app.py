@@ -8,8 +8,8 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.store.packing import pack
+from tests.app_test import pages
 from tests.browser import picture
-from tests.pages.conftest import pages
 from tests.serve.running import app
 from tests.synthetic import live, write
 from tests.waiting import wait_for

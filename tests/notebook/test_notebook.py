@@ -108,9 +108,8 @@ def drawn_by_pages() -> dict[str, list[dict[str, Any]]]:
 
     figures = {}
     for page in set(PAGES.values()):
-        app = app_test(run="sample/fp16-overflow", baseline="none").run()  # a plot of one run has none
-        if page != "run_overview":
-            app.switch_page(f"pages/{page}.py").run()
+        address = {"run": "sample/fp16-overflow", "baseline": "none"}  # a plot of one run has none
+        app = app_test(f"pages/{page}.py", **address).run()
         assert not app.exception
         figures[page] = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
     return figures

@@ -6,7 +6,6 @@ def test_it(home, open_app):
     assert "No step was skipped" in words(app)
 """
 
-import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,22 +17,10 @@ from streamlit.testing.v1 import AppTest
 from amp_core import jobs
 from pages.parts import warm_up
 from pages.parts.library import run_list, run_table
-from tests.app_test import app_test
+from tests.app_test import OVERVIEW, app_test
 
 ROOT = Path(__file__).resolve().parents[2]
-OVERVIEW = "pages/run_overview.py"
 FURTHER = warm_up.analyse_other_pages
-
-
-def pages() -> dict[str, str]:
-    """File and address of every page, as `app.py` passes them to `st.Page`."""
-    calls = [n for n in ast.walk(ast.parse((ROOT / "app.py").read_text())) if isinstance(n, ast.Call)]
-    result = {}
-    for call in calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "Page":
-            options = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
-            result[ast.literal_eval(call.args[0])] = options.get("url_path", Path(ast.literal_eval(call.args[0])).stem)
-    return result
 
 
 @dataclass(frozen=True)
@@ -67,10 +54,7 @@ def open_app(home: Home) -> Callable[..., AppTest]:
     """Open a page like an address: `open_app("pages/loss_scale.py", run="run/a")`."""
 
     def go(page: str = OVERVIEW, **address: Any) -> AppTest:
-        app = app_test(**address).run()
-        if page != OVERVIEW:
-            app.switch_page(page).run()
-        return app
+        return app_test(page, **address).run()
 
     return go
 

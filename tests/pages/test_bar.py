@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from amp_core.store.writer import RunWriter
-from tests.pages.conftest import OVERVIEW, metric, pages, titles, words
+from tests.app_test import OVERVIEW, pages
+from tests.pages.conftest import metric, titles, words
 from tests.synthetic import SAMPLES, write
 
 ON_ONE_RUN = ["pages/loss_scale.py", "pages/number_ranges.py", "pages/layer_detail.py", "pages/memory_use.py"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pages.parts import address
-from tests.pages.conftest import pages, words
+from tests.app_test import pages
+from tests.pages.conftest import words
 from tests.synthetic import SCENARIOS, live, write
 
 OF_A_RUN = [

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from amp_core.figures.colours import RECIPES
-from tests.pages.conftest import OVERVIEW, ROOT, pages, words
+from tests.app_test import OVERVIEW, pages
+from tests.pages.conftest import ROOT, words
 from tests.synthetic import write
 
 PAGES = list(pages())

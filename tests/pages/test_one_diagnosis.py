@@ -13,8 +13,9 @@ from amp_core.findings import GUIDE, diagnosis
 from amp_core.report import report_html
 from amp_core.text.formatting import scale, sentence
 from amp_core.traces import import_traces
+from tests.app_test import OVERVIEW
 from tests.findings.zoo import ZOO
-from tests.pages.conftest import OVERVIEW, words
+from tests.pages.conftest import words
 from tests.synthetic import SAMPLES, write
 from tests.traces.test_importing import trace_of
 

@@ -10,7 +10,8 @@ from amp_core.library.labels import Label, write_label
 from amp_core.library.mutes import mute
 from amp_core.library.permissions import Rules
 from pages.parts.library import run_list, trash
-from tests.pages.conftest import pages, words
+from tests.app_test import pages
+from tests.pages.conftest import words
 from tests.synthetic import live, write
 
 READS = {

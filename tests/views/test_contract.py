@@ -76,7 +76,8 @@ def test_every_view_is_in_the_catalogue_under_its_name() -> None:
 def test_a_view_gives_a_reason_exactly_if_nothing_is_drawn(scenario: str, runs: dict[str, Run]) -> None:
     run = runs[scenario]
     for name, view in RUN_VIEWS.items():
-        figure, sentence = view.draw(run), view.missing(run)
+        frame = view.frame(run)
+        figure, sentence = view.figure(frame), view.absent(frame)
         assert (sentence is None) == bool(figure.data), name
         if sentence is not None:
             assert sentence.endswith(".") and figure.layout.annotations[0].text == sentence, name

@@ -85,6 +85,10 @@ def to_win(run: Run) -> Chances | None:
     """Possible savings in an imported trace; None for other runs, for a CPU and without a profiled window."""
     if not is_trace(run):
         return None
+    return run.cached(["kernels", "windows", "collectives", "steps"], _to_win)
+
+
+def _to_win(run: Run) -> Chances | None:
     cost, rows = step_cost(run), kernel_rows(run)
     if cost.source != "profile" or cost.on_cpu or on_cpu(rows) or rows.empty:
         return None

@@ -135,7 +135,7 @@ def no_tensor_cores_on_device(run: Run) -> list[Finding]:
 def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     """`kernels-off-tensor-cores`: matrix kernels with 16-bit input that do not use tensor cores, on a GPU with them."""
     rows = kernel_rows(run)
-    if on_cpu(rows) or no_tensor_cores_on_device(run):
+    if rows.empty or on_cpu(rows) or no_tensor_cores_on_device(run):
         return []
     matrix = rows[is_matrix(rows)]
     total = float(matrix["total_us"].sum())

@@ -155,10 +155,12 @@ def exposed_communication(run: Run) -> list[Finding]:
         "16-bit activations.",
         "torch.distributed.all_reduce(x, async_op=True)   # compute before work.wait()",
     )
+    entry = GUIDE["exposed-communication"].advice
+    if not found or not found[0].advice.startswith(entry):  # the advice for inference stays
+        return found
     alone_us = collective_rows(run).groupby("name")["alone_us"].sum()
     remedy = _COLLECTIVES.get(str(alone_us.idxmax())) if alone_us.sum() > 0 else None
-    entry = GUIDE["exposed-communication"].advice
-    if remedy is None or not found or not found[0].advice.startswith(entry):  # the advice for inference stays
+    if remedy is None:
         return found
     return [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in found]
 
