@@ -92,3 +92,12 @@ def test_another_kind_selects_the_same_layer():
     assert same("head", ["embed.weight", "head.weight"]) == "head.weight"
     assert same("head.weight", ["embed", "head"]) == "head"
     assert same("gone", ["embed", "head"]) == same(None, ["embed", "head"]) == "embed"
+
+
+def test_with_a_baseline_the_exponents_stand_beside_it_with_its_noise(home, open_app):
+    write(home.runs / "a", "underflowing")
+    write(home.runs / "b", "fp32")
+    app = open_app(DETAIL, run="run/a", baseline="run/b")
+    assert not app.exception and "Exponents beside the baseline's" in titles(app)
+    app = open_app(DETAIL, run="run/a", baseline="none")
+    assert "Exponents beside the baseline's" not in titles(app)
