@@ -111,7 +111,9 @@ def test_the_patch_of_an_underflow_is_the_scale_that_the_run_recommends(tmp_path
     assert chain.patch == "scaler = torch.amp.GradScaler(device_type, init_scale=2.0**14, growth_interval=500)"
     assert "init_scale=2.0**14" in chain.cause.frameworks["Lightning"]
     vanished.write(tmp_path / "vanished", True)
-    assert "torch.bfloat16" in diagnosis_of(tmp_path / "vanished").patch  # no scale is known that would keep zeros
+    chain = diagnosis_of(tmp_path / "vanished")  # no scale is known that would keep zeros
+    assert "torch.bfloat16" in chain.patch and not chain.recommends_scale
+    assert not chain.measurements and chain.to_dict()["loss_scale"]["recommended"] is None
 
 
 def test_a_healthy_run_has_no_origin_of_a_fault():
