@@ -42,7 +42,8 @@ def show(run: Run) -> None:
     st.header(f"{run.head.world_size} ranks", anchor=False)
     timed = table.loc[table["step_ms"].notna(), "rank"].tolist()
     st.markdown(" ".join(part for part in (pace(loaders.analysed(rank_spread, run), timed), scales(run)) if part))
-    charts.view(RANKS, run, "ranks.times")
+    if len(timed) > 1:
+        charts.view(RANKS, run, "ranks.times")
     shown = table.assign(
         scale=[words.scale(value) for value in table["loss_scale"]],
         peak=[words.size(value) if value == value else words.NONE for value in table["memory_peak_bytes"]],
