@@ -27,7 +27,7 @@ COLUMNS = {
     "time": st.column_config.TextColumn("Step", help="Time of a step, and its range", width=130),
     "bound": st.column_config.TextColumn("Bound by", width=80, help="What most of the time goes to"),
     "memory": st.column_config.TextColumn("Memory", help="At the peak of a step of the same batch"),
-    "batch": st.column_config.TextColumn("Largest batch", help="Samples: surely, and perhaps"),
+    "batch": st.column_config.TextColumn("Largest batch", help="Samples: lower and upper estimate"),
     "source": st.column_config.TextColumn("Peaks from", help="Where the GPU's rates were read"),
 }
 

@@ -60,7 +60,7 @@ with right:
 predicted = tensor.predicted(run, kind)
 table = tensor.predictions(predicted, name)
 if table.empty:
-    empty.nothing("Nothing can be predicted for it: it never held a finite nonzero value.")
+    empty.nothing("No prediction for this tensor: it never held a finite nonzero value.")
 with st.expander("What another format or loss scale would do to it"):
     st.caption(tensor.about_predictions(predicted, name, kind, health))
     tables.show(

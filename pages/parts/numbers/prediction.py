@@ -59,7 +59,7 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     if kind == "weight_grad" and (rough := int((chosen["source_underflow_frac"] > MAX_SOURCE_UNDERFLOW_FRAC).sum())):
         st.caption(
             f"Rough for {words.plural(rough, 'tensor')}: so much of the output gradients behind them would underflow "
-            "that what is left is noise."
+            "that only noise remains."
         )
     if (safe := window(run)) is not None and safe.caveat:
         st.caption(f"Doubtful: {words.escape(words.sentence(safe.caveat))}")

@@ -52,12 +52,12 @@ CURES = {
         "model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
     ),
     "Kahan summation": (
-        "Each weight keeps in a second 16-bit tensor what it could not take up, and adds it to the next update.",
+        "A second 16-bit tensor keeps what rounding lost of each update, and adds it to the next one.",
         "from optimi import AdamW\n\noptimizer = AdamW(model.parameters(), lr=lr, kahan_sum=True)",
     ),
     "Stochastic rounding": (
-        "A weight moves by a whole unit in the last place with the probability of the update: right on average, "
-        "without memory of its own.",
+        "Each weight is rounded up or down at random, with probabilities that make the update right on average. "
+        "Needs no extra memory.",
         "from torchao.optim import _AdamW\n\noptimizer = _AdamW(model.parameters(), lr=lr, bf16_stochastic_round=True)",
     ),
 }
