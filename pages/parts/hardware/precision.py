@@ -230,7 +230,8 @@ def islands(view: PrecisionMap) -> None:
 
 def details(view: PrecisionMap) -> None:
     """All operators, and the module tree."""
-    by_op, by_module = st.tabs(["By operator", "By module"])
+    with st.expander("All operators and modules"):
+        by_op, by_module = st.tabs(["By operator", "By module"])
     with by_op:
         known = "; ".join(f"`{name}` {text}" for name, text in POLICIES.items())
         if view.has_policies:
