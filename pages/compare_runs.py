@@ -21,7 +21,7 @@ if under_way:
 if len(runs) < 2:
     if len(entries) < 2:
         second_run.offer(entries)
-    empty.nothing("The comparison begins when two of them have steps." if under_way else ASK)
+    empty.nothing("The comparison starts once two of them have steps." if under_way else ASK)
 if under_way:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.header("So far", anchor=False)

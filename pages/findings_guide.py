@@ -73,7 +73,7 @@ if only_found:
     elif not any(shown.values()):
         st.info("You have no runs of your own yet." if not mine else "None of these was found in your runs.")
 elif not any(shown.values()):
-    st.info("No entry has all of these words.", icon=":material/info:")
+    st.info("No entry matches all of these words.", icon=":material/info:")
 found = {family: entries for family, entries in shown.items() if entries}
 folded = found and not asked and not only_found
 places = st.tabs([f"{family} ({len(entries)})" for family, entries in found.items()]) if folded else []

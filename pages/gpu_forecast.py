@@ -1,5 +1,7 @@
 """What would mixed precision give on a GPU that is not here?"""
 
+from collections.abc import Sequence
+
 import pandas as pd
 import streamlit as st
 
@@ -7,9 +9,9 @@ from amp_core import Run, RunError
 from amp_core.analysis import traced_steps
 from amp_core.analysis.steps import emulated
 from amp_core.figures import forecast_figure
-from amp_core.forecast import Forecast, forecast, gpu_names, traces_of_run
+from amp_core.forecast import Forecast, forecast, gpu_names, step_time_changes, traces_of_run
 from amp_core.forecast import measured_factor as measured
-from pages.parts import address, charts, empty, head, loaders, tables, words
+from pages.parts import address, baseline, charts, empty, head, loaders, tables, words
 
 HOW = (
     "Trace one with `watch(…, trace_ops=2)` in your own loop or `ampscope train … --trace-ops`; a CPU is enough. "
@@ -25,7 +27,7 @@ COLUMNS = {
     "time": st.column_config.TextColumn("Step", help="Time of a step, and its range", width=130),
     "bound": st.column_config.TextColumn("Bound by", width=80, help="What most of the time goes to"),
     "memory": st.column_config.TextColumn("Memory", help="At the peak of a step of the same batch"),
-    "batch": st.column_config.TextColumn("Largest batch", help="Samples: surely, and perhaps"),
+    "batch": st.column_config.TextColumn("Largest batch", help="Samples: lower and upper estimate"),
     "source": st.column_config.TextColumn("Peaks from", help="Where the GPU's rates were read"),
 }
 
@@ -98,6 +100,31 @@ def left_out(table: pd.DataFrame) -> list[str]:
     return [f"{row.recipe.upper()} is not forecast for {row.gpu}: {row.why_not}." for row in without.itertuples()]
 
 
+def changes(pair: Sequence[Run], gpus: tuple[str, ...]) -> pd.DataFrame:
+    """The run's forecast step time over that of its baseline, the first of the `pair`."""
+    return step_time_changes(*pair, gpus)
+
+
+def against_baseline(run: Run, gpus: tuple[str, ...]) -> str:
+    """How the step time differs from the baseline's on each GPU, with its range; empty without a baseline."""
+    base = baseline.run("ops")
+    if base is None:
+        return ""
+    name = words.escape(base.name)
+    try:
+        rows = loaders.analysed(changes, [base, run], gpus)
+    except RunError as error:
+        return f"A forecast against **{name}** is not possible: {words.escape(words.sentence(error))}"
+    parts = []
+    for row in rows.itertuples():
+        ratio, low, high = (words.number(value, digits=2) for value in (row.ratio, row.low, row.high))
+        times = f"{words.number(row.value, 'ms', 2)} instead of {words.number(row.baseline, 'ms', 2)}"
+        parts.append(f"{row.gpu} **{ratio} ×** its step time ({low}–{high}; {times})")
+    unknown = [gpu for gpu in gpus if gpu not in set(rows["gpu"])]
+    parts += [f"{', '.join(unknown)} unknown: not all of both recipes run there"] if unknown else []
+    return words.unbroken(f"Forecast against **{name}**: {'; '.join(parts)}.")
+
+
 head.title("Forecast")
 run = head.run(table="ops")
 if not loaders.analysed(traced_steps, run):
@@ -118,10 +145,15 @@ except RunError as error:  # a profiler trace has operators, but not autocast's 
     empty.nothing(f"A forecast needs a step that AMPscope traced, and this run has none. {HOW}", sample=True)
 with answer:
     head.headline(headline(result.table))
+    if beside := against_baseline(run, tuple(asked)):
+        st.markdown(beside)
 dark = charts.dark()
-charts.show(forecast_figure(result.table, "speedup", dark), "forecast.speedup")
-charts.show(forecast_figure(result.table, "step_ms", dark), "forecast.time")
+left, right = charts.grid("forecast")
+with left:
+    charts.show(forecast_figure(result.table, "speedup", dark), "forecast.speedup", half=True)
+with right:
+    charts.show(forecast_figure(result.table, "step_ms", dark), "forecast.time", half=True)
 alt = "Forecast by GPU and recipe."
 tables.show(shown(result.table), column_config=COLUMNS, height="content", alt=alt)
-for note in [*left_out(result.table), *result.notes]:
-    st.caption(words.escape(note))
+with st.expander("What this forecast assumes"):
+    st.markdown("\n".join(f"- {words.escape(note)}" for note in [*left_out(result.table), *result.notes]))

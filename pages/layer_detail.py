@@ -2,10 +2,16 @@
 
 import streamlit as st
 
-from amp_core.analysis import kinds_present, layer_band, step_marks
+from amp_core.analysis import exponent_changes, kinds_present, layer_band, step_marks
 from amp_core.analysis.numerics.layers import downsample_trace, layer_exponents, layer_health, layer_trace
 from amp_core.analysis.steps import recipe
-from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure, with_baseline
+from amp_core.figures import (
+    classes_over_time,
+    exponent_change_figure,
+    exponents_over_time,
+    magnitude_figure,
+    with_baseline,
+)
 from amp_core.figures.marks import with_marks
 from pages.parts import baseline, charts, empty, head, loaders, tables, words
 from pages.parts.diagnosed import chain
@@ -36,13 +42,17 @@ without = trace["step"][~(trace["absmax"] > 0)].tolist()
 over_time = exponents_over_time(shares, tuple(formats), dark, values=values, without=without)
 drawn = downsample_trace(trace)
 magnitudes = magnitude_figure(drawn, tuple(formats), dark, values="as stored")
-base = baseline.run()
-if base is not None:
-    band = loaders.analysed(layer_band, [base, run], kind, name)
-    magnitudes = with_baseline(magnitudes, band, f"RMS in {base.name}", recipe(base), dark)
+bases = baseline.repeats()
+if bases:
+    band = loaders.analysed(layer_band, [bases[0], run], kind, name)
+    magnitudes = with_baseline(magnitudes, band, f"RMS in {bases[0].name}", recipe(bases[0]), dark)
 left, right = charts.grid("layer")
 with left:
     charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents", half=True)
+    if bases:
+        changes = loaders.analysed(exponent_changes, [*bases, run], kind, names=frozenset([name]))
+        beside = exponent_change_figure(changes, bases[0].name, recipe(bases[0]), dark)
+        charts.show(beside, "layer.change", half=True)
 with right:
     charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes", half=True)
     charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes", half=True)
@@ -50,7 +60,7 @@ with right:
 predicted = tensor.predicted(run, kind)
 table = tensor.predictions(predicted, name)
 if table.empty:
-    empty.nothing("Nothing can be predicted for it: it never held a finite nonzero value.")
+    empty.nothing("No prediction for this tensor: it never held a finite nonzero value.")
 with st.expander("What another format or loss scale would do to it"):
     st.caption(tensor.about_predictions(predicted, name, kind, health))
     tables.show(

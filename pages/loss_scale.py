@@ -10,6 +10,7 @@ from amp_core.figures import with_baseline
 from amp_core.findings import skips_in_words
 from amp_core.views import GRAD_NORM, LOSS_SCALE
 from pages.parts import baseline, cards, charts, clicks, empty, glossary, head, loaders, words
+from pages.parts.diagnosed import chain
 from pages.parts.hardware import ranks
 from pages.parts.numbers import casts, prediction
 from pages.parts.numbers import episodes as episodes_table
@@ -70,9 +71,9 @@ episodes = loaders.analysed(skip_episodes, run)
 
 window = prediction.window(run)
 sentence = headline(about, len(episodes), words.escape(run.head.config.get("precision") or "This run"))
-head.headline(
-    f"{sentence} {prediction.window_headline(window, about.last if about.has_scaler else None)}" if window else sentence
-)
+last = about.last if about.has_scaler else None
+predicted = prediction.window_headline(window, last, chain(run).recommends_scale) if window else ""
+head.headline(f"{sentence} {predicted}".rstrip())
 if about.has_scaler:
     show_cards(about, len(episodes), run.head.config.get("growth_interval"))
     shown = LOSS_SCALE.frame(run, loaders.analysed)

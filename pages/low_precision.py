@@ -40,6 +40,7 @@ by_label = {recipe.label: recipe.name for recipe in recipes}
 opened += [(str(point["y"]), by_label[point["x"]]) for point in clicked[:1] if point["x"] in by_label]
 for layer, name in opened:
     low_precision.go(run, errors, layer, name)
+low_precision.against_baseline(run, recipes)
 low_precision.code(chosen)
 low_precision.measured(run)
 casts.beside_prediction(run)

@@ -34,7 +34,7 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
         held = breakdown.named["bytes"].sum()
         return (
             f"Peak tensor memory {words.size(held)}, {words.escape(breakdown.moment)}: mostly {named}. "
-            f"The process was at {words.size(breakdown.total_bytes)}."
+            f"The process used {words.size(breakdown.total_bytes)}."
         )
     return f"Peak memory {words.size(breakdown.total_bytes)}, {words.escape(breakdown.moment)}: mostly {named}."
 
@@ -118,7 +118,7 @@ def difference(run: Run) -> None:
         return
     st.header("Difference from the baseline", anchor=False)
     if loaders.analysed(memory_breakdown, other).total_bytes is None:
-        st.info(f"{words.escape(other.name)} did not measure the parts of its memory.")
+        st.info(f"{words.escape(other.name)} has no memory breakdown.")
         return
     tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),

@@ -87,7 +87,7 @@ with st.container():
             for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
                 st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")
         elif not folded:
-            st.info("No run has all of these words.", icon=":material/info:")
+            st.info("No run matches all of these words.", icon=":material/info:")
         if folded:
             names = ", ".join(f"{words.escape(name)} ({words.plural(count, 'run')})" for name, count in folded.items())
             st.caption(f"Trainings of searches are folded: {names}. Choose the folder, or search, to see them.")

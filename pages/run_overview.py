@@ -4,7 +4,7 @@ import streamlit as st
 
 from amp_core import Run, diagnose
 from amp_core.analysis import Overview, overview, tensor_core_use
-from amp_core.findings import first_sentence, skips_in_words
+from amp_core.findings import first_sentence
 from amp_core.views import DEVICE, LOSS, LOSSES, MEMORY, PHASES
 from pages.parts import baseline, cards, charts, head, live, loaders, warm_up, words
 from pages.parts.diagnosed import chain
@@ -20,8 +20,7 @@ def summary(view: Overview) -> str:
     steps = f"{view.steps_done:,}{planned_text} steps{time}"
     known = view.loss_first is not None
     loss = f"; loss {words.loss(view.loss_first)} at first, {words.loss(view.loss_final)} at the end" if known else ""
-    apart = f": {skips_in_words(view.scale)}" if view.scale.skips else ""
-    skips = f"; {words.plural(view.scale.skips, 'step')} skipped{apart}" if view.scale.has_scaler else ""
+    skips = f"; {words.plural(view.scale.skips, 'step')} skipped" if view.scale.has_scaler else ""
     return f"{steps}{loss}{skips}."
 
 

@@ -33,7 +33,7 @@ if entry is not None and entry.key in followed:
     batch.show_latest()
     live.show(entry, with_queue=True)
 else:
-    st.markdown("Each precision becomes one run, trained by a process of its own. Runs on the same device are queued.")
+    st.markdown("Each precision is one run, trained in its own process. Runs on the same device are queued.")
     form.show()
     comparisons.show_latest()
     batch.show_latest()

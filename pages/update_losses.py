@@ -22,6 +22,7 @@ if summary["tensors"]:
     figure = UPDATES.figure(frame, charts.dark(), **options)
     for point in clicks.points(charts.show(figure, "updates.heatmap", clicks=True), "updates.heatmap")[:1]:
         tensor.jump("weight_grad", str(point["y"]))
+    updates.against_baseline(run, column)
     updates.table(loaders.analysed(update_losses, run))
 updates.averages_table(averages)
 if summary["still"]:

@@ -12,6 +12,7 @@ from amp_core.analysis.comparison.compare import Comparison, compare
 from amp_core.analysis.comparison.divergence import FirstDifference, first_difference, forward_differences
 from amp_core.analysis.comparison.exponent_change import changed_tensors, exponent_changes
 from amp_core.analysis.comparison.loss_curves import loss_curves, loss_difference
+from amp_core.analysis.comparison.mean_change import update_changes
 from amp_core.analysis.comparison.noise_band import first_runs, gradient_agreement, noise_band
 from amp_core.analysis.comparison.step_cost_change import compare_step_cost
 from amp_core.analysis.downsample import downsample, sparkline
@@ -149,6 +150,7 @@ __all__ = [
     "timeline_bars",
     "traced_steps",
     "unique_labels",
+    "update_changes",
     "update_losses",
     "update_losses_over_steps",
     "update_summary",

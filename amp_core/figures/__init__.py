@@ -10,9 +10,11 @@ Each figure names its subject in the title, has units on its axes and a text des
 """
 
 from amp_core.figures.baseline import with_baseline
+from amp_core.figures.baseline_difference import difference_figure
 from amp_core.figures.classes import class_bars
 from amp_core.figures.colours import colour, recipe_colour, run_colours
 from amp_core.figures.devices import device_figure
+from amp_core.figures.exponent_change import exponent_change_figure
 from amp_core.figures.forecast import forecast_figure
 from amp_core.figures.formats import accumulation_figure, block_figure, format_range_figure
 from amp_core.figures.kernels import kernel_figure, tensor_core_figure
@@ -41,6 +43,8 @@ __all__ = [
     "compare_bars",
     "deviation_figure",
     "device_figure",
+    "difference_figure",
+    "exponent_change_figure",
     "exponent_change_heatmap",
     "exponent_heatmap",
     "exponents_over_time",

@@ -104,7 +104,7 @@ class Diagnosis:
         """Numbers of the run beside those of the finding: skipped steps, audited underflow, the recommended scale."""
         parts = [skips_in_words(self.skips)] if self.skips is not None else []
         parts += [self.measured] if self.measured else []
-        if self.window is not None and self.window.exists:
+        if self.window is not None and self.window.exists and self.recommends_scale:
             parts.append(f"recommended loss scale {formatting.scale(self.window.recommended)}")
         return tuple(parts)
 
@@ -112,6 +112,13 @@ class Diagnosis:
     def advice(self) -> str:
         """What the fault means and what to try; empty if nothing is wrong."""
         return self.cause.advice if self.cause else ""
+
+    @property
+    def recommends_scale(self) -> bool:
+        """Whether a loss scale may mend the run. If the patch of a fault of loss scaling is another dtype or other
+        code, a scale predicted from the values that were left would contradict it."""
+        fault = self.cause is not None and GUIDE[self.cause.code].family == LOSS_SCALING
+        return not fault or not self.patch or ("scaler" in self.patch and "torch.bfloat16" not in self.patch)
 
     @property
     def patch(self) -> str:
@@ -144,7 +151,7 @@ class Diagnosis:
             and {
                 "lowest": scales.lowest,
                 "highest": scales.highest,
-                "recommended": scales.recommended if scales.exists else None,
+                "recommended": scales.recommended if scales.exists and self.recommends_scale else None,
                 "underflowed_at": scales.underflowed_at,
             },
         }

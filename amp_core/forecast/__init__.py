@@ -12,6 +12,7 @@ reaches, with sources. Each figure has a range. A measured run on a listed GPU i
 and the ratio corrects the forecasts for other GPUs.
 """
 
+from amp_core.forecast.baseline import step_time_changes
 from amp_core.forecast.efficiency import EFFICIENCY, Efficiency, efficiency_of
 from amp_core.forecast.memory import largest_batch, memory_needed
 from amp_core.forecast.roofline import Speeds
@@ -31,5 +32,6 @@ __all__ = [
     "largest_batch",
     "measured_factor",
     "memory_needed",
+    "step_time_changes",
     "traces_of_run",
 ]

@@ -92,8 +92,8 @@ def show_refused() -> None:
     texts = [f"{name}={text[:60]}" for name, (text, since) in refused.items() if time.monotonic() - since < AGAIN_S]
     if texts:
         st.warning(
-            f"The address asks for {words.escape(' and '.join(texts))}, which this page does not have; "
-            "it shows something else.",
+            f"The address asks for {words.escape(' and '.join(texts))}, which does not exist here; "
+            "the page shows its default.",
             icon=":material/link_off:",
         )
 

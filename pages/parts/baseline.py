@@ -71,6 +71,24 @@ def answer(table: str, of: Callable[[Run], str]) -> None:
         st.markdown(words.unbroken(f"Baseline **{words.escape(base.name)}**: {of(base)}"))
 
 
+def changes_in_words(changes: pd.DataFrame, base: str, noun: str, what: str, text: Callable[[float], str]) -> str:
+    """How many rows of `changes` (name and the columns of `mean_changes`) differ from the run `base` by more than its
+    noise, and which one the most; `text` writes a value."""
+    against = f"Against **{words.escape(base)}**"
+    if not len(changes):
+        return f"{against}: no step was recorded in both, so their {what} cannot be compared."
+    outside, count = changes[changes["outside"]], words.plural(len(changes), noun)
+    if not len(outside):
+        return f"{against}: none of {count} differs in {what} by more than the noise."
+    most = outside.iloc[0]
+    noise = f" ± {text(most['noise'])}" if most["noise"] == most["noise"] else ""
+    differ = "differs" if len(outside) == 1 else "differ"
+    return words.unbroken(
+        f"{against}: **{len(outside):,} of {count} {differ} in {what}** by more than the noise. "
+        f"Most: {words.escape(most['name'])}, {text(most['value'])} instead of {text(most['baseline'])}{noise}."
+    )
+
+
 def differences(shown: Run) -> None:
     """One line: how the run differs from the baseline in what the page is about, each with its noise band."""
     entry, bases = bar.baseline(), repeats()

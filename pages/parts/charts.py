@@ -17,8 +17,8 @@ from pages.parts import loaders, tables
 
 SYNC = Path(__file__).with_name("chart_sync.js").read_text()
 """Crosshair and zoom of one chart over steps in all others on the page."""
-HALF_PX = 500
-"""Width of a chart in a column, pixels."""
+HALF_PX, WIDE_PX = 500, 1000
+"""Width of a chart in a column and across the page, pixels. Where a page is narrower, Plotly makes room itself."""
 _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
 
 
@@ -56,15 +56,15 @@ def view(shown: View[Any], of: Run | Sequence[Run], key: str, *, half: bool = Fa
 def show(figure: go.Figure, key: str, *, clicks: bool = False, half: bool = False) -> Any:
     """Draw `figure`; the description that it carries becomes its text alternative.
 
-    With `half`, make room for the legend in a column of `grid`. With `clicks`, return the clicked points; see
-    `pages.parts.clicks`.
+    The room for the legend is that of a chart across the page, with `half` of one in a column of `grid`. With `clicks`,
+    return the clicked points; see `pages.parts.clicks`.
     """
     alt, title = figure.layout.meta["alt"], figure.layout.title.text
     tables.remember_chart(key, title, figure)
     record = for_browser(figure, dark())
-    if half:
-        always = record["layout"].get("showlegend") is True
-        more = legend_px(record["data"], always, HALF_PX) - legend_px(record["data"], always)
+    always = record["layout"].get("showlegend") is True
+    width = HALF_PX if half else WIDE_PX
+    if more := legend_px(record["data"], always, width) - legend_px(record["data"], always):
         record["layout"]["height"] += more
         record["layout"]["margin"] = record["layout"]["margin"] | {"t": record["layout"]["margin"]["t"] + more}
         record["layout"]["legend"] = record["layout"]["legend"] | {"y": legend_top(record["layout"]["height"])}

@@ -64,7 +64,7 @@ def run(chosen: Entry | None = None, table: str = "steps", *, overview: bool = F
         if opened.is_live:
             empty.nothing("This run has recorded no step yet.")
         if any(opened.table(name).num_rows for name, *_ in PROFILED):
-            st.info("This run has no steps, which this page is about. A profiler's trace of it is here:")
+            st.info("This page needs training steps, and this run has none. It has a profiler trace:")
             profiled(opened)
             st.stop()
         empty.nothing("This run has no steps.", sample=True)

@@ -36,6 +36,7 @@ LAYOUT = (
     " [data-testid='stLayoutWrapper']:has(> [class*='st-key-answer-']) {min-width: min(100%, 15rem)}"
     " [class*='st-key-wide-'] {overflow-x: auto} [class*='st-key-wide-'] > * {min-width: 45rem}}"
     f" {WIDE} {{{PAGE} {{padding: 0 1.5rem 2rem}}"
+    f" {PAGE}:not(:has(.st-key-bar)) {{padding-top: 5.25rem}}"  # an empty library has no bar in the header
     " [data-testid='stHeader']"
     " {height: 4.5rem; border-bottom: 1px solid color-mix(in srgb, currentColor 14%, transparent)}"
     f" {BAR} {{position: sticky; top: 0; z-index: 999991; height: 4.5rem; padding: 0.4rem 7.5rem 0 0; "

@@ -8,6 +8,7 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.store.packing import pack
+from pages.parts.style import LAYOUT
 from tests.app_test import pages
 from tests.browser import picture
 from tests.serve.running import app
@@ -261,3 +262,16 @@ def test_the_help_of_the_screenshot_script_takes_no_screenshot(monkeypatch, caps
     with pytest.raises(SystemExit, match=r"^0$"):
         picture.main()
     assert "sample_runs/loss-scale.png" in capsys.readouterr().out
+
+
+def test_the_title_of_a_page_without_the_bar_is_below_the_header(new_tab):
+    """As of an empty library, which has no run to choose in the bar."""
+    page = new_tab().page
+    content = "<div data-testid='stMainBlockContainer'><div data-testid='stVerticalBlock'><h1>Overview</h1></div></div>"
+    header = "<header data-testid='stHeader' style='position: fixed; top: 0; left: 0; right: 0'></header>"
+    page.set_content(f"<style>body {{margin: 0}} {LAYOUT}</style>{header}{content}")
+    top, below = page.evaluate(
+        "() => ['h1', 'header'].map((part) => document.querySelector(part).getBoundingClientRect())"
+        ".map((box, i) => i ? box.bottom : box.top)"
+    )
+    assert top > below

@@ -139,6 +139,8 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "device_figure": lambda run: (of_steps(run, analysis.device_samples(profiled())),),
     "phase_figure": lambda run: (analysis.phase_times(run),),
     "exponent_heatmap": lambda run: (analysis.exponent_shares(run, kind(run)),),
+    "exponent_change_figure": lambda run: (of_steps(run, CHANGES[CHANGES["name"] == "head"]), "fp32", "fp32"),
+    "difference_figure": lambda run: (of_steps(run, CHANGES), "fp32", "difference in lost updates (percentage points)"),
     "exponent_change_heatmap": lambda run: (of_steps(run, CHANGES), "fp32"),
     "step_heatmap": lambda run: (analysis.shares_over_steps(run, kind(run)),),
     "class_bars": lambda run: (analysis.class_shares(run, kind(run)),),
@@ -276,7 +278,9 @@ def test_every_axis_has_a_unit(name: str, runs: dict[str, Run]) -> None:
         if title.startswith("share"):
             assert "%" in f"{title} {axis.tickformat or ''} {axis.ticktext or ''}", title
         elif axis.type != "category":
-            assert re.search(r"\((ms|s|GiB|MiB|KiB|bytes)\)|^% of ", title) or BARE.fullmatch(title), title
+            assert re.search(r"\((ms|s|GiB|MiB|KiB|bytes|percentage points)\)|^% of ", title) or BARE.fullmatch(
+                title
+            ), title
 
 
 @pytest.mark.parametrize("name", FRAMES)

@@ -116,7 +116,7 @@ def test_a_run_without_steps_has_a_sentence(home, open_app, page):
 def test_a_trace_without_steps_links_to_the_pages_that_show_it(home, open_app, page):
     write(home.runs / "a", "traced-foreign")
     app = open_app(page, run="run/a")
-    assert not app.exception and "which this page is about" in words(app)
+    assert not app.exception and "This page needs training steps" in words(app)
     assert [link.proto.label for link in app.get("page_link")] == ["Precision map"]
 
 

@@ -2,11 +2,13 @@
 one."""
 
 import json
+import shutil
 
 from amp_core import load_run
-from amp_core.forecast import forecast, traces_of_run
+from amp_core.forecast import forecast, step_time_changes, traces_of_run
+from amp_core.text.formatting import number
 from tests.pages.conftest import titles, words
-from tests.synthetic import write
+from tests.synthetic import SAMPLES, write
 
 PAGE = "pages/gpu_forecast.py"
 
@@ -64,3 +66,21 @@ def test_a_run_that_emulates_its_recipe_is_not_forecast(home, open_app):
     page_text = words(open_app(PAGE, run="run/a"))
     assert "emulates nvfp4, so its operators are those of the emulation; trace a run in bf16" in page_text
     assert "NVFP4 is emulated: the numerics are valid, times and memory are not" in page_text
+
+
+def test_with_a_baseline_the_forecast_says_by_how_much_the_step_differs(home, open_app):
+    for name in ("fp32", "fp16-healthy"):
+        shutil.copytree(SAMPLES[name], home.runs / name)
+    app = open_app(PAGE, run="run/fp16-healthy")  # FP32 of the same task is the baseline
+    assert not app.exception
+    changes = step_time_changes(load_run(SAMPLES["fp32"]), load_run(SAMPLES["fp16-healthy"]), ["V100"])
+    row = changes.iloc[0]
+    shown = f"V100 **{number(row['ratio'], digits=2)} ×** its step time ({number(row['low'], digits=2)}–"
+    assert shown in words(app)
+
+
+def test_a_baseline_without_a_traced_step_is_said_to_be_incomparable(home, open_app):
+    write(home.runs / "a", "traced-cpu")
+    write(home.runs / "b", "fp32")
+    app = open_app(PAGE, run="run/a", baseline="run/b")
+    assert not app.exception and "is not possible" in words(app) and "no traced step" in words(app)

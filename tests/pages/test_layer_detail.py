@@ -24,7 +24,7 @@ def test_an_address_opens_its_tensor_and_names_the_first_bad_step(home, open_app
     assert chosen(app) == ("output_grad", "blocks.1.feedforward.up")
     assert health.first_nonfinite is not None
     assert (
-        "blocks.1.feedforward.up (output gradients, float16) held infinities or NaN first at step "
+        "blocks.1.feedforward.up (output gradients, float16) first held infinities or NaN at step "
         f"{health.first_nonfinite}, in all at {health.nonfinite_samples} of 12 sampled steps"
     ) in words(app)
     assert titles(app) == ["Exponents over time", "Magnitudes", "Classes of values"]
@@ -41,7 +41,7 @@ def test_a_healthy_tensor_is_called_healthy(home, open_app):
 def test_subnormal_values_are_reported_and_add_a_caveat_to_predictions(home, open_app):
     write(home.runs / "a", "underflowing")
     app = open_app(DETAIL, run="run/a", kind="output_grad", layer="embed")
-    assert "embed (output gradients, float16) had more than 5 % subnormal values first at step 0" in words(app)
+    assert "embed (output gradients, float16) first had more than 5 % subnormal values at step 0" in words(app)
     assert "what lay below was lost before it could be counted" in words(app)
 
 
@@ -92,3 +92,12 @@ def test_another_kind_selects_the_same_layer():
     assert same("head", ["embed.weight", "head.weight"]) == "head.weight"
     assert same("head.weight", ["embed", "head"]) == "head"
     assert same("gone", ["embed", "head"]) == same(None, ["embed", "head"]) == "embed"
+
+
+def test_with_a_baseline_the_exponents_stand_beside_it_with_its_noise(home, open_app):
+    write(home.runs / "a", "underflowing")
+    write(home.runs / "b", "fp32")
+    app = open_app(DETAIL, run="run/a", baseline="run/b")
+    assert not app.exception and "Exponents beside the baseline's" in titles(app)
+    app = open_app(DETAIL, run="run/a", baseline="none")
+    assert "Exponents beside the baseline's" not in titles(app)

@@ -135,3 +135,16 @@ def test_where_no_layer_goes_there_is_nothing_to_hand_on(app_of):
     app = app_of(limit="0.01", formats="nvfp4")
     assert not [code for code in app.code if code.value.startswith("ampscope train")]
     assert not [link for link in app.get("page_link") if link.proto.label.startswith("Forecast with")]
+
+
+def test_with_a_baseline_each_layer_shows_by_how_much_its_error_differs(home, app_of, recorded):
+    shutil.copytree(recorded, home.runs / "b")
+    app = app_of(baseline="run/b")
+    assert not app.exception and "difference from" in titles(app)[-1]
+    assert "none of 6 products differs in predicted error" in words(app)
+
+
+def test_a_baseline_without_blocks_is_said_to_be_incomparable(home, app_of):
+    write(home.runs / "b", "fp32")
+    app = app_of(baseline="run/b")
+    assert not app.exception and "was recorded without blocks, so errors cannot be compared" in words(app)

@@ -4,6 +4,7 @@ import html
 import json
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -24,12 +25,16 @@ OF_A_RUN = (
     "pages/loss_scale.py",
     "pages/number_ranges.py",
     DETAIL,
+    "pages/low_precision.py",
     "pages/update_losses.py",
     "pages/memory_use.py",
     "pages/step_cost.py",
     "pages/tensor_cores.py",
     "pages/precision_map.py",
+    "pages/gpu_forecast.py",
 )
+RECORDED = sorted((Path(__file__).parents[1] / "traces" / "recorded").glob("*.json.gz"))
+"""Parts of traces that other people recorded."""
 ONE_PER_FAMILY = {GUIDE[case.code].family: case for case in reversed(ZOO) if not case.benign}.values()
 
 
@@ -49,12 +54,15 @@ def check_pages(open_app, folder, pages):
         app = app if page == OVERVIEW else app.switch_page(page).run()
         assert not app.exception, page
         text = words(app)
-        if "which this page is about" in text or chain.cause is None:
+        if "This page needs training steps" in text or chain.cause is None:
             continue
         assert plain(chain.verdict).removesuffix(".") in text, page
         assert plain(chain.began) in text, page
-        if page != OVERVIEW:
-            assert all(plain(part) in text for part in chain.evidence), (page, chain.evidence)
+        evidence = chain.cause.evidence() if page == OVERVIEW else chain.evidence
+        assert all(plain(part) in text for part in evidence), (page, evidence)
+        shown_patch = "\n".join(code.value for code in app.code) if page == OVERVIEW else text
+        first = chain.patch.partition("\n")[0]
+        assert "`" in first or plain(first) in plain(shown_patch), (page, first)
         shown = [box.value for box in app.selectbox if box.label == "Tensor"]
         if page == DETAIL and shown and chain.origin is not None and chain.origin.kind:
             assert shown == [chain.origin.name]
@@ -74,8 +82,9 @@ def check_texts(folder, capsys):
         return
     assert main(["diagnose", str(folder)]) == 0
     printed = plain(capsys.readouterr().out)
-    shown = (chain.verdict, chain.began, *chain.measurements)
+    shown = (chain.verdict, chain.began, *chain.cause.evidence(), *chain.measurements)
     assert all(plain(text) in printed for text in shown), shown
+    assert all(line in printed for line in plain(chain.patch).splitlines()), chain.patch
     run = load_run(folder)
     if not len(run.steps) and not len(run.windows):  # a fault that lets no step happen: a report refuses such a run
         with pytest.raises(RunError, match="has no steps and no profiled window"):
@@ -83,6 +92,7 @@ def check_texts(folder, capsys):
         return
     report = plain(html.unescape(report_html([run])))
     assert all(plain(text).removesuffix(".") in report for text in shown), shown
+    assert plain(chain.patch) in report, chain.patch
 
 
 def test_every_place_names_the_origin_of_an_overflow(home, open_app, capsys):
@@ -112,7 +122,9 @@ def test_the_patch_of_an_underflow_is_the_scale_that_the_run_recommends(tmp_path
     assert chain.patch == "scaler = torch.amp.GradScaler(device_type, init_scale=2.0**14, growth_interval=500)"
     assert "init_scale=2.0**14" in chain.cause.frameworks["Lightning"]
     vanished.write(tmp_path / "vanished", True)
-    assert "torch.bfloat16" in diagnosis_of(tmp_path / "vanished").patch  # no scale is known that would keep zeros
+    chain = diagnosis_of(tmp_path / "vanished")  # no scale is known that would keep zeros
+    assert "torch.bfloat16" in chain.patch and not chain.recommends_scale
+    assert not chain.measurements and chain.to_dict()["loss_scale"]["recommended"] is None
 
 
 def test_a_healthy_run_has_no_origin_of_a_fault():
@@ -144,9 +156,17 @@ def test_report_and_command_of_each_fault(case, tmp_path, capsys):
     check_texts(tmp_path / "run", capsys)
 
 
+def test_every_place_names_the_cause_of_an_imported_trace(home, open_app, capsys):
+    import_traces([next(file for file in RECORDED if "alexnet" in file.name)], home.runs / "a")
+    assert diagnosis_of(home.runs / "a").cause is not None
+    check_texts(home.runs / "a", capsys)
+    check_pages(open_app, home.runs / "a", ("pages/step_cost.py",))
+
+
 @pytest.mark.whole
-def test_every_page_of_a_trace(home, open_app, tmp_path, capsys):
-    import_traces([trace_of(tmp_path)], home.runs / "a")
+@pytest.mark.parametrize("file", [None, *RECORDED], ids=lambda file: file.name.partition(".")[0] if file else "made")
+def test_every_page_of_a_trace(file, home, open_app, tmp_path, capsys):
+    import_traces([file or trace_of(tmp_path)], home.runs / "a")
     check_texts(home.runs / "a", capsys)
     check_pages(open_app, home.runs / "a", OF_A_RUN)
 

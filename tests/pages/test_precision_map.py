@@ -35,7 +35,7 @@ def test_the_headline_counts_gemms_and_operators_left_in_fp32(home, open_app):
     stayed = app.dataframe[0].value.set_index("module")
     assert stayed.loc["head", "why"] == "inside autocast(enabled=False)"
     assert stayed.loc["blocks.*.attention", "modules"] == 2
-    assert "On CUDA this would be decided differently" not in words(app)
+    assert "What CUDA's autocast would decide differently" not in words(app)
 
 
 def test_a_cpu_trace_shows_what_autocast_on_cuda_would_decide(home, open_app):
@@ -43,7 +43,7 @@ def test_a_cpu_trace_shows_what_autocast_on_cuda_would_decide(home, open_app):
     app = open_app(PAGE, run="run/a")
     assert not app.exception
     page_text = words(app)
-    assert "ran in BF16 on a CPU" in page_text and "On CUDA this would be decided differently" in page_text
+    assert "ran in BF16 on a CPU" in page_text and "What CUDA's autocast would decide differently" in page_text
     assert metric(app, "Autocast").delta == "CPU lists"
 
 

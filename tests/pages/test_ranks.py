@@ -42,6 +42,7 @@ def test_one_recorded_rank_of_many_is_neither_slow_nor_unmeasured(home, open_app
         writer.append("steps", steps)
     app = open_app("pages/run_overview.py", run="run/a")
     assert "Only rank 0 was timed" in words(app) and "were not measured" not in words(app)
+    assert "Where each rank's step goes" not in titles(app)
 
 
 def test_step_cost_tells_who_is_waited_for_in_collectives(home, open_app, tmp_path):

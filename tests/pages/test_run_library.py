@@ -120,7 +120,7 @@ def test_name_tags_and_note_are_kept_and_searched(home, open_app):
         next(t for t in app.text_input if t.key == "library.search").set_value(query).run()
         assert list(app.dataframe[0].value["Name"]) == result
     next(t for t in app.text_input if t.key == "library.search").set_value("nowhere").run()
-    assert "No run has all of these words." in words(app)
+    assert "No run matches all of these words." in words(app)
 
 
 def test_ticked_runs_are_compared(home, open_app):

@@ -109,10 +109,13 @@ def test_a_run_that_failed_before_its_first_step_shows_the_reason(home, open_app
     assert any("Traceback" in c.value for c in app.code)
 
 
-def test_the_change_is_shown_once_as_code_with_its_reason_below(home, open_app):
+def test_the_verdict_is_shown_once_and_its_patch_as_code(home, open_app):
     write(home.runs / "a", "underflowing")
-    page_text = words(open_app(run="run/a"))
-    assert page_text.count("Write `scaler = torch.amp.GradScaler(") == 1
+    app = open_app(run="run/a")
+    patch, *_ = (shown.value for shown in app.code)
+    assert patch.startswith("scaler = torch.amp.GradScaler(")
+    text, verdict = words(app), "Training in float16 without loss scaling"
+    assert text.count(verdict) == 1 and text.index("1 error found. **") < text.index(verdict)
 
 
 def test_configuration_and_environment_are_rendered_only_once_opened(home, open_app):

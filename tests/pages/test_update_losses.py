@@ -108,3 +108,19 @@ def test_compare_says_where_two_runs_part_and_takes_the_noise_floor_from_a_third
     assert "They diverge at step 10, in the forward, first in the loss" in words(app)
     app.selectbox(key="compare.floor").select("c").run()
     assert not app.exception and "They diverge at step 20, in the forward, first in the loss" in words(app)
+
+
+def test_with_a_baseline_each_tensor_shows_by_how_much_it_differs(home, open_app):
+    write_updates(home.runs / "a", {"head": [0.9, 0.9, 0.8], "norm": [0.1, 0.1, 0.1]})
+    write_updates(home.runs / "b", {"head": [0.1, 0.12, 0.1], "norm": [0.1, 0.1, 0.1]})
+    app = open_app(PAGE, run="run/a", baseline="run/b")
+    assert not app.exception and titles(app)[-1] == "Updates lost to rounding: difference from b"
+    assert "**1 of 2 tensors differs in lost updates**" in words(app) and "86.7 % instead of 10.7 %" in words(app)
+    assert titles(open_app(PAGE, run="run/a", baseline="none")) == ["Updates lost to rounding"]
+
+
+def test_a_baseline_without_a_ledger_is_said_to_be_incomparable(home, open_app):
+    write_updates(home.runs / "a", {"head": [0.9]})
+    write_rows(home.runs / "b", steps=STEPS)
+    app = open_app(PAGE, run="run/a", baseline="run/b")
+    assert "b has no update ledger" in words(app) and len(titles(app)) == 1

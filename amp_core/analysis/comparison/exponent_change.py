@@ -14,7 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.comparison.parity import MIN_SEEDS, NOISE_STDS
+from amp_core.analysis.comparison.mean_change import mean_changes
+from amp_core.analysis.comparison.parity import MIN_SEEDS
 from amp_core.analysis.numerics.module_tree import folded_name
 from amp_core.analysis.numerics.ranges import (
     coded_names,
@@ -40,10 +41,7 @@ def exponent_changes(
 
     Compares the steps that both sampled and neither skipped, at most `MAX_STEPS` of them. Columns: name, exponent;
     baseline, value, change (shares 0–1 of all elements of the tensor, mean over those steps; `change` is value -
-    baseline); noise (`NOISE_STDS` standard deviations of the baseline over seeds, or with fewer than `MIN_SEEDS`
-    seeds as many standard errors of the difference of the two means over the steps; NaN with a single step); outside
-    (whether the change exceeds the noise; without noise, whether there is one). Tensors that the baseline did not
-    sample have no rows.
+    baseline); noise and outside as in `mean_changes`. Tensors that the baseline did not sample have no rows.
 
     Args:
         depth: tensors below each module at this depth of the tree are summed in one row.
@@ -60,22 +58,16 @@ def exponent_changes(
         return pd.DataFrame({column: pd.Series(dtype=object if column == "name" else float) for column in COLUMNS})
     low, high = min(own.lowest, base.lowest), max(own.highest, base.highest)
     value, before = own.aligned(shared, low, high), base.aligned(shared, low, high)
-    means = [before.mean(axis=1)]
+    bases_values = [before]
     if len(bases) >= MIN_SEEDS:
         others = (_Shares.of(one, kind, _common_steps([one, run], kind), depth, names) for one in bases[1:])
-        means += [other.aligned(shared, low, high).mean(axis=1) for other in others]
-        noise, baseline = NOISE_STDS * np.nanstd(means, axis=0, ddof=1), np.nanmean(means, axis=0)
-    else:
-        both = before.var(axis=1, ddof=1) + value.var(axis=1, ddof=1) if len(steps) > 1 else np.nan * means[0]
-        noise, baseline = NOISE_STDS * np.sqrt(both / len(steps)), means[0]
-    changed = value.mean(axis=1)
-    row, column = np.nonzero((changed > 0) | (baseline > 0))
-    cells = {"baseline": baseline, "value": changed, "change": changed - baseline, "noise": noise}
-    frame = pd.DataFrame(
+        bases_values += [other.aligned(shared, low, high) for other in others]
+    changed = mean_changes(value, bases_values, axis=1)
+    row, column = np.nonzero((changed["value"] > 0) | (changed["baseline"] > 0))
+    return pd.DataFrame(
         {"name": pd.Series(np.asarray(shared, dtype=object)[row], dtype="str"), "exponent": column + low}
-        | {name: grid[row, column] for name, grid in cells.items()}
+        | {name: grid[row, column] for name, grid in changed.items()}
     )
-    return frame.assign(outside=frame["change"].abs() > frame["noise"].fillna(0.0))
 
 
 def changed_tensors(changes: pd.DataFrame) -> pd.DataFrame:

@@ -41,13 +41,10 @@ def layer_errors(run: Run, recipes: Sequence[Recipe]) -> pd.DataFrame:
     three products of a call, or of the traced step, and flops_frac of all such (0–1; NaN in a run that did not record
     sizes). Layers of which no product was recorded are left out. Raises `RunError` as `quantized` does.
     """
-    operands = _by_layer(run, quantized(run, recipes))
+    operands, products = _products(run, recipes)
     if operands.empty:
         return pd.DataFrame(columns=COLUMNS)
-    of_layer = operands["layer"].where(operands["kind"] != "weight", operands["layer"] + ".weight")
-    products = product_errors(operands.assign(name=of_layer))
-    worst = products.loc[products.groupby(["name", "format"], sort=False)["rel_error"].idxmax()]
-    worst = worst.rename(columns={"name": "layer"})
+    worst = _worst(products)
     sides = operands.loc[operands.groupby(["layer", "format", "product"], sort=False)["rel_error"].idxmax()]
     sides = sides.rename(columns={"kind": "operand", "name": "tensor"})
     frame = worst.merge(sides[["layer", "format", "product", "operand", "tensor"]], on=["layer", "format", "product"])
@@ -66,6 +63,24 @@ def layer_errors(run: Run, recipes: Sequence[Recipe]) -> pd.DataFrame:
     order = {recipe.name: i for i, recipe in enumerate(recipes)}
     frame = frame.sort_values(["format", "rank"], key=lambda c: c.map(order) if c.name == "format" else c)
     return frame[COLUMNS].reset_index(drop=True)
+
+
+def worst_products(run: Run, recipes: Sequence[Recipe], step: int | None = None) -> pd.DataFrame:
+    """The worst product of each linear layer in each recipe over all sampled steps, or at `step`: layer, product,
+    format, rel_error, rel_error_db. Raises `RunError` as `quantized` does."""
+    return _worst(_products(run, recipes, step)[1])
+
+
+def _products(run: Run, recipes: Sequence[Recipe], step: int | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The operands of each linear layer, and the errors of their products."""
+    operands = _by_layer(run, quantized(run, recipes, step=step))
+    of_layer = operands["layer"].where(operands["kind"] != "weight", operands["layer"] + ".weight")
+    return operands, product_errors(operands.assign(name=of_layer))
+
+
+def _worst(products: pd.DataFrame) -> pd.DataFrame:
+    worst = products.loc[products.groupby(["name", "format"], sort=False)["rel_error"].idxmax()]
+    return worst.rename(columns={"name": "layer"})
 
 
 def by_layer(errors: pd.DataFrame) -> pd.DataFrame:

@@ -207,7 +207,7 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
     if dtype == "float32":
         return "", (
             "gradients are reduced in FP32, and 16 bits halve the bytes: "
-            "`model.register_comm_hook(None, default_hooks.bf16_compress_hook)`"
+            "model.register_comm_hook(None, default_hooks.bf16_compress_hook)"
         )
     return "", f"gradients are already reduced in {dtype}" if dtype else ""
 

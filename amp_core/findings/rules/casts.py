@@ -180,10 +180,10 @@ def _series(run: Run) -> Iterator[pd.DataFrame]:
         order=178,
         what="The scale of an FP8 tensor follows from an amax that no longer holds.",
         signal="Scale in use and its age beside the tensor's own amax, on sampled steps (table `quantized`).",
-        threshold="A scale that stood still between two samples while the weight's amax moved; or one by which values "
+        threshold="A scale that did not change between two samples while the weight's amax did; or one by which values "
         "exceed the format's largest by a factor of 2, or stay 2^6 below it, in half of the samples.",
-        advice="Values saturate, or the format's range lies idle. Compute the scale anew after each optimizer step, "
-        "and under delayed scaling shorten the amax history or take the most recent amax.",
+        advice="Values saturate, or part of the format's range goes unused. Compute the scale anew after each "
+        "optimizer step, and under delayed scaling shorten the amax history or take the most recent amax.",
         snippet="from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp\n\n"
         "optimizer.step()\n"
         "precompute_float8_dynamic_scale_for_fsdp(model)   # after each step",

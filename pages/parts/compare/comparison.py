@@ -25,7 +25,7 @@ RECIPES = {
     "loss_change": "Loss change",
     "eval_loss": "Held-out loss",
     "skipped": "Skipped",
-    "parity": "Learning",
+    "parity": "Convergence parity",
 }
 """Columns of the table of recipes."""
 RUNS = {

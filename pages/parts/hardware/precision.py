@@ -119,8 +119,8 @@ def cards(view: PrecisionMap) -> None:
             "Casts by autocast",
             words.count(made["count"].sum()),
             f"{words.size(made['bytes'].sum())}, {words.count(view.cache_hits)} × from cache",
-            help_="What they wrote in this step, and how often an operator took the 16-bit copy of a weight that "
-            "autocast had made for another. The gradients of casts in backward are not counted.",
+            help_="Bytes written in this step, and how often an operator reused a 16-bit copy of a weight from "
+            "autocast's cache. The gradients of casts in backward are not counted.",
         )
         total = int(view.casts["count"].sum())
         card_parts.card(
@@ -180,13 +180,13 @@ def elsewhere(view: PrecisionMap) -> None:
     """Operators that a GPU would run in another precision."""
     if view.device != "cpu" or not view.has_policies or view.autocast is None:
         return
-    st.header("On CUDA this would be decided differently", anchor=False)
+    st.header("What CUDA's autocast would decide differently", anchor=False)
     if view.elsewhere.empty:
-        st.caption(f"Nothing in this step: CUDA's lists ({READ_AT}) would have come to the same formats.")
+        st.caption(f"Nothing in this step: CUDA's lists ({READ_AT}) lead to the same formats.")
         return
     st.caption(
-        f"This step ran on a CPU, whose autocast lists are others than CUDA's ({READ_AT}). "
-        "What no list names runs in the format of its inputs, so further operators may follow these."
+        f"This step ran on a CPU, whose autocast lists differ from CUDA's ({READ_AT}). "
+        "Operators on no list run in the format of their inputs, so more of them may change with these."
     )
     table = view.elsewhere.assign(
         ran=view.elsewhere["ran"].map(label), would_run=view.elsewhere["would_run"].map(label)
@@ -222,7 +222,7 @@ def islands(view: PrecisionMap) -> None:
         return
     st.header("FP32 islands inside autocast", anchor=False)
     if view.islands.empty:
-        st.caption("None: neither a list nor a region that was switched off kept an operator in FP32.")
+        st.caption("None: no list and no disabled region kept an operator in FP32.")
         return
     table = view.islands.assign(kib=view.islands["cast_bytes"] / 1024)
     show(table, ISLANDS, "Modules with operators in FP32 inside autocast, and why.")
@@ -230,7 +230,8 @@ def islands(view: PrecisionMap) -> None:
 
 def details(view: PrecisionMap) -> None:
     """All operators, and the module tree."""
-    by_op, by_module = st.tabs(["By operator", "By module"])
+    with st.expander("All operators and modules"):
+        by_op, by_module = st.tabs(["By operator", "By module"])
     with by_op:
         known = "; ".join(f"`{name}` {text}" for name, text in POLICIES.items())
         if view.has_policies:

@@ -42,7 +42,8 @@ def show(run: Run) -> None:
     st.header(f"{run.head.world_size} ranks", anchor=False)
     timed = table.loc[table["step_ms"].notna(), "rank"].tolist()
     st.markdown(" ".join(part for part in (pace(loaders.analysed(rank_spread, run), timed), scales(run)) if part))
-    charts.view(RANKS, run, "ranks.times")
+    if len(timed) > 1:
+        charts.view(RANKS, run, "ranks.times")
     shown = table.assign(
         scale=[words.scale(value) for value in table["loss_scale"]],
         peak=[words.size(value) if value == value else words.NONE for value in table["memory_peak_bytes"]],
@@ -80,20 +81,19 @@ def pace(spread: RankSpread | None, timed: list[int]) -> str:
         return "The ranks' times were not measured."
     if not spread.phases:
         if spread.frac < NOTABLE:
-            return "No rank keeps the others waiting: in collectives they wait for each other in turn, or hardly."
+            return "No rank holds up the others: their waits in collectives are short or evenly spread."
         return (
             f"**The others wait for rank {spread.slowest}**, which enters collectives last: "
-            f"{words.percent(spread.frac)} of each step. Apart from waiting its step takes "
-            f"{words.number(spread.own_ms, 'ms')}, that of the rank in the middle "
-            f"{words.number(spread.median_ms, 'ms')}."
+            f"{words.percent(spread.frac)} of each step. Without waiting its step takes "
+            f"{words.number(spread.own_ms, 'ms')}, that of the median rank {words.number(spread.median_ms, 'ms')}."
         )
     where = " and ".join(part for part in (", ".join(spread.phases[:-1]), spread.phases[-1]) if part)
     if spread.frac < NOTABLE:
-        return f"No rank keeps the others waiting: in {where}, where none waits, they are alike."
+        return f"No rank holds up the others: all take about as long in {where}, where no rank waits."
     return (
-        f"**Rank {spread.slowest} is the slowest**: in {where}, where none waits, it takes "
-        f"{words.number(spread.own_ms, 'ms')} against {words.number(spread.median_ms, 'ms')} of the rank in the "
-        f"middle; the others wait for it {words.percent(spread.frac)} of each step."
+        f"**Rank {spread.slowest} is the slowest**: in {where}, where no rank waits, it takes "
+        f"{words.number(spread.own_ms, 'ms')}, the median rank {words.number(spread.median_ms, 'ms')}; "
+        f"the others wait for it {words.percent(spread.frac)} of each step."
     )
 
 

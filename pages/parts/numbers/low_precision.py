@@ -5,14 +5,16 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from amp_core import Run
+from amp_core import Run, RunError
 from amp_core.analysis import kinds_present
+from amp_core.analysis.comparison.mean_change import layer_error_changes
 from amp_core.analysis.numerics.audits import quantized_audits
 from amp_core.analysis.numerics.layer_choice import LIMIT, Choice, choose, in_db
 from amp_core.analysis.numerics.layer_choice_code import FRAMEWORKS, code_for, train_flags
 from amp_core.analysis.numerics.layers import tensor_names
+from amp_core.figures import difference_figure
 from amp_core.quantization import RECIPES, Recipe
-from pages.parts import address, clicks, empty, loaders, tables, words
+from pages.parts import address, baseline, charts, clicks, empty, loaders, tables, words
 from pages.parts.numbers import tensor
 
 DEFAULT = ["mxfp8-e4m3", "nvfp4"]
@@ -99,6 +101,29 @@ def headline(chosen: Sequence[Choice]) -> str:
     limit = chosen[0].limit
     text = "; ".join(parts)
     return f"Predicted: {text}. The limit is a relative error of {limit:.3g} ({in_db(limit):.1f} dB)."
+
+
+def against_baseline(run: Run, recipes: tuple[Recipe, ...]) -> None:
+    """By how much each layer's predicted error differs from the baseline's, with its noise; nothing without a
+    baseline."""
+    bases = baseline.repeats()
+    if not bases:
+        return
+    base = bases[0].name
+    if bases[0].blocks.empty:
+        st.caption(f"{words.escape(base)} was recorded without blocks, so errors cannot be compared with it.")
+        return
+    try:
+        changes = loaders.analysed(layer_error_changes, [*(b for b in bases if len(b.blocks)), run], recipes)
+    except RunError as error:
+        st.caption(f"Errors cannot be compared with {words.escape(base)}: {words.escape(words.sentence(error))}")
+        return
+    labels = [f"{row.layer or 'the model'}, {RECIPES[row.format].label}" for row in changes.itertuples()]
+    named = changes.assign(name=labels)
+    what = "predicted error"
+    st.markdown(baseline.changes_in_words(named, base, "product", what, lambda v: words.number(v, digits=2)))
+    title = f"Predicted error: difference from {base}"
+    charts.show(difference_figure(named, base, "difference in relative error", charts.dark(), title), "low.change")
 
 
 def table(errors: pd.DataFrame, limit: float) -> list[tuple[str, str]]:

@@ -59,7 +59,7 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     if kind == "weight_grad" and (rough := int((chosen["source_underflow_frac"] > MAX_SOURCE_UNDERFLOW_FRAC).sum())):
         st.caption(
             f"Rough for {words.plural(rough, 'tensor')}: so much of the output gradients behind them would underflow "
-            "that what is left is noise."
+            "that only noise remains."
         )
     if (safe := window(run)) is not None and safe.caveat:
         st.caption(f"Doubtful: {words.escape(words.sentence(safe.caveat))}")
@@ -119,7 +119,7 @@ def window(run: Run) -> SafeWindow | None:
         return None
 
 
-def window_headline(safe: SafeWindow, last: float | None) -> str:
+def window_headline(safe: SafeWindow, last: float | None, recommend: bool) -> str:
     """Which loss scales are safe in FP16, which is recommended, and where the run's last one stands."""
     if not safe.exists:
         return (
@@ -138,7 +138,8 @@ def window_headline(safe: SafeWindow, last: float | None) -> str:
     else:
         span = f"FP16 is safe from {words.scale(safe.lowest)} to {words.scale(safe.highest)}"
     where = f", the last scale lies {place}" if place else ""
-    return f"Predicted: {span}{where}; {words.scale(safe.recommended)} is recommended."
+    recommended = f"; {words.scale(safe.recommended)} is recommended" if recommend else ""
+    return f"Predicted: {span}{where}{recommended}."
 
 
 def about_window(safe: SafeWindow) -> str:

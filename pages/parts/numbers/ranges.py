@@ -174,7 +174,7 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
     address.keep("search", "ranges.search", asked)
     address.keep("depth", f"ranges.depth.{kind}", str(depth) if depth != at_first else "")
     if not matching:
-        empty.nothing(f"No layer has all of these words: {words.escape(asked)}.")
+        empty.nothing(f"No layer matches all of these words: {words.escape(asked)}.")
     return matching, depth
 
 
@@ -195,7 +195,7 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int, shown: str) ->
     clicked = clicks.points(charts.show(figure, "ranges.steps", clicks=True, half=True), f"ranges.steps.{kind}")
     pooled = shares["until"] > shares["step"]
     if pooled.any():
-        st.caption("Several sampled steps stand in one column: of each the largest value.")
+        st.caption("A column covers several sampled steps and shows the largest value.")
     for point in clicked[:1]:
         if not isinstance(point["y"], str):  # a mark of a skipped step or a phase, not of a tensor
             continue

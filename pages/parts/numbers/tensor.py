@@ -119,16 +119,16 @@ def headline(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
     sentence = []
     if health.first_nonfinite is not None:
         sentence.append(
-            f"held infinities or NaN first at step {health.first_nonfinite:,}, in all at {health.nonfinite_samples:,} "
+            f"first held infinities or NaN at step {health.first_nonfinite:,}, in all at {health.nonfinite_samples:,} "
             f"of {sampled}"
         )
     if health.first_subnormal is not None:
         sentence.append(
-            f"had more than {words.number(100 * MAX_SUBNORMAL_FRAC, '%', 1)} subnormal values first at step "
+            f"first had more than {words.number(100 * MAX_SUBNORMAL_FRAC, '%', 1)} subnormal values at step "
             f"{health.first_subnormal:,}, {words.percent(health.worst_subnormal_frac)} at worst"
         )
     if health.first_all_zero is not None:
-        sentence.append(f"was all zeros first at step {health.first_all_zero:,}")
+        sentence.append(f"was first all zeros at step {health.first_all_zero:,}")
     if not sentence:
         worst = health.worst_subnormal_frac
         few = f"at most {words.percent(worst)} of its values subnormal" if worst > 0 else "none of its values subnormal"

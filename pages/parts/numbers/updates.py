@@ -4,11 +4,12 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import not_recorded_reasons
+from amp_core.analysis import not_recorded_reasons, update_changes
 from amp_core.analysis.numerics.update_losses import MIN_LOST_FRAC
+from amp_core.figures import difference_figure
 from amp_core.formats import element_bytes
+from pages.parts import baseline, charts, loaders, tables, words
 from pages.parts import cards as card_parts
-from pages.parts import tables, words
 
 COLUMNS = {"lost_mass_frac": "lost updates", "unchanged_frac": "unchanged elements", "lost_decay_frac": "lost decay"}
 TITLES = {
@@ -51,12 +52,12 @@ CURES = {
         "model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
     ),
     "Kahan summation": (
-        "Each weight keeps in a second 16-bit tensor what it could not take up, and adds it to the next update.",
+        "A second 16-bit tensor keeps what rounding lost of each update, and adds it to the next one.",
         "from optimi import AdamW\n\noptimizer = AdamW(model.parameters(), lr=lr, kahan_sum=True)",
     ),
     "Stochastic rounding": (
-        "A weight moves by a whole unit in the last place with the probability of the update: right on average, "
-        "without memory of its own.",
+        "Each weight is rounded up or down at random, with probabilities that make the update right on average. "
+        "Needs no extra memory.",
         "from torchao.optim import _AdamW\n\noptimizer = _AdamW(model.parameters(), lr=lr, bf16_stochastic_round=True)",
     ),
 }
@@ -130,6 +131,23 @@ def cards(summary: "pd.Series", averages: pd.DataFrame) -> None:
         if len(averages):
             still = int((averages["unchanged_frac"] >= MIN_LOST_FRAC).sum())
             card_parts.card("Unchanged averages", f"{still:,}", f"of {len(averages):,}")
+
+
+def against_baseline(run: Run, column: str) -> None:
+    """By how much each tensor's share in `column` differs from the baseline's, with its noise; nothing without a
+    baseline."""
+    bases = baseline.repeats()
+    if not bases:
+        return
+    base = bases[0].name
+    if bases[0].updates.empty:
+        st.caption(f"{words.escape(base)} has no update ledger, so updates cannot be compared with it. {HOW}")
+        return
+    changes = loaders.analysed(update_changes, [*(b for b in bases if len(b.updates)), run], column)
+    st.markdown(baseline.changes_in_words(changes, base, "tensor", COLUMNS[column], words.percent))
+    axis = f"difference in {COLUMNS[column]} (percentage points)"
+    title = f"{TITLES[column]}: difference from {base}"
+    charts.show(difference_figure(changes, base, axis, charts.dark(), title, percent=True), "updates.change")
 
 
 def table(losses: pd.DataFrame) -> None:

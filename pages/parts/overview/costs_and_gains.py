@@ -14,6 +14,8 @@ from pages.parts.library.run_list import Entry
 from pages.parts.start import again
 
 COMPARE, START = "pages/compare_runs.py", "pages/start_run.py"
+MAX_LINES = 8
+"""Lines of code that are shown in full; a longer patch scrolls."""
 TITLE = 140
 """Pixels of the longest title."""
 
@@ -96,15 +98,14 @@ def on_cpu(run: Run) -> bool:
 
 
 def advise(diagnosed: Diagnosis) -> None:
-    """Verdict, origin and patch of the diagnosis, or its advice; other findings follow below."""
+    """The patch of the diagnosis, or its advice; the verdict is above, other findings follow below."""
     if diagnosed.cause is None:
         st.markdown("Nothing has to change.")
         return
-    title = f"**{words.escape(words.sentence(diagnosed.cause.title))}** {words.escape(diagnosed.began)}".rstrip()
-    lines = diagnosed.patch.splitlines()
-    if lines and "`" not in lines[0]:
-        st.markdown(f"{title} Write `{lines[0]}`" + (" …" if lines[1:] else ""))
+    if diagnosed.patch:
+        lines = diagnosed.patch.count("\n") + 1
+        st.code(diagnosed.patch, language="python", wrap_lines=True, height=200 if lines > MAX_LINES else "content")
     else:
-        st.markdown(f"{title} {words.escape(diagnosed.advice)}")
+        st.markdown(words.escape(diagnosed.advice))
     if diagnosed.others:
         st.caption(f"{words.plural(diagnosed.others, 'more finding')} below.")

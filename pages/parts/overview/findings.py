@@ -63,20 +63,24 @@ def trail(run: Run, *, named: bool = False) -> None:
     name = f"{words.escape(run.name)}: " if named else ""
     icon = SEVERITY_STYLE[diagnosed.cause.severity][1]
     st.markdown(f"{icon} {name}**{words.escape(words.sentence(diagnosed.verdict))}** {words.escape(diagnosed.began)}")
+    st.caption(" · ".join(words.escape(text) for text in diagnosed.evidence))
     line = diagnosed.patch.partition("\n")[0]
-    fix = [f"`{line}`" + (" …" if "\n" in diagnosed.patch else "")] if line and "`" not in line else []
-    st.caption(" · ".join([*(words.escape(text) for text in diagnosed.evidence), *fix]))
+    if line and "`" not in line:
+        st.markdown(f"Change: `{line}`" + (" …" if "\n" in diagnosed.patch else ""))
 
 
 def banner(findings: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
-    """The number of errors and warnings in one line."""
+    """The number of errors and warnings, the verdict, and `summary`."""
     grave = unmuted_problems(findings, run)
     if not grave and not ended_well:
         st.markdown(words.escape(summary))
     elif not grave:
         st.success(f"Nothing wrong was found. {words.unbroken(words.escape(summary))}", icon=":material/check_circle:")
     else:
-        _headline(grave, summary)
+        diagnosed = chain(run) if run is not None else None
+        verdict = [] if diagnosed is None or diagnosed.verdict in summary else [f"**{_text(diagnosed.verdict)}**"]
+        began = [] if diagnosed is None else [words.escape(diagnosed.began)]
+        _headline(grave, " ".join(filter(None, [*verdict, *began, words.unbroken(words.escape(summary))])))
 
 
 def causes(findings: Sequence[Finding], run: Run | None = None) -> None:
@@ -94,7 +98,7 @@ def causes(findings: Sequence[Finding], run: Run | None = None) -> None:
         _muted(run, hidden)
 
 
-def _headline(grave: Sequence[Finding], summary: str) -> None:
+def _headline(grave: Sequence[Finding], text: str) -> None:
     codes = {f.code for f in grave}
     causes = [f for f in grave if f.follows not in codes]
     errors = sum(f.severity == "error" for f in causes)
@@ -102,7 +106,11 @@ def _headline(grave: Sequence[Finding], summary: str) -> None:
     following = len(grave) - len(causes)
     more = f", and {following} that follow{'s' if following == 1 else ''}" if following else ""
     alert, look = (st.error, "error") if errors else (st.warning, "warning")
-    alert(f"{' and '.join(parts)} found{more}. {words.unbroken(words.escape(summary))}", icon=SEVERITY_STYLE[look][1])
+    alert(f"{' and '.join(parts)} found{more}. {text}", icon=SEVERITY_STYLE[look][1])
+
+
+def _text(sentence: str) -> str:
+    return words.escape(words.sentence(sentence))
 
 
 def remarks(findings: Sequence[Finding], run: Run | None = None) -> None:
@@ -134,13 +142,19 @@ def live(run: Run) -> None:
 
 
 def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = None) -> None:
-    """One finding with its evidence, its advice and its consequences."""
+    """One finding with its evidence, its advice and its consequences. The verdict of `run` is in the banner already."""
     color, icon = SEVERITY_STYLE[finding.severity]
+    evidence = " · ".join(words.escape(text) for text in finding.evidence())
     with st.container(border=True):
+        titled = run is None or chain(run).verdict != finding.title
         with st.container(horizontal=True, vertical_alignment="center"):
             st.badge(finding.severity, icon=icon, color=color)
-            st.markdown(f"**{words.escape(finding.title)}**", width="content")
-        st.caption(" · ".join(words.escape(text) for text in finding.evidence()))
+            if titled:
+                st.markdown(f"**{words.escape(finding.title)}**", width="content")
+            else:
+                st.caption(evidence, width="content")
+        if titled:
+            st.caption(evidence)
         own = finding.advice == GUIDE[finding.code].advice  # otherwise it contains text from the run
         st.markdown(finding.advice if own else words.escape(finding.advice))
         if following:

@@ -46,7 +46,7 @@ def show() -> None:
         if fields.own_workload():
             st.caption("No estimate: the cost of your own workload is unknown before it has run.")
         elif state.get("on", "local") != "local":
-            st.caption("No estimate: it would be that of this machine.")
+            st.caption("No estimate for another machine.")
         else:
             estimate.show(state)
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -68,7 +68,7 @@ def show() -> None:
             if state.get("on", "local") != "local":
                 runs = "One job per run."
             else:
-                one = "Trains in a process of its own."
+                one = "Trains in its own process."
                 runs = f"{words.plural(many, 'run')}, one after another." if many > 1 else one
             st.caption(f"{runs} Closing the browser stops nothing.", width="content")
 

@@ -77,7 +77,10 @@ def _fields(prefix: str, offered: list[str], keep: Mapping[str, Any]) -> None:
     if not in_form and on == "local":
         return
     lines = words.plural(len(setup_of_environment()), "set-up line")
-    st.caption(f"The runs folder must be on a disk that all nodes share. {lines} from ${SETUP_VARIABLE}.")
+    st.caption(
+        f"The runs folder must be on a disk that all nodes share; the node decides on the device. {lines} from "
+        f"${SETUP_VARIABLE}."
+    )
 
 
 def _slurm_fields(key: Callable[[str], dict[str, Any]]) -> None:
