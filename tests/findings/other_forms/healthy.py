@@ -466,3 +466,25 @@ def unit_vectors_in_bf16(into):
 def decorated_forward(into):
     m = decorated_cnn("cpu", BF)
     pure(m, adam(m), images(12), into)
+
+
+@healthy(each_time=True)
+def critic_in_fp32_behind_a_scaled_actor(into):
+    """The scaled loss reaches the critic, whose own unscaled gradients alone are applied."""
+    m = nn.ModuleDict({"actor": nn.Linear(64, 16), "critic": nn.Linear(16, 1)})
+    a, c, s = (adam(m["actor"]), adam(m["critic"]), scaler())
+    with watched(m, [a, c], into, s):
+        for x, _ in vectors(8):
+            with amp():
+                value = -m["critic"](m["actor"](x)).float().mean()
+            s.scale(value).backward()
+            step(a, s)
+            c.zero_grad()
+            m["critic"](m["actor"](x).detach()).square().mean().backward()
+            step(c)
+
+
+@healthy(each_time=True)
+def wide_router_of_a_small_model(into):
+    m = nn.Sequential(nn.Linear(64, 16), MoE(16), nn.Linear(16, 10))
+    bf16(m, vectors(6), into)
