@@ -54,7 +54,7 @@ class FirstDifference:
     step (the first that differs by more than noise; null: none), difference, floor there (NaN without a repeat), and
     largest_difference over all common steps."""
     forward_unseen: bool = False
-    """Whether the runs differ first in the backward, with losses that are not equal and without activations in both: the
+    """Whether the runs differ first in the backward, with losses that are not equal and no activations in both: the
     difference may have begun in the forward."""
 
     @property
