@@ -151,7 +151,7 @@ def _of_replaced_parameters(run: Run, missing: pd.DataFrame) -> list[Finding]:
     settings = mappings(run.head.config, "optimizer_settings")
     index = next((i for i, s in enumerate(settings) if s.get("outside_model")), None)
     unnamed = missing[missing["name"].str.startswith("parameter ")]
-    if not untrained or index is None or unnamed.empty:
+    if not untrained or index is None or unnamed.empty or has_fp32_masters(run):
         return []
     name, old = str(untrained[0]), int(settings[index]["outside_model"])
     return [

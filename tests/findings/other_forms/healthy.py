@@ -488,3 +488,21 @@ def critic_in_fp32_behind_a_scaled_actor(into):
 def wide_router_of_a_small_model(into):
     m = nn.Sequential(nn.Linear(64, 16), MoE(16), nn.Linear(16, 10))
     bf16(m, vectors(6), into)
+
+
+@healthy(each_time=True)
+def masters_by_hand_beside_an_unused_parameter(into):
+    m = nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 10)).to(BF)
+    m.register_parameter("unused", nn.Parameter(torch.zeros(4, dtype=BF)))
+    masters = [p.detach().float().clone().requires_grad_() for p in m.parameters()]
+    o = adam(masters)
+    with watched(m, o, into):
+        for x, y in vectors(6):
+            ce(m(x.to(BF)), y).backward()
+            for master, p in zip(masters, m.parameters(), strict=True):
+                master.grad = None if p.grad is None else p.grad.float()
+            step(o)
+            m.zero_grad()
+            with torch.no_grad():
+                for master, p in zip(masters, m.parameters(), strict=True):
+                    p.copy_(master)
