@@ -486,8 +486,14 @@ def critic_in_fp32_behind_a_scaled_actor(into):
 
 @healthy(each_time=True)
 def wide_router_of_a_small_model(into):
-    m = nn.Sequential(nn.Linear(64, 16), MoE(16), nn.Linear(16, 10))
-    bf16(m, vectors(6), into)
+    def switched(m, x):
+        h = m.inp(x[:, :12])
+        with amp(BF, False):
+            share, i = m.router(h.float()).softmax(-1).max(-1)
+        return m.out(h + share[:, None] * torch.einsum("bd,bde->be", h, m.experts[i].to(h.dtype)))
+
+    layers = {"inp": nn.Linear(12, 16), "router": nn.Linear(16, 8), "out": nn.Linear(16, 10)}
+    bf16(Net(switched, experts=nn.Parameter(torch.randn(8, 16, 16) / 4), **layers), vectors(4), into)
 
 
 @healthy(each_time=True)
