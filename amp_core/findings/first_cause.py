@@ -222,8 +222,8 @@ def _loss_broke(run: Run, step: int) -> bool:
 def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
     name, detail, op = str(row["name"]), str(row["detail"]), str(row["op"])
     if op == "loss":
-        where, op = LOSS, ""
-    elif detail == "data":
+        return _loss_cause(run, row)
+    if detail == "data":
         where, op = INPUT_DATA, ""
     elif detail == "input":  # computed between two modules, by their parent
         where, op = name.rpartition(".")[0] or model_name(run), f"before {name}"
@@ -242,6 +242,20 @@ def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
         limit=_number(row["limit"]),
         clean=detail == "" and where != LOSS and op != MASKED_ROWS,
     )
+
+
+def _loss_cause(run: Run, row: "pd.Series[Any]") -> Cause:
+    """A loss that is not finite although the outputs of all modules are, with its operator if that was found since."""
+    step, where, op, source = int(float(str(row["step"]))), LOSS, "", row
+    operators = signals(run, "non-finite operator")
+    operators = operators[operators["step"] >= step]
+    if (masked := _masked_in(run, step, LOSS)) is not None:
+        where, op = masked or LOSS, MASKED_ROWS
+    elif len(operators):
+        source = operators.iloc[0]
+        op = str(source["op"])
+    dtype = source["dtype"] if isinstance(source["dtype"], str) else ""
+    return Cause(step, "forward", where, op, dtype, _number(source["value"]), _number(source["limit"]), clean=False)
 
 
 def _masked_in(run: Run, step: int, where: str) -> str | None:

@@ -185,16 +185,18 @@ def _gradient_remedy(run: Run) -> Remedy:
 
 
 def _loss_function_remedy(cause: Cause) -> Remedy:
+    operator = f", in its operator {cause.op}" if cause.op else ""
     if cause.dtype == "float16":
         return Remedy(
-            "Every module's output was finite, but the loss, computed in float16, overflowed: the largest float16 "
-            "value is 65504, and sums over many elements exceed it. Compute the loss in float32.",
+            f"Every module's output was finite, but the loss, computed in float16, overflowed{operator}: the largest "
+            "float16 value is 65504, and sums over many elements, or logits times a learned scale, exceed it. Compute "
+            "the loss in float32.",
             "loss = loss_fn(model(x).float(), y.float())",
         )
     return Remedy(
-        "Every module's output was finite, so the loss function itself produced the non-finite value: a logarithm "
-        "of zero, a division by zero, or the square or exponential of too large a value. Keep its arguments inside "
-        "their domain, or use a loss that takes logits.",
+        f"Every module's output was finite, so the loss function itself produced the non-finite value{operator}: a "
+        "logarithm of zero, a division by zero, or the square or exponential of too large a value. Keep its arguments "
+        "inside their domain, or use a loss that takes logits.",
         "loss = torch.nn.functional.cross_entropy(logits, y)   # in place of the logarithm of a softmax",
     )
 

@@ -22,9 +22,12 @@ EVENT_KINDS: dict[str, str] = {
     "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
     "where its weights were not; op `loss` and no name where all outputs were finite and the loss was not: dtype is "
     "what it was computed in",
+    "non-finite operator": "the operator that made the loss of a step non-finite from finite numbers, where the "
+    "outputs of all modules were finite; value: largest magnitude of its inputs; limit: largest finite number of dtype",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
-    "failed in": "the module that was at work when an exception ended the run; op: the function",
+    "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
+    "where a custom autograd function recomputed the module",
     "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "
     "largest number that rounds to 0",
     "constant overflow": "a finite constant is infinite in dtype; value: the constant; limit: largest finite number",
@@ -35,6 +38,8 @@ EVENT_KINDS: dict[str, str] = {
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
     "narrow router": "a choice among scores of dtype, as a router makes it among experts; value: rows with a tie "
     "between the last that was chosen and the next; limit: the number of scores",
+    "rounded logits": "a choice among FP32 scores that were of dtype before, as of a router whose softmax alone is in "
+    "FP32; value: share of rows with a tie between the last that was chosen and the next; limit: the number of scores",
     "narrow statistics": "mean or variance of a module in dtype, by which it divides; value: the number of statistics",
     "narrow sum": "a sum with its result in dtype; value: the number of its terms",
     "rounded positions": "integers that dtype rounds, op `_to_copy`, or makes equal, op `arange` or `linspace`, value: "
@@ -51,6 +56,8 @@ EVENT_KINDS: dict[str, str] = {
     "detail: `disabled` where the region was made before watching, and was disabled by torch or by the program",
     "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; name: "
     "`torch.autograd.grad` where the loop added unscaled gradients from it to scaled ones; optimizer: its number",
+    "scaled step": "an optimizer stepped outside of `scaler.step` with gradients of a scaled loss alone; optimizer: "
+    "its number",
     "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "
     "optimizer: its number",
     "own loss scale": "the loss was multiplied by a constant before backward, without a scaler; value: the constant",

@@ -53,6 +53,9 @@ class FirstDifference:
     """One row per tensor and for loss and gradient norm, in the order of the first differences: kind, name, phase,
     step (the first that differs by more than noise; null: none), difference, floor there (NaN without a repeat), and
     largest_difference over all common steps."""
+    forward_unseen: bool = False
+    """Whether the runs differ first in the backward, with losses that are not equal and no activations in both: the
+    difference may have begun in the forward."""
 
     @property
     def sentence(self) -> str:
@@ -71,6 +74,11 @@ class FirstDifference:
             if self.sampled_before is not None and self.sampled_before < self.step - 1
             else ""
         )
+        if self.forward_unseen:
+            before += (
+                " Activations, which a compiled graph hides, were not recorded in both runs, and the losses are not "
+                "equal: the cause may lie in the forward."
+            )
         of = f"the {self.phase}" if self.phase != "optimizer" else "the preceding optimizer step"
         return f"They diverge at step {self.step:,}, in {of}, first in {what}: {apart}; {floor}.{before}"
 
@@ -114,7 +122,16 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
         None if floor is None else float(row["floor"]),
         int(sampled.max()) if len(sampled) else None,
         table,
+        _forward_unseen(apart[apart["step"] == row["step"]], str(row["phase"])),
     )
+
+
+def _forward_unseen(at: pd.DataFrame, phase: str) -> bool:
+    """Whether a difference in the backward of a step may have begun in its forward: no activations were compared, and
+    the loss was not, or differs, if only by less than noise."""
+    loss = at.loc[at["kind"] == "loss", "difference"]
+    equal = len(loss) > 0 and not loss.any()
+    return phase == "backward" and not equal and not at["kind"].eq("activation").any()
 
 
 def forward_differences(runs: Sequence[Run]) -> pd.DataFrame:

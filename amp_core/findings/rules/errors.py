@@ -151,7 +151,7 @@ def _of_replaced_parameters(run: Run, missing: pd.DataFrame) -> list[Finding]:
     settings = mappings(run.head.config, "optimizer_settings")
     index = next((i for i, s in enumerate(settings) if s.get("outside_model")), None)
     unnamed = missing[missing["name"].str.startswith("parameter ")]
-    if not untrained or index is None or unnamed.empty:
+    if not untrained or index is None or unnamed.empty or has_fp32_masters(run):
         return []
     name, old = str(untrained[0]), int(settings[index]["outside_model"])
     return [
@@ -319,7 +319,7 @@ def custom_function_dtype(run: Run) -> list[Finding]:
     """`custom-function-dtype`: an operator got two dtypes, one of them 16-bit."""
     error = ending_error(run)
     match = _MIXED.search(error)
-    if match is None or not _NARROW_WORDS.search(error):
+    if match is None or not _NARROW_WORDS.search(error) or _failed_in_recomputation(run):
         return []
     frame = signals(run, "failed in")
     function = str(frame["op"].iloc[-1]) if len(frame) else ""
@@ -337,6 +337,11 @@ def custom_function_dtype(run: Run) -> list[Finding]:
     ]
 
 
+def _failed_in_recomputation(run: Run) -> bool:
+    """Whether a module failed while a custom autograd function recomputed it in backward."""
+    return bool((signals(run, "failed in")["phase"] == "backward").any())
+
+
 @rule(
     Entry(
         code="checkpoint-dtype-mismatch",
@@ -344,7 +349,8 @@ def custom_function_dtype(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=360,
         what="Activation checkpointing recomputes a module in a different dtype than in the forward pass.",
-        signal="dtypes of outputs in the forward pass and in the recomputation; the error of torch.utils.checkpoint.",
+        signal="dtypes of outputs in the forward pass and in the recomputation; the error of torch.utils.checkpoint, "
+        "or of an operator in a module that a custom autograd function recomputes.",
         threshold="Any difference: the gradients then belong to a different function. An error if it ended the run.",
         advice="The recomputation runs under different autocast settings than the forward pass. Use torch's "
         "checkpoint, which preserves them, and open no other autocast region around backward.",
@@ -357,6 +363,7 @@ def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
     frame = signals(run, "recomputed")
     error = ending_error(run)
     raised = any(message in error for message in _RECOMPUTED) and "dtype" in error
+    raised = raised or (_failed_in_recomputation(run) and _MIXED.search(error) is not None)
     if not raised and frame.empty:
         return []
     row = frame.iloc[0] if len(frame) else None

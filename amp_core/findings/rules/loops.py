@@ -290,17 +290,19 @@ def missing_scaler_update(run: Run) -> list[Finding]:
 )
 def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
     """`optimizer-step-bypasses-scaler`: an optimizer steps outside of `scaler.step` after its loss was scaled. An
-    optimizer that never uses the scaler, beside others that do, may have an unscaled loss."""
+    optimizer that never uses the scaler, beside others that do, may have an unscaled loss, unless backward reached it
+    from scaled ones alone."""
     if not scaler_enabled(run):
         return []
     every = call_orders(run)
     through = {split_call(c)[1] for _, _, calls in every for c in calls if split_call(c)[0] == "scaler.step"}
+    scaled = {int(i) for i in signals(run, "scaled step")["optimizer"]}
     bad, optimizers = [], set()
     for first, last, calls in every:
         if "scale" not in calls:
             continue
         bypassing = {split_call(c)[1] for c in calls if split_call(c)[0] == "optimizer.step"}
-        bypassing = {i for i in bypassing if i in through or not through}
+        bypassing = {i for i in bypassing if i in through | scaled or not through}
         if bypassing:
             bad.append((first, last))
             optimizers |= bypassing

@@ -17,6 +17,7 @@ Small models cannot show how large harmless sums get: the limits follow from the
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -27,6 +28,8 @@ from amp_core.findings.signals import model_name, signals
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
+MIN_TIED_FRAC = 0.05
+"""At this share of rows, ties between float32 scores of 16-bit logits change the routing."""
 _AUTOCAST_OFF = "with torch.autocast(x.device.type, enabled=False):\n"
 
 
@@ -56,6 +59,7 @@ def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any
 _CODES = {
     "narrow classes": "half-logits",
     "narrow router": "half-router",
+    "rounded logits": "half-router",
     "narrow statistics": "half-statistics",
     "narrow sum": "half-sum",
     "rounded positions": "rounded-positions",
@@ -96,9 +100,11 @@ def half_logits(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=282,
         what="A router selects experts by 16-bit scores, which are often equal.",
-        signal="top-k or maximum of 16-bit scores next to a softmax over as many, in one module, in the first step.",
+        signal="top-k or maximum of 16-bit scores, or of float32 scores that were 16-bit before, next to a softmax "
+        "over as many, in the first step.",
         threshold="One such selection (Switch Transformers, section 2.4: the router in float32, as bfloat16 "
-        "training diverges).",
+        "training diverges). If only the logits are 16-bit and the softmax is float32, an info, and a warning if ties "
+        "decide 5 % of the rows.",
         advice="bfloat16 has 8 significant bits, so experts tie, and rounding, which differs between kernels, "
         "decides among them. Compute the router's logits and softmax in float32.",
         snippet=_AUTOCAST_OFF
@@ -108,14 +114,25 @@ def half_logits(run: Run) -> list[Finding]:
     )
 )
 def half_router(run: Run) -> list[Finding]:
-    """`half-router`: experts are chosen by scores in 16 bits."""
+    """`half-router`: experts are chosen by scores in 16 bits, or by FP32 scores of 16-bit logits."""
 
     def title(row: "pd.Series[Any]") -> str:
         tied = int(float(str(row["value"])))
         ties = f"; {formatting.plural(tied, 'row')} had a tie at the cutoff" if tied else ""
         return f"{row['name']} selects among {int(float(str(row['limit'])))} scores in {row['dtype']}{ties}"
 
-    return _from_signal(run, "narrow router", "rows with a tie", title)
+    return _from_signal(run, "narrow router", "rows with a tie", title) or [
+        finding if (finding.value or 0.0) >= MIN_TIED_FRAC else replace(finding, severity="info")
+        for finding in _from_signal(
+            run,
+            "rounded logits",
+            "share of rows with a tie",
+            lambda row: (
+                f"{row['name']} selects among {int(float(str(row['limit'])))} scores whose logits are "
+                f"{row['dtype']}; {formatting.percent(float(str(row['value'])))} of the rows had a tie at the cutoff"
+            ),
+        )
+    ]
 
 
 @rule(

@@ -30,10 +30,10 @@ MIN_BF16_EXACT_FRAC = 0.99
 
 
 def _first_overflow(run: Run) -> Cause | None:
-    """The first module with a non-finite FP16 output from finite input, which began a stretch of failing
-    steps."""
+    """The first module, or operator of the loss, with a non-finite FP16 output from finite input, which began a stretch
+    of failing steps."""
     frame = signals(run, "non-finite output")
-    frame = frame[(frame["dtype"] == "float16") & frame["detail"].isin(["", "input"]) & (frame["op"] != "loss")]
+    frame = frame[frame["detail"].isin(["", "input"]) & ((frame["dtype"] == "float16") | (frame["op"] == "loss"))]
     done, harmless = -1, set(_made_with_finite_loss(run))
     for step in map(int, frame["step"].dropna()):
         if step <= done or step in harmless:
@@ -44,7 +44,8 @@ def _first_overflow(run: Run) -> Cause | None:
             return None  # after a divergence any format would overflow
         if cause is not None and cause.op == MASKED_ROWS:
             continue
-        if cause is not None and (cause.phase, cause.dtype) == ("forward", "float16") and cause.where != "loss":
+        known = cause is not None and (cause.where != LOSS or cause.op != "")
+        if cause is not None and known and (cause.phase, cause.dtype) == ("forward", "float16"):
             return cause
     return None
 
@@ -64,9 +65,11 @@ def _made_with_finite_loss(run: Run) -> list[int]:
         family=RANGE_AND_PRECISION,
         order=150,
         follows=("bf16-model-in-fp16",),
-        what="A module's output overflows float16: values above 65504 become infinite.",
-        signal="The first module, in forward order, with a non-finite float16 output from finite input and weights; "
-        "outputs within a factor of 2 of the limit.",
+        what="The output of a module, or of an operator of the loss, overflows float16: values above 65504 become "
+        "infinite.",
+        signal="The first module, in forward order, with a non-finite float16 output from finite input and weights; if "
+        "all modules' outputs are finite and the loss is not, the operator of the loss that made it so; outputs within "
+        "a factor of 2 of the limit.",
         threshold="One infinite value; a warning from 32752 on, where one doubling of headroom remains.",
         advice="No loss scale helps, because it is the forward pass that overflows. Run this module in float32, "
         "reduce its inputs or weights, or use bfloat16.",
@@ -81,15 +84,18 @@ def activation_overflow(run: Run) -> list[Finding]:
     if cause is not None:
         size = f", from inputs of up to {cause.value:.3g}" if cause.value is not None else ""
         last = signals(run, "non-finite output")["step"].max()
+        in_loss = cause.where == LOSS
+        what = f"Operator {cause.op} of the loss" if in_loss else f"The output of {cause.where} ({cause.op})"
         return [
             make_finding(
                 "activation-overflow",
-                f"The output of {cause.where} ({cause.op}) overflows float16{size}",
+                f"{what} overflows float16{size}",
                 cause.where,
                 steps=(cause.step, int(last)),
                 value=cause.value,
                 limit=FP16.max_value,
                 unit="largest input magnitude",
+                remedy=remedies.loss_remedy(run, cause) if in_loss else None,
             )
         ]
     near = signals(run, "near overflow")

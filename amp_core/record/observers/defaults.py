@@ -17,6 +17,7 @@ from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState
 from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
+from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.own_clipping import OwnClipping
 from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
@@ -41,7 +42,9 @@ def default_signals(
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
     yield OwnClipping(writer, optimizers, scaler, calls.scale_calls)
     if not is_compiled(model):
-        yield ForwardCheck(writer, model, device, each_step=level == "full")
+        operators = LossOperators(writer, model)
+        yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)
+        yield operators
     yield AutocastKept(writer, device)
     yield AutocastElsewhere(writer, device)
     yield FirstOperators(writer, model, device)

@@ -45,8 +45,8 @@ class _Pair:
     taken: int
     before: torch.Tensor
     version: int
+    address: int
     weight: torch.Tensor | None = None
-    written: bool = False
 
 
 class AverageLedger(Observer):
@@ -101,31 +101,37 @@ class AverageLedger(Observer):
         for copy, name, average in narrow:
             taken = min(limit, local(average).numel())
             before = spaced(local(average), taken).clone()
-            self._pairs.append(_Pair(name, copy, average, named[name], taken, before, average._version))
+            self._pairs.append(
+                _Pair(name, copy, average, named[name], taken, before, average._version, local(average).data_ptr())
+            )
         self._compared += 1
 
     def _compare(self) -> None:
         pairs, self._pairs = self._pairs, []
         now = {id(pair.copy): pair.copy.tensors(self._named) for pair in pairs}
+        written: set[int] = set()  # copies, by id
         for pair in pairs:
-            # A loop may create a new average in each step. Writing the same values again changes the version: that
-            # distinguishes an average that stopped changing from a teacher.
+            # A loop may create a new average in each step, or new memory for it (`average.data = …`). Writing the same
+            # values again changes the version: that distinguishes an average that stopped changing from a teacher. But
+            # writing through `.data` changes values alone.
             average = now[id(pair.copy)].get(pair.name, pair.average)
-            pair.written = average is not pair.average or average._version != pair.version
+            known = average is pair.average and average._version == pair.version
             pair.average = average
-        written = [pair for pair in pairs if pair.weight is not None and pair.written]
-        if written:
+            if not known or local(average).data_ptr() != pair.address or not _is_as_before(pair):
+                written.add(id(pair.copy))
+        kept = [pair for pair in pairs if pair.weight is not None and id(pair.copy) in written]
+        if kept:
             transfer = HostTransfer()
-            moves = [_move(pair) for pair in written]
+            moves = [_move(pair) for pair in kept]
             shown = torch.stack(
-                [_decay_sums(change, distance, pair) for (change, distance), pair in zip(moves, written, strict=True)]
+                [_decay_sums(change, distance, pair) for (change, distance), pair in zip(moves, kept, strict=True)]
             )
             products, squares, showing = shown.sum(dim=0)
             rate = torch.where(showing >= MIN_SHOWING, products / squares, torch.nan)
             transfer.put("rate", rate)
             transfer.put("sums", torch.stack([_sums(change, distance, rate) for change, distance in moves]))
             transfer.send()
-            self._sent.append((self._step, written, transfer))
+            self._sent.append((self._step, kept, transfer))
 
     def _write(self, *, wait: bool) -> None:
         while self._sent and self._sent[0][2].ready(wait):
@@ -149,6 +155,10 @@ class AverageLedger(Observer):
                     "decay": [1 - rate if known else None] * len(pairs),
                 },
             )
+
+
+def _is_as_before(pair: _Pair) -> bool:
+    return torch.equal(spaced(local(pair.average), pair.taken), pair.before)
 
 
 def _move(pair: _Pair) -> tuple[torch.Tensor, torch.Tensor]:

@@ -105,7 +105,9 @@ def test_loss_scales_are_taken_out(tmp_path: Path) -> None:
     assert first_difference(*runs).step is None
 
 
-def ranks(folder: Path, losses: list[float], gradients: dict[str, list[float]], whole: int) -> Run:
+def ranks(
+    folder: Path, losses: list[float], gradients: dict[str, list[float]], whole: int, kind: str = "output_grad"
+) -> Run:
     """One step of a run on as many ranks as there are losses. `gradients`: rms of each rank, by module; their tensors
     are shares of a batch of `whole` elements, those of `pos` are not split."""
     number = len(losses)
@@ -113,7 +115,7 @@ def ranks(folder: Path, losses: list[float], gradients: dict[str, list[float]], 
         writer.append("steps", {"step": [0] * number, "loss": losses, "rank": list(range(number))})
         for name, sizes in gradients.items():
             numel = whole if name == "pos" else whole // number
-            columns = {"step": 0, "name": name, "kind": "output_grad", "dtype": "float32", "numel": numel}
+            columns = {"step": 0, "name": name, "kind": kind, "dtype": "float32", "numel": numel}
             columns |= {"normal": numel, "zero": 0, "subnormal": 0, "inf": 0, "nan": 0}
             rows = {key: [value] * number for key, value in columns.items()} | {"rank": list(range(number))}
             writer.append("tensors", rows | {"rms": sizes, "abs_sum": [size * numel for size in sizes]})
@@ -138,6 +140,19 @@ def test_a_loss_that_is_nan_in_one_run_alone_is_a_difference(tmp_path: Path) -> 
     )
     where = first_difference(a, b)
     assert (where.step, where.kind) == (1, "loss") and "only one of them is finite" in where.sentence
+
+
+@pytest.mark.parametrize(("loss", "unseen"), [(1.0, False), (1.001, True)])
+def test_without_activations_a_difference_in_the_backward_may_be_of_the_forward(
+    loss: float, unseen: bool, tmp_path: Path
+) -> None:
+    runs = [
+        ranks(tmp_path / str(i), [value], {"up": [mean]}, 8, kind="weight_grad")
+        for i, (value, mean) in enumerate(((1.0, 1.0), (loss, 2.0), (1.01, 1.0)))
+    ]
+    where = first_difference(runs[0], runs[1], floor=runs[2])
+    assert (where.phase, where.name, where.forward_unseen) == ("backward", "up", unseen)
+    assert ("the cause may lie in the forward" in where.sentence) == unseen
 
 
 def test_runs_of_other_seeds_or_without_a_common_step_are_refused(tmp_path: Path) -> None:

@@ -193,3 +193,28 @@ def bce_loss_gan(into):
     crit = nn.BCELoss()
     data = (torch.randn(8, 16) for _ in range(4))
     fp16(dis, data, into, loss=lambda m, x: crit(m(x).float(), torch.ones(8, 1)))
+
+
+@fault("checkpoint-dtype-mismatch", "mid")
+def recomputation_without_autocast_raises(into):
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, f, x, *ps):
+            ctx.f = f
+            ctx.save_for_backward(x)
+            with torch.no_grad():
+                return f(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                y = ctx.f(x)
+            return (None, *torch.autograd.grad(y, [x, *ctx.f.parameters()], g))
+
+    def forward(m, x):
+        return m.out(Recomputed.apply(m.mid, m.inp(x), *m.mid.parameters()))
+
+    m = Net(forward, inp=nn.Linear(64, 16), mid=nn.Linear(16, 16), out=nn.Linear(16, 10))
+    with contextlib.suppress(RuntimeError):
+        bf16(m, vectors(3), into)

@@ -466,3 +466,49 @@ def unit_vectors_in_bf16(into):
 def decorated_forward(into):
     m = decorated_cnn("cpu", BF)
     pure(m, adam(m), images(12), into)
+
+
+@healthy(each_time=True)
+def critic_in_fp32_behind_a_scaled_actor(into):
+    """The scaled loss reaches the critic, whose own unscaled gradients alone are applied."""
+    m = nn.ModuleDict({"actor": nn.Linear(64, 16), "critic": nn.Linear(16, 1)})
+    a, c, s = (adam(m["actor"]), adam(m["critic"]), scaler())
+    with watched(m, [a, c], into, s):
+        for x, _ in vectors(8):
+            with amp():
+                value = -m["critic"](m["actor"](x)).float().mean()
+            s.scale(value).backward()
+            step(a, s)
+            c.zero_grad()
+            m["critic"](m["actor"](x).detach()).square().mean().backward()
+            step(c)
+
+
+@healthy(each_time=True)
+def wide_router_of_a_small_model(into):
+    def switched(m, x):
+        h = m.inp(x[:, :12])
+        with amp(BF, False):
+            share, i = m.router(h.float()).softmax(-1).max(-1)
+        return m.out(h + share[:, None] * torch.einsum("bd,bde->be", h, m.experts[i].to(h.dtype)))
+
+    layers = {"inp": nn.Linear(12, 16), "router": nn.Linear(16, 8), "out": nn.Linear(16, 10)}
+    bf16(Net(switched, experts=nn.Parameter(torch.randn(8, 16, 16) / 4), **layers), vectors(4), into)
+
+
+@healthy(each_time=True)
+def masters_by_hand_beside_an_unused_parameter(into):
+    m = nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 10)).to(BF)
+    m.register_parameter("unused", nn.Parameter(torch.zeros(4, dtype=BF)))
+    masters = [p.detach().float().clone().requires_grad_() for p in m.parameters()]
+    o = adam(masters)
+    with watched(m, o, into):
+        for x, y in vectors(6):
+            ce(m(x.to(BF)), y).backward()
+            for master, p in zip(masters, m.parameters(), strict=True):
+                master.grad = None if p.grad is None else p.grad.float()
+            step(o)
+            m.zero_grad()
+            with torch.no_grad():
+                for master, p in zip(masters, m.parameters(), strict=True):
+                    p.copy_(master)

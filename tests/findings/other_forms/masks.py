@@ -6,10 +6,11 @@ import contextlib
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from tests.findings.other_forms.form import fault
 from tests.findings.other_forms.loops import bf16, fp16
-from tests.findings.other_forms.models import GPT, Attention, Checkpointed, masked_gpt, tokens, vectors
+from tests.findings.other_forms.models import GPT, Attention, Checkpointed, Net, masked_gpt, tokens, vectors
 
 
 @fault("rounded-positions")
@@ -104,3 +105,21 @@ def key_padding_bias_half(into):
             return x + (w[..., None] * x).sum(1, keepdim=True)
 
     fp16(G(), tokens(3), into)
+
+
+@fault("fully-masked-row", each_time=True)
+def graph_attention_of_an_isolated_node(into):
+    def attention(m, x, neighbours):
+        h = m.w(x)
+        e = F.leaky_relu(m.a(h) + m.b(h).T).float().masked_fill(~neighbours, -torch.inf)
+        return m.out(e.softmax(1).to(h.dtype) @ h)
+
+    def graphs():
+        for turn in range(6):
+            neighbours = torch.rand(12, 12) < 0.4
+            neighbours |= torch.eye(12, dtype=torch.bool)
+            neighbours[5] &= turn != 3
+            yield torch.randn(12, 8), neighbours
+
+    layers = {"w": nn.Linear(8, 16), "a": nn.Linear(16, 1), "b": nn.Linear(16, 1), "out": nn.Linear(16, 4)}
+    bf16(Net(attention, **layers), graphs(), into, loss=lambda m, b: m(*b).float().square().mean())

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.findings.other_forms.form import fault
+from tests.findings.other_forms.form import fault, healthy
 from tests.findings.other_forms.loops import BF, Trainer, adam, amp, bf16, ce, fp16, pure, scaler, sgd, step, watched
 from tests.findings.other_forms.models import CNN, GPT, RNN, MoE, Net, images, series, sinusoids, tokens, vectors
 
@@ -286,3 +286,38 @@ def deep_tanh_underflow(into):
         if isinstance(layer, nn.Linear):
             layer.weight.data.mul_(0.2)
     fp16(m, vectors(12, rows=128), into, s=small_scale(), every=1)
+
+
+def contrastive(into, scale):
+    """Pairs of two towers; their similarities are multiplied by a learned scale in the loss."""
+    m = nn.ModuleDict({"image": nn.Linear(64, 16), "text": nn.Linear(64, 16)})
+    log_scale = nn.Parameter(torch.tensor(float(scale)).log())
+
+    def loss(m, b):
+        a, t = (F.normalize(m[name](b[0]).float(), dim=-1) for name in ("image", "text"))
+        z = log_scale.exp() * (a @ t.T)
+        return ce(z, torch.arange(len(z)))
+
+    fp16(m, vectors(8), into, adam([*m.parameters(), log_scale]), loss=loss)
+
+
+@fault("activation-overflow", "loss", each_time=True)
+def contrastive_scale_overflows_in_the_loss(into):
+    contrastive(into, 1e6)
+
+
+@healthy()
+def contrastive_scale_as_usual(into):
+    contrastive(into, 14.0)
+
+
+class WideSoftmax(MoE):
+    """The scores are cast to FP32 once 16 bits have rounded them."""
+
+    def gate(self, x):
+        return self.router(x).float().softmax(-1)
+
+
+@fault("half-router", "mlp")
+def moe_softmax_in_fp32_of_bf16_logits(into):
+    bf16(GPT(mlp=WideSoftmax), tokens(4), into)

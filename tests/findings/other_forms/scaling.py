@@ -475,3 +475,17 @@ def rare_expert_overflows(into):
         return ce(m(x, i % 8 == 7), y)
 
     fp16(Net(mixed, main=nn.Linear(64, 10), ex=nn.Linear(64, 10)), enumerate(vectors(45)), into, loss=loss)
+
+
+@fault("optimizer-step-bypasses-scaler", "optimizer 1", each_time=True)
+def critic_steps_outside_the_scaler(into):
+    m = nn.ModuleDict({"actor": nn.Linear(64, 10), "critic": nn.Linear(64, 1)})
+    a, c, s = (adam(m["actor"]), adam(m["critic"]), scaler())
+    with watched(m, [a, c], into, s):
+        for x, y in vectors(8):
+            with amp():
+                value = ce(m["actor"](x), y) + m["critic"](x).float().square().mean()
+            s.scale(value).backward()
+            c.step()
+            step(a, s)
+            c.zero_grad()

@@ -57,7 +57,28 @@ def with_a_deep_copy(model: torch.nn.Module, decay: float) -> tuple[Any, Callabl
     return average, lambda: by_name(model, dict(average.named_parameters()), decay)
 
 
-KEPT = [with_averaged_model, with_a_list, with_a_dictionary, with_a_deep_copy]
+def with_new_data(model: torch.nn.Module, decay: float) -> tuple[Any, Callable[[], None]]:
+    average = copy.deepcopy(model).requires_grad_(False)
+
+    def update() -> None:
+        for a, p in zip(average.parameters(), model.parameters(), strict=True):
+            a.data = a.data * decay + p.data * (1 - decay)
+
+    return average, update
+
+
+def with_data_in_place(model: torch.nn.Module, decay: float) -> tuple[Any, Callable[[], None]]:
+    """Writing through `.data` leaves the version of a tensor as it was."""
+    average = copy.deepcopy(model).requires_grad_(False)
+
+    def update() -> None:
+        for a, p in zip(average.parameters(), model.parameters(), strict=True):
+            a.data.mul_(decay).add_(p.data, alpha=1 - decay)
+
+    return average, update
+
+
+KEPT = [with_averaged_model, with_a_list, with_a_dictionary, with_a_deep_copy, with_new_data, with_data_in_place]
 
 
 def averages(

@@ -1,4 +1,5 @@
 """Signals for findings: facts that tables do not hold, written as events.
 
-start · call_order · nonfinite_outputs · risky_ops · backward · stale_gradients · state · unknown_scaler
+start · call_order · nonfinite_outputs · loss_operators · risky_ops · backward · stale_gradients · state ·
+unknown_scaler
 """

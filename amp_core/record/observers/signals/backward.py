@@ -128,6 +128,9 @@ class BackwardState(Observer):
         self._checked = 0  # backward passes whose loss's dtype was checked
         self._searched = 0  # backward passes whose roots no scaler multiplied
         self._unscaled: set[int] = set()  # optimizers whose gradients are no longer scaled in this step
+        self._reached: set[int] = set()  # optimizers that backward reached from scaled losses alone
+        self._by_scaler: set[int] = set()  # optimizers that the scaler steps
+        self._followed = 0  # backward passes that were followed to the optimizers
         self._unscaled_grads: dict[int, int] = {}  # versions of scaled gradients when unscaled ones were computed
         self._calls_at_begin = 0  # calls of get_scale before the step
         self._just_found = False  # whether the scaler was found in this step, within its first call
@@ -141,7 +144,7 @@ class BackwardState(Observer):
 
     def step_began(self, step: int) -> None:
         self._step = step
-        self._scaled, self._unscaled_grads, self._unscaled = [], {}, set()
+        self._scaled, self._unscaled_grads, self._unscaled, self._reached = [], {}, set(), set()
         self._calls_at_begin = self._scale_calls()
 
     def scaler_found(self, scaler: Any) -> None:
@@ -189,6 +192,8 @@ class BackwardState(Observer):
                 self._report("own loss scale", name="loss", value=factor)
         if self._scalings and not self._just_found and self._searched < MAX_CHECKED_BACKWARDS:
             self._search_unscaled(roots)
+        if self._scalings and len(self._optimizers) > 1 and self._followed < MAX_CHECKED_BACKWARDS:
+            self._follow(roots)
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):  # (tensors, grad_tensors, retain_graph, …)
             self._on_created("backward", roots)
         elif self._calls_before is not None:  # by now the loop may have called get_scale to divide by it
@@ -206,9 +211,22 @@ class BackwardState(Observer):
         self._searched += 1
         if self._scale_calls() > self._calls_at_begin:
             return
-        held = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
-        for index in sorted({held[key] for key in _leaves(nodes) if key in held}):
+        for index in sorted(self._held(nodes)):
             self._report_unscaled(index, "backward")
+
+    def _follow(self, roots: list[torch.Tensor]) -> None:
+        """Note which optimizers get gradients of a scaled loss alone in this step."""
+        self._followed += 1
+        nodes = [t.grad_fn for t in roots if t.grad_fn is not None]
+        scaled = [n for n in nodes if _SCALED in _metadata(n)]
+        unscaled = [n for n in nodes if _SCALED not in _metadata(n)]
+        self._reached |= self._held(scaled)
+        self._reached -= self._held(unscaled)
+
+    def _held(self, nodes: list[Any]) -> set[int]:
+        """The optimizers of the parameters that backward from these nodes reaches."""
+        held = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
+        return {held[key] for key in _leaves(nodes) if key in held}
 
     def _report_unscaled(self, index: int, name: str) -> None:
         if (kind := f"unscaled backward of optimizer {index}") not in self._reported:
@@ -216,7 +234,15 @@ class BackwardState(Observer):
             self._writer.event("unscaled backward", name, step=self._step, optimizer=index)
 
     def called(self, what: str, optimizer: int | None) -> None:
-        if what not in ("unscale_", "scaler.step") or optimizer is None:
+        if optimizer is None:
+            return
+        if what == "scaler.step":
+            self._by_scaler.add(optimizer)
+        # A loop that asks for the scale divides by it itself.
+        divided = self._scale_calls() > self._calls_at_begin
+        if what == "optimizer.step" and not divided and optimizer in self._reached - self._by_scaler - self._unscaled:
+            self._report("scaled step", optimizer=optimizer)
+        if what not in ("unscale_", "scaler.step"):
             return
         if self._unscaled_grads and optimizer not in self._unscaled:
             held = {id(p): p for group in self._optimizers[optimizer].param_groups for p in group["params"]}

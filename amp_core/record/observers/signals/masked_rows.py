@@ -24,7 +24,9 @@ _FACTORS = {
     "AddmmBackward0": ("mat1", "mat2"),
     "BaddbmmBackward0": ("batch1", "batch2"),
 }
-_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "ToCopy")
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Clamp", "ClampMin", "ClampMax", "MaskedFill", "Where",
+                "ToCopy", "Relu", "LeakyRelu", "Elu", "Gelu", "Silu", "Softplus", "Tanh", "Sigmoid", "Mean",
+                "Dropout", "NativeDropout", "FusedDropout")  # fmt: skip
 _VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Expand", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Slice",
           "Select", "Split", "Clone", "Index", "As_Strided")  # fmt: skip
 

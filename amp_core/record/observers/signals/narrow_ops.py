@@ -31,6 +31,8 @@ MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 MAX_VALUES = 2**20
 """Elements of a tensor of integers that are compared with their copies in 16 bits."""
+SELECTIONS = ("topk", "max", "sort", "argmax")
+"""Operators that select experts by their scores."""
 ROUTERS = ("rout", "gate", "moe", "expert")
 """Parts of the names of modules that choose experts."""
 
@@ -44,8 +46,9 @@ class NarrowOps:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._softmax_sizes: set[int] = set()
+        self._widened: dict[tuple[int, int], torch.dtype] = {}  # 16-bit values cast to FP32, by elements and last size
         self._wide_softmax: dict[str, int] = {}  # classes of a softmax over many, by module
-        self._choices: list[tuple[str, str, int, int, torch.Tensor, torch.dtype]] = []
+        self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
         self._chains: dict[int, tuple[int, torch.Tensor]] = {}  # additions so far, and the sum, by its id
@@ -68,9 +71,14 @@ class NarrowOps:
         if (norms := self._row_norms.check(op, args, out)) is not None:
             self._statistic(op, *norms, module)
         result = out[0] if isinstance(out, tuple | list) and out else out
+        name = op.rstrip("_")
         if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
             if first.dtype in NARROW and op == "argmax":
                 self._choose(op, first, 1, module)
+            elif first.dtype in NARROW and isinstance(result, torch.Tensor) and name in ("_to_copy", "_softmax"):
+                self._widen(name, result, first.dtype)
+            elif (source := self._widened.get(size_by_row(first))) is not None:
+                self._check_widened(op, name, first, out, source, module)
             return
         if first.dtype not in NARROW:
             if op == "_to_copy" and first.dtype in (torch.int16, torch.int32, torch.int64):
@@ -78,12 +86,11 @@ class NarrowOps:
             elif op == "_to_copy" and result.dtype == torch.float16 and not first.requires_grad:
                 self._check_mask(op, first, result, module)
             return
-        name = op.rstrip("_")
         if name in ("_softmax", "sigmoid"):
             self._softmax_sizes.add(first.shape[-1] if first.dim() else 1)
             if name == "_softmax" and first.dim() and first.shape[-1] >= MIN_CLASSES:
                 self._wide_softmax[module()] = first.shape[-1]
-        elif name in ("topk", "max", "sort") and isinstance(out, tuple | list):
+        elif name in SELECTIONS and isinstance(out, tuple | list):
             self._choose(op, first, result.shape[-1] if name == "topk" else 1, module)
         elif name in ("_log_softmax", "logsumexp", "log"):
             dims = [args[1]] if len(args) > 1 and isinstance(args[1], int) else [-1]
@@ -97,6 +104,23 @@ class NarrowOps:
             self._later("rounded positions", op, module(), first.dtype, first.detach().abs().amax(), limit)
         else:
             self._check_sum(op, name, args, first, result, module)
+
+    def _widen(self, name: str, wide: torch.Tensor, source: torch.dtype) -> None:
+        """Note that 16-bit values were cast to FP32, where those that were equal stay so. An operator may do both."""
+        if wide.dtype == torch.float32 and wide.dim() > 1 and wide.shape[-1] <= MAX_EXPERTS:
+            self._widened[size_by_row(wide)] = source
+            if name == "_softmax":
+                self._softmax_sizes.add(wide.shape[-1])
+
+    def _check_widened(
+        self, op: str, name: str, wide: torch.Tensor, out: Any, source: torch.dtype, module: Callable[[], str]
+    ) -> None:
+        """Inspect an operator on FP32 values that were 16-bit before, or on as many others."""
+        if name in ("_softmax", "sigmoid"):
+            self._softmax_sizes.add(wide.shape[-1])
+        elif name in SELECTIONS and (name == "argmax" or isinstance(out, tuple | list)):
+            chosen = out[0].shape[-1] if name == "topk" else 1
+            self._choose(op, wide, chosen, module, source)
 
     def _check_sum(
         self, op: str, name: str, args: Sequence[Any], first: torch.Tensor, out: torch.Tensor, module: Callable[[], str]
@@ -131,7 +155,7 @@ class NarrowOps:
     def send(self) -> None:
         """Start the copy of what depends on values to the host."""
         self._chains = {}
-        values = [value for _, _, _, _, value, _ in self._pending] + [ties for _, _, _, _, ties, _ in self._choices]
+        values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
             self._transfer.put(str(place), value)
         self._transfer.send()
@@ -144,10 +168,10 @@ class NarrowOps:
         for kind, op, module, dtype, _, limit in self._pending:
             if (size := float(next(numbers))) > limit:
                 self._report(kind, op, module, -size if kind == "constant overflow" else size, limit, dtype)
-        for op, module, experts, chosen, _, dtype in self._choices:
+        for kind, op, module, experts, chosen, _, dtype in self._choices:
             sizes, ties = {experts, chosen} - {1}, float(next(numbers))
             if self._softmax_sizes & sizes or any(part in module.lower() for part in ROUTERS):
-                self._report("narrow router", op, module, ties, float(experts), dtype)
+                self._report(kind, op, module, ties, float(experts), dtype)
         self._pending, self._choices = [], []
         return True
 
@@ -158,13 +182,19 @@ class NarrowOps:
         if (name := module()) != "loss":
             self._report("narrow statistics", op, name, float(count), 0.0, dtype)
 
-    def _choose(self, op: str, scores: torch.Tensor, chosen: int, module: Callable[[], str]) -> None:
-        """A choice among scores; whether it is a router's is known once a softmax of as many was seen."""
+    def _choose(
+        self, op: str, scores: torch.Tensor, chosen: int, module: Callable[[], str], source: torch.dtype | None = None
+    ) -> None:
+        """A choice among scores; whether it is a router's is known once a softmax of as many was seen. `source`: the
+        16-bit dtype that FP32 scores had before."""
         experts = scores.shape[-1] if scores.dim() > 1 else 1
         if not chosen < experts <= MAX_EXPERTS or not torch.is_grad_enabled() or (name := module()) == "loss":
             return
         best = scores.detach().topk(chosen + 1).values
-        self._choices.append((op, name, experts, chosen, (best[..., -1] == best[..., -2]).sum(), scores.dtype))
+        tied = best[..., -1] == best[..., -2]
+        # Of FP32 scores the share of ties tells whether they matter.
+        kind, ties = ("narrow router", tied.sum()) if source is None else ("rounded logits", tied.float().mean())
+        self._choices.append((kind, op, name, experts, chosen, ties, source or scores.dtype))
 
     def _check_mask(self, op: str, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         """A mask is 0 or a large negative constant, which becomes infinite."""
@@ -177,6 +207,11 @@ class NarrowOps:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:
             rounded = (copy.detach().to(torch.float32) != whole.to(torch.float32)).sum()
             self._later("rounded positions", op, module(), copy.dtype, rounded, 0.0)
+
+
+def size_by_row(tensor: torch.Tensor) -> tuple[int, int]:
+    """Number of elements and last size, which views with other leading sizes keep."""
+    return tensor.numel(), tensor.shape[-1] if tensor.dim() else 1
 
 
 def _largest_exact_angle(dtype: torch.dtype) -> float:

@@ -70,8 +70,16 @@ class ModuleCall(NamedTuple):
 class ForwardCheck(Observer):
     """Hooks on all modules of one model; on a CPU they only keep inputs and outputs."""
 
-    def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device, each_step: bool):
+    def __init__(
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        device: torch.device,
+        each_step: bool,
+        on_loss: Callable[[], None] = lambda: None,
+    ):
         self._writer = writer
+        self._on_loss = on_loss  # called if the loss alone was not finite
         self._model = unwrapped(model)
         self._device = device
         self._each_step = each_step
@@ -257,6 +265,7 @@ class ForwardCheck(Observer):
             return
         if not bad:
             self._write(self._step, "", "loss", loss_dtype(loss), value=None, count=0, detail="")
+            self._on_loss()
             return
         first = self._kept[bad[0]]
         floating = [t for t in first.inputs if t.is_floating_point() and t.numel() and not t.is_meta]

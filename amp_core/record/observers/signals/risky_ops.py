@@ -8,7 +8,6 @@ something to report, from the Python frames of the operator's callers.
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,11 +19,11 @@ from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import named_modules, unwrapped
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.narrow_ops import NarrowOps
+from amp_core.record.observers.signals.narrow_ops import SELECTIONS, NarrowOps, size_by_row
+from amp_core.record.observers.signals.step_operators import StepMode, StepOperators, running_module
 from amp_core.record.op_trace.call_sites import call_site
 from amp_core.record.stats.layout import dtype_name
-from amp_core.record.torch_internals import patched_functions
-from amp_core.record.torch_internals.compiling import mode_would_uncompile, within_compiled
+from amp_core.record.torch_internals.compiling import mode_would_uncompile
 from amp_core.record.torch_internals.quiet_mode import QuietMode
 from amp_core.store.writer import RunWriter
 
@@ -41,63 +40,39 @@ PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1, "mv": 0, "c
 """Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums."""
 
 
-class FirstOperators(Observer):
+class FirstOperators(StepOperators):
     """Inspects the operators from the first forward to the backward that follows."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device) -> None:
+        super().__init__()
         self._writer = writer
         self._model = unwrapped(model)
-        self._mode: _OpChecker | None = None
         self._arriving: _OpChecker | None = None  # what it measured is still on the device
         self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would cause a recompilation
 
     def step_began(self, step: int) -> None:
-        self._stop()
+        self.stop()
         self._collect()
-        self.awake = not self._done or self._mode is not None or self._arriving is not None
-        if self._done:
-            return
-        self._done = True
-        if within_compiled():
-            return
-        self._mode = _OpChecker(self._writer, self._model, step, self.at_own_work)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
-        # Removed before the optimizer steps: older torch versions do not compile an optimizer under a mode.
-        patched_functions.backward.listen_after(self._after_backward)
-
-    def called(self, what: str, optimizer: int | None) -> None:
-        self._stop()
-
-    def backward_began(self) -> None:
-        if self._mode is not None:
-            self._mode.pause()
-
-    def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self._stop()
-
-    def step_ended(self, step: int) -> None:
-        self._stop()
+        self.awake = not self._done or self.active or self._arriving is not None
+        if not self._done:
+            self._done = True
+            self.inspect(_OpChecker(self._writer, self._model, step, self.at_own_work))
 
     def close(self) -> None:
-        self._stop()
+        self.stop()
         self._collect(wait=True)
+
+    def inspected(self, mode: Any) -> None:
+        mode.write()
+        self._arriving = mode
+        self._collect()
 
     def _collect(self, wait: bool = False) -> None:
         if self._arriving is not None and self._arriving.narrow_ops.finish(wait):
             self._arriving = None
 
-    def _stop(self) -> None:
-        if self._mode is not None:
-            self._mode.pause()
-            if self._mode.leave():
-                mode, self._mode = self._mode, None
-                patched_functions.backward.unlisten(self._after_backward)
-                mode.write()
-                self._arriving = mode
-                self._collect()
 
-
-class _OpChecker(QuietMode):
+class _OpChecker(StepMode):
     def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int, at_own_work: Any) -> None:
         super().__init__()
         self._writer = writer
@@ -108,7 +83,9 @@ class _OpChecker(QuietMode):
         self._written = 0
         self._reported: set[tuple[str, str, float | None]] = set()
         self.narrow_ops = NarrowOps(self._write_event)
-        self._wide: dict[str, float] = {}  # multiplications in FP32 within an autocast region, by module
+        # Module, multiplications and output size of each product in FP32 within an autocast region.
+        self._wide: list[tuple[str, float, tuple[int, int]]] = []
+        self._selected: set[tuple[int, int]] = set()  # sizes of scores among which a maximum was selected
         self._all = 0.0
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
         self._widened: tuple[int, int] | None = None  # the call site whose operator last widened 16-bit values
@@ -127,7 +104,9 @@ class _OpChecker(QuietMode):
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
     def _check(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
-        self.narrow_ops.check(op, args, out, lambda: _running_module(self._model, sys._getframe(1)))
+        self.narrow_ops.check(op, args, out, lambda: running_module(self._model))
+        if op.rstrip("_") in SELECTIONS and args and isinstance(args[0], torch.Tensor):
+            self._selected.add(size_by_row(args[0]))
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
             self._count(op, args, out, wide=out.dtype == torch.float32 and call != self._widened)
@@ -157,13 +136,19 @@ class _OpChecker(QuietMode):
         if out.dtype in NARROW and _autocast_enabled():
             self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + work
         if wide and work:  # an empty tensor takes no work
-            name = _running_module(self._model, sys._getframe(1))
-            self._wide[name] = self._wide.get(name, 0.0) + work
+            self._wide.append((running_module(self._model), work, size_by_row(out)))
 
     def write(self) -> None:
-        """Write the modules with most FP32 products, as shares of all. What operators lose in 16 bits is on its way."""
+        """Write the modules with most FP32 products, as shares of all. What operators lose in 16 bits is on its way.
+
+        A router's product is in FP32 on purpose: its scores are compared.
+        """
         self.narrow_ops.send()
-        for name, work in sorted(self._wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
+        wide: dict[str, float] = {}
+        for name, work, size in self._wide:
+            if size not in self._selected:
+                wide[name] = wide.get(name, 0.0) + work
+        for name, work in sorted(wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
         seen = dict(self._writer.head.config) | {"products_seen": self._all}
         if self._narrow and not seen.get("autocast_dtype"):  # the region is inside forward, not around it
@@ -171,7 +156,7 @@ class _OpChecker(QuietMode):
         self._writer.update_head(config=seen)
 
     def _report(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
-        self._write_event(kind, op, _running_module(self._model, sys._getframe(1)), value or None, limit, dtype)
+        self._write_event(kind, op, running_module(self._model), value or None, limit, dtype)
 
     def _write_event(
         self, kind: str, op: str, name: str, value: float | None, limit: float | None, dtype: torch.dtype | None
@@ -192,17 +177,6 @@ def _widens(out: Any, args: Any) -> bool:
         and isinstance(args[0], torch.Tensor)
         and args[0].dtype in NARROW
     )
-
-
-def _running_module(model: torch.nn.Module, frame: FrameType | None) -> str:
-    """The name of the innermost module of the model among the callers; `loss` without one."""
-    names: dict[int, str] = {id(m): n for n, m in named_modules(model)}
-    while frame is not None:
-        owner = local_variables(frame).get("self")
-        if isinstance(owner, torch.nn.Module) and id(owner) in names:
-            return names[id(owner)]
-        frame = frame.f_back
-    return "loss"
 
 
 def _inside_autocast() -> bool:
@@ -240,13 +214,17 @@ class FailedIn(Observer):
         names = {id(m): n for n, m in named_modules(self._model)}
         module: str | None = None
         function = ""
+        in_backward = False
         trace = error.__traceback__ if error is not None else None
         while trace is not None:
             frame = trace.tb_frame
             owner = local_variables(frame).get("self")
+            function = frame.f_code.co_qualname
             if isinstance(owner, torch.nn.Module) and id(owner) in names:
                 module = names[id(owner)]
-            function = frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name
+            elif function == "BackwardCFunction.apply":  # a custom autograd function's backward
+                in_backward, module = True, None
             trace = trace.tb_next
         if error is not None:
-            self._writer.event("failed in", module or "", type(error).__name__, self._step, op=function)
+            phase = "backward" if in_backward and module else None
+            self._writer.event("failed in", module or "", type(error).__name__, self._step, op=function, phase=phase)

@@ -1,0 +1,96 @@
+"""Inspects the operators of one step under a dispatch mode, from its first forward to the backward that follows.
+
+class FirstOperators(StepOperators):
+    def step_began(self, step):
+        self.stop()
+        if step == 0:
+            self.inspect(Checking(step))    # a `StepMode`
+
+    def inspected(self, mode):
+        mode.write()
+"""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+from amp_core.record.model.frames import local_variables
+from amp_core.record.model.parameters import named_modules
+from amp_core.record.observer import Observer
+from amp_core.record.torch_internals import patched_functions
+from amp_core.record.torch_internals.compiling import within_compiled
+from amp_core.record.torch_internals.quiet_mode import QuietMode
+
+
+class StepMode(QuietMode):
+    """A mode that inspects operators until it is paused."""
+
+    def pause(self) -> None:
+        """Inspect no more operators."""
+        raise NotImplementedError
+
+
+class StepOperators(Observer):
+    """Enters a mode, and leaves it after the next backward, or when the step ends.
+
+    It is left before the optimizer steps: older torch versions do not compile an optimizer under a mode.
+    """
+
+    def __init__(self) -> None:
+        self._mode: StepMode | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether a mode was entered and not left yet."""
+        return self._mode is not None
+
+    def inspect(self, mode: StepMode) -> None:
+        """Enter `mode`, unless compiled code runs."""
+        if within_compiled():
+            return
+        self._mode = mode
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        patched_functions.backward.listen_after(self._after_backward)
+
+    def inspected(self, mode: Any) -> None:
+        """Called once `mode` was left."""
+
+    def stop(self) -> None:
+        """Pause the mode and leave it, if that is safe now; otherwise at the next opportunity."""
+        if self._mode is None:
+            return
+        self._mode.pause()
+        if self._mode.leave():
+            mode, self._mode = self._mode, None
+            patched_functions.backward.unlisten(self._after_backward)
+            self.inspected(mode)
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        self.stop()
+
+    def backward_began(self) -> None:
+        if self._mode is not None:
+            self._mode.pause()
+
+    def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self.stop()
+
+    def step_ended(self, step: int) -> None:
+        self.stop()
+
+    def close(self) -> None:
+        self.stop()
+
+
+def running_module(model: torch.nn.Module, frame: FrameType | None = None) -> str:
+    """The name of the innermost module of the model among the callers; `loss` without one."""
+    names: dict[int, str] = {id(m): n for n, m in named_modules(model)}
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        owner = local_variables(frame).get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in names:
+            return names[id(owner)]
+        frame = frame.f_back
+    return "loss"
