@@ -124,5 +124,5 @@ def started(monkeypatch, home):
     real_find = jobs.find
     monkeypatch.setattr(jobs, "start", start)
     monkeypatch.setattr(jobs, "find", find)
-    monkeypatch.setattr(jobs, "listing", lambda _: list(states.values()))
+    monkeypatch.setattr(jobs, "under_way", lambda _: list(states.values()))
     return configs, states

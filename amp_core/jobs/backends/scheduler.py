@@ -95,7 +95,7 @@ class Scheduler(Backend):
             job_file.write(folder, dataclasses.replace(job_file.read(folder), backend_id=job_id))
 
     def upkeep(self, folder: Path, record: Record) -> Record:
-        if record.ended_s is not None or not os.access(folder, os.W_OK):
+        if record.ended_s is not None:
             return record
         answer = self.polled.latest()
         if record.backend_id is None:
@@ -103,9 +103,12 @@ class Scheduler(Backend):
         end = self._end(folder, record, answer)
         if end is None:
             return record
-        self._ended.pop(str(record.token), None)
         returncode, facts = end
-        return reaper.record_end(folder, dataclasses.replace(record, scheduler=facts), returncode)
+        record = dataclasses.replace(record, scheduler=facts)
+        if not os.access(folder, os.W_OK):  # a job of another user, who records its end
+            return dataclasses.replace(record, ended_s=time.time(), returncode=returncode)
+        self._ended.pop(str(record.token), None)
+        return reaper.record_end(folder, record, returncode)
 
     def observe(self, folder: Path, record: Record, others: Sequence[Living] | None) -> Observed:  # noqa: ARG002
         if record.ended_s is not None:
@@ -113,12 +116,12 @@ class Scheduler(Backend):
         answer = self.polled.latest()
         job = answer.by_token.get(str(record.token))
         note = None if answer.error is None else f"{answer.error}; its state may be old"
-        attempt = last_attempt(folder)
-        if job is None and attempt is None:
-            return Observed(True, f"submitted to {self.label}" if note is None else note, note=note)
         if job is not None and job.phase == "waiting":
             why = f": {job.reason}" if job.reason else ""
             return Observed(True, f"{job.state.lower()} in {self.label}{why}", job.position, note=note)
+        attempt = last_attempt(folder)
+        if job is None and attempt is None:
+            return Observed(True, f"submitted to {self.label}" if note is None else note, note=note)
         if job is not None and job.phase == "ended" and note is None:
             note = f"{job.state} in {self.label}; waiting for its last files to appear"
         node = job.node if job is not None and job.node else attempt.node if attempt is not None else None
@@ -146,16 +149,20 @@ class Scheduler(Backend):
         """The record with the id of a job whose submission was not confirmed, if it is found by its token."""
         job, attempt = answer.by_token.get(str(record.token)), last_attempt(folder)
         job_id = job.id if job is not None else attempt.id if attempt is not None else None
-        return record if job_id is None else _update(folder, backend_id=job_id)
+        if job_id is None:
+            return record
+        if not os.access(folder, os.W_OK):
+            return dataclasses.replace(record, backend_id=job_id)
+        return _update(folder, backend_id=job_id)
 
     def _end(self, folder: Path, record: Record, answer: Answer) -> tuple[int | None, dict[str, Any]] | None:
         """Exit code and facts of a job that has ended; None if it has not, or may not have."""
+        job = answer.by_token.get(str(record.token))
+        if job is not None and job.phase != "ended":
+            return None
         attempt = last_attempt(folder)
         code = attempt.returncode if attempt is not None else None
-        job = answer.by_token.get(str(record.token))
         if job is not None:
-            if job.phase != "ended":
-                return None
             if job.ran and code is None and not self._files_are_due(record):
                 return None
             cause = self.cause(job) or ("not shared" if job.ran and attempt is None else None)

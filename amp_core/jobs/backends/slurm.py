@@ -25,6 +25,8 @@ from amp_core.settings.resources import Resources
 from amp_core.store.sources import console_tail
 
 ASK_TIMEOUT_S = 10.0
+FORM_TIMEOUT_S = 3.0
+"""For the partitions of a form, which a page waits for."""
 SUBMIT_TIMEOUT_S = 30.0
 WARN_BEFORE_LIMIT_S = 120
 """How long before its time limit a job with `requeue` is told to save and stop; a quarter of short limits."""
@@ -96,7 +98,7 @@ class Slurm(Scheduler):
     def devices(self) -> Devices:
         """The partitions, the default one first."""
         self.check_available()
-        lines = _answered(["sinfo", "--noheader", "-o", "%P|%a|%l|%D|%G"]).splitlines()
+        lines = _answered(["sinfo", "--noheader", "-o", "%P|%a|%l|%D|%G"], FORM_TIMEOUT_S).splitlines()
         partitions: dict[str, str] = {}
         for name, up, limit, nodes, gres in sorted(
             (line.split("|", 4) for line in lines if line.count("|") >= 4), key=lambda row: not row[0].endswith("*")
@@ -254,12 +256,13 @@ def _run(line: Sequence[str], timeout_s: float, cwd: Path | None = None) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def _answered(line: Sequence[str]) -> str:
-    """`_run`, with one sentence for any error."""
+def _answered(line: Sequence[str], timeout_s: float | None = None) -> str:
+    """`_run`, with one sentence for any error; it takes `ASK_TIMEOUT_S` at most, or `timeout_s`."""
+    most_s = ASK_TIMEOUT_S if timeout_s is None else timeout_s
     try:
-        return _run(line, ASK_TIMEOUT_S)
+        return _run(line, most_s)
     except subprocess.TimeoutExpired:
-        raise RunError(f"Slurm did not answer within {ASK_TIMEOUT_S:g} s ({line[0]})") from None
+        raise RunError(f"Slurm did not answer within {most_s:g} s ({line[0]})") from None
     except _RefusedError as error:
         raise RunError(f"Slurm refused: {error} ({line[0]})") from None
 
