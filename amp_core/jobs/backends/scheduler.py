@@ -43,6 +43,7 @@ CAUSES = {
         "failed",
         "the job ran on {node}, but wrote nothing into this folder: put the runs on a disk that all nodes share",
     ),
+    "no end": ("failed", "the job recorded no end, and {name} lists it as ended"),
     "not submitted": ("failed", "{name} did not take the job"),
     "unknown": ("failed", "{name} no longer lists the job, and the job recorded no end"),
 }
@@ -72,7 +73,7 @@ class Scheduler(Backend):
     def cancel(self, job_id: str) -> None:
         """Cancel a job. Raises `RunError` if that is refused."""
 
-    def cause(self, job: SchedulerJob) -> str | None:
+    def cause(self, folder: Path, job: SchedulerJob) -> str | None:
         """The key of `CAUSES` for an ended job; None if it ended by itself."""
 
     def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:  # noqa: ARG002 - not all can say
@@ -165,14 +166,21 @@ class Scheduler(Backend):
         if job is not None:
             if job.ran and code is None and not self._files_are_due(record):
                 return None
-            cause = self.cause(job) or ("not shared" if job.ran and attempt is None else None)
-            return code if code is not None else job.returncode, self._facts(record, job, attempt, cause)
+            code = code if code is not None else job.returncode
+            cause = self.cause(folder, job)
+            if cause is None and job.ran and attempt is None:
+                cause = "not shared"
+            elif cause is None and code is None:
+                cause = "no end"
+            return code, self._facts(record, job, attempt, cause)
         listed = answer.asked_s > record.created_ns / 1e9 + SETTLE_S
         if code is None and not listed:
             return None
         job = self.forgotten(folder, record) if record.backend_id is not None else None
         if job is not None:
-            return code if code is not None else job.returncode, self._facts(record, job, attempt, self.cause(job))
+            return code if code is not None else job.returncode, self._facts(
+                record, job, attempt, self.cause(folder, job)
+            )
         cause = None if code is not None else "unknown" if record.backend_id is not None else "not submitted"
         return code, self._facts(record, None, attempt, cause)
 
@@ -192,6 +200,7 @@ class Scheduler(Backend):
             "backend": self.name,
             "id": record.backend_id,
             "state": job.state if job is not None else None,
+            "reason": job.reason or None if job is not None else None,
             "node": node or None,
             "restarts": attempt.restarts if attempt is not None else 0,
             "requested": {name: value for name, value in record.resources.items() if name in SHOWN and value},
@@ -200,9 +209,11 @@ class Scheduler(Backend):
         if cause is not None:
             limit = f" of {record.resources['time']}" if record.resources.get("time") else ""
             status, sentence = CAUSES[cause]
-            word = f" ({job.state})" if job is not None and cause != "not shared" else ""
+            said = ": ".join(part for part in (job.state, job.reason) if part) if job is not None else ""
             facts["status"] = status
-            facts["sentence"] = sentence.format(name=self.label, limit=limit, node=node) + word
+            facts["sentence"] = sentence.format(name=self.label, limit=limit, node=node) + (
+                f" ({said})" if said else ""
+            )
         return facts
 
 

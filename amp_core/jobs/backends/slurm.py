@@ -71,6 +71,9 @@ _CONSOLE = {
     "DUE TO NODE FAILURE": "NODE_FAIL",
     "oom_kill event": "OUT_OF_MEMORY",
     "oom-kill event": "OUT_OF_MEMORY",
+    "xceeded job memory limit": "OUT_OF_MEMORY",
+    "exceeded memory limit": "OUT_OF_MEMORY",
+    " CANCELLED AT ": "CANCELLED",  # also beside the others, so last
 }
 """What slurmstepd prints at the end of a job that Slurm killed."""
 _ARGUMENTS = (
@@ -158,7 +161,10 @@ class Slurm(Scheduler):
             raise RunError(f"job={job_id!r} is not an id of Slurm")
         _answered(["scancel", job_id])
 
-    def cause(self, job: SchedulerJob) -> str | None:
+    def cause(self, folder: Path, job: SchedulerJob) -> str | None:
+        # Where Slurm itself watches the memory (OverMemoryKill), it calls the job FAILED; only slurmstepd says why.
+        if job.state == "FAILED" and _printed_state(folder) == "OUT_OF_MEMORY":
+            return "memory"
         return _ENDED.get(job.state)
 
     def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:
@@ -178,13 +184,14 @@ class Slurm(Scheduler):
                 status, _, signal = code.partition(":")
                 returncode = -int(signal) if signal not in ("", "0") else int(status or 0)
                 return SchedulerJob(job_id, name, word, "ended", node=node, returncode=returncode)
-        for text in reversed(console_tail(folder / job_file.CONSOLE_FILE, 30)):
-            if text.startswith("slurmstepd"):
-                word = next((state for part, state in _CONSOLE.items() if part in text), "")
-                word = word or ("CANCELLED" if " CANCELLED AT " in text else "")
-                if word:
-                    return SchedulerJob(job_id, "", word, "ended")
-        return None
+        word = _printed_state(folder)
+        return SchedulerJob(job_id, "", word, "ended") if word is not None else None
+
+
+def _printed_state(folder: Path) -> str | None:
+    """The state that follows from the last lines of slurmstepd in the job's output; None if it printed none."""
+    lines = [line for line in console_tail(folder / job_file.CONSOLE_FILE, 30) if line.startswith("slurmstepd")]
+    return next((state for part, state in _CONSOLE.items() if any(part in line for line in lines)), None)
 
 
 def with_positions(lines: Sequence[str]) -> dict[str, SchedulerJob]:
