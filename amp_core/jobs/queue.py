@@ -266,6 +266,12 @@ def _submit(
     makes: str,
     resources: Resources,
 ) -> None:
+    if makes == "runs":
+        for name, alone in (("requeue", False), ("nodes", 1)):
+            if (value := getattr(resources, name)) != alone:
+                raise RunError(
+                    f"{name}={value!r} applies to single trainings, not to comparisons or searches; leave it out"
+                )
     backend, config_file = by_name(resources.on), folder / job_file.CONFIG_FILE
     record = job_file.Record(
         argv=(*command, "--config", str(config_file), "--out", str(folder)),

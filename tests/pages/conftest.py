@@ -50,6 +50,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     where = Home(tmp_path / "runs", tmp_path / "samples")
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
     monkeypatch.setattr(run_list, "SAMPLES", where.samples)
+    monkeypatch.setattr(jobs.queue, "SHARED_S", 0.0)  # each pass lists the jobs anew, however fast the machine
     # Rows that are read later would depend on the machine's speed.
     monkeypatch.setattr(run_table, "READING_TIMEOUT_S", 600.0)
     monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # each test analyses its own runs
