@@ -184,8 +184,8 @@ class Slurm(Scheduler):
                 status, _, signal = code.partition(":")
                 returncode = -int(signal) if signal not in ("", "0") else int(status or 0)
                 return SchedulerJob(job_id, name, word, "ended", node=node, returncode=returncode)
-        word = _printed_state(folder)
-        return SchedulerJob(job_id, "", word, "ended") if word is not None else None
+        printed = _printed_state(folder)
+        return SchedulerJob(job_id, "", printed, "ended") if printed is not None else None
 
 
 def _printed_state(folder: Path) -> str | None:
