@@ -77,15 +77,15 @@ _CONSOLE = {
 }
 """What slurmstepd prints at the end of a job that Slurm killed."""
 _ARGUMENTS = (
-    ("partition", "partition"),
     ("account", "account"),
+    ("partition", "partition"),
     ("time", "time"),
     ("gres", "gpus"),
     ("gpu", "gpus"),
     ("tres", "gpus"),
     ("node count", "nodes"),
 )
-"""Words of a refusal, and the argument that it is about."""
+"""Words of a refusal, and the argument that it is about; the first that was given, of several."""
 
 
 class Slurm(Scheduler):
@@ -276,5 +276,6 @@ def _answered(line: Sequence[str], timeout_s: float | None = None) -> str:
 
 def _about_argument(said: str, resources: Resources) -> RunError:
     """A refusal by sbatch, with the argument that it is about."""
-    name = next((argument for word, argument in _ARGUMENTS if word in said.lower()), "on")
+    named = [argument for word, argument in _ARGUMENTS if word in said.lower()]
+    name = next((argument for argument in named if getattr(resources, argument)), next(iter(named), "on"))
     return RunError(f"{name}={getattr(resources, name)!r} was refused by Slurm: {said}")
