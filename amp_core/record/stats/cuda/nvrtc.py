@@ -27,8 +27,15 @@ def load_nvrtc(cuda_version: str) -> ctypes.CDLL:
     except OSError:  # torch loads it from its own packages, and only when it first needs it
         for folder in map(Path, sys.path):
             for found in (folder / "nvidia").glob(f"*/lib/{name}"):
-                return ctypes.CDLL(str(found))
+                return open_package(found)
         raise
+
+
+def open_package(library: Path) -> ctypes.CDLL:
+    """The NVRTC of an installed package, after its builtins, which that of CUDA 13.0 does not find beside itself."""
+    for builtins in library.parent.glob("libnvrtc-builtins.so*"):
+        ctypes.CDLL(str(builtins))
+    return ctypes.CDLL(str(library))
 
 
 def compile_kernels(nvrtc: ctypes.CDLL, form: str, architecture: str) -> bytes:
