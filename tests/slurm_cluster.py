@@ -3,6 +3,7 @@
 All files, keys and ports are its own, so it needs neither root nor an installed configuration, and disturbs none.
 """
 
+import contextlib
 import datetime
 import getpass
 import os
@@ -12,10 +13,14 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
+
 from tests.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 KILL_WAIT_S = 2
+NODE_MEMORY_MB = 100_000
+"""What the configuration claims, so that a job may have gigabytes, whatever the machine has."""
 START_S = 60.0
 """In which a daemon starts, also on a busy machine."""
 
@@ -38,15 +43,25 @@ SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU={memory}
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
 SlurmdParameters=config_overrides
 KillWait={kill_wait}
 MessageTimeout=3
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{node}-{last}] CPUs={cpus} RealMemory=100000 State=UNKNOWN
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-PartitionName=short Nodes=n1 MaxTime=60 State=UP
-PartitionName=down Nodes=n2 State=DOWN
+NodeName=DEFAULT CPUs={cpus} RealMemory={node_memory} State=UNKNOWN
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{node}-{last}]
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PreemptMode=OFF
+PartitionName=short Nodes=n1 MaxTime=60 State=UP PreemptMode=OFF
+PartitionName=down Nodes=n2 State=DOWN PreemptMode=OFF
+PartitionName=cancelled Nodes=n2 State=UP PreemptMode=CANCEL
+PartitionName=requeued Nodes=n2 State=UP PreemptMode=REQUEUE
+PartitionName=first Nodes=n2 State=UP PreemptMode=OFF PriorityTier=10
 """
 
 
@@ -58,9 +73,9 @@ def missing() -> str | None:
 
 
 class Cluster:
-    """A running cluster. `conf` is the value of SLURM_CONF."""
+    """A running cluster. `conf` is the value of SLURM_CONF; `more` are further lines of it."""
 
-    def __init__(self, folder: Path, cpus: int = 32) -> None:
+    def __init__(self, folder: Path, cpus: int = 32, more: str = "") -> None:
         self.folder = folder
         self.conf = folder / "slurm.conf"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -70,9 +85,15 @@ class Cluster:
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
         controller, node = _free_ports()
-        values = {"host": socket.gethostname(), "user": getpass.getuser(), "folder": folder, "kill_wait": KILL_WAIT_S}
+        values = {
+            "host": socket.gethostname(),
+            "user": getpass.getuser(),
+            "folder": folder,
+            "kill_wait": KILL_WAIT_S,
+            "node_memory": NODE_MEMORY_MB,
+        }
         ports = {"controller": controller, "node": node, "last": node + 1}
-        self.conf.write_text(_CONF.format(**values, **ports, cpus=cpus))
+        self.conf.write_text(_CONF.format(**values, **ports, cpus=cpus, memory=NODE_MEMORY_MB // cpus) + more)
         files = {"socket": "munge.sock", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         try:
             self._start(files)
@@ -110,6 +131,27 @@ class Cluster:
         """Let a running job reach its time limit now."""
         at = datetime.datetime.now() + datetime.timedelta(seconds=1)
         self.ask("scontrol", "update", f"jobid={job_id}", f"EndTime={at:%Y-%m-%dT%H:%M:%S}")
+
+    def start_node(self, name: str) -> None:
+        """Start a node's slurmd, and let the node take jobs again."""
+        self._begin(name, "-D", "-N", name, program="slurmd")
+        self.ask("scontrol", "update", f"nodename={name}", "state=resume")
+        wait_for(lambda: self._node_state(name) == "idle", START_S)
+
+    def crash_node(self, name: str) -> None:
+        """Kill a node's slurmd and its jobs, as a power failure does, and let the controller know."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+        for stepd in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if stepd.name() == "slurmstepd" and stepd.environ().get("SLURM_CONF") == str(self.conf):
+                    for one in (*stepd.children(recursive=True), stepd):
+                        one.kill()
+        self.ask("scontrol", "update", f"nodename={name}", "state=down", "reason=crashed")
+
+    def _node_state(self, name: str) -> str:
+        return self.ask("sinfo", "-h", "-n", name, "-p", "requeued", "-o", "%t").strip()
 
     def start_now(self, job_id: str) -> None:
         """Start a job that was queued again without the two minutes that it waits otherwise."""

@@ -73,11 +73,8 @@ def submit(
     arguments: argparse.Namespace, config: TrainConfig, resources: Resources, out: str, *, makes: str = "run"
 ) -> int:
     """Submit the command with the settings of `config` in the folder `out`, and print where it is. Returns 0."""
-    if resources.requeue:
-        if makes == "runs":
-            raise RunError("requeue=True applies to train, whose run resumes from a checkpoint; leave it out")
-        if config.checkpoint_every is None:
-            raise RunError("requeue=True needs checkpoints to resume from; give --checkpoint-every N too")
+    if resources.requeue and makes == "run" and config.checkpoint_every is None:
+        raise RunError("requeue=True needs checkpoints to resume from; give --checkpoint-every N too")
     if "://" in out or out.startswith("memory:"):
         raise RunError(f"out={out!r} is an address; a job needs a folder on a disk that its nodes share")
     command = [sys.executable, "-m", "amp_core", *_command_alone(arguments.argv)]

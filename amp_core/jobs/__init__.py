@@ -3,6 +3,28 @@
 queue (start, stop, list) -> job_file (job.json) -> backends: local (launcher, reaper), slurm, ray
 """
 
-from amp_core.jobs.queue import GRACE_S, Job, device_of, find, folder_name, listing, makes_runs, start, submit_in
+from amp_core.jobs.queue import (
+    GRACE_S,
+    Job,
+    device_of,
+    find,
+    folder_name,
+    listing,
+    makes_runs,
+    start,
+    submit_in,
+    under_way,
+)
 
-__all__ = ["GRACE_S", "Job", "device_of", "find", "folder_name", "listing", "makes_runs", "start", "submit_in"]
+__all__ = [
+    "GRACE_S",
+    "Job",
+    "device_of",
+    "find",
+    "folder_name",
+    "listing",
+    "makes_runs",
+    "start",
+    "submit_in",
+    "under_way",
+]

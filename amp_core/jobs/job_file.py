@@ -9,8 +9,10 @@ waits while an earlier job of the same device is alive.
 """
 
 import dataclasses
+import functools
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +32,12 @@ LOG_FILE = "job.log"
 
 lock = threading.RLock()
 """Held while a `job.json` is read, changed and replaced: the app's sessions are threads."""
+
+changes = 0
+"""How many times this process has written a `job.json`: what was listed before the last one is out of date."""
+
+MAX_CACHED = 20_000
+"""Records that are kept until their file changes."""
 
 STARTING_S = 10.0
 """How long a job without a recorded process counts as alive: its parent may not have recorded it yet."""
@@ -124,7 +132,9 @@ def read(folder: Path) -> Record:
 
 def write(folder: Path, record: Record) -> None:
     """Replace `job.json` as a whole."""
+    global changes
     replace_file(folder / JOB_FILE, json.dumps(dataclasses.asdict(record), indent=1).encode())
+    changes += 1
 
 
 def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
@@ -136,11 +146,18 @@ def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
         return
     for name in names:
         # Few of thousands of runs were started by a job, and creating a Path for each is slower than this check.
-        if os.path.isfile(f"{runs_dir}/{name}/{JOB_FILE}"):  # noqa: PTH113
-            try:
-                yield runs_dir / name, read(runs_dir / name)
-            except RunError:  # removed after it was listed, or not written by AMPscope
-                continue
+        try:
+            info = os.stat(f"{runs_dir}/{name}/{JOB_FILE}")  # noqa: PTH116
+            if stat.S_ISREG(info.st_mode):
+                yield runs_dir / name, _read_version(f"{runs_dir}/{name}", info.st_ino, info.st_mtime_ns, info.st_size)
+        except (OSError, RunError):  # no job, removed after it was listed, or not written by AMPscope
+            continue
+
+
+@functools.lru_cache(maxsize=MAX_CACHED)
+def _read_version(folder: str, _inode: int, _mtime_ns: int, _size: int) -> Record:
+    """`read`, once for each version of the file: it is only ever replaced as a whole."""
+    return read(Path(folder))
 
 
 def is_alive(record: Record) -> bool | None:
@@ -168,15 +185,15 @@ class Living(NamedTuple):
 
 
 def living(jobs: Iterable[tuple[Path, Record]]) -> list[Living]:
-    """Those of `jobs` that are alive, in the order in which they were made."""
-    alive = [(folder, record) for folder, record in jobs if is_alive(record)]
+    """Those of `jobs` that are alive on this machine, in the order in which they were made."""
+    alive = [(folder, record) for folder, record in jobs if record.backend == "local" and is_alive(record)]
     return [Living(f, r, (f / "run.json").exists()) for f, r in sorted(alive, key=lambda job: order(*job))]
 
 
 def ahead_of(folder: Path, record: Record, others: Iterable[Living] | None = None) -> list[tuple[str, Record]]:
     """Names and records of the living jobs that the job in `folder` waits for, in the order of the queue.
 
-    `others` are the living jobs of the runs directory, if the caller has looked for them already.
+    `others` are the living jobs of this machine in the runs directory, if the caller has looked for them already.
     """
     mine = order(folder, record)
     return [

@@ -23,7 +23,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,24 @@ from amp_core.store.atomic import replace_file
 from amp_core.store.run import load_run
 from amp_core.store.sources import STALE_S
 
-__all__ = ["GRACE_S", "Job", "device_of", "find", "folder_name", "listing", "makes_runs", "start", "submit_in"]
+__all__ = [
+    "GRACE_S",
+    "Job",
+    "device_of",
+    "find",
+    "folder_name",
+    "listing",
+    "makes_runs",
+    "start",
+    "submit_in",
+    "under_way",
+]
 
 GRACE_S = 10.0
 """How long a job may take after a stop request to end its step and write its end, seconds."""
+
+SHARED_S = 0.5
+"""How long all sessions show the same list of the jobs under way."""
 
 LOCAL = Resources()
 
@@ -190,13 +204,24 @@ def submit_in(
 
 def listing(runs_dir: str | os.PathLike[str]) -> list[Job]:
     """All jobs under `runs_dir`, newest first; empty if the folder does not exist."""
+    with job_file.lock:
+        return _listed(job_file.every(Path(runs_dir).resolve()))
+
+
+def under_way(runs_dir: str | os.PathLike[str]) -> Sequence[Job]:
+    """The jobs under `runs_dir` that wait or run, newest first, as they were up to `SHARED_S` ago.
+
+    For pages: they are listed once for all sessions of this process. What was started or stopped by this process is
+    always in it.
+    """
+    global _shared
     folder = Path(runs_dir).resolve()
     with job_file.lock:
-        reap_removed()
-        jobs = [(f, _upkeep(f, r)) for f, r in job_file.every(folder)]
-        jobs.sort(key=lambda item: job_file.order(*item), reverse=True)
-        living = job_file.living(jobs)
-        return [_job(f, r, living) for f, r in jobs]
+        of, changes, until_s, jobs = _shared
+        if of != folder or changes != job_file.changes or time.monotonic() > until_s:
+            jobs = [job for job in _listed(j for j in job_file.every(folder) if j[1].ended_s is None) if job.alive]
+            _shared = folder, job_file.changes, time.monotonic() + SHARED_S, jobs
+        return jobs
 
 
 def find(folder: str | os.PathLike[str]) -> Job:
@@ -221,6 +246,17 @@ def folder_name(name: str) -> str:
 
 # inside
 
+_shared: tuple[Path | None, int, float, Sequence[Job]] = (None, 0, 0.0, ())
+"""The last answer of `under_way`: its folder, `job_file.changes` at that time, until when it holds, the jobs."""
+
+
+def _listed(jobs: Iterable[tuple[Path, job_file.Record]]) -> list[Job]:
+    reap_removed()
+    kept = [(f, _upkeep(f, r)) for f, r in jobs]
+    kept.sort(key=lambda item: job_file.order(*item), reverse=True)
+    living = job_file.living(kept)
+    return [_job(f, r, living) for f, r in kept]
+
 
 def _submit(
     folder: Path,
@@ -230,6 +266,12 @@ def _submit(
     makes: str,
     resources: Resources,
 ) -> None:
+    if makes == "runs":
+        for name, alone in (("requeue", False), ("nodes", 1)):
+            if (value := getattr(resources, name)) != alone:
+                raise RunError(
+                    f"{name}={value!r} applies to single trainings, not to comparisons or searches; leave it out"
+                )
     backend, config_file = by_name(resources.on), folder / job_file.CONFIG_FILE
     record = job_file.Record(
         argv=(*command, "--config", str(config_file), "--out", str(folder)),

@@ -70,9 +70,9 @@ class Head:
     results: Mapping[str, Any] = field(default_factory=dict)
     """Final metrics, e.g. `eval_loss`."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """How a scheduler says that the job of a run ended: `backend`, `id`, `state` (its own word), `cause` (`time limit`,
-    `memory`, `preemption`, `node failure` or another; null if the job ended by itself), `node`, `requested`. Empty for
-    a run on this machine, and until the job has ended."""
+    """How a scheduler says that the job of a run ended: `backend`, `id`, `state` and `reason` (its own words), `cause`
+    (`time limit`, `memory`, `preemption`, `node failure` or another; null if the job ended by itself), `node`,
+    `requested`. Empty for a run on this machine, and until the job has ended."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields of other writers: kept, not interpreted."""
     schema: int = SCHEMA

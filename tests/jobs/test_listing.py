@@ -14,8 +14,10 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.hardware.child_environment import python_path
-from amp_core.jobs import find, job_file, listing, start
+from amp_core.jobs import backends, find, job_file, listing, queue, start, under_way
 from amp_core.jobs.backends import local
+from amp_core.jobs.backends.slurm import Slurm
+from tests.jobs.fake_slurm import FakeSlurm
 from tests.jobs.job_states import CPU, has_ended, steps_recorded, wait_for_state
 from tests.waiting import wait_for
 
@@ -138,3 +140,37 @@ def test_a_hostile_job_file_is_refused(runs: Path, damage: dict[str, object]) ->
     with pytest.raises(RunError, match="damaged"):
         find(folder)
     assert listing(runs) == []
+
+
+def test_jobs_under_way_are_listed_once_for_all_sessions_until_this_process_changes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeSlurm(tmp_path, monkeypatch, jobs=5)
+    monkeypatch.setitem(backends.BACKENDS, "slurm", Slurm())
+    monkeypatch.setattr(queue, "SHARED_S", 600.0)
+    first = under_way(fake.runs)
+    assert [(job.name, job.state, job.queue_position) for job in first] == [
+        (f"job-{i:04d}", "queued", i) for i in range(4, -1, -1)
+    ]
+    assert under_way(fake.runs) is first
+    folder = fake.runs / "job-0002"
+    job_file.write(folder, dataclasses.replace(job_file.read(folder), stop_requested_s=1.0))
+    assert [job.name for job in under_way(fake.runs) if job.stop_requested] == ["job-0002"]
+    job_file.write(folder, dataclasses.replace(job_file.read(folder), ended_s=2.0))
+    assert [job.name for job in under_way(fake.runs)] == ["job-0004", "job-0003", "job-0001", "job-0000"]
+    assert len(listing(fake.runs)) == 5
+    assert list(under_way(tmp_path)) == []
+
+
+def test_a_listing_reads_a_job_again_once_another_program_has_replaced_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    reads, read = [], job_file.read
+    monkeypatch.setattr(job_file, "read", lambda folder: (reads.append(folder), read(folder))[1])
+    for device in ("cpu", "cuda:0"):
+        job_file.write(folder, job_file.Record(("x",), device, 1, ended_s=1.0))
+        for _ in range(3):
+            assert [record.device for _, record in job_file.every(tmp_path)] == [device]
+    assert len(reads) == 2

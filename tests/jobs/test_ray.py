@@ -48,30 +48,48 @@ def test_without_the_package_the_sentence_names_the_extra(
     assert list(runs.iterdir()) == []
 
 
-@pytest.fixture(scope="module")
-def _head() -> Iterator[str]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        port, dashboard = one.getsockname()[1], two.getsockname()[1]
-    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        head = subprocess.Popen(
-            [*ray, "start", "--head", "--block", f"--port={port}", f"--dashboard-port={dashboard}", "--num-cpus=64",
+class Head:
+    """A Ray head on this machine, which can be stopped and started again at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            two.bind(("127.0.0.1", 0))
+            self._ports = one.getsockname()[1], two.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self._ports[1]}"
+
+    def start(self) -> None:
+        """Start it with nothing of an earlier one."""
+        folder = tempfile.mkdtemp(dir=self._folder)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block",
+             f"--port={self._ports[0]}", f"--dashboard-port={self._ports[1]}", "--num-cpus=64",
              f"--temp-dir={folder}", "--disable-usage-stats"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
-        yield f"http://127.0.0.1:{dashboard}"
-        os.killpg(head.pid, signal.SIGTERM)  # ends what it started
-        head.wait()
+
+    def stop(self) -> None:
+        """End it and what it started. Its jobs have sessions of their own."""
+        os.killpg(self._process.pid, signal.SIGTERM)
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        running = Head(Path(folder))
+        running.start()
+        yield running
+        running.stop()
 
 
 @pytest.fixture
-def ray(_head: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Ray:
+def ray(head: Head, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Ray:
     """A Ray cluster that this process submits to."""
-    monkeypatch.setenv("RAY_ADDRESS", _head)
+    monkeypatch.setenv("RAY_ADDRESS", head.address)
     monkeypatch.setattr(polled, "FRESH_S", 0.2)
     monkeypatch.setattr(polled, "AFTER_ERROR_S", 0.5)
     monkeypatch.setattr(scheduler, "FILES_S", 5.0)
@@ -110,12 +128,12 @@ def test_what_only_slurm_has_is_refused(ray: Ray, runs: Path, tiny: Tiny) -> Non
 @needs_ray
 @pytest.mark.whole
 def test_no_job_is_lost_doubled_or_left_without_an_end(
-    ray: Ray, runs: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    head: Head, ray: Ray, runs: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four of twenty are cancelled; the app is killed while it submits."""
+    """Four of twenty are cancelled, four train while the head is restarted, and the app is killed while it submits."""
     names = [f"job-{i:02d}" for i in range(20)]
-    cancelled, rest = names[:4], names[4:]
-    for name in cancelled:
+    cancelled, training, rest = names[:4], names[4:8], names[8:]
+    for name in (*cancelled, *training):
         start(CPU, runs, name, command=tiny(600), resources=ON)
     app = submit_in_a_process(runs, tiny(2), rest, "ray")
     assert app.stdout is not None
@@ -124,22 +142,35 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
     app.send_signal(signal.SIGKILL)
     app.wait()
     app.stdout.close()
-    for name in rest:
-        if (runs / name / job_file.JOB_FILE).exists():
-            continue
-        shutil.rmtree(runs / name, ignore_errors=True)  # killed within mkdir and job.json
-        start(CPU, runs, name, command=tiny(2), resources=ON)
-    for name in cancelled:
+    for name in (*cancelled, *training):
         wait_for_state(runs / name, "running")
+    for name in cancelled:
         find(runs / name).request_stop()
+    for name in cancelled:
+        wait_for_end(runs / name)
+    before = [name for name in rest if (runs / name / job_file.JOB_FILE).exists()]
+    wait_for(lambda: any(find(runs / name).state == "finished" for name in before))
+    head.stop()
+    head.start()
+    wait_for(lambda: ray.polled.latest().error is not None)
+    wait_for(lambda: ray.polled.latest().error is None)
+    for name in rest:
+        if name not in before:
+            shutil.rmtree(runs / name, ignore_errors=True)  # killed within mkdir and job.json
+            start(CPU, runs, name, command=tiny(2), resources=ON)
     monkeypatch.setattr(scheduler, "SETTLE_S", 5.0)
     for name in names:
         wait_for_end(runs / name)
-    states = {job.name: job.state for job in listing(runs)}
-    interrupted = [name for name in rest if job_file.read(runs / name).backend_id is None]  # killed before it was sent
-    assert sorted(states) == names and len(interrupted) <= 1
-    assert {n for n, s in states.items() if s == "stopped"} == set(cancelled)
-    assert {n for n, s in states.items() if s == "finished"} == set(rest) - set(interrupted)
+    jobs = {job.name: job for job in listing(runs)}
+    states = {name: job.state for name, job in jobs.items()}
+    logs = [runs / name / job_file.LOG_FILE for name in names]
+    assert all(log.read_text().count("start ") == 1 for log in logs if log.exists())
+    assert sorted(states) == names
+    assert {states[name] for name in cancelled} == {"stopped"}
+    assert {states[name] for name in rest if name not in before} == {"finished"}
+    assert {states[name] for name in before} <= {"finished", "failed", "stopped"}
+    assert {states[name] for name in training} <= {"failed", "stopped"}
     assert {n for n in names if load_run(runs / n).head.status == "running"} == set()
+    assert all(jobs[name].reason for name in names if states[name] == "failed")
     submitted = sorted(job_id.rpartition(".")[0] for job_id in ray.ask() if job_id.startswith("job-"))
-    assert submitted == [name for name in names if name not in interrupted]
+    assert submitted == [name for name in rest if name not in before]

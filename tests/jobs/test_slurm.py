@@ -13,6 +13,7 @@ import pytest
 from amp_core import RunError, load_run
 from amp_core.jobs import backends, find, job_file, listing, start
 from amp_core.jobs.backends import scheduler
+from amp_core.jobs.backends import slurm as slurm_backend
 from amp_core.jobs.backends.job_script import last_attempt
 from amp_core.jobs.backends.slurm import Slurm
 from amp_core.settings.resources import Resources
@@ -100,6 +101,10 @@ def test_an_ended_job_that_slurm_has_forgotten_is_known_by_its_own_files(
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-23T16:46:53 DUE TO PREEMPTION ***", "PREEMPTED"),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-23T16:46:53 ***", "CANCELLED"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. Some of the step tasks", "OUT_OF_MEMORY"),
+        (
+            "slurmstepd: error: Exceeded job memory limit\nslurmstepd: error: *** JOB 7 CANCELLED AT 16 ***",
+            "OUT_OF_MEMORY",
+        ),
         ("step 7 DUE TO TIME LIMIT", None),
     ],
 )
@@ -120,6 +125,20 @@ def test_a_refusal_names_the_argument_and_leaves_nothing(
     with pytest.raises(RunError, match=argument):
         start(CPU, runs, command=tiny(0), resources=dataclasses.replace(ON, **resources))
     assert list(runs.iterdir()) == [] and slurm.names() == before
+
+
+@pytest.mark.parametrize(
+    ("resources", "argument"),
+    [
+        ({"account": "nope"}, "account='nope'"),
+        ({"partition": "gpu"}, "partition='gpu'"),
+        ({"partition": "gpu", "account": "nope"}, "account='nope'"),
+        ({}, "account=None"),
+    ],
+)
+def test_a_refusal_of_account_and_partition_names_what_was_given(resources: dict[str, str], argument: str) -> None:
+    said = "Invalid account or account/partition combination specified"
+    assert str(slurm_backend._about_argument(said, dataclasses.replace(ON, **resources))).startswith(f"{argument} was")
 
 
 def test_a_job_whose_id_was_not_recorded_is_found_by_its_token(

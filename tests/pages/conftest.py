@@ -37,6 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     where = Home(tmp_path / "runs", tmp_path / "samples")
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
     monkeypatch.setattr(run_list, "SAMPLES", where.samples)
+    monkeypatch.setattr(jobs.queue, "SHARED_S", 0.0)  # each pass lists the jobs anew, however fast the machine
     # Rows that are read later would depend on the machine's speed.
     monkeypatch.setattr(run_table, "READING_TIMEOUT_S", 600.0)
     monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # each test analyses its own runs
@@ -108,5 +109,5 @@ def started(monkeypatch, home):
     real_find = jobs.find
     monkeypatch.setattr(jobs, "start", start)
     monkeypatch.setattr(jobs, "find", find)
-    monkeypatch.setattr(jobs, "listing", lambda _: list(states.values()))
+    monkeypatch.setattr(jobs, "under_way", lambda _: list(states.values()))
     return configs, states

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from amp_core import jobs
+from amp_core.settings.resources import Resources
 from amp_core.tune.max_batch import FILE
 from tests.pages.conftest import words
 from tests.pages.start_form import START, field
@@ -19,7 +20,8 @@ def search(home, monkeypatch):
     started = []
     job = SimpleNamespace(name="batch-1", folder=home.runs / "batch-1", alive=True, console=lambda lines: ["no memory"])
 
-    def start(config, runs_dir, name, *, command, makes):
+    def start(config, runs_dir, name, *, command, makes, resources):
+        assert resources == Resources()
         started.append((config, name, command, makes))
         return job
 

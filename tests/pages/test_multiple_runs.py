@@ -66,7 +66,7 @@ def test_a_run_without_steps_and_one_in_the_queue_have_a_line(pair, home, open_a
     folder.mkdir()
     (folder / "job.json").write_text("{}")
     job = jobs.Job(folder, "cpu", 0, "queued", "behind another", 1, False, None, {})
-    monkeypatch.setattr(jobs, "listing", lambda _: [job])
+    monkeypatch.setattr(jobs, "under_way", lambda _: [job])
     find = jobs.find
     monkeypatch.setattr(jobs, "find", lambda path: job if path.absolute() == folder else find(path))
     app = open_app(COMPARE, **{"with": ["run/fp32", "run/waiting"]})

@@ -126,6 +126,43 @@ def test_a_search_is_submitted(home, open_app, fake_slurm):
     assert job_file.read(folder).makes == "runs" and job_file.read(folder).device == "slurm:gpu"
 
 
+def chosen(app, **values):
+    """The form, with these fields under *Where it runs*."""
+    for name, value in {"on": "slurm", "partition": "gpu", **values}.items():
+        field(app, name).set_value(value).run()
+    return app
+
+
+def press(app, key):
+    return next(b for b in app.button if b.key == key).click().run()
+
+
+def test_the_search_for_a_batch_runs_where_the_fields_say(home, open_app, fake_slurm):
+    app = press(chosen(open_app(START)), "batch.go")
+    assert not app.exception and not app.error
+    (folder,) = home.runs.iterdir()
+    record = job_file.read(folder)
+    assert (record.device, record.makes, record.config["device"]) == ("slurm:gpu", "runs", "auto")
+    assert "--max-batch" in record.argv
+
+
+@pytest.mark.parametrize(("name", "value"), [("requeue", True), ("nodes", 2)])
+def test_a_job_of_several_runs_takes_one_node_and_is_not_requeued(home, open_app, fake_slurm, name, value):
+    app = press(chosen(open_app(START), **{name: value}), "batch.go")
+    assert any(f"{name}={value}" in error.value.replace("\\", "") for error in app.error)
+    assert fake_slurm.jobs == {} and list(home.runs.iterdir()) == []
+
+
+def test_the_ablation_runs_where_the_fields_say(home, open_app, fake_slurm):
+    app = press(chosen(open_app(START), requeue=True), "ablation.go")
+    assert not app.exception and not app.error
+    records = [job_file.read(folder) for folder in home.runs.iterdir()]
+    assert [record.device for record in records] == ["slurm:gpu"] * 4
+    assert {(r.config["device"], r.config["checkpoint_every"], r.resources["requeue"]) for r in records} == {
+        ("auto", 6, True)
+    }
+
+
 def test_many_jobs_are_one_question_and_few_rows(home, open_app, fake_slurm, monkeypatch):
     for place in range(30):
         jobs.start(CPU, home.runs, f"job-{place}", resources=Resources(on="slurm"))

@@ -40,7 +40,7 @@ def busy(home, monkeypatch):
         run.advance(30)
         (home.runs / "l" / "job.json").write_text("{}")
         job = jobs.Job(home.runs.absolute() / "l", "cpu", 0, "running", None, None, False, os.getpid(), {})
-        monkeypatch.setattr(jobs, "listing", lambda _: [job])
+        monkeypatch.setattr(jobs, "under_way", lambda _: [job])
         find = jobs.find
         monkeypatch.setattr(jobs, "find", lambda path: job if Path(path).absolute() == job.folder else find(path))
         yield home

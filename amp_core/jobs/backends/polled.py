@@ -77,19 +77,23 @@ class Polled:
         self._answer = Answer()
         self._next_s = float("-inf")  # monotonic: when the scheduler may be asked again
         self._pending: threading.Event | None = None
+        self._pending_s = 0.0  # monotonic: when the pending question was put
 
     def latest(self, wait_s: float | None = None) -> Answer:
-        """The latest answer. Asks again if it is older than `FRESH_S`, and waits only for one older than `STALE_S`, for
-        `wait_s` at most (default: `WAIT_S`)."""
+        """The latest answer. Asks again if it is older than `FRESH_S`.
+
+        Waits only if it is older than `STALE_S` without a known error, until the question was put `WAIT_S` ago; with
+        `wait_s` until then, whatever is known.
+        """
         most_s = WAIT_S if wait_s is None else wait_s
         with self._lock:
             if self._pending is None and time.monotonic() >= self._next_s:
-                self._pending = threading.Event()
+                self._pending, self._pending_s = threading.Event(), time.monotonic()
                 threading.Thread(target=self._refresh, args=(self._pending,), daemon=True).start()
-            pending, answer = self._pending, self._answer
-        if pending is None or time.time() - answer.asked_s < STALE_S:
+            pending, answer, until_s = self._pending, self._answer, self._pending_s + most_s
+        if pending is None or time.time() - answer.asked_s < STALE_S or (answer.error is not None and wait_s is None):
             return answer
-        pending.wait(most_s)
+        pending.wait(max(0.0, until_s - time.monotonic()))  # a list of many jobs asks for each: they wait once
         with self._lock:
             if self._pending is pending and self._answer.error is None:
                 return replace(self._answer, error=f"{self._name} has not answered for {most_s:g} s")

@@ -90,7 +90,7 @@ class Ray(Scheduler):
         except TimeoutError:
             raise RunError(f"Ray did not answer within {ANSWER_TIMEOUT_S:g} s; try again") from None
 
-    def cause(self, job: SchedulerJob) -> str | None:
+    def cause(self, folder: Path, job: SchedulerJob) -> str | None:  # noqa: ARG002
         if job.state == "STOPPED":
             return "cancelled"
         if job.state == "FAILED":

@@ -43,6 +43,7 @@ CAUSES = {
         "failed",
         "the job ran on {node}, but wrote nothing into this folder: put the runs on a disk that all nodes share",
     ),
+    "no end": ("failed", "the job recorded no end, and {name} lists it as ended"),
     "not submitted": ("failed", "{name} did not take the job"),
     "unknown": ("failed", "{name} no longer lists the job, and the job recorded no end"),
 }
@@ -72,7 +73,7 @@ class Scheduler(Backend):
     def cancel(self, job_id: str) -> None:
         """Cancel a job. Raises `RunError` if that is refused."""
 
-    def cause(self, job: SchedulerJob) -> str | None:
+    def cause(self, folder: Path, job: SchedulerJob) -> str | None:
         """The key of `CAUSES` for an ended job; None if it ended by itself."""
 
     def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:  # noqa: ARG002 - not all can say
@@ -95,7 +96,7 @@ class Scheduler(Backend):
             job_file.write(folder, dataclasses.replace(job_file.read(folder), backend_id=job_id))
 
     def upkeep(self, folder: Path, record: Record) -> Record:
-        if record.ended_s is not None or not os.access(folder, os.W_OK):
+        if record.ended_s is not None:
             return record
         answer = self.polled.latest()
         if record.backend_id is None:
@@ -103,9 +104,12 @@ class Scheduler(Backend):
         end = self._end(folder, record, answer)
         if end is None:
             return record
-        self._ended.pop(str(record.token), None)
         returncode, facts = end
-        return reaper.record_end(folder, dataclasses.replace(record, scheduler=facts), returncode)
+        record = dataclasses.replace(record, scheduler=facts)
+        if not os.access(folder, os.W_OK):  # a job of another user, who records its end
+            return dataclasses.replace(record, ended_s=time.time(), returncode=returncode)
+        self._ended.pop(str(record.token), None)
+        return reaper.record_end(folder, record, returncode)
 
     def observe(self, folder: Path, record: Record, others: Sequence[Living] | None) -> Observed:  # noqa: ARG002
         if record.ended_s is not None:
@@ -113,12 +117,12 @@ class Scheduler(Backend):
         answer = self.polled.latest()
         job = answer.by_token.get(str(record.token))
         note = None if answer.error is None else f"{answer.error}; its state may be old"
-        attempt = last_attempt(folder)
-        if job is None and attempt is None:
-            return Observed(True, f"submitted to {self.label}" if note is None else note, note=note)
         if job is not None and job.phase == "waiting":
             why = f": {job.reason}" if job.reason else ""
             return Observed(True, f"{job.state.lower()} in {self.label}{why}", job.position, note=note)
+        attempt = last_attempt(folder)
+        if job is None and attempt is None:
+            return Observed(True, f"submitted to {self.label}" if note is None else note, note=note)
         if job is not None and job.phase == "ended" and note is None:
             note = f"{job.state} in {self.label}; waiting for its last files to appear"
         node = job.node if job is not None and job.node else attempt.node if attempt is not None else None
@@ -146,26 +150,37 @@ class Scheduler(Backend):
         """The record with the id of a job whose submission was not confirmed, if it is found by its token."""
         job, attempt = answer.by_token.get(str(record.token)), last_attempt(folder)
         job_id = job.id if job is not None else attempt.id if attempt is not None else None
-        return record if job_id is None else _update(folder, backend_id=job_id)
+        if job_id is None:
+            return record
+        if not os.access(folder, os.W_OK):
+            return dataclasses.replace(record, backend_id=job_id)
+        return _update(folder, backend_id=job_id)
 
     def _end(self, folder: Path, record: Record, answer: Answer) -> tuple[int | None, dict[str, Any]] | None:
         """Exit code and facts of a job that has ended; None if it has not, or may not have."""
+        job = answer.by_token.get(str(record.token))
+        if job is not None and job.phase != "ended":
+            return None
         attempt = last_attempt(folder)
         code = attempt.returncode if attempt is not None else None
-        job = answer.by_token.get(str(record.token))
         if job is not None:
-            if job.phase != "ended":
-                return None
             if job.ran and code is None and not self._files_are_due(record):
                 return None
-            cause = self.cause(job) or ("not shared" if job.ran and attempt is None else None)
-            return code if code is not None else job.returncode, self._facts(record, job, attempt, cause)
+            code = code if code is not None else job.returncode
+            cause = self.cause(folder, job)
+            if cause is None and job.ran and attempt is None:
+                cause = "not shared"
+            elif cause is None and code is None:
+                cause = "no end"
+            return code, self._facts(record, job, attempt, cause)
         listed = answer.asked_s > record.created_ns / 1e9 + SETTLE_S
         if code is None and not listed:
             return None
         job = self.forgotten(folder, record) if record.backend_id is not None else None
         if job is not None:
-            return code if code is not None else job.returncode, self._facts(record, job, attempt, self.cause(job))
+            return code if code is not None else job.returncode, self._facts(
+                record, job, attempt, self.cause(folder, job)
+            )
         cause = None if code is not None else "unknown" if record.backend_id is not None else "not submitted"
         return code, self._facts(record, None, attempt, cause)
 
@@ -185,6 +200,7 @@ class Scheduler(Backend):
             "backend": self.name,
             "id": record.backend_id,
             "state": job.state if job is not None else None,
+            "reason": job.reason or None if job is not None else None,
             "node": node or None,
             "restarts": attempt.restarts if attempt is not None else 0,
             "requested": {name: value for name, value in record.resources.items() if name in SHOWN and value},
@@ -193,9 +209,11 @@ class Scheduler(Backend):
         if cause is not None:
             limit = f" of {record.resources['time']}" if record.resources.get("time") else ""
             status, sentence = CAUSES[cause]
-            word = f" ({job.state})" if job is not None and cause != "not shared" else ""
+            said = ": ".join(part for part in (job.state, job.reason) if part) if job is not None else ""
             facts["status"] = status
-            facts["sentence"] = sentence.format(name=self.label, limit=limit, node=node) + word
+            facts["sentence"] = sentence.format(name=self.label, limit=limit, node=node) + (
+                f" ({said})" if said else ""
+            )
         return facts
 
 

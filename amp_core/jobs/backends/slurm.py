@@ -25,6 +25,8 @@ from amp_core.settings.resources import Resources
 from amp_core.store.sources import console_tail
 
 ASK_TIMEOUT_S = 10.0
+FORM_TIMEOUT_S = 3.0
+"""For the partitions of a form, which a page waits for."""
 SUBMIT_TIMEOUT_S = 30.0
 WARN_BEFORE_LIMIT_S = 120
 """How long before its time limit a job with `requeue` is told to save and stop; a quarter of short limits."""
@@ -69,18 +71,21 @@ _CONSOLE = {
     "DUE TO NODE FAILURE": "NODE_FAIL",
     "oom_kill event": "OUT_OF_MEMORY",
     "oom-kill event": "OUT_OF_MEMORY",
+    "xceeded job memory limit": "OUT_OF_MEMORY",
+    "exceeded memory limit": "OUT_OF_MEMORY",
+    " CANCELLED AT ": "CANCELLED",  # also beside the others, so last
 }
 """What slurmstepd prints at the end of a job that Slurm killed."""
 _ARGUMENTS = (
-    ("partition", "partition"),
     ("account", "account"),
+    ("partition", "partition"),
     ("time", "time"),
     ("gres", "gpus"),
     ("gpu", "gpus"),
     ("tres", "gpus"),
     ("node count", "nodes"),
 )
-"""Words of a refusal, and the argument that it is about."""
+"""Words of a refusal, and the argument that it is about; the first that was given, of several."""
 
 
 class Slurm(Scheduler):
@@ -96,7 +101,7 @@ class Slurm(Scheduler):
     def devices(self) -> Devices:
         """The partitions, the default one first."""
         self.check_available()
-        lines = _answered(["sinfo", "--noheader", "-o", "%P|%a|%l|%D|%G"]).splitlines()
+        lines = _answered(["sinfo", "--noheader", "-o", "%P|%a|%l|%D|%G"], FORM_TIMEOUT_S).splitlines()
         partitions: dict[str, str] = {}
         for name, up, limit, nodes, gres in sorted(
             (line.split("|", 4) for line in lines if line.count("|") >= 4), key=lambda row: not row[0].endswith("*")
@@ -156,7 +161,10 @@ class Slurm(Scheduler):
             raise RunError(f"job={job_id!r} is not an id of Slurm")
         _answered(["scancel", job_id])
 
-    def cause(self, job: SchedulerJob) -> str | None:
+    def cause(self, folder: Path, job: SchedulerJob) -> str | None:
+        # Where Slurm itself watches the memory (OverMemoryKill), it calls the job FAILED; only slurmstepd says why.
+        if job.state == "FAILED" and _printed_state(folder) == "OUT_OF_MEMORY":
+            return "memory"
         return _ENDED.get(job.state)
 
     def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:
@@ -176,13 +184,14 @@ class Slurm(Scheduler):
                 status, _, signal = code.partition(":")
                 returncode = -int(signal) if signal not in ("", "0") else int(status or 0)
                 return SchedulerJob(job_id, name, word, "ended", node=node, returncode=returncode)
-        for text in reversed(console_tail(folder / job_file.CONSOLE_FILE, 30)):
-            if text.startswith("slurmstepd"):
-                word = next((state for part, state in _CONSOLE.items() if part in text), "")
-                word = word or ("CANCELLED" if " CANCELLED AT " in text else "")
-                if word:
-                    return SchedulerJob(job_id, "", word, "ended")
-        return None
+        printed = _printed_state(folder)
+        return SchedulerJob(job_id, "", printed, "ended") if printed is not None else None
+
+
+def _printed_state(folder: Path) -> str | None:
+    """The state that follows from the last lines of slurmstepd in the job's output; None if it printed none."""
+    lines = [line for line in console_tail(folder / job_file.CONSOLE_FILE, 30) if line.startswith("slurmstepd")]
+    return next((state for part, state in _CONSOLE.items() if any(part in line for line in lines)), None)
 
 
 def with_positions(lines: Sequence[str]) -> dict[str, SchedulerJob]:
@@ -254,17 +263,19 @@ def _run(line: Sequence[str], timeout_s: float, cwd: Path | None = None) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def _answered(line: Sequence[str]) -> str:
-    """`_run`, with one sentence for any error."""
+def _answered(line: Sequence[str], timeout_s: float | None = None) -> str:
+    """`_run`, with one sentence for any error; it takes `ASK_TIMEOUT_S` at most, or `timeout_s`."""
+    most_s = ASK_TIMEOUT_S if timeout_s is None else timeout_s
     try:
-        return _run(line, ASK_TIMEOUT_S)
+        return _run(line, most_s)
     except subprocess.TimeoutExpired:
-        raise RunError(f"Slurm did not answer within {ASK_TIMEOUT_S:g} s ({line[0]})") from None
+        raise RunError(f"Slurm did not answer within {most_s:g} s ({line[0]})") from None
     except _RefusedError as error:
         raise RunError(f"Slurm refused: {error} ({line[0]})") from None
 
 
 def _about_argument(said: str, resources: Resources) -> RunError:
     """A refusal by sbatch, with the argument that it is about."""
-    name = next((argument for word, argument in _ARGUMENTS if word in said.lower()), "on")
+    named = [argument for word, argument in _ARGUMENTS if word in said.lower()]
+    name = next((argument for argument in named if getattr(resources, argument)), next(iter(named), "on"))
     return RunError(f"{name}={getattr(resources, name)!r} was refused by Slurm: {said}")

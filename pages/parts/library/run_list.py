@@ -104,18 +104,24 @@ def listing() -> dict[str, Entry]:
     """All runs by key: own runs and uploads, then those of other places, each newest first; then the samples."""
     samples = [_entry(path, key, "sample", dotted) for path, key, dotted in folders(SAMPLES, "sample")]
     own_dir = runs_dir()
-    pending = {job.folder.name: job for job in jobs.listing(own_dir) if job.state in ("queued", "starting")}
-    own = []
-    for path, key, dotted in folders(own_dir, "run"):
+    pending = {job.name: job for job in jobs.under_way(own_dir) if _is_pending(job)}
+    own = [
+        Entry(f"run/{name}", own_dir / name, "run", name, job.state, sentence=job.reason or "")
+        for name, job in pending.items()
+    ]
+    for path, key, dotted in folders(own_dir, "run", leave_out=pending):
         origin = "upload" if key.startswith(f"run/{UPLOADS}/") else "run"
-        job = pending.get(path.name)
-        # A scheduler's job may wait again after it has begun: it is queued, whatever its run says.
-        if job is None or (job.backend == "local" and (path / "run.json").is_file()):
-            own.append(_entry(path, key, origin, dotted))
-        else:
-            own.append(Entry(key, path, origin, path.name, job.state, sentence=job.reason or ""))
+        own.append(_entry(path, key, origin, dotted))
     others = [e for name, root in other_roots().items() for e in _newest_first(_elsewhere(name, root))]
     return {e.key: e for e in (*_newest_first(own), *others, *samples)}
+
+
+def _is_pending(job: jobs.Job) -> bool:
+    """Whether the job's run is not there yet. A scheduler's job may wait again after it has begun: it is queued,
+    whatever its run says."""
+    if job.makes_runs or job.state not in ("queued", "starting"):
+        return False
+    return job.backend != "local" or not (job.folder / "run.json").is_file()
 
 
 def _newest_first(entries: list[Entry]) -> list[Entry]:
@@ -164,12 +170,16 @@ def preferred(entries: Mapping[str, Entry]) -> str | None:
     return min(ended, key=rank).key if ended else None
 
 
-def folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, str, Collection[str]]]:
+def folders(
+    root: Path, prefix: str, deeper: int = 1, leave_out: Collection[str] = ()
+) -> Iterator[tuple[Path, str, Collection[str]]]:
     """Folders below `root` that are runs or look like one: also one level deeper, as `ampscope compare` lays them out,
     and further down in the folder of a search, as `ampscope tune` does. Yields each with its key and the hidden names
-    beside it."""
+    beside it. Folders of `root` in `leave_out` are not looked at."""
     names, dotted = _subfolders(root)
     for name in names:
+        if name in leave_out:
+            continue
         path = root / name
         if _is_run(path):
             yield path, f"{prefix}/{name}", dotted

@@ -13,7 +13,7 @@ from amp_core import RunError, jobs
 from amp_core.settings.training import TrainConfig
 from pages.parts import address, picker
 from pages.parts.library import run_list
-from pages.parts.start import devices, fields
+from pages.parts.start import devices, fields, places
 
 WORKLOAD, SIZE = "text-lstm", "logistic"
 STEPS = 120
@@ -55,12 +55,15 @@ def begin() -> None:
     fields.accept()
     available, _ = devices.available()
     device = st.session_state.get("start.device", available[0][0])
-    seed = st.session_state.get("start.seed", TrainConfig().seed)
+    settings = {"steps": STEPS, "seed": st.session_state.get("start.seed", TrainConfig().seed), "device": device}
     started: list[str] = []
     try:
+        where = places.resources(fields.state())
+        settings = places.adapted(settings, where)
         for name, differs in FOUR.items():
-            config = TrainConfig(workload=WORKLOAD, size=SIZE, steps=STEPS, seed=seed, device=device, **differs)
-            started.append(f"run/{jobs.start(config, run_list.runs_dir(), f'ablation-{name}').name}")
+            config = TrainConfig(workload=WORKLOAD, size=SIZE, **settings, **differs)
+            job = jobs.start(config, run_list.runs_dir(), f"ablation-{name}", resources=where)
+            started.append(f"run/{job.name}")
     except RunError as error:
         fields.refuse(error)
     if started:

@@ -13,6 +13,7 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError, jobs
+from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
 from amp_core.tune.max_batch import FILE
 from pages.parts import address, words
@@ -27,13 +28,16 @@ _SUMMARY = ("workload", "size", "precision", "device", "answer")
 """Text fields of an answer."""
 
 
-def begin(config: TrainConfig) -> str:
-    """Queue the search for the settings of `config`; returns the folder's name. Raises `RunError` as `jobs.start`."""
+def begin(config: TrainConfig, resources: Resources) -> str:
+    """Queue the search for the settings of `config` where `resources` say; returns the folder's name.
+
+    Raises `RunError` as `jobs.start`.
+    """
     if config.own is not None:
         raise RunError(f"workload={config.workload!r} makes its own batches; set their size in that file")
     name = f"{_PREFIX}{config.task}-{config.precision}"
     command = [sys.executable, "-m", "amp_core", "tune", "--max-batch", "--timeout", str(TRIAL_S)]
-    job = jobs.start(config, run_list.runs_dir(), name, command=command, makes="runs")
+    job = jobs.start(config, run_list.runs_dir(), name, command=command, makes="runs", resources=resources)
     st.session_state[_STARTED] = job.name
     return job.name
 

@@ -29,8 +29,6 @@ def begin(configs: Sequence[TrainConfig], name: str | None, resources: Resources
     of_some = flags_of_some(configs)
     which = ["--precisions", ",".join(config.precision for config in configs)]
     command = [sys.executable, "-m", "amp_core", "compare", *which, *of_some]
-    if resources.requeue:
-        raise RunError("requeue=True applies to single trainings, which resume from a checkpoint; turn it off")
     name = name or f"compare-{common.task}"
     job = jobs.start(common, run_list.runs_dir(), name, command=command, makes="runs", resources=resources)
     return job.name

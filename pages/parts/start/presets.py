@@ -9,7 +9,7 @@ import streamlit as st
 from amp_core import RunError
 from amp_core.library.permissions import current
 from pages.parts import words
-from pages.parts.start import ablation, asked, batch, fields
+from pages.parts.start import ablation, asked, batch, fields, places
 
 FILLED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "against": (
@@ -70,7 +70,9 @@ def _find_batch() -> None:
     """Callback: queue the search, or keep the refusal."""
     fields.accept()
     try:
-        name = batch.begin(dataclasses.replace(asked.configs(fields.state())[0], batch_size=None))
+        state = fields.state()
+        config = dataclasses.replace(asked.configs(state)[0], batch_size=None)
+        name = batch.begin(config, places.resources(state))
         st.toast(f"{words.escape(name)} is in the queue below.", icon=":material/expand:")
     except RunError as error:
         fields.refuse(error)

@@ -28,8 +28,9 @@ def job_of(folder: Path | Address) -> Job | None:
 
 def alive() -> list[Job]:
     """Jobs that run or wait, in the order in which they will run."""
-    running = [job for job in jobs.listing(run_list.runs_dir()) if job.alive]
-    return sorted(running, key=lambda job: (job.device, job.queue_position or 0, job.created_ns))
+    return sorted(
+        jobs.under_way(run_list.runs_dir()), key=lambda job: (job.device, job.queue_position or 0, job.created_ns)
+    )
 
 
 def waiting_for(job: Job) -> str:

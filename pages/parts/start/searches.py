@@ -166,8 +166,6 @@ def begin() -> None:
         )
         command = [sys.executable, "-m", "amp_core", "tune", "--budget", str(state["tune.budget"])]
         where = places.resources({name: state.get(f"tune.{name}") for name in places.FIELDS})
-        if where.requeue:
-            raise RunError("requeue=True applies to single trainings, which resume from a checkpoint; turn it off")
         if where.on != "local":
             config = dataclasses.replace(config, device="auto")
         name = f"tune-{config.task}"

@@ -30,7 +30,7 @@ def load_nvrtc(cuda_version: str) -> ctypes.CDLL:
         return ctypes.CDLL(name)
     except OSError:  # torch loads it from its own packages, and only when it first needs it
         for path in _installed(name, major):
-            return ctypes.CDLL(str(path))
+            return open_package(path)
         raise
 
 
@@ -42,6 +42,13 @@ def _installed(name: str, major: str) -> Iterator[Path]:
         yield from (path for path in carried if "builtins" not in path.name)
     toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
     yield from toolkit.glob(f"lib64/{name}")
+
+
+def open_package(library: Path) -> ctypes.CDLL:
+    """The NVRTC of an installed package, after its builtins, which that of CUDA 13.0 does not find beside itself."""
+    for builtins in library.parent.glob("libnvrtc-builtins*.so*"):
+        ctypes.CDLL(str(builtins))
+    return ctypes.CDLL(str(library))
 
 
 def known_architecture(nvrtc: ctypes.CDLL, architecture: str) -> str:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from amp_core.formats import FORMATS
-from amp_core.record.stats.cuda.nvrtc import NAMES, compile_kernels
+from amp_core.record.stats.cuda.nvrtc import NAMES, compile_kernels, open_package
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 MARKERS = {**dict.fromkeys(("measure", "capped", "norms"), ("DFMA", 1)), "distances": ("DMUL", 1)}
@@ -72,7 +72,7 @@ def compilers() -> dict[str, ctypes.CDLL]:
     """The NVRTC libraries that are installed as packages, by version, the oldest first."""
     found = {}
     for path in {p for folder in sys.path for p in Path(folder).glob("nvidia/*/lib/libnvrtc.so.*")}:
-        library = ctypes.CDLL(str(path))
+        library = open_package(path)
         major, minor = ctypes.c_int(), ctypes.c_int()
         library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         found[major.value, minor.value] = library
