@@ -180,13 +180,14 @@ RULES = (
     ),
     # --- attention
     _rule(
-        r"(?i)(?:flash|cudnn|sdpa|fmha).*(?:dot_do_o|convert_?dq|convert_?dkv|combine|clear_dkv|preprocess|"
-        r"postprocess|prepare_varlen|fmhaReduction)",
+        r"(?:flash|cudnn|sdpa|fmha).*(?:dot_do_o|convert_?dq|convert_?dkv|combine|clear_dkv|preprocess|"
+        r"postprocess|prepare_varlen|fmhareduction)",
         "no",
         None,
         "helper of an attention kernel: sums and conversions",
-        words="flash Flash cudnn sdpa fmha Fmha FMHA",
+        words="dot_do_o convert combine clear_dkv process prepare_varlen fmhareduction",
         category="reduction",
+        fold=True,
     ),
     _rule(
         r"FmhaBwd(?:OGradDotO|ConvertQ)|FmhaFwdSplitKVCombine|fmha_bwd_\w*(?:odo|dq_convert|dq_shuffle)|"
@@ -588,7 +589,7 @@ RULES = (
         None,
         "a Triton kernel that multiplies by tl.dot: depends on the types of its inputs",
         words="chunk parallel_ merge_ _process_ recompute_ prepare_ mamba3 kernel_ mla_ _pa_ attention attn "
-        "neighborhood conv2d moe gmm _ff_ _proj solve_tril wu_ transform_q",
+        "neighborhood conv2d moe gmm _ff_ _kda_ _proj solve_tril wu_ transform_q",
         unless=r"[<(:]|token_parallel|sub_intra(?!_)|sub_intra_(?:merge|split|npu)|_reduc|cumsum|rcum|hgrn|_gate_|_dgk_|"
         r"summary|reference|metadata|_preprocess$|diag_solve|finalize_dg",
         by_dtype=True,
