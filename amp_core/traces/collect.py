@@ -44,7 +44,7 @@ _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
 """Calls that neither launch nor wait. They can outnumber all others."""
-_LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
+_LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
 
@@ -76,7 +76,6 @@ class Spans:
     shapes: "array[int]" = field(default_factory=lambda: array("i"))
     dtypes: "array[int]" = field(default_factory=lambda: array("i"))
     sequence: "array[int]" = field(default_factory=lambda: array("q"))
-    forward_thread: "array[int]" = field(default_factory=lambda: array("q"))
     external: "array[int]" = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
@@ -154,6 +153,12 @@ class TraceEvents:
     """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
     messages_of_work: dict[int, int] = field(default_factory=dict)
     """The same by kernel."""
+
+    def drop_identifiers(self) -> None:
+        """Free the numbers that only linking needs: 60 MB of a trace of a gigabyte."""
+        self.spans.thread, self.calls.thread = array("i"), array("i")
+        self.spans.sequence, self.spans.external = array("q"), array("q")
+        self.calls.correlation, self.work.correlation, self.work.external = array("q"), array("q"), array("q")
 
 
 class _InternedTexts:
@@ -260,7 +265,6 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         spans.shapes.append(texts.intern_list(arguments.get("Input Dims")))
         spans.dtypes.append(texts.intern_list(arguments.get("Input type")))
         spans.sequence.append(_identifier(arguments.get("Sequence number")))
-        spans.forward_thread.append(_identifier(arguments.get("Fwd thread id")))
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
@@ -286,6 +290,7 @@ _CATEGORIES = {
     "mtia_runtime": "call",
     "privateuse1_runtime": "call",
     "privateuse1_driver": "call",
+    "mlu_runtime": "call",
     "hpu_op": "call",  # Habana's calls on the host
     "Runtime": "call",
     "kernel": "work",
@@ -295,13 +300,16 @@ _CATEGORIES = {
     "gpu_memset": "work",
     "Memset": "work",
     "mtia_ccp_events": "work",
+    "mlu_memcpy": "work",
+    "mlu_memset": "work",
 }
-"""What an event is, by its category (libkineto's `ActivityType.cpp`)."""
+"""What an event is, by its category (libkineto's `ActivityType.cpp`, and that of Cambricon's fork)."""
 
 _ACCELERATORS = {
     **dict.fromkeys(("xpu_runtime", "xpu_driver"), "xpu"),
     **dict.fromkeys(("mtia_runtime", "mtia_ccp_events"), "mtia"),
     **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), "privateuseone"),
+    **dict.fromkeys(("mlu_runtime", "mlu_memcpy", "mlu_memset"), "mlu"),
     "hpu_op": "hpu",
 }
 """Types of devices other than `cuda`, by the categories that only they have."""

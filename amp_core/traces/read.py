@@ -131,6 +131,7 @@ def read_trace(
         ) from None
     host = link(events)
     linked = link_work(events, host)
+    events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     bounds = step_bounds(events, host, clock)
     windows = trace_windows(events, host, linked, bounds, clock)
