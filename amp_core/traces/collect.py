@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from amp_core.schema import RunError
 
 OP, MARK = 0, 1
@@ -143,6 +145,10 @@ class TraceEvents:
     """Time of the first event on the trace's own clock."""
     accelerator: str | None = None
     """Type of the device, as torch names it, where a category of the trace gives it."""
+    invalid: int = 0
+    """Events that were left out because their time or duration is not a number of microseconds, or is negative."""
+    converted: int = 0
+    """Events whose time or duration is a number written as text."""
     launches: int = 0
     """Calls that start work on a device."""
     accelerator_ops: int = 0
@@ -212,7 +218,9 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             events.accelerator = _ACCELERATORS[category]
         start, duration, name = _time(event.get("ts")), _time(event.get("dur")), event.get("name")
         if start is None or duration is None or duration < 0 or not isinstance(name, str):
+            events.invalid += 1
             continue
+        events.converted += isinstance(event["ts"], str) or isinstance(event["dur"], str)
         if len(spans) + len(calls) + len(work) >= MAX_EVENTS:
             raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
         arguments = event.get("args")
@@ -269,9 +277,32 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     events.threads = len(threads)
+    if events.invalid and not (len(spans) or len(work)):
+        raise RunError(
+            f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
+            "second not negative"
+        )
     if not (len(spans) or len(work)):
         raise RunError("the trace has no operator and no kernel; export it with torch.profiler's export_chrome_trace")
+    _check_duplicates(work)
     return events
+
+
+MAX_DUPLICATE_FRAC = 0.1
+
+
+def _check_duplicates(work: Work) -> None:
+    """Raise `RunError` if the trace holds its kernels twice: a stream runs one at a time."""
+    columns = (work.start, work.end, work.stream, work.device, work.correlation, work.name)
+    order = np.lexsort([np.asarray(column) for column in columns])
+    same = np.ones(max(0, len(work) - 1), dtype=bool)
+    for column in columns:
+        values = np.asarray(column)[order]
+        same &= values[1:] == values[:-1]
+    lasting = (np.asarray(work.end) > np.asarray(work.start)) & (np.asarray(work.correlation) >= 0)
+    twice = int((same & lasting[order][1:]).sum())
+    if twice > MAX_DUPLICATE_FRAC * len(work):
+        raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
 
 
 _CATEGORIES = {
@@ -355,9 +386,14 @@ def _add_message(messages: dict[int, int], item: int, arguments: dict[str, Any],
 
 
 def _time(value: Any) -> float | None:
+    if isinstance(value, str):  # as some scripts that edit traces write it
+        value = float(value) if _NUMBER.fullmatch(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
         return None
     return value
+
+
+_NUMBER = re.compile(r"\s*-?\d{1,20}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,2})?\s*", flags=re.ASCII)
 
 
 def _identifier(value: Any) -> int:
