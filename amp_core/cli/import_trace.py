@@ -43,13 +43,14 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Import, and print a summary. The files are untrusted, so their memory is bounded."""
-    from amp_core.analysis import tensor_core_use
-    from amp_core.store.run import load_run
     from amp_core.traces import import_notes, import_traces
 
     with reading_untrusted(f"traces={arguments.traces!r:.200}"):
         folder = import_traces(arguments.traces, arguments.out, arguments.name, Progress(arguments.traces))
     print(folder)
+    from amp_core.analysis import tensor_core_use  # only now: 50 MB beside those of a large trace
+    from amp_core.store.run import load_run
+
     imported = load_run(folder)
     for note in import_notes(imported):
         print(printable(f"note: {note}"))

@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from amp_core.schema import RunError
 
 OP, MARK = 0, 1
@@ -44,7 +46,7 @@ _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
 """Calls that neither launch nor wait. They can outnumber all others."""
-_LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
+_LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
 
@@ -76,7 +78,6 @@ class Spans:
     shapes: "array[int]" = field(default_factory=lambda: array("i"))
     dtypes: "array[int]" = field(default_factory=lambda: array("i"))
     sequence: "array[int]" = field(default_factory=lambda: array("q"))
-    forward_thread: "array[int]" = field(default_factory=lambda: array("q"))
     external: "array[int]" = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
@@ -144,6 +145,10 @@ class TraceEvents:
     """Time of the first event on the trace's own clock."""
     accelerator: str | None = None
     """Type of the device, as torch names it, where a category of the trace gives it."""
+    invalid: int = 0
+    """Events that were left out because their time or duration is not a number of microseconds, or is negative."""
+    converted: int = 0
+    """Events whose time or duration is a number written as text."""
     launches: int = 0
     """Calls that start work on a device."""
     accelerator_ops: int = 0
@@ -154,6 +159,12 @@ class TraceEvents:
     """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
     messages_of_work: dict[int, int] = field(default_factory=dict)
     """The same by kernel."""
+
+    def drop_identifiers(self) -> None:
+        """Free the numbers that only linking needs: 60 MB of a trace of a gigabyte."""
+        self.spans.thread, self.calls.thread = array("i"), array("i")
+        self.spans.sequence, self.spans.external = array("q"), array("q")
+        self.calls.correlation, self.work.correlation, self.work.external = array("q"), array("q"), array("q")
 
 
 class _InternedTexts:
@@ -207,7 +218,9 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             events.accelerator = _ACCELERATORS[category]
         start, duration, name = _time(event.get("ts")), _time(event.get("dur")), event.get("name")
         if start is None or duration is None or duration < 0 or not isinstance(name, str):
+            events.invalid += 1
             continue
+        events.converted += isinstance(event["ts"], str) or isinstance(event["dur"], str)
         if len(spans) + len(calls) + len(work) >= MAX_EVENTS:
             raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
         arguments = event.get("args")
@@ -260,14 +273,36 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         spans.shapes.append(texts.intern_list(arguments.get("Input Dims")))
         spans.dtypes.append(texts.intern_list(arguments.get("Input type")))
         spans.sequence.append(_identifier(arguments.get("Sequence number")))
-        spans.forward_thread.append(_identifier(arguments.get("Fwd thread id")))
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     events.threads = len(threads)
+    if events.invalid and not (len(spans) or len(work)):
+        raise RunError(
+            f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
+            "second not negative"
+        )
     if not (len(spans) or len(work)):
         raise RunError("the trace has no operator and no kernel; export it with torch.profiler's export_chrome_trace")
+    _check_duplicates(work)
     return events
+
+
+MAX_DUPLICATE_FRAC = 0.1
+
+
+def _check_duplicates(work: Work) -> None:
+    """Raise `RunError` if the trace holds its kernels twice: a stream runs one at a time."""
+    columns = (work.start, work.end, work.stream, work.device, work.correlation, work.name)
+    order = np.lexsort([np.asarray(column) for column in columns])
+    same = np.ones(max(0, len(work) - 1), dtype=bool)
+    for column in columns:
+        values = np.asarray(column)[order]
+        same &= values[1:] == values[:-1]
+    lasting = (np.asarray(work.end) > np.asarray(work.start)) & (np.asarray(work.correlation) >= 0)
+    twice = int((same & lasting[order][1:]).sum())
+    if twice > MAX_DUPLICATE_FRAC * len(work):
+        raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
 
 
 _CATEGORIES = {
@@ -286,6 +321,7 @@ _CATEGORIES = {
     "mtia_runtime": "call",
     "privateuse1_runtime": "call",
     "privateuse1_driver": "call",
+    "mlu_runtime": "call",
     "hpu_op": "call",  # Habana's calls on the host
     "Runtime": "call",
     "kernel": "work",
@@ -295,13 +331,16 @@ _CATEGORIES = {
     "gpu_memset": "work",
     "Memset": "work",
     "mtia_ccp_events": "work",
+    "mlu_memcpy": "work",
+    "mlu_memset": "work",
 }
-"""What an event is, by its category (libkineto's `ActivityType.cpp`)."""
+"""What an event is, by its category (libkineto's `ActivityType.cpp`, and that of Cambricon's fork)."""
 
 _ACCELERATORS = {
     **dict.fromkeys(("xpu_runtime", "xpu_driver"), "xpu"),
     **dict.fromkeys(("mtia_runtime", "mtia_ccp_events"), "mtia"),
     **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), "privateuseone"),
+    **dict.fromkeys(("mlu_runtime", "mlu_memcpy", "mlu_memset"), "mlu"),
     "hpu_op": "hpu",
 }
 """Types of devices other than `cuda`, by the categories that only they have."""
@@ -347,9 +386,14 @@ def _add_message(messages: dict[int, int], item: int, arguments: dict[str, Any],
 
 
 def _time(value: Any) -> float | None:
+    if isinstance(value, str):  # as some scripts that edit traces write it
+        value = float(value) if _NUMBER.fullmatch(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
         return None
     return value
+
+
+_NUMBER = re.compile(r"\s*-?\d{1,20}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,2})?\s*", flags=re.ASCII)
 
 
 def _identifier(value: Any) -> int:

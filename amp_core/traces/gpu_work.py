@@ -10,6 +10,7 @@ are linked to the operator whose `External id` they carry; otherwise only their 
 A profiler starts while the device still executes what was launched before. Such work has no launch in the trace.
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,10 @@ class LinkedWork:
     """Self time: all of a kernel's time, an operator's time less that of the operators inside it."""
     launched_us: Floats
     """Time of the launch; minus infinity for work that was launched before the trace began."""
+    returned_us: Floats
+    """When the launching call returned; the same as `launched_us` where no call is known."""
+    blocking_calls: Ints
+    """Calls that returned only when their copy to the host had ended: those from the device to pageable memory."""
     device: Ints
     """-1 is the CPU."""
     op: Ints
@@ -55,12 +60,13 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
     known = call >= 0
     start = np.asarray(work.start)
     op, module, region = (np.full(len(work), fill) for fill in (-1, -1, 0))
-    launched = start.copy()
+    launched, returned = start.copy(), start.copy()
     if len(calls):
         op[known] = host.op_of_call[call[known]]
         module[known] = host.module_of_call[call[known]]
         region[known] = host.region_of_call[call[known]]
         launched[known] = np.asarray(calls.start)[call[known]]
+        returned[known] = np.asarray(calls.end)[call[known]]
     external = np.asarray(work.external)
     # Some versions write the correlation there too, which would name an arbitrary operator.
     by_id = ~known & (external >= 0) & (external != np.asarray(work.correlation))
@@ -70,8 +76,9 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         where = np.flatnonzero(by_id)[match >= 0]
         span = match[match >= 0]
         op[where], module[where], region[where] = span, host.module_of_span[span], host.region_of_span[span]
-        launched[where] = np.asarray(events.spans.start)[span]
-    launched[_launched_before(work, known | (op >= 0))] = -np.inf
+        launched[where] = returned[where] = np.asarray(events.spans.start)[span]
+    before = _launched_before(work, known | (op >= 0))
+    launched[before] = returned[before] = -np.inf
     # Nothing is known of work launched before the trace began; the phase at its own time is that of other work.
     phase = infer_phases(host, region, launched)
     phase[~known & (op < 0)] = UNMARKED
@@ -81,12 +88,25 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         end_us=np.asarray(work.end),
         own_us=np.asarray(work.end) - start,
         launched_us=launched,
+        returned_us=returned,
+        blocking_calls=_blocking_calls(events, call, returned),
         device=np.asarray(work.device),
         op=op,
         top=_top(host, op),
         module=module,
         phase=phase,
     )
+
+
+def _blocking_calls(events: TraceEvents, call: Ints, returned: Floats) -> Ints:
+    work = events.work
+    to_host = np.array([_TO_HOST.search(text) is not None for text in events.texts], dtype=bool)
+    blocked: Bools = (call >= 0) & (returned >= np.asarray(work.end))
+    result: Ints = call[blocked & to_host[np.asarray(work.name)]]
+    return result
+
+
+_TO_HOST = re.compile(r"[Mm]em(?:cpy|Copy)\w* ?D(?:evice)?toH|CopyDeviceToHost|MEMCPY_DtoH")
 
 
 def _launched_before(work: Work, linked: Bools) -> Bools:
@@ -118,6 +138,8 @@ def _link_operators(events: TraceEvents, host: Host) -> LinkedWork:
         end_us=end,
         own_us=own,
         launched_us=start,
+        returned_us=start,
+        blocking_calls=np.zeros(0, np.int64),
         device=np.full(len(ops), -1, np.int32),
         op=ops,
         top=_top(host, ops),

@@ -1,11 +1,12 @@
 """Why a device was idle, gap by gap, and what the host did in the meantime.
 
-    >>> causes = idle_causes(idle, starts, launched, wait_starts, wait_ends)
+    >>> causes = idle_causes(idle, starts, launched, returned, wait_starts, wait_ends)
     >>> causes.sync_us, causes.dispatch_us, longest_op(events, host, causes.host)
     (90.0, 410.0, ('aten::copy_', 9000.0))
 
-A gap ends with a kernel. If the kernel was launched before the gap, it waited for other work. Otherwise the host was
-late: it had waited for the device, it was dispatching operators, or it did something else.
+A gap ends with a kernel. If the call that launched the kernel had returned before the gap, the kernel waited for other
+work; while the call runs, the host is the cause: the first launch loads the kernel, which takes milliseconds. Otherwise
+the host was late: it had waited for the device, it was dispatching operators, or it did something else.
 """
 
 from dataclasses import dataclass
@@ -44,30 +45,35 @@ def idle_causes(
     idle: times.Intervals,
     starts: times.Floats,
     launched: times.Floats,
+    returned: times.Floats,
     wait_starts: times.Floats,
     wait_ends: times.Floats,
 ) -> IdleCauses:
-    """The causes of `idle` times of a device. `starts` and `launched` are of its work; the waits are the host's."""
+    """The causes of `idle` times of a device. Of its work: `starts`, and when the calls that launched it began
+    and `returned`. The waits are the host's."""
     order = np.argsort(starts, kind="stable")
     following = np.searchsorted(starts[order], idle[0], side="left")
     known = following < len(starts)
-    launch = np.full(len(idle[0]), np.inf)
+    launch, launch_end = np.full((2, len(idle[0])), np.inf)
     launch[known] = launched[order][following[known]]
+    launch_end[known] = returned[order][following[known]]
     queued = launch <= idle[0]
     by_end = np.argsort(wait_ends)
     waited = np.concatenate([[0.0], np.cumsum((wait_ends - wait_starts)[by_end])])
     first, last = (np.searchsorted(wait_ends[by_end], edge, side="right") for edge in idle)
     length = idle[1] - idle[0]
     sync = np.where(queued, 0.0, np.minimum(length, waited[last] - waited[first]))
-    long_wait, late = length >= LATENCY_US, ~queued & (sync < length)
-    dispatch = late & (length - sync < DISPATCH_US)
-    rest = late & ~dispatch
+    long_wait = length >= LATENCY_US
+    launching = np.where(queued & long_wait, np.clip(launch_end - idle[0], 0.0, length), 0.0)
+    late_us = np.where(queued, launching, length - sync)
+    dispatch = late_us < DISPATCH_US
+    rest = ~dispatch
     return IdleCauses(
         sync_us=float(sync.sum()),
-        wait_us=float(length[queued & long_wait].sum()),
+        wait_us=float((length - launching)[queued & long_wait].sum()),
         latency_us=float(length[queued & ~long_wait].sum()),
-        dispatch_us=float((length - sync)[dispatch].sum()),
-        host=((idle[0] + sync)[rest], idle[1][rest]),
+        dispatch_us=float(late_us[dispatch].sum()),
+        host=((idle[0] + sync)[rest], (idle[0] + sync + late_us)[rest]),
     )
 
 

@@ -45,6 +45,15 @@ _MAX_TOKEN_CHARS = 64
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
+def _encoding(data: bytes) -> str:
+    """The encoding of JSON that begins with `data`: UTF-8, or UTF-16 as PowerShell's `>` writes it."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    return {b"{\0": "utf-16-le", b"[\0": "utf-16-le", b"\0{": "utf-16-be", b"\0[": "utf-16-be"}.get(
+        data[:2], "utf-8-sig"
+    )
+
+
 class TraceStream:
     """Iterate over it once for the events; afterwards `head` holds the file's other values. Raises `RunError`."""
 
@@ -69,6 +78,8 @@ class TraceStream:
                 self._raw, self._size = raw, max(1, os.fstat(raw.fileno()).st_size)
                 with gzip.GzipFile(fileobj=raw) if packed else raw as file:
                     yield from self._events(file)
+        except gzip.BadGzipFile:
+            raise RunError(f"{self._name} is damaged: what follows its compressed data is not gzip") from None
         except (OSError, EOFError, zlib.error) as error:
             raise RunError(f"{self._name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         except RecursionError:
@@ -82,7 +93,7 @@ class TraceStream:
 
     def _events(self, file: _Readable) -> Iterator[dict[str, Any]]:
         self._file = file
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # a byte order mark may come first
+        self._decoder: codecs.IncrementalDecoder | None = None
         first = self._next_char()
         if first == "[":
             yield from self._array(last=True)
@@ -173,6 +184,8 @@ class TraceStream:
         if self._read > MAX_BYTES:
             raise RunError(f"{self._name} is longer than {MAX_BYTES // 2**30} GiB; profile fewer steps at a time")
         self._ended = not data
+        if self._decoder is None:
+            self._decoder = codecs.getincrementaldecoder(_encoding(data))("replace")
         self._text = self._text[self._at :] + self._decoder.decode(data, final=self._ended)
         self._at = 0
 

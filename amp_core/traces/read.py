@@ -63,6 +63,10 @@ class Trace:
     """Calls that start work on a device."""
     repaired: int = 0
     """Number of values that were not valid JSON and were repaired."""
+    converted: int = 0
+    """Number of events whose time was a number written as text."""
+    invalid: int = 0
+    """Number of events without a valid time, which were left out."""
 
     @property
     def notes(self) -> list[str]:
@@ -71,6 +75,10 @@ class Trace:
         if self.repaired:
             several = "value is" if self.repaired == 1 else "values are"
             notes.append(f"{self.name}: {self.repaired:,} {several} not valid JSON; they were repaired")
+        if self.converted:
+            notes.append(f"{self.name}: {_events(self.converted)} with times written as text, read as numbers")
+        if self.invalid:
+            notes.append(f"{self.name}: {_events(self.invalid)} without a valid time and duration, left out")
         if self.unrecorded:
             calls = f"{self.launches:,} launches" if self.launches else "operators of a GPU"
             notes.append(f"{self.name}: {calls} but no kernel: device activity was not recorded")
@@ -131,6 +139,7 @@ def read_trace(
         ) from None
     host = link(events)
     linked = link_work(events, host)
+    events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     bounds = step_bounds(events, host, clock)
     windows = trace_windows(events, host, linked, bounds, clock)
@@ -166,6 +175,8 @@ def read_trace(
         unrecorded=unrecorded,
         launches=events.launches,
         repaired=stream.repaired,
+        converted=events.converted,
+        invalid=events.invalid,
     )
 
 
@@ -182,6 +193,10 @@ _FACTS = (
     "hip_runtime_version",
     "hip_driver_version",
 )
+
+
+def _events(count: int) -> str:
+    return f"{count:,} event{'s' if count != 1 else ''}"
 
 
 def _gpus(head: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ def window_rows(
     calls = events.calls
     call_start, call_end = np.asarray(calls.start), np.asarray(calls.end)
     waits = waiting[np.asarray(calls.name)] if len(calls) else np.zeros(0, dtype=bool)
+    waits[linked.blocking_calls] = True
     for number, window in enumerate(windows):
         inside = window_index == number
         for device in np.unique(linked.device[inside]).tolist():
@@ -70,11 +71,16 @@ def window_rows(
             if not on_cpu:
                 without_data = times.without(idle, data_inside)
                 causes = idle_causes(
-                    without_data, starts, linked.launched_us[selected], call_start[waits], call_end[waits]
+                    without_data,
+                    starts,
+                    linked.launched_us[selected],
+                    linked.returned_us[selected],
+                    call_start[waits],
+                    call_end[waits],
                 )
-            lead = (
-                times.without((np.array([window.ready]), np.array([low])), data) if window.ready < low else times.NONE
-            )
+            # In a loop the work that outlasts the host's last step would run during the start of the next one.
+            ready = min(low, window.ready + max(0.0, high - window.end)) if np.isfinite(window.end) else window.ready
+            lead = times.without((np.array([ready]), np.array([low])), data) if ready < low else times.NONE
             host_op, host_op_us = longest_op(events, host, times.merged(causes.host, lead)) if causes else (None, None)
             rows.append(
                 {
@@ -106,8 +112,8 @@ def window_rows(
                     "idle_dispatch_us": causes.dispatch_us if causes else None,
                     "host_op": host_op,
                     "host_op_us": host_op_us,
-                    "lead_us": low - window.ready,
-                    "lead_data_us": times.total(times.clip(data, window.ready, low)) if len(data[0]) else None,
+                    "lead_us": low - ready,
+                    "lead_data_us": times.total(times.clip(data, ready, low)) if len(data[0]) else None,
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
                     "syncs": None if on_cpu else int(waited.sum()),

@@ -68,6 +68,9 @@ FAMILIES = {
         "privateuse1_runtime", "AscendCL@aclrtLaunchKernel", "MatMulV2", "Relu", "hcom_allReduce_", "privateuseone:0",
         "unknown",
     ),
+    "mlu": Family(
+        "mlu_runtime", "cnInvokeKernel", "MLUMatMulKernel", "MLUOpTensor", "cnclAllReduce", "mlu:0", "unknown",
+    ),
 }  # fmt: skip
 
 

@@ -54,12 +54,20 @@ class Made:
         self.event("op", name, start, duration, thread, **args)
 
     def kernel(
-        self, name: str, start: float, duration: float, launched: float, thread: int = 1, *, sort: str = "kernel"
+        self,
+        name: str,
+        start: float,
+        duration: float,
+        launched: float,
+        thread: int = 1,
+        *,
+        sort: str = "kernel",
+        call_us: float = 2,
     ) -> None:
-        """A kernel and the call that launched it."""
+        """A kernel and the call that launched it, which takes `call_us`."""
         call = "cudaMemcpyAsync" if sort == "copy" else "cudaLaunchKernel"
         correlation = 10_000 + len(self.events)
-        self.event("call", call, launched, 2, thread, correlation=correlation)
+        self.event("call", call, launched, call_us, thread, correlation=correlation)
         self.events.append(
             {"ph": "s", "id": correlation, "cat": "ac2g", "name": "ac2g", "pid": 77, "ts": BASE + launched}
         )

@@ -1,5 +1,8 @@
 """`import-trace`: from files to a run that every page can open."""
 
+import gzip
+import json
+
 import pytest
 
 from amp_core import RunError, diagnose, load_run
@@ -9,9 +12,9 @@ from amp_core.figures.chart_data import chart_csv
 from amp_core.findings import first_sentence
 from amp_core.hardware.gpus import gpu_of
 from amp_core.report import report_html
-from amp_core.traces import import_traces, read_trace
+from amp_core.traces import import_notes, import_traces, read_trace
 from amp_core.views import KERNELS
-from tests.traces.made import GEMM, Made, training, write
+from tests.traces.made import GEMM, RELU, Made, training, write
 from tests.traces.test_step_windows import queued
 
 
@@ -255,3 +258,62 @@ def test_fp32_products_of_amds_matrix_cores_are_not_finished(tmp_path):
     assert "GEMM/conv, in FP32" in set(cost.parts["label"]) and not [
         f for f in diagnose(run) if f.code == "tf32-baseline"
     ]
+
+
+def imported_from(tmp_path, data):
+    (tmp_path / "odd.json").write_bytes(data)
+    return load_run(import_traces([tmp_path / "odd.json"], tmp_path / "odd"))
+
+
+def edited(change):
+    document = training()
+    for event in document["traceEvents"]:
+        if "dur" in event:
+            change(event)
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_trace_in_utf_16_is_read(tmp_path, encoding):
+    run = imported_from(tmp_path, json.dumps(training()).encode(encoding))
+    assert run.kernels["total_us"].sum() == 1700 and import_notes(run) == []
+
+
+def test_times_written_as_text_are_read_with_a_note(tmp_path):
+    run = imported_from(tmp_path, edited(lambda event: event.update(ts=str(event["ts"]), dur=str(event["dur"]))))
+    assert run.kernels["total_us"].sum() == 1700 and run.steps["step_ms"].tolist() == [0.99, 0.99]
+    assert len(import_notes(run)) == 1
+
+
+def test_events_of_negative_duration_are_left_out_with_a_note(tmp_path):
+    def negate(event):
+        if event["name"] == RELU:
+            event["dur"] = -event["dur"]
+
+    run = imported_from(tmp_path, edited(negate))
+    assert run.kernels["total_us"].sum() == 1600 and "2 events" in import_notes(run)[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda event: event.update(dur=-event["dur"]),
+        lambda event: event.update(ts=event["ts"] * 1000),  # nanoseconds
+        lambda event: event.update(ts="now"),
+    ],
+)
+def test_a_trace_without_any_valid_time_is_refused_for_that(tmp_path, change):
+    with pytest.raises(RunError, match="valid ts and dur"):
+        imported_from(tmp_path, edited(change))
+
+
+def test_a_trace_that_holds_its_kernels_twice_is_refused(tmp_path):
+    document = training()
+    document["traceEvents"] *= 2
+    with pytest.raises(RunError, match="twice"):
+        imported_from(tmp_path, json.dumps(document).encode())
+
+
+def test_data_after_a_compressed_trace_is_named(tmp_path):
+    with pytest.raises(RunError, match="damaged"):
+        imported_from(tmp_path, gzip.compress(json.dumps(training()).encode()) + b"garbage")

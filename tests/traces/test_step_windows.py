@@ -120,3 +120,50 @@ def test_a_last_step_in_which_nothing_ran_is_none(tmp_path):
     assert read(tmp_path, trace.document())[0].step_rows["step"] == [0]
     trace.op("aten::add", 1010, 10)
     assert read(tmp_path, trace.document())[0].step_rows["step"] == [0, 1]
+
+
+def test_work_that_outlasts_the_last_step_would_overlap_with_the_next(tmp_path):
+    """The host generates inputs for 600 µs and the GPU then works for 500: in a loop the GPU is idle for 490 of 990."""
+    slow = Made()
+    for number in range(2):
+        slow.event("mark", f"ProfilerStep#{number}", 1000 * number, 990, 1)
+        slow.kernel(made.GEMM, 1000 * number + 600, 500, 1000 * number + 595)
+        slow.event("gpu_user_annotation", f"ProfilerStep#{number}", 1000 * number + 600, 500, 7)
+    trace, _ = read(tmp_path, slow.document())
+    assert trace.windows["wall_us"] == [1500]
+    assert trace.windows["lead_us"] == [600 - (2100 - 1990)]
+
+
+def gap_of_5_ms(call_us, name=made.RELU, sort="kernel"):
+    """Two kernels with 5 ms between them; the second one was launched while the first one ran."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#0", 0, 6000, 1)
+    trace.kernel(made.GEMM, 100, 300, 90)
+    trace.op("aten::bitwise_not", 105, call_us)
+    trace.kernel(name, 5400, 50, 110, sort=sort, call_us=call_us)
+    return trace
+
+
+def test_the_device_does_not_wait_for_queued_work_while_the_launch_itself_takes_long(tmp_path):
+    """The first launch of a kernel loads it, which takes milliseconds."""
+    (quick,), (slow,) = (
+        pd.DataFrame(read(tmp_path, gap_of_5_ms(call_us).document())[0].windows).to_dict("records")
+        for call_us in (2, 5300)
+    )
+    assert (quick["idle_wait_us"], slow["idle_wait_us"]) == (5000, 0)
+    assert (quick["host_op_us"], slow["host_op"], slow["host_op_us"]) == (0, "aten::bitwise_not", 5000)
+
+
+def test_a_copy_to_pageable_memory_is_a_wait_of_the_host(tmp_path):
+    """`cudaMemcpyAsync` to memory that is not pinned returns when the copy has ended."""
+    syncs = {}
+    for name, call_us in (("Memcpy DtoH (Device -> Pageable)", 400), ("Memcpy DtoH (Device -> Pinned)", 4)):
+        trace = Made()
+        trace.event("mark", "ProfilerStep#0", 0, 1000, 1)
+        trace.kernel(made.GEMM, 100, 300, 90)
+        trace.op("aten::nonzero", 98, call_us + 3)
+        trace.kernel(name, 400, 50, 100, sort="copy", call_us=call_us)
+        trace.kernel(made.RELU, 600, 50, 590)
+        (window,) = pd.DataFrame(read(tmp_path, trace.document())[0].windows).to_dict("records")
+        syncs[call_us] = (window["syncs"], window["sync_op"], window["idle_sync_us"])
+    assert syncs == {400: (1, "aten::nonzero", 150), 4: (0, None, 0)}

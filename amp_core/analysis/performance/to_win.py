@@ -111,7 +111,10 @@ def _to_win(run: Run) -> Chances | None:
     worth = [c for c in chances if c.win_us >= MIN_WIN_FRAC * cost.step_us]
     unknown = rows[rows["tensor_core"] == "unknown"]
     share = float(unknown["total_us"].sum() / rows["total_us"].sum())
-    if share > MAX_UNKNOWN_FRAC and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "privateuse")).any():
+    if (
+        share > MAX_UNKNOWN_FRAC
+        and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "mlu", "privateuse")).any()
+    ):
         what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
         worth.append(Chance("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())

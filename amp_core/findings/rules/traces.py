@@ -9,7 +9,7 @@ from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.trace_findings import chance_finding
 from amp_core.store.run import Run
 
-_ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "privateuseone": "PrivateUse1"}
+_ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
 _HOW = """\
 from torch.profiler import ProfilerActivity, profile, schedule
 

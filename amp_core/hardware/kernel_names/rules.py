@@ -180,13 +180,14 @@ RULES = (
     ),
     # --- attention
     _rule(
-        r"(?i)(?:flash|cudnn|sdpa|fmha).*(?:dot_do_o|convert_?dq|convert_?dkv|combine|clear_dkv|preprocess|"
-        r"postprocess|prepare_varlen|fmhaReduction)",
+        r"(?:flash|cudnn|sdpa|fmha).*(?:dot_do_o|convert_?dq|convert_?dkv|combine|clear_dkv|preprocess|"
+        r"postprocess|prepare_varlen|fmhareduction)",
         "no",
         None,
         "helper of an attention kernel: sums and conversions",
-        words="flash Flash cudnn sdpa fmha Fmha FMHA",
+        words="dot_do_o convert combine clear_dkv process prepare_varlen fmhareduction",
         category="reduction",
+        fold=True,
     ),
     _rule(
         r"FmhaBwd(?:OGradDotO|ConvertQ)|FmhaFwdSplitKVCombine|fmha_bwd_\w*(?:odo|dq_convert|dq_shuffle)|"
@@ -515,10 +516,11 @@ RULES = (
         None,
         "elementwise, or sums",
         words="elementwise reduce_kernel softmax layernorm layer_norm rmsnorm rms_norm batchnorm batch_norm groupnorm "
-        "group_norm instancenorm instance_norm bn_fw bn_bw ln_fwd ln_bwd nchwtonhwc nhwctonchw transpose "
+        "group_norm instancenorm instance_norm bn_fw bn_bw ln_fwd ln_bwd nchwtonhwc nhwctonchw foldednhwc transpose "
         "tensortransform op_generic_tensor opgenerictensor scalepackedtensor upsample addpadding max_pool maxpool "
         "avg_pool avgpool dropout embedding indexselect index_select gather scatter catarray cunn_ classnll "
         "crossentropy cross_entropy copy_kernel quantize rotary topk top_k bitonic radix cumsum arange rowwisemoments "
+        "nms_kernel to_mxfp mx_blocked_layout copy_into_buffer "
         "gammabeta cucompute cuapply elemwise settensor koptimizer unscale activation silu gelu swiglu act_and_mul",
         unless=_PRODUCTS,
         fold=True,
@@ -583,12 +585,12 @@ RULES = (
         r"_?mla_(?:decode|prefill)_fwd_kernel|_mla_(?:attn_kernel|gluon)|_pa_(?:decode|prefill)_sparse$|"
         r"_?(?:paged_attention|attention_core|sparse_attn_prefill|dense_neighborhood|fused_neighborhood_attention)\w*|"
         r"_conv2d_\w+_kernel|_fused_moe_(?:persistent|silu)\w*|e2e_moe_\w*kernel|_moe_(?:bwd_d[WX]|gemm|bwd_down_proj)\w*|"
-        r"_?tgmm_\w+|_gluon_moe_gemm\w*|_ff_a16w16_\w+|_fused_(?:up|down)_proj_\w+|_flash_kda_\w+|_triton_gather_kv_b_proj\w*)",
+        r"_?tgmm_\w+|_gluon_moe_gemm\w*|XXT_kernel$|ba_plus_cAA_kernel$|_ff_a16w16_\w+|_fused_(?:up|down)_proj_\w+|_flash_kda_\w+|_triton_gather_kv_b_proj\w*)",
         "unknown",
         None,
         "a Triton kernel that multiplies by tl.dot: depends on the types of its inputs",
         words="chunk parallel_ merge_ _process_ recompute_ prepare_ mamba3 kernel_ mla_ _pa_ attention attn "
-        "neighborhood conv2d moe gmm _ff_ _proj solve_tril wu_ transform_q",
+        "neighborhood conv2d moe gmm XXT_ ba_plus_ _ff_ _kda_ _proj solve_tril wu_ transform_q",
         unless=r"[<(:]|token_parallel|sub_intra(?!_)|sub_intra_(?:merge|split|npu)|_reduc|cumsum|rcum|hgrn|_gate_|_dgk_|"
         r"summary|reference|metadata|_preprocess$|diag_solve|finalize_dg",
         by_dtype=True,
