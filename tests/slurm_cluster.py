@@ -50,7 +50,7 @@ JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 SlurmdParameters=config_overrides
 KillWait={kill_wait}
 MessageTimeout=3

@@ -50,7 +50,9 @@ while :; do
     kill -0 "$training" 2>/dev/null || break
 done
 # A start that saved no checkpoint would be repeated for ever.
-if [ -n "$again" ] && [ "$folder/checkpoint.pt" -nt "$folder/{log}" ]; then {requeue}; fi
+if [ -n "$again" ] && [ "$folder/checkpoint.pt" -nt "$folder/{log}" ]; then
+    for pause in 0 5 15; do sleep "$pause"; {requeue} && break; done  # a busy scheduler may not answer at once
+fi
 exit "$code"
 """
 
