@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from amp_core.analysis import compare, kernel_table, layer_advice, overview, safe_window, tensor_core_use
+from amp_core.analysis.comparison.document import comparison_document, rows
 from amp_core.analysis.numerics.layer_choice import LIMIT, choose, layer_errors
 from amp_core.findings import GUIDE, Entry, diagnose
 from amp_core.findings.document import diagnosis_document
@@ -58,16 +57,7 @@ class Answers:
             raise RunError(
                 f"runs={list(runs)!r:.200} has {len(runs)} runs; give 2 to {MAX_COMPARED}, the baseline first"
             )
-        result = compare([self._open(run) for run in runs])
-        return {
-            "baseline": runs[0],
-            "answers": result.answers,
-            "parity": result.parity,
-            "recipes": _records(result.recipes),
-            "runs": _records(result.table),
-            "differences": _records(result.differences),
-            "notes": list(result.notes),
-        }
+        return comparison_document(compare([self._open(run) for run in runs])) | {"baseline": runs[0]}
 
     def what_if(self, run: str, formats: Sequence[str], limit: float = LIMIT) -> dict[str, Any]:
         """The predicted error of each linear layer in 8- and 4-bit formats, and which of them stay below the limit."""
@@ -86,7 +76,7 @@ class Answers:
             "formats": [
                 {"format": c.recipe.name, "flops_frac": c.flops_frac, "go": c.go, "stay": c.stay} for c in choices
             ],
-            "layers": _records(errors),
+            "layers": rows(errors),
         }
 
     def loss_scale_window(self, run: str, form: str = "fp16") -> dict[str, Any]:
@@ -105,7 +95,7 @@ class Answers:
             raise RunError(f"count={count} is out of range; give 1 to 200")
         advice = layer_advice(self._open(run))
         worst = advice.sort_values(["island", "underflow_mass_frac"], ascending=False, kind="stable")
-        return {"run": run, "layers_in_all": len(advice), "layers": _records(worst.head(count))}
+        return {"run": run, "layers_in_all": len(advice), "layers": rows(worst.head(count))}
 
     def kernels_off_tensor_cores(self, run: str, count: int = 20) -> dict[str, Any]:
         """The GEMM, convolution and attention kernels that ran without tensor cores, the longest first."""
@@ -115,7 +105,7 @@ class Answers:
         use = tensor_core_use(opened)
         table = kernel_table(opened)
         off = table[(table["matrix_frac"] > 0) & (table["tensor_core"] != "yes")]
-        return {"run": run, "use": vars(use), "kernels_in_all": len(off), "kernels": _records(off.head(count))}
+        return {"run": run, "use": vars(use), "kernels_in_all": len(off), "kernels": rows(off.head(count))}
 
     def guide(self, code: str = "") -> dict[str, Any]:
         """The guide's entry of a finding; without a code, all codes with their first sentence."""
@@ -164,16 +154,6 @@ def _heads(root: Path) -> list[Path]:
             heads.append(Path(where) / "run.json")
             folders[:] = []
     return heads
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as plain values: numpy's scalars as Python's, missing as None."""
-    plain = frame.astype(object).where(frame.notna(), None)
-    return [{str(key): _scalar(value) for key, value in row.items()} for row in plain.to_dict("records")]
-
-
-def _scalar(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -8,10 +8,12 @@ interleaved, a block of steps each, so that a slowdown of the machine affects al
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from amp_core.cli.comparison_text import first_differences, in_full
 from amp_core.cli.placement import add_placement, placement, submit
@@ -87,6 +89,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         default=None,
         help="steps per turn of each run; runs are interleaved (default: a twentieth of the steps, at most 10)",
     )
+    command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     add_settings(command)
     add_placement(command)
     command.set_defaults(run=run)
@@ -119,6 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
         if (folder / "run.json").exists():
             raise RunError(f"out={str(out)!r} already holds a run {folder.name}; give a folder that does not exist yet")
     if resources.on != "local":
+        if arguments.json:
+            raise RunError(f"json applies to comparisons on this machine; remove it or --on {resources.on}")
         return submit(arguments, configs[0], resources, arguments.out, makes="runs")
     failed = False
     for number_, members in enumerate(rounds):
@@ -137,9 +142,18 @@ def run(arguments: argparse.Namespace) -> int:
     runs = [load_run(folder) for folder in folders if (folder / "run.json").exists()]
     if runs:
         from amp_core.analysis import compare, gradient_agreement, update_summary
+        from amp_core.analysis.comparison.document import comparison_document
 
-        print(in_full(compare(runs), gradient_agreement(runs), update_summary(runs)))
+        result = compare(runs)
+        if arguments.json:
+            _print_json(comparison_document(result))
+        else:
+            print(in_full(result, gradient_agreement(runs), update_summary(runs)))
     return 1 if failed else 0
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=1, allow_nan=False))
 
 
 def _refuse_placement(arguments: argparse.Namespace) -> None:
@@ -151,13 +165,17 @@ def _localise(arguments: argparse.Namespace) -> int:
     """Print where two recorded runs part."""
     _refuse_placement(arguments)
     from amp_core.analysis import first_difference
+    from amp_core.analysis.comparison.document import difference_document
 
     if arguments.traces or arguments.out is not None:
         raise RunError("localise does not train and takes two runs; remove --out and other arguments")
     first, second = map(load_run, arguments.localise)
     floor = arguments.floor
     where = first_difference(first, second, None if floor is None else load_run(floor))
-    print("\n".join([where.sentence, *first_differences(where)]))
+    if arguments.json:
+        _print_json(difference_document(where))
+    else:
+        print("\n".join([where.sentence, *first_differences(where)]))
     return 0
 
 
@@ -165,6 +183,7 @@ def _traces(arguments: argparse.Namespace) -> int:
     """Compare two traces, or two runs with kernels."""
     import tempfile
 
+    from amp_core.analysis.comparison.document import trace_document
     from amp_core.analysis.comparison.trace_change import compare_kernels, trace_change
     from amp_core.cli.comparison_text import kernels
     from amp_core.cli.import_trace import Progress
@@ -185,6 +204,9 @@ def _traces(arguments: argparse.Namespace) -> int:
             runs.append(load_run(import_traces([path], out, Path(path).name, progress) if trace else path))
         change = trace_change(runs)
         tables = {by: compare_kernels(runs, by) for by in ("op", "kernel")}
+    if arguments.json:
+        _print_json(trace_document(change, {"ops": tables["op"], "kernels": tables["kernel"]}))
+        return 0
     print(printable("\n".join([*change.sentences, *change.notes])))
     for by, table in tables.items():
         print(printable("\n" + "\n".join(kernels(table, by, change.unit))))

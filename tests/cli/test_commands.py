@@ -198,6 +198,13 @@ def test_compare_trains_each_precision_on_the_same_data_and_prints_one_table(tmp
     assert [line.split()[0] for line in table[:3]] == ["precision", "fp32", "fp16"]
     assert table[2].split()[-2:] == ["0", "128"]
     assert any(line.startswith("fp16: ") and "fp32" in line for line in table[3:])  # its parity
+    as_json = ["compare", "--json", "--precisions", "fp32,fp16", "--out", os.fspath(tmp_path / "json"), *quick]
+    assert main(as_json) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["baseline"]) == (1, "fp32")
+    assert [row["precision"] for row in document["runs"]] == ["fp32", "fp16"] and document["answers"]["fp16"]
+    assert {"setting": "loss_scale", "fp32": "dynamic", "fp16": "128.0"} in document["differences"]
+    assert main([*as_json, "--on", "slurm"]) == 2
     assert main(["compare", "--precisions", "fp16", "--out", os.fspath(out), *quick]) == 2
     assert "already holds a run fp16" in capsys.readouterr().err
 

@@ -1,5 +1,7 @@
 """Two traces side by side: what AMP bought, and where the rest of the time went."""
 
+import json
+
 import pytest
 import torch
 
@@ -96,6 +98,11 @@ def test_the_command_takes_traces(files, capsys):
     out = capsys.readouterr().out
     assert "amp.json takes 0.700 ms per step, fp32.json 1.00 ms: 1.43 × as fast." in out
     assert "aten::mm" in out and "vanished" in out
+    assert main(["compare", "--json", *map(str, files)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["first_us"], document["us"]) == (1, 1000, 700)
+    assert document["sentences"][0] in out
+    assert {row["name"]: row["verdict"] for row in document["ops"]}["aten::mm"] == "faster"
 
 
 @pytest.mark.parametrize(

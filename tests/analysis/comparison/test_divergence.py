@@ -1,5 +1,6 @@
 """Where two runs part: faults planted at a known step, phase and layer of real trainings."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,10 @@ def test_the_command_prints_the_place_and_the_tensors_after_it(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("They diverge at step 3, in the backward, first in 2.linear.weight (weight_grad): ")
     assert lines[2].startswith("first at step") and "2.linear.weight (weight_grad)" in lines[3]
+    assert main(["compare", "--json", "--localise", *(str(tmp_path / n) for n in "ab")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["step"], document["name"]) == (1, 3, "2.linear.weight")
+    assert document["sentence"].startswith("They diverge at step 3") and document["tensors"][0]["step"] == 3
     assert main(["compare", "--precisions", "fp32"]) == 2
     assert "out is missing" in capsys.readouterr().err
     assert main(["compare", "--floor", "x"]) == 2
