@@ -75,7 +75,7 @@ def test_a_run_without_steps_and_one_in_the_queue_have_a_line(pair, home, open_a
         "**fp32** · running · step 0 of 200",
         "**waiting** · number 1 in the queue, behind another",
     ]
-    assert "The comparison begins when two of them have steps" in words(app)
+    assert "once two of them have steps" in words(app)
 
 
 def test_the_page_stops_refreshing_when_the_last_run_ends(home, open_app):

@@ -54,5 +54,5 @@ def test_a_reload_shows_the_running_job(started, home, open_app):
 def test_a_finished_run_leaves_the_form_open(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(START, run="run/a")
-    assert "Each precision becomes one run" in words(app)
+    assert "Each precision is one run" in words(app)
     assert not app.get("plotly_chart")

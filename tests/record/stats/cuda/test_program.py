@@ -135,17 +135,19 @@ def test_the_compiler_is_found_where_torch_builds_have_it(
 ) -> None:
     path = tmp_path / ("cuda/lib64/libnvrtc.so.12" if place == "toolkit" else place)
     path.parent.mkdir(parents=True)
-    path.touch()
-    (path.parent / "libnvrtc-builtins-07fb.so.12.1").touch()
+    builtins = path.parent / "libnvrtc-builtins-07fb.so.12.1"
+    for file in (path, builtins):
+        file.touch()
     opened = []
 
     def load(name: str) -> str:
         opened.append(name)
-        if name != str(path):
+        if name not in (str(path), str(builtins)):
             raise OSError(name)
         return "library"
 
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.setattr("sys.path", [str(tmp_path / "site")])
     monkeypatch.setattr(nvrtc.ctypes, "CDLL", load)
-    assert nvrtc.load_nvrtc("12.8") == "library" and opened == ["libnvrtc.so.12", str(path)]
+    assert nvrtc.load_nvrtc("12.8") == "library"
+    assert opened == ["libnvrtc.so.12", str(builtins), str(path)]
