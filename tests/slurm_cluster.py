@@ -137,6 +137,9 @@ class Cluster:
         self._begin(name, "-D", "-N", name, program="slurmd")
         self.ask("scontrol", "update", f"nodename={name}", "state=resume")
         wait_for(lambda: self._node_state(name) == "idle", START_S)
+        # The node revokes credentials of jobs that it lost, in whole seconds: one that the controller queued again
+        # would be refused ("Job credential revoked") and fail if it started within the same second.
+        time.sleep(2.0)
 
     def crash_node(self, name: str) -> None:
         """Kill a node's slurmd and its jobs, as a power failure does, and let the controller know."""
