@@ -14,8 +14,6 @@ from pages.parts.library.run_list import Entry
 from pages.parts.start import again
 
 COMPARE, START = "pages/compare_runs.py", "pages/start_run.py"
-MAX_LINES = 8
-"""Lines of code that are shown in full; a longer patch scrolls."""
 TITLE = 140
 """Pixels of the longest title."""
 
@@ -103,8 +101,7 @@ def advise(diagnosed: Diagnosis) -> None:
         st.markdown("Nothing has to change.")
         return
     if diagnosed.patch:
-        lines = diagnosed.patch.count("\n") + 1
-        st.code(diagnosed.patch, language="python", wrap_lines=True, height=200 if lines > MAX_LINES else "content")
+        st.code(diagnosed.patch, language="python", wrap_lines=True)
     else:
         st.markdown(words.escape(diagnosed.advice))
     if diagnosed.others:

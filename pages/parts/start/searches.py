@@ -117,7 +117,8 @@ def code(tuned: Tuned) -> None:
             text = code_for(tuned.config, framework, tuned.answer)
             file = f"train_{framework}.py"
             st.download_button(f"Download {file}", text, file, icon=":material/download:", on_click="ignore")
-            st.code(text, language="python", height=420)
+            with st.expander(f"Show {file}"):  # whole: a scrolling block of code cannot be reached with the keyboard
+                st.code(text, language="python")
 
 
 def _shown(row: Tried) -> dict[str, Any]:
