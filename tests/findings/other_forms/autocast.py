@@ -123,26 +123,30 @@ def checkpoint_context_fn_other(into):
             step(o)
 
 
+class Recomputed(torch.autograd.Function):
+    """A checkpoint of the user's own, whose backward runs `f` again without autocast; `fits` casts the gradient to the
+    dtype of the second output."""
+
+    @staticmethod
+    def forward(ctx, f, fits, x, *ps):
+        ctx.f, ctx.fits = f, fits
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return f(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.f(x)
+        g = g.to(y.dtype) if ctx.fits else g
+        return (None, None, *torch.autograd.grad(y, [x, *ctx.f.parameters()], g))
+
+
 @fault("checkpoint-dtype-mismatch")
 def reentrant_own_recompute_fp32(into):
-    class Fn(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, f, x, *ps):
-            ctx.f = f
-            ctx.save_for_backward(x)
-            with torch.no_grad():
-                return f(x)
-
-        @staticmethod
-        def backward(ctx, g):
-            x = ctx.saved_tensors[0].detach().requires_grad_()
-            with torch.enable_grad():
-                y = ctx.f(x)
-            gs = torch.autograd.grad(y, [x, *ctx.f.parameters()], g.to(y.dtype))
-            return (None, *gs)
-
     def make(d):
-        return Net(lambda m, x: Fn.apply(m.b, x, *m.b.parameters()), b=Block(d))
+        return Net(lambda m, x: Recomputed.apply(m.b, True, x, *m.b.parameters()), b=Block(d))
 
     bf16(GPT(make=make), tokens(3), into)
 
@@ -197,23 +201,8 @@ def bce_loss_gan(into):
 
 @fault("checkpoint-dtype-mismatch", "mid")
 def recomputation_without_autocast_raises(into):
-    class Recomputed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, f, x, *ps):
-            ctx.f = f
-            ctx.save_for_backward(x)
-            with torch.no_grad():
-                return f(x)
-
-        @staticmethod
-        def backward(ctx, g):
-            x = ctx.saved_tensors[0].detach().requires_grad_()
-            with torch.enable_grad():
-                y = ctx.f(x)
-            return (None, *torch.autograd.grad(y, [x, *ctx.f.parameters()], g))
-
     def forward(m, x):
-        return m.out(Recomputed.apply(m.mid, m.inp(x), *m.mid.parameters()))
+        return m.out(Recomputed.apply(m.mid, False, m.inp(x), *m.mid.parameters()))
 
     m = Net(forward, inp=nn.Linear(64, 16), mid=nn.Linear(16, 16), out=nn.Linear(16, 10))
     with contextlib.suppress(RuntimeError):
