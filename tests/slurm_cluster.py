@@ -23,6 +23,12 @@ NODE_MEMORY_MB = 100_000
 """What the configuration claims, so that a job may have gigabytes, whatever the machine has."""
 START_S = 60.0
 """In which a daemon starts, also on a busy machine."""
+REVOKED_S = 2.0
+"""How long a job that a node ended or lost must wait before it starts there again.
+
+The node revokes the job's credential, and compares times in whole seconds: a credential of the same second is refused
+("Job credential revoked"), and the job fails.
+"""
 
 _CONF = """\
 ClusterName=tests
@@ -137,9 +143,7 @@ class Cluster:
         self._begin(name, "-D", "-N", name, program="slurmd")
         self.ask("scontrol", "update", f"nodename={name}", "state=resume")
         wait_for(lambda: self._node_state(name) == "idle", START_S)
-        # The node revokes credentials of jobs that it lost, in whole seconds: one that the controller queued again
-        # would be refused ("Job credential revoked") and fail if it started within the same second.
-        time.sleep(2.0)
+        time.sleep(REVOKED_S)
 
     def crash_node(self, name: str) -> None:
         """Kill a node's slurmd and its jobs, as a power failure does, and let the controller know."""
@@ -158,7 +162,8 @@ class Cluster:
 
     def start_now(self, job_id: str) -> None:
         """Start a job that was queued again without the two minutes that it waits otherwise."""
-        wait_for(lambda: self._state(job_id) == "PENDING", START_S)
+        wait_for(lambda: self._state(job_id) == "PENDING", START_S)  # no longer COMPLETING: its node has ended it
+        time.sleep(REVOKED_S)
 
         def started() -> bool:
             # Again and again: Slurm sets the time anew once the job's first start is cleaned up.
