@@ -41,6 +41,10 @@ def update_losses(run: Run) -> pd.DataFrame:
     of the weight. `still_since` is the first compared step from which on at least half of the updates' mass was lost in
     each; null where nothing is lost, or where a cure is at work: then what is lost is rounding noise.
     """
+    return run.cached_frame(["updates"], _update_losses)
+
+
+def _update_losses(run: Run) -> pd.DataFrame:
     frame = run.updates
     frame = frame[frame["lost_mass_frac"].notna()]
     if frame.empty:

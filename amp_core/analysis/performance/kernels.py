@@ -6,6 +6,8 @@
 If another program recorded operators of the CPU beside kernels of a GPU, only the kernels are kept.
 """
 
+import functools
+
 import numpy as np
 import pandas as pd
 
@@ -57,6 +59,8 @@ def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> 
 
 def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
     frame = _typed(run.kernels, (*_TEXTS, "in_dtypes"), _NUMBERS)
+    if frame.empty:
+        return frame
     frame["total_us"] = frame["total_us"].where(np.isfinite(frame["total_us"]), 0.0)
     frame = frame[(frame["total_us"] > 0) & _chosen(frame, step)]
     if frame["step"].notna().any():  # in a trace with marked steps, a row without a step was launched outside of them
@@ -77,6 +81,8 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
     frame = _typed(run.windows, ("device", "device_name", "sync_op", "host_op"), _WINDOW_NUMBERS)
+    if frame.empty:
+        return frame
     frame = frame[_chosen(frame, step)]
     return _accelerators_alone(frame).reset_index(drop=True)
 
@@ -115,6 +121,8 @@ def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
 
 def _typed(frame: pd.DataFrame, texts: tuple[str, ...], numbers: tuple[str, ...]) -> pd.DataFrame:
     """Only these columns, as text and as floats; a missing column is "" or NaN."""
+    if frame.empty:
+        return _no_rows(texts, numbers).copy()
     columns: dict[str, pd.Series[str] | pd.Series[float]] = {}
     for name in texts:
         column = frame[name] if name in frame else pd.Series("", index=frame.index, dtype=object)
@@ -122,6 +130,12 @@ def _typed(frame: pd.DataFrame, texts: tuple[str, ...], numbers: tuple[str, ...]
     for name in numbers:
         columns[name] = frame[name].astype(float) if name in frame else pd.Series(np.nan, index=frame.index)
     return pd.DataFrame(columns, index=frame.index)
+
+
+@functools.cache
+def _no_rows(texts: tuple[str, ...], numbers: tuple[str, ...]) -> pd.DataFrame:
+    dtypes = dict.fromkeys(texts, "str") | dict.fromkeys(numbers, "float64")
+    return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()})
 
 
 def _chosen(frame: pd.DataFrame, step: int | None) -> "pd.Series[bool]":
