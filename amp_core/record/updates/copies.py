@@ -9,7 +9,7 @@ list of tensors of the same shapes, an object with one of these as an attribute,
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CellType, FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FrameType, FunctionType, ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from amp_core.record.model.parameters import named_buffers, named_parameters
 HOLDERS = ("module", "ema", "ema_model", "averaged_model", "_average_model", "shadow", "shadow_params")
 """Names under which a module keeps the averaged copy of another."""
 MAX_DEPTH = 2
+
+_LEAVES = frozenset({NoneType, bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType, torch.dtype})
+"""Types of values that hold no tensors, by name."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,13 @@ def reachable_copies(named: Mapping[str, torch.Tensor], frame: FrameType | None)
 
 def _as_copy(value: Any, named: Mapping[str, torch.Tensor], depth: int) -> Copy | None:
     kind = type(value)
-    if issubclass(kind, type) or not depth:
+    if not depth or kind in _LEAVES or issubclass(kind, type):  # of a thousand globals, nearly all
         return None
-    copy = Copy(value)
-    if copy.tensors(named):
-        return copy
-    if issubclass(kind, torch.Tensor | Mapping | Sequence | ModuleType | torch.optim.Optimizer):
+    if issubclass(kind, torch.nn.Module | dict | list | tuple):
+        copy = Copy(value)
+        if copy.tensors(named):
+            return copy
+    if issubclass(kind, torch.Tensor | Mapping | Sequence | torch.optim.Optimizer):
         return None
     inner: list[Any]
     if issubclass(kind, torch.nn.Module):
