@@ -48,21 +48,21 @@ def pair(folder: Path, seed: int, slowdown: float = 1.0, turns: bool = True) -> 
 
 @pytest.mark.parametrize("turns", [True, False])
 def test_a_recipe_against_itself_shows_no_difference(turns: bool, tmp_path: Path) -> None:
-    text = [compare(pair(tmp_path, seed, turns=turns)).table["speed_verdict"].iloc[1] for seed in range(40)]
+    text = [ratios.speed_ratio([pair(tmp_path, seed, turns=turns)]).speed_verdict for seed in range(40)]
     assert text.count("no difference seen") >= 38, text
 
 
 @pytest.mark.parametrize("turns", [True, False])
 def test_a_slowdown_of_five_percent_is_detected(turns: bool, tmp_path: Path) -> None:
-    text = [compare(pair(tmp_path, seed, 1.05, turns)).table["speed_verdict"].iloc[1] for seed in range(40)]
+    text = [ratios.speed_ratio([pair(tmp_path, seed, 1.05, turns)]).speed_verdict for seed in range(40)]
     assert text.count("slower") >= 38, text
 
 
 def test_the_interval_of_paired_blocks_covers_the_truth(tmp_path: Path) -> None:
     covered = 0
     for seed in range(60):
-        row = compare(pair(tmp_path, seed, 1.05)).table.iloc[1]
-        covered += row["speed_ratio_low"] <= 1 / 1.05 <= row["speed_ratio_high"]
+        ratio = ratios.speed_ratio([pair(tmp_path, seed, 1.05)])
+        covered += ratio.low <= 1 / 1.05 <= ratio.high
     assert 51 <= covered <= 60  # 95 % of 60, less the error of a bootstrap of nineteen blocks
 
 
