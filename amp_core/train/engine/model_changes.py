@@ -78,14 +78,14 @@ def _quantized(
                 "pip install torchao"
             ) from None
     rounding = Rounding(recipe, config.stochastic_rounding, config.hadamard, generator)
+    multiply = torch.compiler.disable(_multiply)  # a graph supports neither generators nor manual products
     for name in names:
         module = model.get_submodule(name)
-        quantized = module.forward if recipe.by_tensor else functools.partial(_multiply, module, rounding)
+        quantized = module.forward if recipe.by_tensor else functools.partial(multiply, module, rounding)
         module.forward = functools.partial(_inside_autocast, plain[name], quantized)
     return model
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # a graph supports neither generators nor manual products
 def _multiply(module: torch.nn.Linear, rounding: Rounding, x: torch.Tensor) -> torch.Tensor:
     out = quantized_linear(x, module.weight, rounding)
     return out + module.bias.to(out.dtype) if module.bias is not None else out
