@@ -13,11 +13,14 @@ import numba
 import numpy as np
 import torch
 
-from amp_core.record.stats.numba.compiled import kept, pointer, taken
+from amp_core.record.stats.numba.compiled import kept, pointer, prefetch, taken
 from amp_core.record.stats.numba.thread_team import together
 
 SHARE = 1 << 17
 """A thread is given no fewer values than this, some 15 µs of work."""
+
+PAGE = 1024
+"""Values that are prefetched while as many are squared."""
 
 NEXT, PARTS, COUNT, SUMS, ENTRIES = range(5)
 """EntryPoints of a job: the next part to be taken, of how many; the number of tensors; the address of their sums, those
@@ -56,9 +59,16 @@ def _add_squares(address: Any) -> None:
         for k in range(count):
             low, high = max(begin - first, 0), min(end - first, at[count + k])
             first += at[count + k]
+            squares = 0.0
+            for start in range(low, high, PAGE):
+                stop = min(start + PAGE, high)
+                if stop < high:
+                    prefetch(at[k] + 4 * stop, 4 * min(PAGE, high - stop))
+                elif k + 1 < count and first < end:
+                    prefetch(at[k + 1], 4 * min(PAGE, at[count + k + 1], end - first))
+                squares += _squares_of(numba.carray(pointer(at[k] + 4 * start), (stop - start,), np.float32))
             if low < high:
-                values = numba.carray(pointer(at[k] + 4 * low), (high - low,), np.float32)
-                sums[part * count + k] = _squares_of(values)
+                sums[part * count + k] = squares
 
 
 @numba.njit(nogil=True, fastmath={"reassoc", "nsz"})
