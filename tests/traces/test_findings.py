@@ -168,6 +168,16 @@ def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
     assert finding.where == op and says in finding.snippet and "fused" not in finding.snippet
 
 
+def test_thousands_of_syncs_are_written_as_a_whole_number(tmp_path):
+    trace = Made()
+    for at in range(0, 1200 * 100, 100):
+        trace.op("aten::mm", at, 8)
+        trace.kernel(made.GEMM, at + 10, 40, at + 2)
+        trace.event("call", "cudaStreamSynchronize", at + 11, 40, 1, correlation=77)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]
+    assert "1,200 synchronizations" in finding.title
+
+
 def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(tmp_path):
     trace = products()
     trace.event("gpu_user_annotation", "ProfilerStep#3", 10, 800, "stream 7")

@@ -314,6 +314,22 @@ def test_a_trace_that_holds_its_kernels_twice_is_refused(tmp_path):
         imported_from(tmp_path, json.dumps(document).encode())
 
 
+@pytest.mark.parametrize("layout", ["new", "list"])
+@pytest.mark.parametrize(
+    "after", [b"garbage", b"]", b"}", b"0", b"\x00", json.dumps(training()).encode(), b" " * 2**21 + b"garbage"]
+)
+def test_data_after_a_trace_is_named(tmp_path, layout, after):
+    with pytest.raises(RunError, match=r"damaged: .* follows its last bracket"):
+        imported_from(tmp_path, json.dumps(training(layout)).encode() + after)
+
+
 def test_data_after_a_compressed_trace_is_named(tmp_path):
-    with pytest.raises(RunError, match="damaged"):
-        imported_from(tmp_path, gzip.compress(json.dumps(training()).encode()) + b"garbage")
+    packed = gzip.compress(json.dumps(training()).encode())
+    with pytest.raises(RunError, match="damaged: what follows"):
+        imported_from(tmp_path, packed + b"garbage")
+    with pytest.raises(RunError, match="follows its last bracket"):
+        imported_from(tmp_path, packed + packed)
+
+
+def test_space_after_a_trace_is_no_damage(tmp_path):
+    assert len(imported_from(tmp_path, json.dumps(training()).encode() + b" \r\n\t" * 2**19).kernels)

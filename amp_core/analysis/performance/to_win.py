@@ -25,7 +25,7 @@ from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import mean_count, number, percent
 
 MIN_WIN_FRAC = 0.05
 """Smaller savings are not reported."""
@@ -155,7 +155,9 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
     number_of = (
-        f"{cost.syncs:.3g} synchronization{'s' if cost.syncs != 1 else ''}" if cost.syncs else "synchronizations"
+        f"{mean_count(cost.syncs)} synchronization{'s' if cost.syncs != 1 else ''}"
+        if cost.syncs
+        else "synchronizations"
     )
     return [
         Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the "
