@@ -45,7 +45,9 @@ STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
-"""Calls that neither launch nor wait. They can outnumber all others."""
+"""Calls that neither launch nor wait. They can outnumber all others, so only long ones are kept."""
+LONG_CALL_US = 50.0
+"""Calls that neither wait nor allocate return sooner: a launch takes a few microseconds, also under the profiler."""
 _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
@@ -249,7 +251,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             if "Collective name" in arguments:
                 _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
             continue
-        if kind == "call" and _QUERIES.search(name):
+        if kind == "call" and duration < LONG_CALL_US and _QUERIES.search(name):
             continue
         events.launches += kind == "call" and _LAUNCHES.search(name) is not None
         place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
