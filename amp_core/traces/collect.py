@@ -284,8 +284,11 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
             "second not negative"
         )
-    if not (len(spans) or len(work)):
-        raise RunError("the trace has no operator and no kernel; export it with torch.profiler's export_chrome_trace")
+    if not (OP in spans.kind or len(work) or events.launches or events.accelerator_ops):
+        marked = ", only marked ranges, as after the last active step of the schedule" if len(spans) else ""
+        raise RunError(
+            f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace"
+        )
     _check_duplicates(work)
     return events
 

@@ -56,6 +56,10 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
         (b'{"traceEvents": []}', "has no operator and no kernel"),
         (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "has no operator and no kernel"),
         (b"[]", "has no operator and no kernel"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 1, "dur": 9}]}',
+            "only marked ranges",
+        ),
         (b'{"traceEvents": [{"ph": }]}', "is damaged"),
         (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "is damaged"),
         (b'{"traceEvents": [' + b'{"a":' * 100_000, "is nested deeper"),
