@@ -8,7 +8,7 @@ from amp_core.analysis.performance.to_win import to_win
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces import made
-from tests.traces.made import Made, write
+from tests.traces.made import Made, read, write
 from tests.traces.test_step_windows import host_bound
 
 
@@ -99,26 +99,29 @@ def with_calls(names, *, each_us=400, late_us=4500):
 
 
 @pytest.mark.parametrize(
-    ("names", "where", "says"),
+    ("names", "where", "kind"),
     [
-        (["cudaFree", "cudaMalloc", "cudaFree", "cudaMalloc", "cudaFree"] * 2, "cudaFree, cudaMalloc", "allocating"),
-        (["hipMalloc"] * 6 + ["hipHostFree"] * 4, "hipMalloc, hipHostFree", "allocating"),
-        (["cudaHostAlloc"] * 10, "cudaHostAlloc", "allocating"),
+        (["cudaFree", "cudaMalloc", "cudaFree", "cudaMalloc", "cudaFree"] * 2, "cudaFree, cudaMalloc", "allocation"),
+        (["hipMalloc"] * 6 + ["hipHostFree"] * 4, "hipMalloc, hipHostFree", "allocation"),
+        (["cudaHostAlloc"] * 10, "cudaHostAlloc", "allocation"),
         (["cuModuleLoadDataEx", "cudaFuncGetAttributes"] * 5, "cuModuleLoadDataEx, cudaFuncGetAttributes", "loading"),
         (["cudaLaunchKernel"] * 9, "cudaLaunchKernel", "loading"),
         (["cudaGraphInstantiate"] * 7, "cudaGraphInstantiate", "graphs"),
         (["cudaMemcpyAsync"] * 7, "cudaMemcpyAsync", "copies"),
-        (["cudaStreamCreateWithFlags"] * 7, "cudaStreamCreateWithFlags", "setting up"),
-        (["cudaDeviceSetLimit"] * 7, "cudaDeviceSetLimit", "in one call"),
+        (["cudaStreamCreateWithFlags"] * 7, "cudaStreamCreateWithFlags", "setup"),
+        (["cudaDeviceSetLimit"] * 7, "cudaDeviceSetLimit", "other"),
     ],
 )
-def test_idle_time_in_which_the_host_is_in_one_kind_of_call_names_the_call(tmp_path, names, where, says):
-    run = run_of(tmp_path, with_calls(names))
-    (window,) = run.windows.to_dict("records")
-    assert (window["host_call"], window["host_call_us"]) == (where, 400 * len(names))
-    first = diagnose(run)[0]
-    assert (first.code, first.where) == ("host-bound", where) and says in first.title
-    assert f"{0.4 * len(names):.2f} ms of it" in first.title and "in aten::empty" in first.title
+def test_idle_time_in_which_the_host_is_in_one_kind_of_call_names_the_call(tmp_path, names, where, kind):
+    windows = read(tmp_path, with_calls(names).document())[0].windows
+    assert (windows["host_call"], windows["host_call_kind"]) == ([where], [kind])
+    assert windows["host_call_us"] == [400 * len(names)]
+
+
+def test_the_finding_says_how_long_the_host_is_in_which_calls(tmp_path):
+    first = diagnose(run_of(tmp_path, with_calls(["cudaFree", "cudaMalloc"] * 5)))[0]
+    assert (first.code, first.where) == ("host-bound", "cudaFree, cudaMalloc")
+    assert "4.00 ms of it allocating or freeing memory" in first.title and "in aten::empty" in first.title
 
 
 def test_many_short_allocations_are_no_launch_bound_trace(tmp_path):

@@ -187,9 +187,19 @@ EVENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(EVENTS, max_size=25), st.dictionaries(st.sampled_from(["deviceProperties", "distributedInfo"]), VALUES))
-def test_any_events_give_rows_or_one_sentence(tmp_path, events, head):
+@pytest.mark.parametrize("examples", [30, pytest.param(150, marks=pytest.mark.whole)])
+def test_any_events_give_rows_or_one_sentence(tmp_path, examples):
+    heads = st.dictionaries(st.sampled_from(["deviceProperties", "distributedInfo"]), VALUES)
+
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(EVENTS, max_size=25), heads)
+    def check(events, head):
+        gives_rows_or_one_sentence(tmp_path, events, head)
+
+    check()
+
+
+def gives_rows_or_one_sentence(tmp_path, events, head):
     from amp_core import load_run
     from amp_core.traces import import_traces
 
