@@ -107,6 +107,12 @@ def test_a_watched_process_imports_no_pandas(tmp_path: Path) -> None:
     assert not load_run(tmp_path / "run").tensors()["capped_min"].isna().all()
 
 
+def test_the_commands_and_the_import_of_traces_load_no_pandas() -> None:
+    """Its 40 MB would stand beside a large trace, and delay each command."""
+    heavy = ("pandas", "amp_core.analysis", "torch", "plotly")
+    assert loaded(["amp_core.__main__", "amp_core.traces"], heavy) == []
+
+
 def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded(["amp_core"], ("torch", "streamlit", "plotly", "pandas", "sklearn", "numba")) == []
 

@@ -21,7 +21,6 @@ from amp_core.settings.training import TrainConfig, unknown
 from amp_core.text import formatting
 from amp_core.tune.codegen import FRAMEWORKS, code_for
 from amp_core.tune.result import STAGES, Tuned
-from amp_core.tune.search import Ended, tune
 
 BUDGET_S = 300
 
@@ -36,6 +35,8 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, resources: Resources) -> int:
     """Search, print each stage to standard error, then evidence, answer and code."""
+    from amp_core.tune.search import Ended, tune  # here, because it imports pandas and all of analysis
+
     code = FRAMEWORKS[0] if arguments.code is None else arguments.code
     if code not in (*FRAMEWORKS, "all"):
         raise unknown("code", code, [*FRAMEWORKS, "all"])

@@ -12,6 +12,7 @@ from amp_core.figures.axes import percent, shorten
 from amp_core.figures.colours import PAGE, PARTS, UNKNOWN_PART, pattern
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import empty_figure, finish
+from amp_core.text.formatting import number
 
 _LABEL_CHARS = 75
 """Characters that fit on the longest bar on a narrow page; shorter parts have their label only in the legend."""
@@ -85,4 +86,4 @@ def _on_bar(label: str, share: str, length: float) -> str:
 def _in_words(parts: pd.DataFrame) -> str:
     """The parts of one run in words."""
     known = parts[parts["us"] > 0]
-    return ", ".join(f"{label} {us / 1e3:.3g} ms" for label, us in zip(known["label"], known["us"], strict=True))
+    return ", ".join(f"{label} {number(us / 1e3, 'ms')}" for label, us in zip(known["label"], known["us"], strict=True))

@@ -29,9 +29,9 @@ def chance_finding(run: Run, code: str, inference_advice: str = "", inference_sn
     won = chance.win_us > 0
     finding = make_finding(
         code,
-        f"{chance.what}; could save {chance.how_much}" if won else chance.what,
+        f"{chance.what}; could save {chance.how_much()}" if won else chance.what,
         chance.where,
-        value=chance.win_us / chance.step_us if won else None,
+        value=chance.share if won else None,
         limit=MIN_WIN_FRAC if won else None,
         unit=f"share of the {chances.unit} saved" if won else "",
         remedy=remedy,
@@ -52,7 +52,7 @@ def first_sentence(run: Run) -> str:
     largest = chances.found[0] if chances.found else None
     if largest is not None and largest.code in GUIDE and largest.win_us > 0:
         hint = _IDLE_HINT if chances.unit != "step" and _busy_frac(chances) < MOSTLY_IDLE_FRAC else ""
-        return f"Largest possible saving: {_in_sentence(largest)} ({largest.how_much} per {chances.unit}).{hint}"
+        return f"Largest possible saving: {_in_sentence(largest)} ({largest.how_much(chances.unit)}).{hint}"
     return _nothing(chances)
 
 

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from amp_core.schema import TABLES, RunError
 from amp_core.store.atomic import new_folder, replace_file
 from amp_core.store.run import Run
-from amp_core.text.csv_safe import csv_safe
 
 FORMS = ("tensorboard", "parquet", "csv")
 
@@ -41,6 +40,8 @@ def export(run: Run, to: str, out: str | os.PathLike[str]) -> list[Path]:
                 if table.num_rows and to == "parquet":
                     pq.write_table(table, aside / f"{name}.parquet", compression="zstd")
                 elif table.num_rows:
+                    from amp_core.text.csv_safe import csv_safe  # here, because it imports pandas
+
                     pyarrow.csv.write_csv(csv_safe(table), aside / f"{name}.csv")
         names = sorted(file.name for file in aside.iterdir())
     return [Path(out) / name for name in names]

@@ -296,6 +296,15 @@ TABLES: dict[str, Table] = {
                     "it spent them outside operators",
                 ),
                 _column("host_op_us", "f", "how long it was in that operator during them"),
+                _column(
+                    "host_call",
+                    "s",
+                    "calls of one kind into the device's runtime, of 50 µs or more each and without waits, in which "
+                    "the host spent the longest of lead_us and of all idle time before late launches; null if it spent "
+                    "it outside such calls",
+                ),
+                _column("host_call_kind", "s", "that kind: allocation, loading, graphs, copies, setup or other"),
+                _column("host_call_us", "f", "how long it was in calls of that kind during it"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside operators"),
                 _column(
                     "lead_us",

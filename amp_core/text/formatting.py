@@ -63,6 +63,11 @@ def whole_range(low: float | None, high: float | None, digits: int = 2) -> str:
     return ends[0] if ends[0] == ends[1] else f"{ends[0]}–{ends[1]}"
 
 
+def mean_count(value: float) -> str:
+    """A mean of counts, such as calls per step: `3`, `3.33`, `11,244`."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def compact(value: float) -> str:
     """A large count with three digits and k (thousand), M (million) or G."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):

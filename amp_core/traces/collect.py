@@ -45,7 +45,9 @@ STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
-"""Calls that neither launch nor wait. They can outnumber all others."""
+"""Calls that neither launch nor wait. They can outnumber all others, so only long ones are kept."""
+LONG_CALL_US = 50.0
+"""Calls that neither wait nor allocate return sooner: a launch takes a few microseconds, also under the profiler."""
 _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
@@ -249,7 +251,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             if "Collective name" in arguments:
                 _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
             continue
-        if kind == "call" and _QUERIES.search(name):
+        if kind == "call" and duration < LONG_CALL_US and _QUERIES.search(name):
             continue
         events.launches += kind == "call" and _LAUNCHES.search(name) is not None
         place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
@@ -282,8 +284,11 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
             "second not negative"
         )
-    if not (len(spans) or len(work)):
-        raise RunError("the trace has no operator and no kernel; export it with torch.profiler's export_chrome_trace")
+    if not (OP in spans.kind or len(work) or events.launches or events.accelerator_ops):
+        marked = ", only marked ranges, as after the last active step of the schedule" if len(spans) else ""
+        raise RunError(
+            f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace"
+        )
     _check_duplicates(work)
     return events
 

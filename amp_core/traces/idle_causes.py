@@ -3,18 +3,22 @@
     >>> causes = idle_causes(idle, starts, launched, returned, wait_starts, wait_ends)
     >>> causes.sync_us, causes.dispatch_us, longest_op(events, host, causes.host)
     (90.0, 410.0, ('aten::copy_', 9000.0))
+    >>> longest_calls(events, waits, causes.late)
+    LongCalls(kind='allocation', names='cudaFree, cudaMalloc', us=7200.0)
 
 A gap ends with a kernel. If the call that launched the kernel had returned before the gap, the kernel waited for other
 work; while the call runs, the host is the cause: the first launch loads the kernel, which takes milliseconds. Otherwise
 the host was late: it had waited for the device, it was dispatching operators, or it did something else.
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import OP, TraceEvents
+from amp_core.traces.collect import LONG_CALL_US, OP, TraceEvents
 from amp_core.traces.link import EVALUATE, Host
 
 LATENCY_US = 10.0
@@ -39,6 +43,8 @@ class IdleCauses:
     """The host launched too late, in gaps up to `DISPATCH_US`."""
     host: times.Intervals
     """The longer gaps in which the host launched too late."""
+    late: times.Intervals
+    """The same of all lengths."""
 
 
 def idle_causes(
@@ -67,13 +73,15 @@ def idle_causes(
     launching = np.where(queued & long_wait, np.clip(launch_end - idle[0], 0.0, length), 0.0)
     late_us = np.where(queued, launching, length - sync)
     dispatch = late_us < DISPATCH_US
-    rest = ~dispatch
+    began = idle[0] + sync
+    late, rest = late_us > 0, ~dispatch
     return IdleCauses(
         sync_us=float(sync.sum()),
         wait_us=float((length - launching)[queued & long_wait].sum()),
         latency_us=float(length[queued & ~long_wait].sum()),
         dispatch_us=float(late_us[dispatch].sum()),
-        host=((idle[0] + sync)[rest], (idle[0] + sync + late_us)[rest]),
+        host=(began[rest], (began + late_us)[rest]),
+        late=(began[late], (began + late_us)[late]),
     )
 
 
@@ -81,17 +89,72 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
     """The outermost operator in which the host spent the longest of `spans`, and how long, in microseconds."""
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
-    edges = np.stack(spans, axis=1).reshape(-1)
-    covered = np.repeat(np.concatenate([[0.0], np.cumsum(spans[1] - spans[0])]), 2)[1:-1]
     us = np.zeros(len(events.texts))
     columns = (events.spans.kind, events.spans.name, events.spans.start, events.spans.end)
     for low in range(0, len(events.spans), _CHUNK):
         kind, name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
         chosen = (kind == OP) & (host.parent[low : low + _CHUNK] < 0)
-        inside = np.interp(end[chosen], edges, covered) - np.interp(start[chosen], edges, covered)
-        us += np.bincount(name[chosen], inside, minlength=len(us))
+        us += np.bincount(name[chosen], _overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
     longest = int(us.argmax())
     return (events.texts[longest].removeprefix(EVALUATE), float(us[longest])) if us[longest] > 0 else (None, 0.0)
+
+
+@dataclass(frozen=True)
+class LongCalls:
+    """Calls of one kind into the device's runtime in which the host stays long while the device is idle."""
+
+    kind: str
+    """`allocation`, `loading`, `graphs`, `copies`, `setup` or `other`."""
+    names: str
+    """The names with the most time, the longest first."""
+    us: float
+
+
+def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: times.Intervals) -> LongCalls | None:
+    """The kind of runtime calls in which the host spent the longest of `spans`; None if it spent them outside of such
+    calls. Calls that wait for the device (`waits`) and short ones do not count."""
+    if not len(events.calls) or not len(spans[0]):
+        return None
+    us = np.zeros(len(events.texts))
+    columns = (events.calls.name, events.calls.start, events.calls.end)
+    for low in range(0, len(events.calls), _CHUNK):
+        name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
+        chosen = ~waits[low : low + _CHUNK] & (end - start >= LONG_CALL_US)
+        us += np.bincount(name[chosen], _overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
+    by_kind: dict[str, list[int]] = {}
+    for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
+        by_kind.setdefault(call_kind(events.texts[number]), []).append(number)
+    if not by_kind:
+        return None
+    kind = max(by_kind, key=lambda kind: us[by_kind[kind]].sum())
+    names = by_kind[kind][: 1 if kind == "other" else _MAX_NAMES]
+    return LongCalls(kind, ", ".join(events.texts[number] for number in names), float(us[by_kind[kind]].sum()))
+
+
+def call_kind(name: str) -> str:
+    """What a call into a device's runtime is for, by its name."""
+    return next((kind for kind, pattern in _CALL_KINDS.items() if pattern.search(name)), "other")
+
+
+_MAX_NAMES = 2
+_CALL_KINDS = {
+    "graphs": re.compile(r"Graph|Capture"),
+    "copies": re.compile(r"Mem(?:cpy|set|ory|Copy|Fill|Buffer)|Prefetch", re.IGNORECASE),
+    "allocation": re.compile(r"alloc|free|HostRegister|HostUnregister|Mem(?:Pool|Create|Map|Unmap|Release|SetAccess)|"
+                             r"AddressReserve", re.IGNORECASE),
+    "loading": re.compile(r"Launch|Enqueue|Invoke|runFunction|Module|Library|GetFunction|Func[GS]et|Kernel|Program|"
+                          r"Occupancy|Link(?:Create|Add|Complete)"),
+    "setup": re.compile(r"Create|Destroy|Init|Ipc|Peer|SetDevice|GetDevice|Ctx|Context"),
+}  # fmt: skip
+"""In this order, what the names of CUDA's, HIP's, Level Zero's, SYCL's and Cambricon's calls contain."""
+
+
+def _overlap_of_each(starts: times.Floats, ends: times.Floats, spans: times.Intervals) -> times.Floats:
+    """How much of each time from start to end `spans` cover, which are not empty."""
+    edges = np.stack(spans, axis=1).reshape(-1)
+    covered = np.repeat(np.concatenate([[0.0], np.cumsum(spans[1] - spans[0])]), 2)[1:-1]
+    overlap: times.Floats = np.interp(ends, edges, covered) - np.interp(starts, edges, covered)
+    return overlap
 
 
 _CHUNK = 2**16  # of the spans at a time, which take hundreds of megabytes in a trace of a gigabyte

@@ -79,7 +79,9 @@ class TraceStream:
                 with gzip.GzipFile(fileobj=raw) if packed else raw as file:
                     yield from self._events(file)
         except gzip.BadGzipFile:
-            raise RunError(f"{self._name} is damaged: what follows its compressed data is not gzip") from None
+            raise RunError(
+                f"{self._name} is damaged: what follows its compressed data is not gzip; give one trace per file"
+            ) from None
         except (OSError, EOFError, zlib.error) as error:
             raise RunError(f"{self._name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         except RecursionError:
@@ -97,6 +99,7 @@ class TraceStream:
         first = self._next_char()
         if first == "[":
             yield from self._array(last=True)
+            self._check_end()
             return
         if first != "{":
             raise RunError(f"{self._name} is not a profiler trace: it begins with {first!r}, not with a JSON object")
@@ -117,6 +120,14 @@ class TraceStream:
                 self.head[key] = self._value("member")
         if not seen:
             raise RunError(f"{self._name} is not a profiler trace: it has no list of traceEvents")
+        self._at += 1
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """Raise `RunError` if anything but space follows the trace, as in a file to which two traces were written."""
+        if self._next_char(may_end=True):
+            rest = self._text[self._at : self._at + 40]
+            raise RunError(f"{self._name} is damaged: {rest!r} follows its last bracket; give one trace per file")
 
     def _array(self, last: bool) -> Iterator[dict[str, Any]]:
         """The objects of the list that begins here. Chrome's bare lists may lack the closing bracket."""

@@ -88,8 +88,28 @@ def link(events: TraceEvents) -> Host:
     for number, items in enumerate(sorted(parts, key=lambda part: _thread_priority(names, stepping, part))):
         one_pass.thread(items, other_thread=number > 0)
     host.steps.sort()
+    _split_closures(host, events)
     _drop_unfinished_step(host, events)
     return host
+
+
+def _split_closures(host: Host, events: TraceEvents) -> None:
+    """Give each phase its part of an optimizer step that runs forward and backward in a closure, as Lightning's do:
+    what comes before backward is forward, and only what comes after it is the optimizer's."""
+    starts, ends = np.array(host.marks[BACKWARD], dtype=float).reshape(-1, 2).T
+    marks, host.marks[OPTIMIZER] = host.marks[OPTIMIZER], []
+    of_spans, of_calls = np.asarray(events.spans.start), np.asarray(events.calls.start)
+    for start, end in marks:
+        inside = (starts >= start) & (ends <= end)
+        if not inside.any():
+            host.marks[OPTIMIZER].append((start, end))
+            continue
+        began, done = float(starts[inside].min()), float(ends[inside].max())
+        for region, at in ((host.region_of_span, of_spans), (host.region_of_call, of_calls)):
+            closure = (region == OPTIMIZER) & (at >= start) & (at < done)
+            region[closure] = np.where(at[closure] < began, FORWARD, BACKWARD)
+        host.marks[FORWARD].append((start, began))
+        host.marks[OPTIMIZER].append((done, end))
 
 
 def _drop_unfinished_step(host: Host, events: TraceEvents) -> None:

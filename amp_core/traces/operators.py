@@ -22,6 +22,7 @@ _CATEGORY_PATTERNS = tuple(
         ("reduction", r"vector_norm|_foreach_norm"),
         ("norm", r"norm"),
         ("embedding", r"embedding|index_select|::gather|::index(?:_put_?)?(?:_impl_?)?$|scatter"),
+        ("elementwise", r"_foreach_copy_"),
         ("optimizer", r"_fused_(?:adam|sgd|adagrad)|_foreach_|_amp_foreach|_amp_update"),
         ("cast", r"::_to_copy|::to$"),
         ("layout", r"::(?:contiguous|clone|cat|stack|_reshape_copy|repeat|permute|flip|roll|pad|constant_pad_nd)"),
@@ -52,6 +53,8 @@ def refine(category: str, op: str | None, dtypes: list[str]) -> str:
     type change the layout, and a matrix product inside a convolution or attention belongs to that."""
     if op is not None and category == "gemm" and (launcher := operator_category(op)) in ("conv", "attention"):
         return launcher
+    if category == "optimizer" and op is not None and operator_category(op) == "elementwise":
+        return "elementwise"  # torch's kernels for lists of tensors copy them, too
     if op is None or category not in ("elementwise", "other", "cast"):
         return category
     if op == "aten::copy_" and len(dtypes) > 1:

@@ -10,7 +10,7 @@ from amp_core.hardware.kernel_names import classify_kernel
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import idle_causes, longest_op
+from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_op
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
@@ -82,6 +82,7 @@ def window_rows(
             ready = min(low, window.ready + max(0.0, high - window.end)) if np.isfinite(window.end) else window.ready
             lead = times.without((np.array([ready]), np.array([low])), data) if ready < low else times.NONE
             host_op, host_op_us = longest_op(events, host, times.merged(causes.host, lead)) if causes else (None, None)
+            in_calls = longest_calls(events, waits, times.merged(causes.late, lead)) if causes else None
             rows.append(
                 {
                     "step": window.first,
@@ -112,6 +113,9 @@ def window_rows(
                     "idle_dispatch_us": causes.dispatch_us if causes else None,
                     "host_op": host_op,
                     "host_op_us": host_op_us,
+                    "host_call": in_calls.names if in_calls else None,
+                    "host_call_kind": in_calls.kind if in_calls else None,
+                    "host_call_us": in_calls.us if in_calls else None if on_cpu else 0.0,
                     "lead_us": low - ready,
                     "lead_data_us": times.total(times.clip(data, ready, low)) if len(data[0]) else None,
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),

@@ -3,10 +3,13 @@
 import pytest
 
 from amp_core import diagnose, load_run
+from amp_core.analysis import step_cost
+from amp_core.analysis.performance.to_win import to_win
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces import made
-from tests.traces.made import Made, write
+from tests.traces.made import Made, read, write
+from tests.traces.test_step_windows import host_bound
 
 
 def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB"):
@@ -79,6 +82,68 @@ def test_a_short_wait_does_not_explain_a_long_gap_after_it(tmp_path):
     first, *others = diagnose(run)
     assert (first.code, first.where) == ("host-bound", "aten::sort") and "8.00 ms of it in aten::sort" in first.title
     assert not [f for f in others if f.code == "host-syncs"]
+
+
+def with_calls(names, *, each_us=400, late_us=4500):
+    """Two products with a gap of `late_us`, in which the host makes these calls of `each_us` inside `aten::empty`."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000 + late_us, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.op("aten::empty", 310, len(names) * each_us + 5)
+    for number, name in enumerate(names):
+        trace.event("call", name, 311 + number * each_us, each_us, 1, correlation=100 + number)
+    trace.op("aten::mm", late_us + 290, 8)
+    trace.kernel(made.GEMM, late_us + 310, 300, late_us + 300)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "kind"),
+    [
+        (["cudaFree", "cudaMalloc", "cudaFree", "cudaMalloc", "cudaFree"] * 2, "cudaFree, cudaMalloc", "allocation"),
+        (["hipMalloc"] * 6 + ["hipHostFree"] * 4, "hipMalloc, hipHostFree", "allocation"),
+        (["cudaHostAlloc"] * 10, "cudaHostAlloc", "allocation"),
+        (["cuModuleLoadDataEx", "cudaFuncGetAttributes"] * 5, "cuModuleLoadDataEx, cudaFuncGetAttributes", "loading"),
+        (["cudaLaunchKernel"] * 9, "cudaLaunchKernel", "loading"),
+        (["cudaGraphInstantiate"] * 7, "cudaGraphInstantiate", "graphs"),
+        (["cudaMemcpyAsync"] * 7, "cudaMemcpyAsync", "copies"),
+        (["cudaStreamCreateWithFlags"] * 7, "cudaStreamCreateWithFlags", "setup"),
+        (["cudaDeviceSetLimit"] * 7, "cudaDeviceSetLimit", "other"),
+    ],
+)
+def test_idle_time_in_which_the_host_is_in_one_kind_of_call_names_the_call(tmp_path, names, where, kind):
+    windows = read(tmp_path, with_calls(names).document())[0].windows
+    assert (windows["host_call"], windows["host_call_kind"]) == ([where], [kind])
+    assert windows["host_call_us"] == [400 * len(names)]
+
+
+def test_the_finding_says_how_long_the_host_is_in_which_calls(tmp_path):
+    first = diagnose(run_of(tmp_path, with_calls(["cudaFree", "cudaMalloc"] * 5)))[0]
+    assert (first.code, first.where) == ("host-bound", "cudaFree, cudaMalloc")
+    assert "4.00 ms of it allocating or freeing memory" in first.title and "in aten::empty" in first.title
+
+
+def test_many_short_allocations_are_no_launch_bound_trace(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 3000, 1)
+    for at in range(0, 3000, 300):
+        trace.op("aten::mm", at, 270)
+        trace.event("call", "cudaMalloc", at, 200, 1, correlation=77)
+        trace.kernel(made.GEMM, at + 260, 40, at + 250)
+    first = diagnose(run_of(tmp_path, trace))[0]
+    assert (first.code, first.where) == ("host-bound", "cudaMalloc") and "expandable_segments" in first.snippet
+
+
+def test_calls_that_wait_return_at_once_or_leave_the_device_busy_are_no_cause(tmp_path):
+    waiting = with_calls(["cudaStreamSynchronize"] * 5)
+    short = with_calls(["cudaMalloc"] * 100, each_us=40)
+    other_time = with_calls(["cudaFree"], each_us=20)
+    other_time.event("call", "cudaFree", 20, 280, 1, correlation=99)  # while the first product runs
+    for number, trace in enumerate((waiting, short, other_time)):
+        (tmp_path / str(number)).mkdir()
+        windows = run_of(tmp_path / str(number), trace).windows
+        assert windows["host_call"].isna().all() and windows["host_call_us"].tolist() == [0]
 
 
 @pytest.mark.parametrize(("each_us", "code"), [(250, "launch-bound"), (500, "host-bound")])
@@ -168,6 +233,16 @@ def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
     assert finding.where == op and says in finding.snippet and "fused" not in finding.snippet
 
 
+def test_thousands_of_syncs_are_written_as_a_whole_number(tmp_path):
+    trace = Made()
+    for at in range(0, 1200 * 100, 100):
+        trace.op("aten::mm", at, 8)
+        trace.kernel(made.GEMM, at + 10, 40, at + 2)
+        trace.event("call", "cudaStreamSynchronize", at + 11, 40, 1, correlation=77)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]
+    assert "1,200 synchronizations" in finding.title
+
+
 def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(tmp_path):
     trace = products()
     trace.event("gpu_user_annotation", "ProfilerStep#3", 10, 800, "stream 7")
@@ -175,10 +250,21 @@ def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(t
     trace.events = late
     trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
     run = run_of(tmp_path, trace)
-    assert diagnose(run)[0].code == "host-bound"
-    assert "79 % of the step because the host launches too late, 3.01 ms of it before the first kernel" in (
-        first_sentence(run)
-    )
+    first, cost = diagnose(run)[0], step_cost(run)
+    assert first.code == "host-bound" and first.value == pytest.approx(3.01 / 3.81)
+    assert cost.step_us == 800  # as the GPU marks it, in every place
+    assert "idle for 3.01 ms before the first kernel of the step because" in first_sentence(run)
+    assert first_sentence(run).endswith("(up to 3.01 ms per step: 0 of 0.800 ms, and 3.01 ms before the first kernel).")
+
+
+def test_the_step_of_a_finding_is_that_of_the_step_cost(tmp_path):
+    """Three steps of 1,000 µs whose first kernels come 400 µs late, 300 of which are data loading."""
+    run = load_run(import_traces([write(tmp_path / "t.json", host_bound(steps=3))], tmp_path / "run"))
+    chances = to_win(run)
+    assert {c.step_us for c in chances.found} == {step_cost(run).step_us} == {2500 / 3}
+    by_code = {c.code: (c.win_us, c.lead_us) for c in chances.found}
+    assert by_code["waiting-for-data"] == (pytest.approx((600 + 300) / 3), pytest.approx(100))
+    assert "24 % of the step and 0.100 ms before its first kernel" in diagnose(run)[0].title
 
 
 def test_the_profilers_own_time_is_no_idle_time_of_a_trace_without_steps(tmp_path):

@@ -134,6 +134,29 @@ def test_work_that_outlasts_the_last_step_would_overlap_with_the_next(tmp_path):
     assert trace.windows["lead_us"] == [600 - (2100 - 1990)]
 
 
+@pytest.mark.parametrize("thread", [1, 2])  # of backward: the loop's on a CPU, autograd's on a GPU
+def test_forward_and_backward_in_a_closure_are_not_the_optimizers(tmp_path, thread):
+    """Lightning calls `optimizer.step(closure)`."""
+    trace = Made()
+    for number in range(2):
+        at = 1000 * number
+        trace.event("mark", f"ProfilerStep#{number}", at, 990, 1)
+        trace.event("mark", "Optimizer.step#AdamW.step", at + 10, 900, 1)
+        trace.op("aten::mm", at + 20, 20)
+        trace.kernel(made.GEMM, at + 50, 200, at + 25)
+        trace.op("autograd::engine::evaluate_function: MmBackward0", at + 300, 100, thread, **{"Sequence number": 7})
+        trace.op("MmBackward0", at + 301, 98, thread, **{"Sequence number": 7})
+        trace.op("aten::mm", at + 310, 20, thread)
+        trace.kernel(made.SIMT, at + 320, 100, at + 312, thread)
+        trace.op("aten::_foreach_add_", at + 500, 20)
+        trace.kernel(made.ADAM, at + 510, 50, at + 505)
+    run, rows = read(tmp_path, trace.document())
+    by_phase = rows.groupby("phase")["name"].agg(set).to_dict()
+    assert by_phase == {"forward": {made.GEMM}, "backward": {made.SIMT}, "optimizer": {made.ADAM}}
+    steps = pd.DataFrame(run.step_rows)
+    assert (steps["optimizer_ms"] > 0).all() and (steps["forward_ms"] > 0).all()
+
+
 def gap_of_5_ms(call_us, name=made.RELU, sort="kernel"):
     """Two kernels with 5 ms between them; the second one was launched while the first one ran."""
     trace = Made()

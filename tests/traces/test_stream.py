@@ -56,6 +56,10 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
         (b'{"traceEvents": []}', "has no operator and no kernel"),
         (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "has no operator and no kernel"),
         (b"[]", "has no operator and no kernel"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 1, "dur": 9}]}',
+            "only marked ranges",
+        ),
         (b'{"traceEvents": [{"ph": }]}', "is damaged"),
         (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "is damaged"),
         (b'{"traceEvents": [' + b'{"a":' * 100_000, "is nested deeper"),
@@ -183,9 +187,19 @@ EVENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(EVENTS, max_size=25), st.dictionaries(st.sampled_from(["deviceProperties", "distributedInfo"]), VALUES))
-def test_any_events_give_rows_or_one_sentence(tmp_path, events, head):
+@pytest.mark.parametrize("examples", [30, pytest.param(150, marks=pytest.mark.whole)])
+def test_any_events_give_rows_or_one_sentence(tmp_path, examples):
+    heads = st.dictionaries(st.sampled_from(["deviceProperties", "distributedInfo"]), VALUES)
+
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(EVENTS, max_size=25), heads)
+    def check(events, head):
+        gives_rows_or_one_sentence(tmp_path, events, head)
+
+    check()
+
+
+def gives_rows_or_one_sentence(tmp_path, events, head):
     from amp_core import load_run
     from amp_core.traces import import_traces
 

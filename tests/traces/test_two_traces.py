@@ -83,7 +83,8 @@ def test_traces_without_steps_are_compared_by_window(tmp_path):
         for n in range(2)
     ]
     change = trace_change(runs)
-    assert change.unit == "profiled window" and not change.notes
+    assert change.unit == "profiled window"
+    assert change.notes == ("The device is busy for 0.800 ms of the window, then 0.350 ms.",)
     frame = compare_step_cost(runs)
     assert set(frame["per"]) == {"window"} and set(frame["source"]) == {"profile"}
 
@@ -91,6 +92,44 @@ def test_traces_without_steps_are_compared_by_window(tmp_path):
 def test_only_one_with_steps_is_said(tmp_path, runs):
     plain = load_run(import_traces([write(tmp_path / "n.json", forward(amp=True, steps=False))], tmp_path / "n"))
     assert "Only one of the two traces marks its steps" in trace_change([runs[0], plain]).notes[0]
+
+
+def gpu_run(tmp_path, name, products=1, **head):
+    trace = Made()
+    for number in range(products):
+        trace.op("aten::mm", 20 * number, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(head.pop("kernel", GEMM), 10 + 300 * number, 200, 20 * number + 2)
+    return load_run(import_traces([write(tmp_path / f"{name}.json", trace.document(**head))], tmp_path / name))
+
+
+def test_times_of_different_devices_and_numbers_of_ranks_are_told_to_be(tmp_path):
+    ranks = {"rank": 0, "world_size": 8}
+    runs = [
+        gpu_run(tmp_path, "a", distributedInfo=ranks),
+        gpu_run(tmp_path, "v", deviceProperties=[{"id": 0, "name": "Tesla V100-SXM2-16GB"}]),
+    ]
+    notes = trace_change(runs).notes
+    assert "NVIDIA A100-SXM4-80GB, then Tesla V100-SXM2-16GB" in notes[0] and "8, then 1" in notes[1]
+    assert len(trace_change([runs[0], runs[0]]).notes) == 1
+
+
+def test_unclassified_kernels_and_windows_of_other_work_are_told(tmp_path):
+    runs = [gpu_run(tmp_path, "one"), gpu_run(tmp_path, "unknown", kernel="triton_"), gpu_run(tmp_path, "two", 2)]
+    assert "0 % of the kernel time, then 100 %" in trace_change(runs[:2]).notes[0]
+    assert "1 products and convolutions, then 2" in trace_change([runs[0], runs[2]]).notes[0]
+
+
+def test_equal_times_are_neither_faster_nor_slower(tmp_path):
+    run = gpu_run(tmp_path, "one")
+    assert "they differ by less than 1.00 %" in trace_change([run, run]).sentences[0]
+
+
+def test_copies_of_lists_of_tensors_are_no_optimizer(tmp_path):
+    trace = Made()
+    trace.op("aten::_foreach_copy_", 1, 8)
+    trace.kernel("void at::native::multi_tensor_apply_kernel<at::native::Copy<float, float>>", 10, 90, 2)
+    run = load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run"))
+    assert run.kernels["category"].tolist() == ["elementwise"]
 
 
 def test_the_command_takes_traces(files, capsys):

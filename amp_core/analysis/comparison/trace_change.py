@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS, PARTS, StepCost, step_cost
+from amp_core.analysis.performance.to_win import MAX_UNKNOWN_FRAC
 from amp_core.analysis.run_labels import unique_labels
 from amp_core.schema import RunError
 from amp_core.store.run import Run
@@ -25,6 +26,9 @@ from amp_core.text.formatting import number, percent
 
 SAME_FRAC = 0.01
 """Changes below this share of the first run's step count as none."""
+MAX_UNLIKE_RATIO = 1.5
+"""Windows without steps whose numbers of GEMM/conv differ by more than this hardly hold the same work. Fusing attention
+turns two products into one, casts add none."""
 KEYS = {"op": "op", "kernel": "name"}
 """The groupings of `compare_kernels`."""
 MATRIX = "GEMM/conv"
@@ -54,6 +58,8 @@ class TraceChange:
         a = "per" if self.unit == "step" else "in the"
         ratio = self.first_us / self.us
         verdict = f"{number(ratio)} × as fast" if ratio >= 1 else f"{number(1 / ratio)} × as long"
+        if abs(self.us - self.first_us) < SAME_FRAC * self.first_us:
+            verdict = f"they differ by less than {percent(SAME_FRAC)}"
         times = f"{number(self.us / 1e3, 'ms')} {a} {self.unit}, {self.first} {number(self.first_us / 1e3, 'ms')}"
         least = SAME_FRAC * self.first_us
         rows = list(zip(*(self.parts[name] for name in ("label", "first_us", "us", "change_us")), strict=True))
@@ -88,6 +94,8 @@ def trace_change(runs: Sequence[Run]) -> TraceChange:
         if cost.source != "profile":
             raise RunError(f"runs={run.name!r} has no profiled window with kernels; compare needs one in each run")
     steps, notes = _steps(costs)
+    windows = bool(notes) or not costs[0].steps
+    notes += _unlike((first, second), costs, steps, windows=windows)
     before, after = (_parts(cost, scale) for cost, scale in zip(costs, steps, strict=True))
     parts = pd.DataFrame({"first_us": before, "us": after}).fillna(0.0)
     parts = parts[(parts > 0).any(axis=1)].rename_axis("label").reset_index()
@@ -97,7 +105,7 @@ def trace_change(runs: Sequence[Run]) -> TraceChange:
     return TraceChange(
         labels[0],
         labels[1],
-        "profiled window" if notes or not costs[0].steps else "step",
+        "profiled window" if windows else "step",
         costs[0].step_us * steps[0],
         costs[1].step_us * steps[1],
         parts.sort_values("change_us", kind="stable", ignore_index=True),
@@ -179,6 +187,45 @@ def _steps(costs: Sequence[StepCost]) -> tuple[list[float], tuple[str, ...]]:
         "different numbers of steps."
     )
     return [float(max(1, cost.steps)) for cost in costs], (note,)
+
+
+def _unlike(
+    runs: tuple[Run, Run], costs: Sequence[StepCost], scales: Sequence[float], *, windows: bool
+) -> tuple[str, ...]:
+    """Notes on what makes the two times hard to compare: devices, ranks, unclassified kernels; without step markers
+    also the work that was profiled."""
+    notes = []
+    devices = ["a CPU" if cost.on_cpu else cost.device_name or "an unnamed GPU" for cost in costs]
+    if devices[0] != devices[1]:
+        notes.append(f"The devices differ: {devices[0]}, then {devices[1]}.")
+    ranks = [run.head.world_size for run in runs]
+    if ranks[0] != ranks[1]:
+        notes.append(f"The numbers of ranks differ: {ranks[0]}, then {ranks[1]}.")
+    rows = [kernel_rows(run) for run in runs]
+    unknown = [_frac(frame, frame["tensor_core"] == "unknown") for frame in rows]
+    if max(unknown) > MAX_UNKNOWN_FRAC:
+        notes.append(
+            f"Kernels that cannot be classified by name take {percent(unknown[0])} of the kernel time, then "
+            f"{percent(unknown[1])}: they count as other kernels and may be GEMM/conv."
+        )
+    products = [float(frame.loc[is_matrix(frame), "count"].sum()) for frame in rows]
+    if windows and max(unknown) <= MAX_UNKNOWN_FRAC and max(products) > MAX_UNLIKE_RATIO * max(1.0, min(products)):
+        notes.append(
+            f"The windows hardly hold the same work: {products[0]:,.0f} products and convolutions, then "
+            f"{products[1]:,.0f}."
+        )
+    if windows:
+        busy = [
+            (cost.step_us - np.nan_to_num(cost.us("gaps", "data"))) * scale / 1e3
+            for cost, scale in zip(costs, scales, strict=True)
+        ]
+        notes.append(f"The device is busy for {number(busy[0], 'ms')} of the window, then {number(busy[1], 'ms')}.")
+    return tuple(notes)
+
+
+def _frac(rows: pd.DataFrame, chosen: "pd.Series[bool]") -> float:
+    whole = float(rows["total_us"].sum())
+    return float(rows.loc[chosen, "total_us"].sum()) / whole if whole > 0 else 0.0
 
 
 def _per(run: Run, cost: StepCost, scale: float) -> float:

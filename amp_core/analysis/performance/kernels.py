@@ -41,6 +41,7 @@ _WINDOW_NUMBERS = (
     "idle_latency_us",
     "idle_dispatch_us",
     "host_op_us",
+    "host_call_us",
     "lead_us",
     "lead_data_us",
 )
@@ -80,7 +81,9 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
-    frame = _typed(run.windows, ("device", "device_name", "sync_op", "host_op"), _WINDOW_NUMBERS)
+    frame = _typed(
+        run.windows, ("device", "device_name", "sync_op", "host_op", "host_call", "host_call_kind"), _WINDOW_NUMBERS
+    )
     if frame.empty:
         return frame
     frame = frame[_chosen(frame, step)]

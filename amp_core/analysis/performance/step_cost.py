@@ -20,6 +20,7 @@ from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
+from amp_core.text.formatting import number
 
 PARTS = {
     "data": "waiting for data",
@@ -266,8 +267,8 @@ def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
     if not usual or not profiled > MIN_SLOWED_RATIO * usual:
         return []
     return [
-        f"Other steps took {usual:.3g} ms (median), profiled ones {profiled:.3g} ms: the profiler slows the host, so "
-        "idle time is overstated here."
+        f"Other steps took {number(usual, 'ms')} (median), profiled ones {number(profiled, 'ms')}: the profiler slows "
+        "the host, so idle time is overstated here."
     ]
 
 
@@ -278,7 +279,7 @@ def _lead(windows: pd.DataFrame) -> list[str]:
         return []
     return [
         "The step starts with its first kernel, as the GPU marks it. Before that, the GPU was idle for "
-        f"{lead.max() / 1e3:.3g} ms while the host was already in the step; that time is not included."
+        f"{number(lead.max() / 1e3, 'ms')} while the host was already in the step; that time is not included."
     ]
 
 

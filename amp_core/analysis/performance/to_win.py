@@ -25,7 +25,7 @@ from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import mean_count, number, percent
 
 MIN_WIN_FRAC = 0.05
 """Smaller savings are not reported."""
@@ -56,11 +56,21 @@ class Chance:
     where: str
     here: str = ""
     """What the trace adds to the finding's advice: sizes to pad to, the rank that others wait for."""
+    lead_us: float = 0.0
+    """Part of `win_us` before the first kernel, with which the step begins where the device marks it; beside it."""
 
     @property
-    def how_much(self) -> str:
-        """`up to 21.3 of 33.1 ms`."""
-        return f"up to {number(self.win_us / 1e3)} of {number(self.step_us / 1e3, 'ms')}"
+    def share(self) -> float:
+        """The saving as a share of the step; with `lead_us`, of the step and that time."""
+        return self.win_us / (self.step_us + self.lead_us)
+
+    def how_much(self, unit: str = "") -> str:
+        """`up to 21.3 of 33.1 ms`, of one `unit` if that is given. What comes before the step is told apart."""
+        per, step = f" per {unit}" if unit else "", number(self.step_us / 1e3, "ms")
+        if not self.lead_us:
+            return f"up to {number(self.win_us / 1e3)} of {step}{per}"
+        inside, before = number((self.win_us - self.lead_us) / 1e3), number(self.lead_us / 1e3, "ms")
+        return f"up to {number(self.win_us / 1e3, 'ms')}{per}: {inside} of {step}, and {before} before the first kernel"
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,6 @@ class Chances:
     trains: bool
     """Whether the trace contains backward or optimizer kernels."""
     cost: StepCost
-    """With the time before the first kernel in `step_us`."""
     unknown_frac: float
     """Share of the kernel time that cannot be classified by kernel name."""
     peak_frac: float | None
@@ -97,8 +106,6 @@ def _to_win(run: Run) -> Chances | None:
     unit = "step" if cost.steps else "profiled window"
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
-    # A step that begins with its first kernel omits the time before it, in which the device waits for the host.
-    cost = replace(cost, step_us=cost.step_us + float(windows["lead_us"].fillna(0.0).sum()) / steps)
     chances = [
         *_idle(windows, rows, cost, steps, unit),
         *_alone(run, cost, rows, unit),
@@ -142,26 +149,31 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
-    data += lead_data
-    host = max(0.0, gaps - sync - wait - latency) + lead - lead_data
+    lead -= lead_data
+    host = max(0.0, gaps - sync - wait - latency) + lead
     mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps
     known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
-    launch_bound = dispatch >= host / 2 if known else mean_us < LAUNCH_US
+    kind, calls, call_us = _host_calls(windows, steps)
+    in_calls = call_us >= host / 2 > 0
+    launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
     code = "launch-bound" if launch_bound else "host-bound"
     kernels = f", between kernels of {mean_us:.1f} µs on average" if launch_bound else ""
     op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps)
-    data_lead, host_lead = (_before_first_kernel(us, cost) for us in (lead_data, lead - lead_data))
+    calling = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})" if in_calls else ""
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
     number_of = (
-        f"{cost.syncs:.3g} synchronization{'s' if cost.syncs != 1 else ''}" if cost.syncs else "synchronizations"
+        f"{mean_count(cost.syncs)} synchronization{'s' if cost.syncs != 1 else ''}"
+        if cost.syncs
+        else "synchronizations"
     )
     return [
-        Chance("waiting-for-data", data, cost.step_us, f"The GPU waits for data {_share(data, cost)} of the "
-               f"{unit}{data_lead}", "data loading"),
-        Chance(code, host, cost.step_us, f"The GPU is idle for {_share(host, cost)} of the {unit} because the host "
-               f"launches too late{kernels}{host_lead}{in_op}", op or "host"),
+        Chance("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
+               f"{_when(data, lead_data, cost, unit)}", "data loading", lead_us=lead_data),
+        Chance(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)} because "
+               f"the host launches too late{kernels}{calling}{in_op}", (calls if in_calls else op) or "host",
+               lead_us=lead),
         Chance("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
                f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
         Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
@@ -179,8 +191,36 @@ def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, 
     return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} of it in {us.idxmax()}"
 
 
-def _before_first_kernel(us: float, cost: StepCost) -> str:
-    return f", {number(us / 1e3, 'ms')} of it before the first kernel" if us >= MIN_WIN_FRAC * cost.step_us else ""
+CALLS = {
+    "allocation": "allocating or freeing memory",
+    "loading": "launching or loading kernels",
+    "graphs": "building or launching graphs",
+    "copies": "starting copies and fills",
+    "setup": "setting up the device",
+    "other": "in one call",
+}
+"""What the host does in calls into the device's runtime, by their kind."""
+
+
+def _host_calls(windows: pd.DataFrame, steps: float) -> tuple[str, str, float]:
+    """The kind of runtime calls in which the host spends most of the time in which it should launch, the names of the
+    longest of them, and their time per step in microseconds."""
+    us = windows[windows["host_call_kind"] != ""].groupby("host_call_kind")["host_call_us"].sum() / steps
+    if us.empty:
+        return "", "", 0.0
+    kind = str(us.idxmax())
+    longest = windows[windows["host_call_kind"] == kind].sort_values("host_call_us").iloc[-1]
+    return kind, str(longest["host_call"]), float(us.max())
+
+
+def _when(us: float, lead_us: float, cost: StepCost, unit: str) -> str:
+    """`28 % of the step and 1.61 ms before its first kernel`."""
+    if lead_us < MIN_WIN_FRAC * cost.step_us:
+        return f"{_share(us, cost)} of the {unit}"
+    before = number(lead_us / 1e3, "ms")
+    if us < MIN_WIN_FRAC * cost.step_us:
+        return f"{before} before the first kernel of the {unit}"
+    return f"{_share(us, cost)} of the {unit} and {before} before its first kernel"
 
 
 def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:

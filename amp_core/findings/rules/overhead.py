@@ -13,6 +13,7 @@ from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
 from amp_core.findings.trace_findings import chance_finding
 from amp_core.store.run import Run
+from amp_core.text.formatting import mean_count
 
 MAX_IDLE_FRAC = 0.5
 """A GPU that is idle for longer than it is busy is not bound by its arithmetic."""
@@ -150,7 +151,7 @@ def host_syncs(run: Run) -> list[Finding]:
     return [
         make_finding(
             "host-syncs",
-            f"The CPU waits for the GPU {per_step:.3g} times {per} ({where})",
+            f"The CPU waits for the GPU {mean_count(per_step)} times {per} ({where})",
             where,
             value=per_step,
             limit=allowed,

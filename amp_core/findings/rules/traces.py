@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.performance.to_win import CALLS
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.trace_findings import chance_finding
@@ -103,7 +104,43 @@ def waiting_for_data(run: Run) -> list[Finding]:
 )
 def host_bound(run: Run) -> list[Finding]:
     """`host-bound`: idle time of the GPU that the host causes."""
-    return chance_finding(run, "host-bound")
+    found = chance_finding(run, "host-bound")
+    remedy = next((r for kind, r in _CALLS.items() if found and CALLS[kind] in found[0].title), None)
+    if remedy is None:
+        return found
+    snippet = remedy.snippet if str(run.head.config.get("device")).startswith("cuda") else _WARM_UP
+    return [replace(f, advice=remedy.advice, snippet=snippet) for f in found]
+
+
+_WARM_UP = "for _ in range(5):\n    train_step(batch)   # before the profiler starts"
+_CALLS = {
+    "allocation": Remedy(
+        "Between launches the program asks the driver for memory. The caching allocator does so until it is warm, "
+        "after empty_cache(), and when memory runs short: then it frees its cache and allocates again. Profile after a "
+        "warm-up, remove empty_cache(), allocate pinned buffers once, and avoid fragmentation or use smaller batches.",
+        'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"   # before the first allocation',
+    ),
+    "loading": Remedy(
+        "The first launch of a kernel loads its code, which takes milliseconds. Profile after a warm-up in which every "
+        "kernel has run. If later launches are as slow, the process has too little of a processor.",
+        _WARM_UP,
+    ),
+    "graphs": Remedy(
+        "Graphs are captured or instantiated between launches, or are large. Capture each of them once, before the "
+        "loop, with inputs of fixed sizes.",
+        "with torch.cuda.graph(graph):   # once\n    y = model(x)\ngraph.replay()   # in the loop",
+    ),
+    "copies": Remedy(
+        "Calls that copy return late: memory that is not pinned is copied by the host first. Pin it.",
+        "loader = DataLoader(data, batch_size, pin_memory=True)\nx = x.to(device, non_blocking=True)",
+    ),
+    "setup": Remedy(
+        "Streams, events, contexts or communicators are set up between launches. Create them once, before the loop, "
+        "and profile after a warm-up.",
+        _WARM_UP,
+    ),
+}
+"""Advice by the kind of runtime calls in which the host stays."""
 
 
 @rule(

@@ -106,7 +106,7 @@ def test_a_profiler_that_slows_the_host_is_named(tmp_path: Path) -> None:
         steps = {"step": list(range(40)), "step_ms": [step_ms] * 20 + [9.0] * 4 + [step_ms] * 16}
         cost = step_cost(run_with_kernels(tmp_path / name, [GEMM, ADD], windows=columns([about]), steps=steps))
         assert any("the profiler slows the host" in note for note in cost.notes) == noted
-    assert "Other steps took 0.2 ms (median), profiled ones 0.25 ms" in step_cost(
+    assert "Other steps took 0.200 ms (median), profiled ones 0.250 ms" in step_cost(
         run_with_kernels(tmp_path / "said", [GEMM, ADD], windows=columns([about]),
              steps={"step": list(range(40)), "step_ms": [0.2] * 40})
     ).notes[0]  # fmt: skip
