@@ -1,4 +1,5 @@
-// The statistics on CUDA, compiled by NVRTC without any header: `measure_*`, `capped_*`, `channels_*`, `norms_*`.
+// The statistics on CUDA, compiled by NVRTC without any header: `measure`, `capped`, `beside` and `apart` (channels),
+// `norms` and `largest`.
 //
 // A block takes one row of a table: a stretch of one tensor. It reads each value once, in loads of 16 bytes, and at its
 // end adds its findings to the results, which begin as zeros, with relaxed atomics.
@@ -31,6 +32,7 @@ struct Stretch {      // a row of the table
     u64 inner;        // values in a row that share one
     u64 first;        // values of the tensor before the stretch
     u64 capped_out;   // index of the packed vector of the capped values
+    u64 format;       // of its values, for `largest`: see there
 };
 
 template <class T> static __device__ __forceinline__ T smaller(T a, T b) { return a < b ? a : b; }
@@ -613,6 +615,40 @@ template <class F> static __device__ __forceinline__ void norms_of_stretch(const
     }
 }
 
+// The largest magnitude of each tensor, as the bits of a float: `out` is its place among floats in the results. NaN if the
+// tensor holds one.
+template <class F> static __device__ __forceinline__ void largest_of_stretch(const Stretch& s, double* results)
+{
+    enum { SIZE = Size<F>::LOAD };
+    const Loads<F> loads(s);
+    u32 top = 0, number;
+    if (loads.single(number))
+        top = magnitude<F>(loads.values[number]);
+#pragma unroll 4
+    for (u32 at = threadIdx.x; at < loads.whole; at += THREADS) {
+        u32 bits[SIZE];
+        unpack<F>(loads.load(at), 0, bits);
+#pragma unroll
+        for (int i = 0; i < SIZE; i++)
+            top = larger(top, bits[i]);
+    }
+    top = ~warp_smallest(~top);
+    if (threadIdx.x % 32 == 0 && top)
+        atomicMax((u32*)results + s.out, top);
+}
+
+// One launch for tensors of several formats: a module's outputs have two or three under autocast.
+static __device__ __forceinline__ void largest_of_any(const Stretch* table, double* results)
+{
+    const Stretch& s = table[blockIdx.x];
+    if (s.format == 0)
+        largest_of_stretch<Fp32>(s, results);
+    else if (s.format == 1)
+        largest_of_stretch<Fp16>(s, results);
+    else
+        largest_of_stretch<Bf16>(s, results);
+}
+
 // One program is compiled for each FORMAT, of so many BITS. A multiprocessor has 65536 registers: SMALL leaves 40 to a
 // thread, and so room for three blocks, LARGE 56 and two.
 #define SMALL __launch_bounds__(THREADS, 3)
@@ -629,6 +665,9 @@ KERNEL(beside, LARGE, channels_beside<FORMAT>)
 KERNEL(apart, SMALL, channels_apart<FORMAT>)
 #else
 KERNEL(measure, LARGE, (measure_stretch<FORMAT, 0>))
+#endif
+#if BITS == 32
+KERNEL(largest, SMALL, largest_of_any)
 #endif
 #if BITS >= 16
 KERNEL(capped, LARGE, (measure_stretch<FORMAT, 1>))
