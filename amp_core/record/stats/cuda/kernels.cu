@@ -237,40 +237,47 @@ template <class F> struct Caps {
     __device__ __forceinline__ void next()
     {
         within += within_on;
-        channel += channels_on;
-        if (within >= inner) {
-            within -= inner;
-            channel++;
-        }
-        if (channel >= channels)
-            channel -= channels;
+        channel += within >= inner ? channels_on + 1 : channels_on;
+        // A difference below zero is larger than anything.
+        within = smaller(within, within - inner);
+        channel = smaller(channel, channel - channels);
     }
 
-    // Those of the values from number `from` of the load on.
-    template <int PART> __device__ __forceinline__ void read(int from, Bits (&cap)[PART]) const
+    // Cap the values from number `from` of the load on. `lowest` becomes the smallest of their caps but zeros, less by one.
+    template <int PART>
+    __device__ __forceinline__ void limit(int from, const Bits (&bits)[PART], Bits (&capped)[PART], Bits& lowest) const
     {
         if (kind == SHARED) {
             const Bits one = __ldg(caps + channel);
+            lowest = one - 1;
 #pragma unroll
             for (int i = 0; i < PART; i++)
-                cap[i] = one;
-        } else if (kind == ADJACENT) {
+                capped[i] = smaller(one, bits[i]);
+            return;
+        }
+        if (kind == ADJACENT) {
             const uint4* fours = (const uint4*)(caps + channel + from);
 #pragma unroll
             for (int i = 0; i < PART * (int)sizeof(Bits) / 16; i++)
-                *(uint4*)&cap[i * (16 / sizeof(Bits))] = __ldg(fours + i);
+                *(uint4*)&capped[i * (16 / sizeof(Bits))] = __ldg(fours + i);
         } else {
             u32 c = channel, w = within + from;
             for (; w >= inner; w -= inner)
                 c = c + 1 == channels ? 0 : c + 1;
 #pragma unroll
             for (int i = 0; i < PART; i++) {
-                cap[i] = __ldg(caps + c);
+                capped[i] = __ldg(caps + c);
                 if (++w == inner) {
                     w = 0;
                     c = c + 1 == channels ? 0 : c + 1;
                 }
             }
+        }
+        lowest = ~(Bits)0;
+#pragma unroll
+        for (int i = 0; i < PART; i++) {
+            lowest = smaller(lowest, (Bits)(capped[i] - 1));
+            capped[i] = smaller(capped[i], bits[i]);
         }
     }
 };
@@ -311,25 +318,22 @@ template <class F, int CAPPED> struct Findings {
     {
     }
 
-    // Take in values, with the cap of each.
-    template <int SIZE> __device__ __forceinline__ void add(Bits (&bits)[SIZE], Bits (&cap)[SIZE])
+    // Take in values, and what their caps leave of them; `lowest` is as `Caps::limit` has it.
+    template <int SIZE>
+    __device__ __forceinline__ void add(const Bits (&bits)[SIZE], const Bits (&cap)[SIZE], Bits lowest)
     {
         const Bits special = (Bits)(F::FIELDS - 1) << F::MANTISSA, normal = (Bits)1 << F::MANTISSA;
-        Bits top = 0, bottom = ~(Bits)0, bottom_capped = ~(Bits)0;
+        Bits top = 0, bottom = ~(Bits)0;
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
             counts.add(bits[i], 1);
             top = larger(top, bits[i]);
             bottom = smaller(bottom, (Bits)(bits[i] - 1));
-            if (CAPPED) {
-                cap[i] = smaller(cap[i], bits[i]);
+            if (CAPPED)
                 capped.add(cap[i], 1);
-                if (F::SUBNORMALS)
-                    bottom_capped = smaller(bottom_capped, (Bits)(cap[i] - 1));
-            }
         }
         least = smaller(least, bottom);
-        if (F::SUBNORMALS && smaller(bottom, bottom_capped) < normal - 1) {
+        if (F::SUBNORMALS && smaller(bottom, lowest) < normal - 1) {
 #pragma unroll
             for (int i = 0; i < SIZE; i++) {
                 counts.add_subnormal(bits[i]);
@@ -413,10 +417,13 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
 
     u32 number;
     if (loads.single(number)) {
-        Bits bits[1] = {magnitude<F>(loads.values[number])}, cap[1];
-        if (CAPPED)
-            cap[0] = ((const Bits*)s.caps)[(s.first + number) / s.inner % s.channels];
-        found.add(bits, cap);
+        Bits bits[1] = {magnitude<F>(loads.values[number])}, capped[1] = {}, lowest = ~(Bits)0;
+        if (CAPPED) {
+            const Bits cap = ((const Bits*)s.caps)[(s.first + number) / s.inner % s.channels];
+            lowest = cap - 1;
+            capped[0] = smaller(cap, bits[0]);
+        }
+        found.add(bits, capped, lowest);
     }
     if (threadIdx.x < loads.whole) {
         const u32 last = loads.whole - 1;
@@ -429,7 +436,7 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
             for (int k = 0; k < 2; k++) {
                 if (k && at + THREADS > last)
                     break;
-                Bits bits[PART], cap[PART];
+                Bits bits[PART], capped[PART] = {}, lowest = ~(Bits)0;
                 unpack<F>(raw[k], 0, bits);
                 const uint4 now = raw[k];
                 raw[k] = loads.load(smaller(at + (k + 2) * THREADS, last));
@@ -438,8 +445,8 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
                     if (from)
                         unpack<F>(now, from, bits);
                     if (CAPPED)
-                        caps.read(from, cap);
-                    found.add(bits, cap);
+                        caps.limit(from, bits, capped, lowest);
+                    found.add(bits, capped, lowest);
                 }
                 if (CAPPED)
                     caps.next();
