@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.store.writer import RunWriter
 
 MOMENTS = (
@@ -50,6 +51,10 @@ class Observer:
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
     """Whether the code that runs now is not part of the step: the recorder's own work, or the second and later calls of
     a closure in one step of its optimizer. Set by the recorder."""
+
+    transfer: Callable[[], HostTransfer | None] = staticmethod(lambda: None)
+    """In `step_ended`: the host transfer of that step, to which a few numbers can be added. It is sent when the next
+    step begins. None if the step was not measured. Set by the recorder."""
 
     def step_began(self, step: int) -> None:
         """The first forward of a step (or the first `scaler.scale`, in a loop that calls another module) comes next.
@@ -110,11 +115,13 @@ class Observers:
         observers: Sequence[Observer],
         at_own_work: Callable[[], bool],
         watching: Callable[[], AbstractContextManager[Any]],
+        transfer: Callable[[], HostTransfer | None] = lambda: None,
     ) -> None:
         self._writer = writer
         for observer in observers:
             observer.at_own_work = at_own_work
             observer.watching = watching
+            observer.transfer = transfer
         self._calls: dict[str, list[tuple[Observer, Callable[..., None]]]] = {
             moment: [
                 (o, getattr(o, moment)) for o in observers if getattr(type(o), moment) is not getattr(Observer, moment)

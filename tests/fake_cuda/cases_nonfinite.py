@@ -9,15 +9,18 @@ from torch import nn
 from amp_core import load_run
 from amp_core.record import watch
 from amp_core.record.observers.signals import nonfinite_outputs
+from tests.fake_cuda import kernels
 from tests.fake_cuda.loops import Split
 
 
-@pytest.mark.parametrize("bound", [2**26, 1])
+@pytest.mark.parametrize(("bound", "missing"), [(2**26, False), (1, False), (2**26, True)])
 @pytest.mark.parametrize(("first", "second"), [("cuda:0", "cuda:1"), ("cuda:1", "cuda:1")])
 def test_the_first_module_that_overflows_is_named(
-    first: str, second: str, bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: str, second: str, bound: int, missing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nonfinite_outputs, "MAX_BYTES", bound)
+    if missing:
+        kernels.failing["largest"] = RuntimeError("no compiler")
     torch.manual_seed(0)
     model = Split(first, second)
     large = model.second[0]

@@ -72,26 +72,35 @@ def counting(workload: Workload) -> Iterator[Counter]:
 
 
 def by_hand(config: TrainConfig, precision: Precision, workload: Workload, batch: Any) -> int:
-    """Operators of the second step of a plain loop, with a fused optimizer or with torch's default on CUDA."""
+    """Operators of a step of a plain loop, with a fused optimizer or with torch's default on CUDA."""
     optimizer = torch.optim.AdamW(workload.model.parameters(), lr=config.lr, fused=config.fused or None)
-    for _ in range(2):
-        with counting(workload) as counter:
-            with precision.autocast():
-                loss = workload.loss_fn(workload.model, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    make_state(optimizer, workload)
+    with counting(workload) as counter:
+        with precision.autocast():
+            loss = workload.loss_fn(workload.model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return counter.operators
 
 
 def by_engine(config: TrainConfig, precision: Precision, workload: Workload, batch: Any) -> int:
-    """Operators of the second step of the engine."""
+    """Operators of a step of the engine."""
     optimizer = make_optimizer(config, workload.model)
     unwatched: Any = SimpleNamespace(log=lambda **values: None)
-    for _ in range(2):
-        with counting(workload) as counter:
-            train_step(config, precision, workload, workload.model, optimizer, iter([batch]), unwatched)
+    make_state(optimizer, workload)
+    with counting(workload) as counter:
+        train_step(config, precision, workload, workload.model, optimizer, iter([batch]), unwatched)
     return counter.operators
+
+
+def make_state(optimizer: torch.optim.Optimizer, workload: Workload) -> None:
+    """The optimizer's first step, which creates its state."""
+    with counting(workload):
+        for parameter in workload.model.parameters():
+            parameter.grad = torch.empty(parameter.shape, device=DEVICE)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @pytest.mark.parametrize(

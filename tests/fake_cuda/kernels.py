@@ -35,6 +35,12 @@ def norms(grads: Sequence[Any]) -> torch.Tensor:
     return kernel("norms", grads, lambda: torch.stack([g.raw.to(torch.float64).norm() for g in grads]))
 
 
+def largest(tensors: Sequence[Any]) -> torch.Tensor:
+    """`largest` of tensors of one device."""
+    _may_fail("largest")
+    return kernel("largest", tensors, lambda: torch.stack([t.raw.to(torch.float32).abs().max() for t in tensors]))
+
+
 def outputs(
     tensors: Sequence[Any],
     wanted: Sequence[ChannelMax],
@@ -71,4 +77,11 @@ def _may_fail(name: str) -> None:
 
 def kernels() -> dict[str, Any]:
     """Replaces `Cuda.kernels`."""
-    return {"measure": measure, "channels": channels, "norms": norms, "outputs": outputs, "blocks": blocks}
+    return {
+        "measure": measure,
+        "channels": channels,
+        "norms": norms,
+        "largest": largest,
+        "outputs": outputs,
+        "blocks": blocks,
+    }

@@ -34,6 +34,20 @@ def test_a_skip_names_the_gradients_that_caused_it(tmp_path):
     assert "1 of 8" in skips.detail.iloc[0]
 
 
+def test_the_loss_scale_of_a_row_is_that_of_its_gradients_even_if_the_scaler_is_updated_before_the_step(tmp_path):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    with watch(model, optimizer, scaler=scaler, into=tmp_path / "run", every=1):
+        for _ in range(3):
+            scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            scaler.update()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert load_run(tmp_path / "run").steps.loss_scale.tolist() == [8.0, 16.0, 32.0]
+
+
 def test_gradients_of_several_dtypes_keep_their_names(tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double(), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

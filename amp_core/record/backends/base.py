@@ -196,11 +196,11 @@ class Backend:
         """What is launched from now on comes after the work of `stream`, and may read `tensors`, which belong to it."""
 
     def copy_to_host(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Event | None]:
-        """The values of all parts as one float64 vector on the host, and the event after which it may be read.
+        """All parts, vectors of one dtype, as one vector on the host, and the event after which it may be read.
 
         Parts may be on other devices. The default waits for each.
         """
-        return torch.cat([part.detach().cpu().reshape(-1).to(torch.float64) for part in parts]), None
+        return torch.cat([part.cpu() for part in parts]), None
 
     def fork_random(self) -> AbstractContextManager[None]:
         """Restore random number generators afterwards; by default only the host's."""

@@ -126,12 +126,19 @@ class Cuda(Backend):
         if torch.version.hip is not None:
             raise RuntimeError("the kernels are written for CUDA, but this torch is built for ROCm")
         from amp_core.record.stats.cuda.blocks import distances_cuda
-        from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
+        from amp_core.record.stats.cuda.measure import (
+            channels_cuda,
+            largest_cuda,
+            measure_cuda,
+            norms_cuda,
+            outputs_cuda,
+        )
 
         return {
             "measure": measure_cuda,
             "channels": channels_cuda,
             "norms": norms_cuda,
+            "largest": largest_cuda,
             "outputs": outputs_cuda,
             "blocks": distances_cuda,
         }
@@ -170,8 +177,8 @@ class Cuda(Backend):
 
     def copy_to_host(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Event | None]:
         """One copy to pinned memory on this device's current stream, which nobody waits for."""
-        flat = [part.reshape(-1).to(torch.float64) for part in parts]
-        whole = torch.cat([part.to(flat[0].device, non_blocking=True) for part in flat])
+        here = [part.to(parts[0].device, non_blocking=True) for part in parts]
+        whole = here[0] if len(here) == 1 else torch.cat(here)
         host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=True)
         host.copy_(whole, non_blocking=True)
         event = torch.cuda.Event()

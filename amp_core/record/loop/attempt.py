@@ -1,7 +1,7 @@
 """One attempted optimizer step: its measurements until they are written as rows."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,12 @@ class Attempt:
         if value is not None and not (isinstance(value, torch.Tensor) and value.is_meta):
             self.transfer.put(key, value)
             self.put_in.add(key)
+
+    def put_copies(self, values: Mapping[str, torch.Tensor | None]) -> None:
+        """`put` of single numbers that the training may still modify."""
+        known = {key: value for key, value in values.items() if value is not None and not value.is_meta}
+        self.transfer.put_copies(known)
+        self.put_in |= known.keys()
 
     def add(self, kind: str, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
         """Like `add_all`, for tensors of one kind, by name and dtype."""

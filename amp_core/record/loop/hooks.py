@@ -442,6 +442,8 @@ class Hooks:
     @loop_hook
     def _before_update(self) -> None:
         self._phases.enter("optimizer")
+        with self._phases.watching():
+            self._steps.before_update()
         self._steps.notify("called", "update", None)
 
     @loop_hook

@@ -30,6 +30,7 @@ from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.parameters import device_of, learning_rate, local_values, named_parameters, unwrapped
 from amp_core.record.observer import Observer, Observers
+from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.module_outputs import Outputs
 from amp_core.record.stats.norms import norms, norms_of_plain
 from amp_core.record.step_phases import Phases
@@ -95,7 +96,7 @@ class Steps:
         self._scaler = scaler
         self._sampling = sampling
         self._tensors = Tensors(self.names, kinds, wanted, self.outputs)
-        self._observers = Observers(writer, observers, self._at_own_work, self.phases.watching)
+        self._observers = Observers(writer, observers, self._at_own_work, self.phases.watching, self._transfer)
         if self._observers.wants("phase_entered"):
             self.phases.changed = functools.partial(self._observers.notify, "phase_entered")
         self._plans = [ParameterPlan(o, self.names, f"optimizer{i}") for i, o in enumerate(optimizers)]
@@ -221,9 +222,6 @@ class Steps:
         if attempt.sampled:
             self._sampled[index] = self.number
         attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
-        if scaling.is_active(self._scaler):
-            attempt.put("loss_scale", scaling.scale(self._scaler))
-            attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
         if attempt.sampled or self._sampling.lean < len(LEFT_OUT):
             self._measure(attempt, index)
         self._open[index] = attempt
@@ -262,7 +260,7 @@ class Steps:
             attempt = self.observe(index)  # mostly the open one
             del self._open[index]
             self.precision.stop()
-            attempt.put("found_inf", found_inf)
+            attempt.put_copies({"found_inf": found_inf} | self._scaling_of(attempt))
             loss, attempt.samples = self.loss_and_samples.take()
             attempt.put("loss", loss)
             attempt.lr = learning_rate(self.optimizers[index])
@@ -285,6 +283,20 @@ class Steps:
         self.phases.enter("data")
         if self._scaler is None and len(self._stepped | self._replaced) == len(self.optimizers):
             self._next_number()
+
+    def _scaling_of(self, attempt: Attempt) -> dict[str, torch.Tensor | None]:
+        """Loss scale and growth tracker at an attempt, unless it has them already."""
+        if "loss_scale" in attempt.put_in or not scaling.is_active(self._scaler):
+            return {}
+        return {
+            "loss_scale": scaling.scale(self._scaler),
+            "growth_tracker": scaling.growth_tracker(self._scaler),
+        }
+
+    def before_update(self) -> None:
+        """The scaler is about to change its state: attempts whose step comes later keep that of their gradients."""
+        for attempt in self._open.values():
+            attempt.put_copies(self._scaling_of(attempt))
 
     def updated(self) -> None:
         """The scaler was updated, which ends a step with a scaler; the time of the update belongs to the step."""
@@ -363,6 +375,10 @@ class Steps:
     def backward_seen(self) -> None:
         """A backward reached the model."""
         self._unrecorded.backward_seen(self.number)
+
+    def _transfer(self) -> HostTransfer | None:
+        """That of the last attempt; None if watching it failed."""
+        return self._pending[-1].transfer if self._pending else None
 
     def _at_own_work(self) -> bool:
         return self.auditing or self.repeating or self.phases.present == "watch" or out_of_sight()

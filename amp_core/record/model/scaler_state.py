@@ -2,14 +2,13 @@
 
 The names with an underscore are PyTorch's own, unchanged from 2.3 to 2.13 (torch/amp/grad_scaler.py); there is no
 public way to detect a skipped step. `found_inf` is valid between `step()` and `update()`: `update()` adds the flags of
-all optimizers in place and then discards them, so it is read and cloned in between.
+all optimizers in place and then discards them, so it is read and cloned in between. What is returned here is the
+scaler's own memory, which it changes in place.
 """
 
 from typing import Any
 
 import torch
-
-from amp_core.record.backends import widened
 
 
 def is_active(scaler: Any) -> bool:
@@ -18,15 +17,15 @@ def is_active(scaler: Any) -> bool:
 
 
 def scale(scaler: Any) -> torch.Tensor | None:
-    """A copy of the loss scale, on the scaler's device; None before the first `scale()`."""
+    """The loss scale, on the scaler's device; None before the first `scale()`."""
     held = getattr(scaler, "_scale", None)
-    return widened(held, copy=True) if isinstance(held, torch.Tensor) else None
+    return held if isinstance(held, torch.Tensor) else None
 
 
 def growth_tracker(scaler: Any) -> torch.Tensor | None:
-    """A copy of the number of clean steps since the loss scale last changed."""
+    """The number of clean steps since the loss scale last changed."""
     held = getattr(scaler, "_growth_tracker", None)
-    return widened(held, copy=True) if isinstance(held, torch.Tensor) else None
+    return held if isinstance(held, torch.Tensor) else None
 
 
 def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
@@ -36,9 +35,9 @@ def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor | N
     flags = list(state["found_inf_per_device"].values()) if state is not None else []
     if not flags:
         return None
-    total = widened(flags[0], copy=True)
+    total: torch.Tensor = flags[0]
     for flag in flags[1:]:
-        total += flag.to(total.device, non_blocking=True)
+        total = total + flag.to(total.device, non_blocking=True)
     return total
 
 

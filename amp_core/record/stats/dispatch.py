@@ -15,10 +15,10 @@ import torch
 from amp_core.record.backends import BACKENDS
 from amp_core.record.backends.base import Backend, Kernel
 
-KERNELS = ("measure", "channels", "norms", "passing", "outputs", "blocks", "casts")
-"""`measure.measure_together`, `channels.channel_largest` and `norms.norms`, each without its checks, what makes
-`measure.passing_tensors`, `measure.measure_together` with `channels.channel_maxima` at once, `blocks.distances`, and
-`casts.cast.losses_plain`."""
+KERNELS = ("measure", "channels", "norms", "largest", "passing", "outputs", "blocks", "casts")
+"""`measure.measure_together`, `channels.channel_largest`, `norms.norms` and `norms.largest`, each without its checks,
+what makes `measure.passing_tensors`, `measure.measure_together` with `channels.channel_maxima` at once,
+`blocks.distances`, and `casts.cast.losses_plain`."""
 
 fallbacks: dict[str, str] = {}
 """By device type: why plain torch measures there."""

@@ -1,4 +1,4 @@
-"""2-norms of gradients: by one kernel, or grouped by device and dtype."""
+"""2-norms of gradients, and largest magnitudes of outputs: by one kernel, or grouped by device and dtype."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -8,6 +8,7 @@ import torch
 from amp_core.record.backends import widened
 from amp_core.record.stats.dispatch import by_kernel
 
+_NARROW = {torch.float32, torch.float16, torch.bfloat16}
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 
@@ -54,3 +55,22 @@ def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
     device = grads[0].device
     whole = torch.cat([widened(part.to(device, non_blocking=True)) for part in parts])
     return whole, [i for members in groups.values() for i in members]
+
+
+def largest(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The largest magnitude of each tensor, all on one device and of 16 bits or more; NaN where a tensor holds one.
+
+    As float32, or as float64 where one of them is that.
+    """
+    dtypes = set(map(_dtype, tensors))
+    if dtypes <= _NARROW:
+        computed = by_kernel("largest", tensors[0].device.type, tensors)
+        if computed is not None:
+            return computed
+    wide = torch.float64 if torch.float64 in dtypes else torch.float32
+    sizes: dict[int, torch.Tensor] = {}
+    for dtype in dtypes:
+        alike = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        values = [tensors[i].detach() for i in alike]
+        sizes |= zip(alike, torch._foreach_norm(values, torch.inf, dtype=wide), strict=True)
+    return torch.stack([sizes[i] for i in range(len(tensors))])

@@ -9,7 +9,7 @@ from amp_core.hardware.gpus import gpu_of
 from amp_core.record import environment as recorded
 from amp_core.record.backends.base import Allocated
 from amp_core.record.backends.cuda import Cuda
-from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.record.stats.host_transfer import HostTransfer, _words
 from amp_core.train import environment as described
 
 
@@ -72,7 +72,7 @@ def test_numbers_are_copied_to_pinned_memory_and_read_when_the_event_has_passed(
     monkeypatch.setattr(torch, "empty", pinned)
     transfer = HostTransfer()
     parts = [torch.tensor([1.0, 2.0], dtype=torch.float16), torch.tensor(3)]
-    transfer._parts = dict(zip("ab", parts, strict=True))
+    transfer._parts = {name: _words(part) for name, part in zip("ab", parts, strict=True)}
     monkeypatch.setattr("amp_core.record.stats.host_transfer.backend_of", lambda device: Cuda(torch.device("cuda:0")))
     transfer.send()
     assert order == ["pinned", "recorded on the stream of cuda:0"] and not transfer.ready()

@@ -48,3 +48,16 @@ def test_a_tensor_that_requires_a_gradient_is_accepted():
     transfer.put("row", torch.ones(2, requires_grad=True))
     transfer.send()
     assert transfer.value("loss") == 3 and transfer.values("row").tolist() == [1, 1]
+
+
+def test_copies_are_of_the_moment(make_tensor):
+    transfer = HostTransfer()
+    scale, tracker, flag = make_tensor(512.0, torch.float32), make_tensor(7, torch.int32), make_tensor([0.0])
+    transfer.put("row", make_tensor([0.1, 2.0]))
+    transfer.put_copies({"scale": scale, "tracker": tracker, "flag": flag})
+    for held in (scale, tracker, flag):
+        held.add_(1)
+    assert transfer.ready() == scale.is_cpu  # on another device not before it is sent
+    transfer.send()
+    assert [transfer.value(key) for key in ("scale", "tracker", "flag")] == [512, 7, 0]
+    assert transfer.values("row").tolist() == [0.1, 2.0]

@@ -31,6 +31,7 @@ from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.observers.signals.masked_rows import masked_rows
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name, measurable
+from amp_core.record.stats.norms import largest
 from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.module_calls import Switches
 from amp_core.store.writer import RunWriter
@@ -86,12 +87,13 @@ class ForwardCheck(Observer):
         self._modules = list(named_modules(self._model))
         self._kept: list[ModuleCall] = []
         self._bytes = 0
-        # Step, index and dtype of each measured output, and their magnitudes.
-        self._sent: list[tuple[int, list[tuple[int, torch.dtype]], HostTransfer]] = []
+        # Step, index and dtype of each measured output, and their magnitudes by these keys in a transfer.
+        self._sent: list[tuple[int, list[tuple[int, torch.dtype]], list[str], HostTransfer]] = []
         self._step = 0
         self._armed = ARMED_STEPS  # the first steps are measured: most faults show at once
         self._measuring = False
-        self._measured: list[tuple[int, torch.dtype, torch.Tensor]] = []
+        self._measured: list[tuple[int, torch.dtype]] = []
+        self._sizes: list[torch.Tensor] = []  # of those, one after another
         self._waiting: list[tuple[int, torch.Tensor]] = []  # to be measured together, of one device and stream
         self._stream: Any = None
         self._written = 0
@@ -133,13 +135,14 @@ class ForwardCheck(Observer):
         if self._unnamed is not None and step > self._unnamed[0]:
             self._report_unnamed()
         self._undescribed = "autocast_dtype" not in self._writer.head.config
-        if self._measured:
-            transfer = HostTransfer()
-            transfer.put("sizes", torch.stack([size.to(self._device) for _, _, size in self._measured]))
-            transfer.send()
-            self._sent.append((step, [(i, dtype) for i, dtype, _ in self._measured], transfer))
-            self._measured = []
-        self._read(max_pending=ARMED_STEPS + 1)
+        self._read(max_pending=ARMED_STEPS)
+        transfer, measured, parts = self.transfer(), self._measured, self._sizes
+        self._measured, self._sizes = [], []
+        if measured and transfer is not None:
+            keys = [f"largest outputs {step}:{number}" for number in range(len(parts))]
+            for key, part in zip(keys, parts, strict=True):
+                transfer.put(key, part)
+            self._sent.append((step, measured, keys, transfer))
 
     def close(self) -> None:
         self._attach(frozenset())
@@ -217,7 +220,7 @@ class ForwardCheck(Observer):
                 if self._waiting and (tensor.device != self._waiting[-1][1].device or stream != self._stream):
                     self._measure_waiting()
                 self._stream = stream
-                self._waiting.append((index, tensor.detach()))
+                self._waiting.append((index, tensor))
                 self._bytes += tensor.nbytes
         if index == 0 or self._bytes >= MAX_BYTES:  # the model itself is the last
             self._measure_waiting()
@@ -227,13 +230,10 @@ class ForwardCheck(Observer):
         if not waiting:
             return
         tensors = [tensor for _, tensor in waiting]
-        backend_of(tensors[0].device).come_after(self._stream, tensors)
-        sizes: dict[int, torch.Tensor] = {}
-        for dtype in {tensor.dtype for tensor in tensors}:
-            alike = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            sizes |= zip(alike, torch._foreach_norm([tensors[i] for i in alike], torch.inf, dtype=wide), strict=True)
-        self._measured += [(index, tensor.dtype, sizes[i]) for i, (index, tensor) in enumerate(waiting)]
+        with self.watching():  # within it no operator trace counts these launches
+            backend_of(tensors[0].device).come_after(self._stream, tensors)
+            self._sizes.append(largest(tensors))
+        self._measured += [(index, tensor.dtype) for index, tensor in waiting]
 
     # on a CPU: before backward
 
@@ -337,9 +337,9 @@ class ForwardCheck(Observer):
     # on a GPU: when the numbers have arrived
 
     def _read(self, max_pending: int) -> None:
-        while self._sent and self._sent[0][2].ready(wait=len(self._sent) > max_pending):
-            step, measured, transfer = self._sent.pop(0)
-            sizes = transfer.values("sizes").tolist()
+        while self._sent and self._sent[0][-1].ready(wait=len(self._sent) > max_pending):
+            step, measured, keys, transfer = self._sent.pop(0)
+            sizes = transfer.joined(keys).tolist()
             for (index, dtype), size in zip(measured, sizes, strict=True):
                 if dtype == torch.float16:
                     self._report_if_near_limit(step, index, size)

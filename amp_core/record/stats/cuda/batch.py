@@ -20,6 +20,8 @@ PART = 8192
 """Values of one channel that a warp takes at a time, as the source has it."""
 VALUES = 1 << 16
 """Values of a block of `beside` and `apart`, about."""
+LARGEST_OF = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes that `largest` takes, in the order of their numbers in the source."""
 
 
 class Batch:
@@ -31,13 +33,15 @@ class Batch:
         self._work: list[tuple[str, str, Rows, torch.Tensor | None]] = []  # format, kernel, rows, results
         self._doubles = 0  # results that come with the table, to which the work without others belongs
         self._reserved = torch.empty(0, device="cpu")
+        self._used = 0  # doubles of it
 
     def measure(self, tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
         """The packed vectors, one after another, as `measure_together` has them; filled by `launch`."""
         sizes = [packed_size(t.dtype) for t in tensors]
         capped = [i for i, cap in enumerate(caps) if cap is not None]
-        starts = np.cumsum([0, *sizes, *(sizes[i] for i in capped)])
-        results = self._zeros(int(starts[-1]) + len(tensors))  # behind the vectors a ticket for each tensor
+        length = sum(sizes) + sum(sizes[i] for i in capped)
+        results, begin = self._zeros(length + len(tensors))  # behind the vectors a ticket for each tensor
+        starts = np.cumsum([begin, *sizes, *(sizes[i] for i in capped)])
         behind = dict(zip(capped, starts[len(tensors) :].tolist(), strict=False))
         groups: dict[tuple[torch.dtype, bool], list[int]] = {}
         for i, tensor in enumerate(tensors):
@@ -56,7 +60,7 @@ class Batch:
             else:
                 held = [in_one_row(tensors[i]) for i in members]
             self._add(dtype, "capped" if is_capped else "measure", held, results, columns)
-        return results[: int(starts[-1])]
+        return results[begin : begin + length]
 
     def norms(self, tensors: Sequence[torch.Tensor]) -> None:
         """The 2-norm of each: the first ones of what `launch` returns."""
@@ -69,13 +73,30 @@ class Batch:
             columns = {"out": members, "ticket": [len(tensors) + i for i in members]}
             self._add(dtype, "norms", [in_one_row(tensors[i]) for i in members], None, columns)
 
+    def largest(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The largest magnitude of each float32, float16 or bfloat16 tensor: float32 in what `launch` returns."""
+        self._doubles = -(-len(tensors) // 2)
+        groups: dict[torch.dtype, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if tensor.numel():
+                groups.setdefault(tensor.dtype, []).append(i)
+        parts = []
+        for dtype, members in groups.items():
+            held = [in_one_row(tensors[i]) for i in members]
+            self._held += held
+            columns = {"out": members, "format": [LARGEST_OF.index(dtype)] * len(members)}
+            parts.append(stretches(*_lengths_and_addresses(held), dtype.itemsize, **columns))
+        if parts:
+            self._work.append(("fp32", "largest", np.concatenate(parts), None))
+
     def channels(self, wanted: Sequence[ChannelMax]) -> list[torch.Tensor]:
         """The largest magnitude of each channel as float32, or larger ones that were there; filled by `launch`.
 
         The gradients are contiguous.
         """
         lengths = [one.channels if one.into is None else 0 for one in wanted]
-        made = self._zeros(sum(lengths)).view(torch.float32)[: sum(lengths)].split(lengths)
+        memory, begin = self._zeros(sum(lengths))
+        made = memory[begin:].view(torch.float32)[: sum(lengths)].split(lengths)
         results: list[torch.Tensor] = []
         for one, new in zip(wanted, made, strict=True):
             results.append(new if one.into is None else results[one.into] if isinstance(one.into, int) else one.into)
@@ -98,25 +119,32 @@ class Batch:
         have caps."""
         count = sum(packed_size(t.dtype) + 1 for t in tensors) + sum(2 * packed_size(t.dtype) + 1 for t in capped)
         count += sum(one.channels for one in wanted if one.into is None)
-        self._reserved = torch.zeros(count, dtype=torch.float64, device=self._device)
+        self._reserved, self._used = torch.zeros(count, dtype=torch.float64, device=self._device), 0
 
     def launch(self) -> torch.Tensor:
         """Copy the table, and start each kernel once for each dtype. Returns the results that came with the table.
 
         Raises `RuntimeError` if that fails.
         """
-        tables, behind = on_device([made for _, _, made, _ in self._work], self._doubles, self._device)
-        for (form, kernel, _, results), table in zip(self._work, tables, strict=True):
-            program.launch(self._device, form, kernel, table, behind if results is None else results)
+        alike: dict[tuple[str, str, int], list[Rows]] = {}
+        memory: dict[int, torch.Tensor | None] = {}
+        for form, kernel, made, results in self._work:
+            alike.setdefault((form, kernel, id(results)), []).append(made)
+            memory[id(results)] = results
+        tables, behind = on_device([np.concatenate(parts) for parts in alike.values()], self._doubles, self._device)
+        for (form, kernel, place), table in zip(alike, tables, strict=True):
+            into = memory[place]
+            program.launch(self._device, form, kernel, table, behind if into is None else into)
         self._held, self._work = [], []
         return behind
 
-    def _zeros(self, count: int) -> torch.Tensor:
-        """Memory for that number of doubles."""
-        if len(self._reserved) < count:
-            return torch.zeros(count, dtype=torch.float64, device=self._device)
-        zeros, self._reserved = self._reserved[:count], self._reserved[count:]
-        return zeros
+    def _zeros(self, count: int) -> tuple[torch.Tensor, int]:
+        """Memory that has that number of zeros, as doubles, from the place that comes second."""
+        begin = self._used
+        if len(self._reserved) < begin + count:
+            return torch.zeros(count, dtype=torch.float64, device=self._device), 0
+        self._used += count
+        return self._reserved, begin
 
     def _limits(self, cap: Cap) -> Cap:
         wide = torch.float64 if cap.largest.dtype == torch.float64 else torch.float32  # as wide as they are compared
@@ -133,8 +161,12 @@ class Batch:
         columns: Mapping[str, Sequence[int]],
     ) -> None:
         self._held += held
-        made = stretches([t.numel() for t in held], [t.data_ptr() for t in held], dtype.itemsize, **columns)
+        made = stretches(*_lengths_and_addresses(held), dtype.itemsize, **columns)
         self._work.append((_form(dtype), kernel, made, results))
+
+
+def _lengths_and_addresses(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    return [t.numel() for t in tensors], [t.data_ptr() for t in tensors]
 
 
 def _beside(values: torch.Tensor, channels: int, inner: int, out: int) -> Rows:

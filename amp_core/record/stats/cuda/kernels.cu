@@ -1,4 +1,5 @@
-// The statistics on CUDA, compiled by NVRTC without any header: `measure_*`, `capped_*`, `channels_*`, `norms_*`.
+// The statistics on CUDA, compiled by NVRTC without any header: `measure`, `capped`, `beside` and `apart` (channels),
+// `norms` and `largest`.
 //
 // A block takes one row of a table: a stretch of one tensor. It reads each value once, in loads of 16 bytes, and at its
 // end adds its findings to the results, which begin as zeros, with relaxed atomics.
@@ -31,6 +32,7 @@ struct Stretch {      // a row of the table
     u64 inner;        // values in a row that share one
     u64 first;        // values of the tensor before the stretch
     u64 capped_out;   // index of the packed vector of the capped values
+    u64 format;       // of its values, for `largest`: see there
 };
 
 template <class T> static __device__ __forceinline__ T smaller(T a, T b) { return a < b ? a : b; }
@@ -235,40 +237,47 @@ template <class F> struct Caps {
     __device__ __forceinline__ void next()
     {
         within += within_on;
-        channel += channels_on;
-        if (within >= inner) {
-            within -= inner;
-            channel++;
-        }
-        if (channel >= channels)
-            channel -= channels;
+        channel += within >= inner ? channels_on + 1 : channels_on;
+        // A difference below zero is larger than anything.
+        within = smaller(within, within - inner);
+        channel = smaller(channel, channel - channels);
     }
 
-    // Those of the values from number `from` of the load on.
-    template <int PART> __device__ __forceinline__ void read(int from, Bits (&cap)[PART]) const
+    // Cap the values from number `from` of the load on. `lowest` becomes the smallest of their caps but zeros, less by one.
+    template <int PART>
+    __device__ __forceinline__ void limit(int from, const Bits (&bits)[PART], Bits (&capped)[PART], Bits& lowest) const
     {
         if (kind == SHARED) {
             const Bits one = __ldg(caps + channel);
+            lowest = one - 1;
 #pragma unroll
             for (int i = 0; i < PART; i++)
-                cap[i] = one;
-        } else if (kind == ADJACENT) {
+                capped[i] = smaller(one, bits[i]);
+            return;
+        }
+        if (kind == ADJACENT) {
             const uint4* fours = (const uint4*)(caps + channel + from);
 #pragma unroll
             for (int i = 0; i < PART * (int)sizeof(Bits) / 16; i++)
-                *(uint4*)&cap[i * (16 / sizeof(Bits))] = __ldg(fours + i);
+                *(uint4*)&capped[i * (16 / sizeof(Bits))] = __ldg(fours + i);
         } else {
             u32 c = channel, w = within + from;
             for (; w >= inner; w -= inner)
                 c = c + 1 == channels ? 0 : c + 1;
 #pragma unroll
             for (int i = 0; i < PART; i++) {
-                cap[i] = __ldg(caps + c);
+                capped[i] = __ldg(caps + c);
                 if (++w == inner) {
                     w = 0;
                     c = c + 1 == channels ? 0 : c + 1;
                 }
             }
+        }
+        lowest = ~(Bits)0;
+#pragma unroll
+        for (int i = 0; i < PART; i++) {
+            lowest = smaller(lowest, (Bits)(capped[i] - 1));
+            capped[i] = smaller(capped[i], bits[i]);
         }
     }
 };
@@ -309,25 +318,22 @@ template <class F, int CAPPED> struct Findings {
     {
     }
 
-    // Take in values, with the cap of each.
-    template <int SIZE> __device__ __forceinline__ void add(Bits (&bits)[SIZE], Bits (&cap)[SIZE])
+    // Take in values, and what their caps leave of them; `lowest` is as `Caps::limit` has it.
+    template <int SIZE>
+    __device__ __forceinline__ void add(const Bits (&bits)[SIZE], const Bits (&cap)[SIZE], Bits lowest)
     {
         const Bits special = (Bits)(F::FIELDS - 1) << F::MANTISSA, normal = (Bits)1 << F::MANTISSA;
-        Bits top = 0, bottom = ~(Bits)0, bottom_capped = ~(Bits)0;
+        Bits top = 0, bottom = ~(Bits)0;
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
             counts.add(bits[i], 1);
             top = larger(top, bits[i]);
             bottom = smaller(bottom, (Bits)(bits[i] - 1));
-            if (CAPPED) {
-                cap[i] = smaller(cap[i], bits[i]);
+            if (CAPPED)
                 capped.add(cap[i], 1);
-                if (F::SUBNORMALS)
-                    bottom_capped = smaller(bottom_capped, (Bits)(cap[i] - 1));
-            }
         }
         least = smaller(least, bottom);
-        if (F::SUBNORMALS && smaller(bottom, bottom_capped) < normal - 1) {
+        if (F::SUBNORMALS && smaller(bottom, lowest) < normal - 1) {
 #pragma unroll
             for (int i = 0; i < SIZE; i++) {
                 counts.add_subnormal(bits[i]);
@@ -411,10 +417,13 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
 
     u32 number;
     if (loads.single(number)) {
-        Bits bits[1] = {magnitude<F>(loads.values[number])}, cap[1];
-        if (CAPPED)
-            cap[0] = ((const Bits*)s.caps)[(s.first + number) / s.inner % s.channels];
-        found.add(bits, cap);
+        Bits bits[1] = {magnitude<F>(loads.values[number])}, capped[1] = {}, lowest = ~(Bits)0;
+        if (CAPPED) {
+            const Bits cap = ((const Bits*)s.caps)[(s.first + number) / s.inner % s.channels];
+            lowest = cap - 1;
+            capped[0] = smaller(cap, bits[0]);
+        }
+        found.add(bits, capped, lowest);
     }
     if (threadIdx.x < loads.whole) {
         const u32 last = loads.whole - 1;
@@ -427,7 +436,7 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
             for (int k = 0; k < 2; k++) {
                 if (k && at + THREADS > last)
                     break;
-                Bits bits[PART], cap[PART];
+                Bits bits[PART], capped[PART] = {}, lowest = ~(Bits)0;
                 unpack<F>(raw[k], 0, bits);
                 const uint4 now = raw[k];
                 raw[k] = loads.load(smaller(at + (k + 2) * THREADS, last));
@@ -436,8 +445,8 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
                     if (from)
                         unpack<F>(now, from, bits);
                     if (CAPPED)
-                        caps.read(from, cap);
-                    found.add(bits, cap);
+                        caps.limit(from, bits, capped, lowest);
+                    found.add(bits, capped, lowest);
                 }
                 if (CAPPED)
                     caps.next();
@@ -613,6 +622,40 @@ template <class F> static __device__ __forceinline__ void norms_of_stretch(const
     }
 }
 
+// The largest magnitude of each tensor, as the bits of a float: `out` is its place among floats in the results. NaN if the
+// tensor holds one.
+template <class F> static __device__ __forceinline__ void largest_of_stretch(const Stretch& s, double* results)
+{
+    enum { SIZE = Size<F>::LOAD };
+    const Loads<F> loads(s);
+    u32 top = 0, number;
+    if (loads.single(number))
+        top = magnitude<F>(loads.values[number]);
+#pragma unroll 4
+    for (u32 at = threadIdx.x; at < loads.whole; at += THREADS) {
+        u32 bits[SIZE];
+        unpack<F>(loads.load(at), 0, bits);
+#pragma unroll
+        for (int i = 0; i < SIZE; i++)
+            top = larger(top, bits[i]);
+    }
+    top = ~warp_smallest(~top);
+    if (threadIdx.x % 32 == 0 && top)
+        atomicMax((u32*)results + s.out, top);
+}
+
+// One launch for tensors of several formats: a module's outputs have two or three under autocast.
+static __device__ __forceinline__ void largest_of_any(const Stretch* table, double* results)
+{
+    const Stretch& s = table[blockIdx.x];
+    if (s.format == 0)
+        largest_of_stretch<Fp32>(s, results);
+    else if (s.format == 1)
+        largest_of_stretch<Fp16>(s, results);
+    else
+        largest_of_stretch<Bf16>(s, results);
+}
+
 // One program is compiled for each FORMAT, of so many BITS. A multiprocessor has 65536 registers: SMALL leaves 40 to a
 // thread, and so room for three blocks, LARGE 56 and two.
 #define SMALL __launch_bounds__(THREADS, 3)
@@ -629,6 +672,9 @@ KERNEL(beside, LARGE, channels_beside<FORMAT>)
 KERNEL(apart, SMALL, channels_apart<FORMAT>)
 #else
 KERNEL(measure, LARGE, (measure_stretch<FORMAT, 0>))
+#endif
+#if BITS == 32
+KERNEL(largest, SMALL, largest_of_any)
 #endif
 #if BITS >= 16
 KERNEL(capped, LARGE, (measure_stretch<FORMAT, 1>))

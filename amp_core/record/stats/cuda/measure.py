@@ -44,6 +44,13 @@ def outputs_cuda(
     return packed, largest, packed_weights
 
 
+def largest_cuda(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The largest magnitude of each float32, float16 or bfloat16 tensor, all on one device, as float32."""
+    batch = Batch(tensors[0].device)
+    batch.largest(tensors)
+    return batch.launch().view(torch.float32)[: len(tensors)]
+
+
 def norms_cuda(grads: Sequence[torch.Tensor]) -> torch.Tensor:
     """The 2-norm of each gradient, all on one device and of 16 bits or more, as float64."""
     batch = Batch(grads[0].device)

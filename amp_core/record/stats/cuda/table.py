@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-COLUMNS = ("address", "length", "out", "ticket", "stretches", "caps", "channels", "inner", "first", "capped_out")
+COLUMNS = (
+    *("address", "length", "out", "ticket", "stretches", "caps", "channels", "inner", "first", "capped_out", "format"),
+)
 """Those of `Stretch` in kernels.cu."""
 STRETCHES = 2048
 """Approximate number of pieces that values are cut into if there are enough: several per multiprocessor of any GPU."""

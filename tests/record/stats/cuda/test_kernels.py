@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from amp_core.record.stats.channels import ChannelMax
 from amp_core.record.stats.cuda import table
 from amp_core.record.stats.cuda.batch import Batch
-from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
+from amp_core.record.stats.cuda.measure import channels_cuda, largest_cuda, measure_cuda, norms_cuda, outputs_cuda
 from amp_core.record.stats.layout import LEADING, Cap, packed_size
 from amp_core.record.stats.plain import measure_plain
 from tests.compilers import needs_cxx
@@ -152,6 +152,33 @@ def test_outputs_are_measured_together_with_their_channels() -> None:
     assert torch.equal(largest[0], torch.cat([first, second]).abs().amax(0)) and largest[1] is largest[0]
     assert torch.equal(largest[2], third.abs().amax((0, 2)).float().clamp(min=2)) and largest[2] is before
     assert len(launches) == 4
+
+
+def test_weight_gradients_share_the_launch_of_outputs_of_their_dtype() -> None:
+    outputs, weights = [torch.randn(20, 6), torch.randn(7).half()], [torch.randn(9), torch.randn(6, 4)]
+    wanted = [ChannelMax(outputs[0], 6, 1)]
+    with on_host() as launches:
+        _, _, packed = outputs_cuda(outputs, wanted, weights, lambda largest: [None, Cap(largest[0], 4)])
+    assert sorted(launches) == [("fp16", "measure"), ("fp32", "beside"), ("fp32", "capped"), ("fp32", "measure")]
+    size = packed_size(torch.float32)
+    for tensor, got in zip(weights, packed.split(size)[:2], strict=True):
+        assert_measured(tensor, got)
+    cap = Cap(outputs[0].abs().amax(0), 4)
+    assert torch.equal(packed[2 * size + LEADING :], measure_plain(weights[1], cap)[LEADING:])
+
+
+def test_the_largest_of_each_tensor_whatever_its_dtype() -> None:
+    narrow = (torch.float32, torch.float16, torch.bfloat16)
+    values = torch.randn(40_000)
+    values[::11] = torch.tensor([0.0, 1e-45, -(2.0**-24), -(2.0**-130), -3.0]).repeat(800)[: len(values[::11])]
+    tensors = [values.to(d)[k : k + n] for d in narrow for k in (0, 1, 7) for n in (1, 5, 40, 30_000)]
+    tensors += [torch.randn(6, 50).t().to(d) for d in narrow] + [torch.zeros(3), torch.zeros(0)]
+    tensors += [torch.tensor([1.0, x, -9.0]).to(d) for d in narrow for x in (math.inf, -math.inf, math.nan)]
+    with on_host() as launches:
+        found = largest_cuda(tensors)
+    assert launches == [("fp32", "largest")]
+    wanted = torch.stack([t.float().abs().max() if t.numel() else torch.zeros(()) for t in tensors])
+    assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1)) and found.isnan().sum() == 3
 
 
 def test_norms() -> None:

@@ -4,17 +4,19 @@ import re
 
 import pytest
 
-from tests.record.stats.cuda.machine_code import ARCHITECTURES, Code, compilers, kernels, knows, tool
+from tests.record.stats.cuda.machine_code import ARCHITECTURES, compilers, kernels, knows, tool
 
 BUDGET = {
     "measure": {"fp32": 8.5, "fp16": 8, "bf16": 8.5, "fp64": 22, "fp8-e4m3": 12.5, "fp8-e5m2": 8.8},
-    "capped": {"fp32": 18, "fp16": 13.5, "bf16": 17, "fp64": 42},
+    "capped": {"fp32": 14.5, "fp16": 12, "bf16": 13.5, "fp64": 35},
     "norms": {"fp32": 2, "fp16": 2, "bf16": 2, "fp64": 2.5},
     "beside": {"fp32": 4.5, "fp16": 3.5, "bf16": 4},
     "apart": {"fp32": 3.8, "fp16": 3, "bf16": 3.5},
+    "largest": {"fp32": 6.5},
     "distances": {"fp32": 34},
 }
-"""Integer operations for each value, by kernel and format, with any compiler on any generation."""
+"""Integer operations for each value, by kernel and format, with any compiler on any generation. Those of `largest` are
+at most these: its loops for 16 bits read twice as many values as are counted."""
 BAR_TERABYTES_PER_S = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 """What integer arithmetic must allow at least on an H100, of which memory gives 3.4."""
 MAX_REGISTERS = 63
@@ -61,8 +63,7 @@ def test_loops_read_sixteen_bytes_at_a_time_and_wait_for_nobody(case: tuple[str,
 
 @pytest.mark.parametrize("form", BAR_TERABYTES_PER_S)
 def test_arithmetic_allows_more_than_memory_gives(form: str) -> None:
-    newest = list(compilers())[-1]
-    compiled = kernels(newest, form, "sm_90")
-    measured: dict[str, Code] = {name: compiled[name] for name in ("measure", "capped")}
-    for name, code in measured.items():
-        assert code.terabytes_per_s(form) >= BAR_TERABYTES_PER_S[form], name
+    for compiler in compilers():
+        compiled = kernels(compiler, form, "sm_90")
+        for name in ("measure", "capped"):
+            assert compiled[name].terabytes_per_s(form) >= BAR_TERABYTES_PER_S[form], (name, compiler)
