@@ -30,7 +30,15 @@ The node revokes the job's credential, and compares times in whole seconds: a cr
 ("Job credential revoked"), and the job fails.
 """
 
+IDS = 1000
+"""Ids of jobs that each start of the controller has to itself.
+
+A controller that was killed has forgotten its latest jobs, which still run, and would give their ids again: the node
+refuses a second job of that id, and the controller drains the node ("Duplicate jobid").
+"""
+
 _CONF = """\
+FirstJobId={first}
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
@@ -99,7 +107,9 @@ class Cluster:
             "node_memory": NODE_MEMORY_MB,
         }
         ports = {"controller": controller, "node": node, "last": node + 1}
-        self.conf.write_text(_CONF.format(**values, **ports, cpus=cpus, memory=NODE_MEMORY_MB // cpus) + more)
+        conf = _CONF.format(**values, **ports, cpus=cpus, memory=NODE_MEMORY_MB // cpus, first="{first}") + more
+        self._conf_of = conf.format
+        self._starts = 0
         files = {"socket": "munge.sock", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         try:
             self._start(files)
@@ -119,6 +129,8 @@ class Cluster:
 
     def start_controller(self) -> None:
         """Start slurmctld, with the state that an earlier one saved."""
+        self.conf.write_text(self._conf_of(first=1 + IDS * self._starts))
+        self._starts += 1
         self._begin("slurmctld", "-D")
         wait_for(lambda: "UP" in self.ask("scontrol", "ping"), START_S)
 

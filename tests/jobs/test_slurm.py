@@ -185,7 +185,6 @@ def test_a_folder_that_the_nodes_do_not_share_is_named(
     aside = runs.parent / "elsewhere"
 
     def send_held(*arguments: object) -> str:  # so that the folder is gone before the node looks for it
-        os.environ["SBATCH_HOLD"] = "1"
         monkeypatch.setenv("SBATCH_HOLD", "1")
         return send(*arguments)
 
@@ -235,6 +234,7 @@ def test_the_scheduler_is_asked_once_for_all_who_ask(
         assert len(asked) == 1
     for job in started:
         wait_for_end(job.folder)
+        assert find(job.folder).state == "finished"
 
 
 def test_a_hanging_scheduler_costs_a_page_no_more_than_a_moment(
