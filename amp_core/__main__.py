@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from amp_core._version import __version__
@@ -78,9 +79,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(printable(f"ampscope: {' '.join(str(error).split())}"), file=sys.stderr)
         return 2
+    except PermissionError as error:
+        if not _is_named(error, arguments):  # of a user's own code, whose traceback is needed
+            raise
+        print(printable(f"ampscope: {error.filename!r} cannot be accessed: {error.strerror}"), file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("ampscope: interrupted", file=sys.stderr)
         return 130
+
+
+def _is_named(error: PermissionError, arguments: argparse.Namespace) -> bool:
+    """Whether the file lies in a folder that an argument names, or beside one of that folder's parents."""
+    if not isinstance(error.filename, str):
+        return False
+    file = Path(error.filename).absolute()
+    values = [value if isinstance(value, list) else [value] for value in vars(arguments).values()]
+    places = [Path(place).absolute() for each in values for place in each if isinstance(place, str) and place]
+    return any(place.is_relative_to(file.parent) or file.is_relative_to(place) for place in places)
 
 
 def parser() -> argparse.ArgumentParser:

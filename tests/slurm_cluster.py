@@ -21,8 +21,6 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 KILL_WAIT_S = 2
 NODE_MEMORY_MB = 100_000
 """What the configuration claims, so that a job may have gigabytes, whatever the machine has."""
-START_S = 60.0
-"""In which a daemon starts, also on a busy machine."""
 REVOKED_S = 2.0
 """How long a job that a node ended or lost must wait before it starts there again.
 
@@ -30,7 +28,15 @@ The node revokes the job's credential, and compares times in whole seconds: a cr
 ("Job credential revoked"), and the job fails.
 """
 
+IDS = 1000
+"""Ids of jobs that each start of the controller has to itself.
+
+A controller that was killed has forgotten its latest jobs, which still run, and would give their ids again: the node
+refuses a second job of that id, and the controller drains the node ("Duplicate jobid").
+"""
+
 _CONF = """\
+FirstJobId={first}
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
@@ -60,6 +66,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf
 SlurmdParameters=config_overrides
 KillWait={kill_wait}
 MessageTimeout=3
+MinJobAge=3600
 NodeName=DEFAULT CPUs={cpus} RealMemory={node_memory} State=UNKNOWN
 NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{node}-{last}]
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PreemptMode=OFF
@@ -99,7 +106,9 @@ class Cluster:
             "node_memory": NODE_MEMORY_MB,
         }
         ports = {"controller": controller, "node": node, "last": node + 1}
-        self.conf.write_text(_CONF.format(**values, **ports, cpus=cpus, memory=NODE_MEMORY_MB // cpus) + more)
+        conf = _CONF.format(**values, **ports, cpus=cpus, memory=NODE_MEMORY_MB // cpus, first="{first}") + more
+        self._conf_of = conf.format
+        self._starts = 0
         files = {"socket": "munge.sock", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         try:
             self._start(files)
@@ -111,16 +120,18 @@ class Cluster:
         self._begin(
             "munged", "--foreground", "--force", *(f"--{name}={self.folder / file}" for name, file in files.items())
         )
-        wait_for((self.folder / "munge.sock").exists, START_S)
+        wait_for((self.folder / "munge.sock").exists)
         self.start_controller()
         for name in ("n1", "n2"):
             self._begin(name, "-D", "-N", name, program="slurmd")
-        wait_for(lambda: self.ask("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%N").strip() == "n[1-2]", START_S)
+        wait_for(lambda: self.ask("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%N").strip() == "n[1-2]")
 
     def start_controller(self) -> None:
         """Start slurmctld, with the state that an earlier one saved."""
+        self.conf.write_text(self._conf_of(first=1 + IDS * self._starts))
+        self._starts += 1
         self._begin("slurmctld", "-D")
-        wait_for(lambda: "UP" in self.ask("scontrol", "ping"), START_S)
+        wait_for(lambda: "UP" in self.ask("scontrol", "ping"))
 
     def stop_controller(self, *, kill: bool = False) -> None:
         """End slurmctld; with `kill` by SIGKILL, which loses what it has not saved yet."""
@@ -130,19 +141,31 @@ class Cluster:
 
     def ask(self, *line: str) -> str:
         """What a command of Slurm's prints; empty if it fails."""
-        done = subprocess.run(line, env=os.environ | {"SLURM_CONF": str(self.conf)}, capture_output=True, text=True)
+        done = self._run(*line)
         return done.stdout if done.returncode == 0 else ""
+
+    def _run(self, *line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(line, env=os.environ | {"SLURM_CONF": str(self.conf)}, capture_output=True, text=True)
+
+    def do(self, *line: str) -> None:
+        """Run a command of Slurm's until it succeeds: a busy controller may not answer at once."""
+        wait_for(lambda: self._run(*line).returncode == 0)
 
     def reach_time_limit(self, job_id: str) -> None:
         """Let a running job reach its time limit now."""
         at = datetime.datetime.now() + datetime.timedelta(seconds=1)
-        self.ask("scontrol", "update", f"jobid={job_id}", f"EndTime={at:%Y-%m-%dT%H:%M:%S}")
+        self.do("scontrol", "update", f"jobid={job_id}", f"EndTime={at:%Y-%m-%dT%H:%M:%S}")
 
     def start_node(self, name: str) -> None:
         """Start a node's slurmd, and let the node take jobs again."""
         self._begin(name, "-D", "-N", name, program="slurmd")
-        self.ask("scontrol", "update", f"nodename={name}", "state=resume")
-        wait_for(lambda: self._node_state(name) == "idle", START_S)
+
+        def idle() -> bool:
+            if (state := self._node_state(name)) != "idle":  # again and again: the node may not have registered yet
+                self.ask("scontrol", "update", f"nodename={name}", "state=resume")
+            return state == "idle"
+
+        wait_for(idle)
         time.sleep(REVOKED_S)
 
     def crash_node(self, name: str) -> None:
@@ -155,22 +178,22 @@ class Cluster:
                 if stepd.name() == "slurmstepd" and stepd.environ().get("SLURM_CONF") == str(self.conf):
                     for one in (*stepd.children(recursive=True), stepd):
                         one.kill()
-        self.ask("scontrol", "update", f"nodename={name}", "state=down", "reason=crashed")
+        self.do("scontrol", "update", f"nodename={name}", "state=down", "reason=crashed")
 
     def _node_state(self, name: str) -> str:
         return self.ask("sinfo", "-h", "-n", name, "-p", "requeued", "-o", "%t").strip()
 
     def start_now(self, job_id: str) -> None:
         """Start a job that was queued again without the two minutes that it waits otherwise."""
-        wait_for(lambda: self._state(job_id) == "PENDING", START_S)  # no longer COMPLETING: its node has ended it
+        wait_for(lambda: self._state(job_id) == "PENDING")  # no longer COMPLETING: its node has ended it
         time.sleep(REVOKED_S)
 
         def started() -> bool:
             # Again and again: Slurm sets the time anew once the job's first start is cleaned up.
-            waits = self._state(job_id) == "PENDING"
-            if waits:
+            state = self._state(job_id)
+            if state == "PENDING":
                 self.ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
-            return not waits
+            return state not in ("PENDING", "")  # empty: squeue was not answered
 
         wait_for(started)
 

@@ -37,7 +37,7 @@ class Answers:
     def list_runs(self, contains: str = "") -> dict[str, Any]:
         """The newest runs, with what they trained and how they ended."""
         found = [
-            (file.stat().st_mtime, root, file.parent)
+            (_changed_s(file), root, file.parent)
             for root in self._roots
             for file in _heads(root)
             if contains.lower() in self._name(root, file.parent).lower()
@@ -118,7 +118,10 @@ class Answers:
     # inside
 
     def _open(self, name: str) -> Run:
-        folder = next((root / name for root in self._roots if (root / name / "run.json").is_file()), None)
+        try:
+            folder = next((root / name for root in self._roots if (root / name / "run.json").is_file()), None)
+        except PermissionError as error:
+            raise RunError(f"run={name!r:.200} cannot be read: {error.strerror}") from None
         if folder is None or not any(folder.resolve().is_relative_to(root) for root in self._roots):
             raise RunError(f"run={name!r:.200} is unknown; list_runs names the runs")
         return load_run(folder)
@@ -145,15 +148,34 @@ class Answers:
 
 
 def _heads(root: Path) -> list[Path]:
-    """The `run.json` files below `root`, no deeper than `MAX_DEPTH`, without hidden folders and links out of it."""
-    heads = []
-    for where, folders, files in os.walk(root):
+    """The `run.json` files below `root`, no deeper than `MAX_DEPTH`, without hidden folders and links out of it.
+
+    Those of folders that may not be listed are among them, since nobody can say that they hold no run. Raises
+    `RunError` if that is `root`.
+    """
+    heads: list[Path] = []
+
+    def denied(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            if Path(error.filename) == root:
+                raise RunError(f"runs={str(root)!r} cannot be read: {error.strerror}")
+            heads.append(Path(error.filename) / "run.json")
+
+    for where, folders, files in os.walk(root, onerror=denied):
         depth = len(Path(where).relative_to(root).parts)
         folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < MAX_DEPTH else []
         if "run.json" in files and depth:
             heads.append(Path(where) / "run.json")
             folders[:] = []
     return heads
+
+
+def _changed_s(file: Path) -> float:
+    """When a file was changed, seconds since 1970; 0 if it may not be seen."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

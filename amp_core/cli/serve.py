@@ -121,6 +121,11 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     runs = Path(arguments.runs).absolute()
     if runs.exists() and not runs.is_dir():
         raise RunError(f"runs={arguments.runs!r} is not a folder; give the folder that contains the run folders")
+    if runs.exists():
+        try:
+            os.scandir(runs).close()
+        except OSError as error:
+            raise RunError(f"runs={arguments.runs!r} cannot be read: {error.strerror or error}") from None
     options = {
         "server.address": arguments.address,
         "server.port": str(arguments.port),

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 from amp_core.cli import tune_recipe
@@ -87,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     most: int = MAX_BATCH_SIZE if arguments.most is None else arguments.most
     timeout_s: float = TIMEOUT_S if arguments.timeout is None else arguments.timeout
     check(config, limit_bytes=limit, most=most, timeout_s=timeout_s)
+    if arguments.out is not None:  # before minutes of trials
+        _make(Path(arguments.out))
     bound = f"up to {formatting.size(limit)}" if limit is not None else "up to the device's memory"
     size = config.resolved().size or ""
     print_progress(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
@@ -139,9 +142,16 @@ def as_json(config: TrainConfig, result: MaxBatch) -> dict[str, object]:
     }
 
 
-def _keep(folder: Path, document: str) -> None:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise RunError(f"out={str(folder)!r} cannot be written: {error.strerror or error}") from error
+
+
+def _keep(folder: Path, document: str) -> None:
+    try:
         (folder / FILE).write_text(document, encoding="utf-8")
     except OSError as error:
         raise RunError(f"out={str(folder)!r}: the result cannot be written ({error.strerror or error})") from error

@@ -111,10 +111,13 @@ class Job:
     def request_stop(self, grace_s: float = GRACE_S) -> None:
         """Request that the job finishes its step and stops; returns at once. If a process of this machine has not ended
         after `grace_s` seconds, the next `listing` or `find` kills it with everything that it started; a scheduler has
-        a grace period of its own. A second request changes nothing. Raises `RunError` for a job of another machine, if
-        the scheduler refuses, and on a read-only server."""
+        a grace period of its own. A second request changes nothing. Raises `RunError` for a job of another machine or
+        another user, if the scheduler refuses, and on a read-only server."""
         permissions.current().check_change("stop a run")
-        by_name(self.backend).request_stop(self.folder, grace_s)
+        try:
+            by_name(self.backend).request_stop(self.folder, grace_s)
+        except OSError as error:
+            raise RunError(f"job={self.name!r} cannot be stopped from here: {error.strerror or error}") from error
 
     def stop(self, grace_s: float = GRACE_S) -> "Job":
         """Request a stop, wait until the process has ended, and return the job then; kills it after `grace_s` seconds.
@@ -287,7 +290,10 @@ def _submit(
 
 
 def _upkeep(folder: Path, record: job_file.Record) -> job_file.Record:
-    return by_name(record.backend).upkeep(folder, record)
+    try:
+        return by_name(record.backend).upkeep(folder, record)
+    except OSError:  # the folder is another user's, or its disk is full: whoever can write it records the end
+        return record
 
 
 def _job(folder: Path, record: job_file.Record, living: Sequence[job_file.Living] | None = None) -> Job:
@@ -319,7 +325,7 @@ def _state(folder: Path, record: job_file.Record, observed: Observed) -> tuple[s
         try:
             run = load_run(folder)
         except RunError as error:
-            return "failed", str(error)
+            return ("running" if observed.alive else "failed"), str(error)
         # If the process is alive, the lost run is that of an earlier writer: trust the process.
         status = "running" if run.status == "lost" and observed.alive else run.status
         return status, observed.note if status == "running" else run.end_reason

@@ -122,11 +122,15 @@ def _note_scheduler(file: Path, scheduler: Mapping[str, Any]) -> None:
 
 
 def send_stop(record: job_file.Record) -> None:
-    """Send SIGTERM to the job's process, if its pid still belongs to it."""
+    """Send SIGTERM to the job's process, if its pid still belongs to it. Raises `RunError` if it is another user's."""
     process = _process(record)
     if process is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        try:
             process.terminate()
+        except psutil.NoSuchProcess:  # it ended meanwhile
+            return
+        except psutil.AccessDenied:
+            raise RunError(f"the job's process {process.pid} belongs to another user, who can stop it") from None
 
 
 def kill(record: job_file.Record) -> None:
@@ -157,14 +161,14 @@ def remaining_processes(record: job_file.Record) -> list[psutil.Process]:
                     return []
             elif os.getsid(process.pid) == pid and process.create_time() >= record.process["started_s"] - 2.0:
                 processes.append(process)
-        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):  # ended meanwhile, or of another user
+        except (psutil.Error, ProcessLookupError, PermissionError):  # ended meanwhile, or of another user
             continue
     return processes
 
 
 def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # ended, or of another user
             process.kill()
 
 

@@ -100,6 +100,8 @@ def refuse_hostile(file: str | os.PathLike[str]) -> None:
     try:
         with open_zip(file) as archive:
             members = archive.infolist()
+    except PermissionError as error:
+        raise RunError(f"file={str(file)!r} cannot be read: {error.strerror}") from None
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise RunError(f"file={str(file)!r} is not a packed run: {error}") from None
     if len(members) > MAX_MEMBERS:

@@ -6,6 +6,7 @@
 """
 
 import itertools
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -237,7 +238,7 @@ def is_ordered(table: pa.Table, keys: list[str]) -> bool:
 
 
 class DamageAsRunError:
-    """Turns the errors of reading a damaged file into `RunError`; `FileNotFoundError` passes through."""
+    """Turns the errors of reading a damaged or protected file into `RunError`; `FileNotFoundError` passes through."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -248,6 +249,8 @@ class DamageAsRunError:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, FileNotFoundError | RunError):
             return
+        if isinstance(error, PermissionError) and error.errno is not None:
+            raise RunError(f"{self._name} cannot be read: {os.strerror(error.errno)}") from None
         if isinstance(error, pa.ArrowException | OSError | ValueError | TypeError):
             raise RunError(f"{self._name} is damaged: {first_line(error)}") from None
 

@@ -138,6 +138,8 @@ class ZipSource:
         self.path = path
         try:
             self._archive = open_zip(opened if opened is not None else path)
+        except PermissionError as error:
+            raise RunError(f"path={str(path)!r} cannot be read: {error.strerror}") from None
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise RunError(f"path={str(path)!r} is not a packed run: {error}") from None
         names = {PurePosixPath(n) for n in self._archive.namelist()}
@@ -250,12 +252,15 @@ def retried(read: Callable[[], _T], what: Path | Address) -> _T:
 
 
 def console_tail(file: Path, lines: int = 20) -> list[str]:
-    """The last lines of a `console.log`; none if there is no such file."""
-    if not file.is_file():
-        return []
-    with open(file, "rb") as stream:
-        stream.seek(max(0, file.stat().st_size - 400 * lines - 4096))
-        return last_lines(stream.read(), lines)
+    """The last lines of a `console.log`; none if there is no such file. If it cannot be read, one line says why."""
+    try:
+        if not file.is_file():
+            return []
+        with open(file, "rb") as stream:
+            stream.seek(max(0, file.stat().st_size - 400 * lines - 4096))
+            return last_lines(stream.read(), lines)
+    except OSError as error:
+        return [f"{file.name} cannot be read: {error.strerror or error}"]
 
 
 def keep_sealed(files: dict[str, File], file: File) -> None:

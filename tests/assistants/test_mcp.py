@@ -11,6 +11,7 @@ from amp_core.assistants.bounded import MAX_BYTES, bounded
 from amp_core.findings import GUIDE
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
+from tests.file_modes import restricted
 from tests.serve.running import run_async
 from tests.synthetic import SAMPLES
 
@@ -146,3 +147,23 @@ def test_bad_questions_say_what_would_be_right(runs):
         with pytest.raises(RunError, match=sentence):
             question()
     assert answers.guide("scale-collapse")["advice"] == GUIDE["scale-collapse"].advice
+
+
+def test_runs_that_may_not_be_read_are_listed_with_the_reason(tmp_path):
+    for name in ("mine", "theirs", "head"):
+        shutil.copytree(SAMPLES["fp32"], tmp_path / "runs" / name)
+    for denied in ("runs/theirs", "runs/head/run.json"):
+        (tmp_path / denied).chmod(0)
+    answers = Answers([tmp_path / "runs"])
+    with restricted():
+        listed = {run["run"]: run for run in answers.list_runs()["runs"]}
+        for name in ("theirs", "head"):
+            assert "Permission denied" in listed[name]["reason"]
+            with pytest.raises(RunError, match="Permission denied"):
+                answers.diagnose(name)
+        assert listed["mine"]["status"] == "finished"
+        (tmp_path / "runs").chmod(0)
+        with pytest.raises(RunError, match="Permission denied"):
+            answers.list_runs()
+    (tmp_path / "runs").chmod(0o755)
+    (tmp_path / "runs/theirs").chmod(0o755)

@@ -18,6 +18,7 @@ from amp_core.cli import train as train_command
 from amp_core.cli.diagnose import in_words
 from amp_core.cli.settings import flags
 from amp_core.train import RECIPES, TrainConfig
+from tests.file_modes import restricted
 from tests.paths import SAMPLE_RUNS
 
 
@@ -326,3 +327,35 @@ def test_diagnose_distinguishes_a_healthy_run_from_one_without_steps(tmp_path, c
     assert capsys.readouterr().out.splitlines()[0] == "nothing wrong was found"
     assert main(["diagnose", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("unpack", "a.zip", "--out", "private/a"),
+        ("pack", str(SAMPLE_RUNS / "fp32"), "--out", "private/a.zip"),
+        ("report", str(SAMPLE_RUNS / "fp32"), "--out", "private/a.html"),
+        ("tune", "--workload", "digits-cnn", "--out", "private/a"),
+        ("tune", "--max-batch", "--workload", "digits-cnn", "--out", "private/a"),
+        ("import-trace", "private/a.json", "--out", "a"),
+        ("import-te", "private/a", "--out", "a"),
+    ],
+)
+def test_a_folder_of_another_user_is_one_line_and_exit_code_2(argv, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private").mkdir(mode=0)
+    with restricted():
+        assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "private" in err and "Permission denied" in err
+    (tmp_path / "private").chmod(0o755)
+    assert list((tmp_path / "private").iterdir()) == []
+
+
+def test_a_training_that_may_not_read_its_own_data_keeps_its_traceback(monkeypatch, tmp_path):
+    def denied(arguments):
+        raise PermissionError(13, "Permission denied", "/data/of/others.bin")
+
+    monkeypatch.setattr(train_command, "run", denied)
+    with pytest.raises(PermissionError):
+        main(["train", "--workload", "digits-cnn", "--out", str(tmp_path / "a")])

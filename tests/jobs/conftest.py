@@ -93,10 +93,11 @@ def slurm(
     monkeypatch.setattr(polled, "AFTER_ERROR_S", 0.2)
     monkeypatch.setitem(backends.BACKENDS, "slurm", Slurm())
     yield _cluster
-    _cluster.ask("scancel", "--user", getpass.getuser())
+    _cluster.do("scancel", "--user", getpass.getuser())
 
 
-# A training without imports: a run folder with run.json alone, which ends by SIGTERM, on its own or never.
+# A training without imports: a run folder with run.json alone, which ends by SIGTERM, on its own, when a file `.end`
+# appears in its folder, or never.
 TINY = """
 import json, os, signal, sys, time
 folder, seconds = sys.argv[sys.argv.index("--out") + 1], float(sys.argv[1])
@@ -110,14 +111,17 @@ def stop(*_):
     sys.exit(130)
 signal.signal(signal.SIGTERM, stop if seconds >= 0 else signal.SIG_IGN)
 write("running")
-time.sleep(abs(seconds))
+until = time.monotonic() + abs(seconds)
+while time.monotonic() < until and not os.path.exists(folder + "/.end"):
+    time.sleep(min(abs(seconds), 0.05))
 write("finished")
 """
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[[float], list[str]]:
-    """The command of a training that takes some seconds; a negative number ignores SIGTERM."""
+    """The command of a training that takes some seconds, or until a file `.end` is in its folder; a negative number
+    ignores SIGTERM."""
     script = tmp_path / "tiny.py"
     script.write_text(TINY)
     return lambda seconds: [sys.executable, "-S", "-E", str(script), str(seconds)]

@@ -151,8 +151,8 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
     before = [name for name in rest if (runs / name / job_file.JOB_FILE).exists()]
     wait_for(lambda: any(find(runs / name).state == "finished" for name in before))
     head.stop()
-    head.start()
     wait_for(lambda: ray.polled.latest().error is not None)
+    head.start()
     wait_for(lambda: ray.polled.latest().error is None)
     for name in rest:
         if name not in before:

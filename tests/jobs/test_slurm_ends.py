@@ -137,6 +137,6 @@ def test_the_tasks_of_an_array_wait_in_one_line_before_a_job(slurm: Cluster, run
     job = start(CPU, runs, command=tiny(0), resources=dataclasses.replace(ON, partition="down"))
     wait_for(lambda: find(job.folder).queue_position is not None)
     assert find(job.folder).queue_position == 1
-    slurm.ask("scancel", array)
+    slurm.do("scancel", array)
     find(job.folder).request_stop()
     wait_for_end(job.folder)

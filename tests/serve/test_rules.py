@@ -14,6 +14,7 @@ from amp_core.cli.serve import is_loopback, prepared
 from amp_core.library.mutes import mute
 from amp_core.library.permissions import VARIABLE, Rules, current, folder_bytes, host_name, user_allowed
 from amp_core.settings.training import TrainConfig
+from tests.file_modes import restricted
 
 
 def flags(*arguments: str) -> argparse.Namespace:
@@ -207,3 +208,10 @@ def test_uploads_to_a_full_disk_are_refused(tmp_path: Path, monkeypatch: pytest.
 )
 def test_accounts(email: object, verified: object, allowed: object, may: bool) -> None:
     assert user_allowed(email, verified, allowed) is may
+
+
+def test_a_folder_of_runs_that_may_not_be_listed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir(mode=0)
+    with restricted(), pytest.raises(RunError, match="Permission denied"):
+        prepared(flags("--runs", str(tmp_path / "runs")))
+    (tmp_path / "runs").chmod(0o755)

@@ -105,9 +105,13 @@ class Local(Backend):
                 raise RunError(f"job={folder.name!r} runs on another machine; stop it there")
             if not alive or record.stop_requested_s is not None:
                 return
-            record = dataclasses.replace(record, stop_requested_s=time.time(), stop_grace_s=grace_s)
-            job_file.write(folder, record)  # before the signal, so that the reason is on disk when the job ends
-            reaper.send_stop(record)
+            requested = dataclasses.replace(record, stop_requested_s=time.time(), stop_grace_s=grace_s)
+            job_file.write(folder, requested)  # before the signal, so that the reason is on disk when the job ends
+            try:
+                reaper.send_stop(requested)
+            except RunError:
+                job_file.write(folder, record)
+                raise
 
 
 def device_of(config: TrainConfig) -> str:

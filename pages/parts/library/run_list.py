@@ -112,6 +112,7 @@ def listing() -> dict[str, Entry]:
     for path, key, dotted in folders(own_dir, "run", leave_out=pending):
         origin = "upload" if key.startswith(f"run/{UPLOADS}/") else "run"
         own.append(_entry(path, key, origin, dotted))
+    own += _unlisted(own_dir, "run")
     others = [e for name, root in other_roots().items() for e in _newest_first(_elsewhere(name, root))]
     return {e.key: e for e in (*_newest_first(own), *others, *samples)}
 
@@ -140,7 +141,8 @@ def _newest_first(entries: list[Entry]) -> list[Entry]:
 def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
     """The runs of another place; if it cannot be listed, one entry that says why."""
     if isinstance(root, Path):
-        return [_entry(path, key, "elsewhere", dotted) for path, key, dotted in folders(root, name)]
+        entries = [_entry(path, key, "elsewhere", dotted) for path, key, dotted in folders(root, name)]
+        return entries + _unlisted(root, name)
     try:
         listed = remote_runs.runs_at(root)
     except RunError as error:
@@ -155,6 +157,18 @@ def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
             shown_name = head.name or run.path.name
             entries.append(Entry(key, run.path, "elsewhere", shown_name, run.status, head.created_at, head.config))
     return entries
+
+
+def _unlisted(root: Path, key: str) -> list[Entry]:
+    """One entry that says why a place cannot be listed; none if it can, or does not exist."""
+    try:
+        os.scandir(root).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        sentence = f"the folder {root.name} cannot be read: {error.strerror or error}"
+        return [Entry(key, root, "elsewhere", root.name, "damaged", sentence=sentence)]
+    return []
 
 
 def preferred(entries: Mapping[str, Entry]) -> str | None:
@@ -190,7 +204,10 @@ def folders(
 
 def is_search(path: Path) -> bool:
     """Whether a folder was made by `ampscope tune`, with the runs of its search below it."""
-    return (path / SEARCH_FILE).is_file()
+    try:
+        return (path / SEARCH_FILE).is_file()
+    except OSError:  # not readable
+        return False
 
 
 def _subfolders(path: Path) -> tuple[list[str], set[str]]:
@@ -201,13 +218,23 @@ def _subfolders(path: Path) -> tuple[list[str], set[str]]:
     except OSError:  # missing or not readable: it has no runs
         return [], set()
     dotted = {e.name for e in every if e.name.startswith(".")}
-    return sorted(e.name for e in every if e.name not in dotted and e.is_dir())[:MAX_ENTRIES], dotted
+    return sorted(e.name for e in every if e.name not in dotted and _is_folder(e))[:MAX_ENTRIES], dotted
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder; a link whose target may not be seen counts as one, and is listed with the reason."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
 
 
 def _is_run(path: Path) -> bool:
     try:
         with os.scandir(path) as listed:
             names = {e.name for e in listed}
+    except PermissionError:  # listed with the reason: it may be a run
+        return True
     except OSError:
         return False
     if "run.json" in names:
@@ -223,7 +250,9 @@ def _entry(path: Path, key: str, origin: str, dotted: Collection[str]) -> Entry:
         status = load_run(path).status if head.status == "running" else head.status
     except FileNotFoundError:
         return _damaged(path, key, origin, "its folder holds no run: run.json is missing")
-    except (RunError, OSError) as error:
+    except OSError as error:
+        return _damaged(path, key, origin, f"{path.name} cannot be read: {error.strerror or error}")
+    except RunError as error:
         return _damaged(path, key, origin, str(error).replace(f"{path.parent}{os.sep}", ""))
     label = label_of(path) if dotted and label_file(path).name in dotted else Label()
     name = label.name or head.name or path.name

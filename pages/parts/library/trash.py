@@ -47,7 +47,11 @@ def deleted_runs() -> list[DeletedRun]:
     """The runs in the trash, the latest first."""
     root = run_list.runs_dir() / TRASH
     deleted = []
-    for stamp in sorted((p for p in root.iterdir() if p.name.isdecimal()), reverse=True) if root.is_dir() else []:
+    try:
+        stamps = sorted((p for p in root.iterdir() if p.name.isdecimal()), reverse=True)
+    except OSError:  # nothing was deleted yet, or it is another user's trash: there is nothing to restore from here
+        return []
+    for stamp in stamps:
         runs = run_list.folders(stamp, "run", 1 + run_list.SEARCH_DEPTH)
         deleted += [DeletedRun(stamp.name, key, run) for run, key, _ in runs]
     return deleted

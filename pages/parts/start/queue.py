@@ -44,16 +44,30 @@ def waiting_for(job: Job) -> str:
 
 
 def stop_button(job: Job, where: str) -> None:
-    """A button that stops `job`, and says so while the job finishes its step. A read-only server has none."""
+    """A button that stops `job`, and says so while the job finishes its step; beside it, why it could not be stopped. A
+    read-only server has none."""
     if current().read_only:
         return
     st.button(
         "Stopping" if job.stop_requested else "Stop",
         key=f"{where}.stop.{job.name}",
         icon=":material/stop:",
-        on_click=job.request_stop,
+        on_click=_stop,
+        args=(job,),
         disabled=job.stop_requested or not job.alive,
     )
+    folder, refusal = st.session_state.get("queue.refused", (None, ""))
+    if folder == job.folder:
+        st.error(words.escape(refusal))
+
+
+def _stop(job: Job) -> None:
+    """Request the stop. A callback cannot draw, so a refusal is kept for the button."""
+    st.session_state.pop("queue.refused", None)
+    try:
+        job.request_stop()
+    except RunError as error:
+        st.session_state["queue.refused"] = (job.folder, words.sentence(error))
 
 
 def place(job: Job) -> str:
