@@ -36,7 +36,7 @@ class Efficiency:
             host = LAUNCH_US / factor
             return Speeds(
                 self.half * factor, self.fp32 * factor, self.bandwidth * factor, host, self.tf32 * factor, self.sms,
-                self.l2_mb,
+                self.l2_mb, factor,
             )  # fmt: skip
 
         return Range(slow=by(1 - self.spread), likely=by(1.0), fast=by(1 + self.spread))

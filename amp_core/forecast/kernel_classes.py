@@ -30,7 +30,7 @@ softmax: medians of the operators measured in NeuSight's artifact (sitar-lab/Neu
 
 _CLASSES = {
     "native_layer_norm": KernelClass("norm"),
-    "native_layer_norm_backward": KernelClass("norm", 5 / 3),  # the input's gradient, then the weight's
+    "native_layer_norm_backward": KernelClass("norm"),  # the input's gradient; the weight's: `LAYER_NORM_ROW_US`
     "native_batch_norm": KernelClass("norm", 1.5),  # statistics first, then the normalization
     "native_batch_norm_backward": KernelClass("norm", 5 / 3),
     "native_group_norm": KernelClass("norm", 1.5),
@@ -44,6 +44,17 @@ _CLASSES = {
     **dict.fromkeys(("embedding", "gather", "index_select", "index", "scatter_add"), KernelClass("lookup")),
     **dict.fromkeys(("embedding_dense_backward", "index_put_", "index_add"), KernelClass("lookup")),
 }
+LAYER_NORM_ROW_US = 0.0088
+"""Time that the kernel of a layer norm's weight gradient takes for each row, at least: its threads are spread over the
+columns and read row after row, so that many short rows leave most of a GPU idle. From pytorch/pytorch#87445, forward
+and backward on A100 (8192 rows of 512, 1,024 and 1,536 less those of input gradients at the memory's bandwidth). That
+is the kernel of PyTorch up to 2.7, with which the published steps were measured; that of 2.8 also splits the rows."""
+
+DEPTHWISE_FLOP_PER_US = 15e3
+"""Operations of one multiprocessor in a depthwise convolution in FP32, which loads each factor anew; in 16 bits twice
+as many. PyTorch ran stacks of 7 × 7 to 31 × 31 convolutions at 1.0 to 1.5 TFLOP/s on the 68 of an RTX 2080 Ti, by the
+table of latencies in Ding et al. 2022, arXiv:2203.06717."""
+
 _PRODUCT, _ELEMENTWISE = KernelClass("product"), KernelClass("elementwise")
 
 

@@ -25,7 +25,7 @@ def quantized_work(work: pd.DataFrame, recipe: str, frac: float) -> pd.DataFrame
     result["bytes"] = work["bytes"] - (inputs * (1 - narrower)).where(product, 0.0)
     casts = result[product].assign(op="quantize", flops=0.0, narrow=False, low_frac=0.0)
     if "kind" in work:
-        casts = casts.assign(kind="copy", transposed=0.0)
+        casts = casts.assign(kind="copy", transposed=0.0, sm_us=0.0)
     casts["bytes"] = inputs[product] * (1 + narrower)
     casts["count"] = casts["count"] * 2 * frac
     return pd.concat([result, casts], ignore_index=True)

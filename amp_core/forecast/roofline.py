@@ -33,6 +33,8 @@ class Speeds:
     """Multiprocessors, over which the tiles of a product are spread; None: sizes do not matter."""
     l2_mb: float = 0.0
     """L2 cache, 10^6 bytes: what one kernel writes and the next reads need not leave it."""
+    latency: float = 1.0
+    """Speed of kernels that wait for single loads (`sm_us` and `serial_us` of the work), over the likely one."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class Work:
     sizes: tuple[Floats, Floats, Floats, Floats] | None
     """Of the product: batch, m, n, k."""
     transposed: Floats
+    sm_us: Floats
+    serial_us: Floats
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Self:
@@ -142,6 +146,8 @@ class Work:
             peak_share=np.where(kind == "attention", ATTENTION_SHARE, 1.0),
             sizes=(column("batch"), column("m"), column("n"), column("k")) if "batch" in frame else None,
             transposed=column("transposed"),
+            sm_us=column("sm_us"),
+            serial_us=column("serial_us"),
         )
 
 
@@ -163,7 +169,9 @@ def device_time(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Device
     bytes_per_us = rates.gb_per_s * speeds.bandwidth * 1e3 * work.bandwidth_share
     if work.sizes is not None and speeds.sms is not None:
         per_us *= shape_share(*work.sizes, speeds.sms)
-    times = np.stack([work.flops / per_us, moved / bytes_per_us, work.count * MIN_KERNEL_US])
+    products = np.fmax(work.flops / per_us, work.sm_us / (speeds.sms * speeds.latency) if speeds.sms else 0.0)
+    latency = np.fmax(work.count * MIN_KERNEL_US, work.serial_us / speeds.latency)
+    times = np.stack([products, moved / bytes_per_us, latency])
     longest = times.max(axis=0)
     which = times.argmax(axis=0)
     by_term = {term: float(longest[which == i].sum()) for i, term in enumerate(TERMS)}

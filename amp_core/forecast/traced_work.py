@@ -3,7 +3,7 @@
 >>> wide, narrow = traces_of_run(run)
 >>> wide.work.columns
 Index(['op', 'phase', 'count', 'flops', 'bytes', 'narrow', 'kind', 'batch', 'm', 'n', 'k',
-       'transposed'], dtype='object')
+       'transposed', 'sm_us', 'serial_us'], dtype='object')
 
 A run is traced in one recipe; its step in the other recipe is derived. From autocast to FP32 this is exact except for
 fused kernels: 16-bit values become 32-bit ones and the casts disappear. From FP32 to autocast it is an estimate: which
@@ -22,13 +22,14 @@ from amp_core.analysis import memory_moments, memory_steps
 from amp_core.analysis.performance.gemm_shapes import Shape, product, shapes_of, tensor_shapes
 from amp_core.analysis.performance.traced_ops import has_policies, traced_rows, traced_steps
 from amp_core.analysis.steps import attempts, emulated, median, recipe
-from amp_core.forecast.kernel_classes import kernel_class
+from amp_core.forecast.kernel_classes import DEPTHWISE_FLOP_PER_US, LAYER_NORM_ROW_US, kernel_class
 from amp_core.formats import autocast_dtypes, element_bytes, format_of
 from amp_core.hardware import autocast_ops
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
 _SIZES = ("batch", "m", "n", "k")
+_COLUMNS = ["op", "phase", "count", "flops", "bytes", "narrow", "kind", *_SIZES, "transposed", "sm_us", "serial_us"]
 _TENSORS_PER_LAUNCH = 36
 """Tensors per launch of a multi-tensor kernel over four lists: `depth_to_max_tensors` in PyTorch's
 ATen/native/cuda/MultiTensorApply.cuh."""
@@ -71,7 +72,8 @@ class StepTrace:
     """One row per operator and shape: op, phase, count (launches), flops (of matrix products, else 0), bytes (read and
     moved by its kernels), narrow (multiplies 16-bit factors), kind (of `BANDWIDTH_SHARES`, `product` or `attention`);
     batch, m, n, k (sizes of the product, NaN where not known), transposed (bytes that cuDNN moves to bring a
-    convolution that is not channels last into the layout of tensor cores)."""
+    convolution that is not channels last into the layout of tensor cores), sm_us (time of one multiprocessor, if it did
+    all alone), serial_us (time that no multiprocessor shortens)."""
     memory: StepMemory
 
 
@@ -91,6 +93,7 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
         runs = kernel_class(op, flops)
         kind, transposed = runs.kind, 0.0
         sizes: tuple[float, ...] = (math.nan,) * 4
+        sm_us = 0.0
         narrow = _is_narrow(dtypes[0])
         if not shapes:  # the optimizer's operators: multi-tensor kernels on CUDA
             traffic, count = _OPTIMIZER_PASSES * written, math.ceil(count / _TENSORS_PER_LAUNCH)
@@ -103,13 +106,15 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
                 traffic *= 2  # CUDA casts its inputs and continues in FP32
         if flops and isinstance(row["in_shapes"], str):
             kind, sizes = _product(op, row["in_shapes"], flops / count)
-            narrow = narrow and kind != "depthwise"
+            if kind == "depthwise":
+                sm_us, narrow = flops / DEPTHWISE_FLOP_PER_US / (2 if narrow else 1), False
             if "conv" in op and kind == "product" and not channels_last:
                 transposed = 2 * traffic
-        work.append((op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed))
-    return pd.DataFrame(
-        work, columns=["op", "phase", "count", "flops", "bytes", "narrow", "kind", *_SIZES, "transposed"]
-    )
+        work.append((op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed, sm_us, 0.0))
+        if op == "native_layer_norm_backward" and len(shapes) > 4:  # a second kernel for the weight's gradient
+            serial_us = count * LAYER_NORM_ROW_US * math.prod(shapes[2])  # shapes: gradient, input, mean, …, weight
+            work.append((op, row["phase"], count, 0.0, traffic * 2 / 3, narrow, kind, *sizes, 0.0, 0.0, serial_us))
+    return pd.DataFrame(work, columns=_COLUMNS)
 
 
 def _with_fused_kernels(rows: pd.DataFrame) -> Iterator[dict[Hashable, Any]]:
@@ -168,8 +173,9 @@ def as_autocast(work: pd.DataFrame) -> pd.DataFrame:
     kept = result["phase"].eq("optimizer") | pd.Series(in_fp32, result.index, dtype=bool)
     share = np.where(matrix, 0.5, np.where(kept, 1.0, 0.75))
     result["bytes"] = result["bytes"] * share
-    result["narrow"] = matrix
-    casts = result[matrix].assign(op="_to_copy", flops=0.0, narrow=False, kind="copy", transposed=0.0)
+    result["narrow"] = matrix & result["kind"].ne("depthwise")
+    result["sm_us"] = result["sm_us"] * 0.5
+    casts = result[matrix].assign(op="_to_copy", flops=0.0, narrow=False, kind="copy", transposed=0.0, sm_us=0.0)
     casts["bytes"] = casts["bytes"] * 0.5  # the output of a 16-bit product often feeds the next without a cast
     return pd.concat([result, casts], ignore_index=True)
 

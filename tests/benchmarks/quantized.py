@@ -38,32 +38,73 @@ def gpt2() -> tuple[nn.Module, Callable[[nn.Module, Any], torch.Tensor], Any]:
 
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=256, n_positions=64, n_embd=96, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config), lambda model, batch: model(input_ids=batch, labels=batch).loss, texts(64)
+
+
+def t5() -> tuple[nn.Module, Callable[[nn.Module, Any], torch.Tensor], Any]:
+    """The stock T5 of transformers, small, which continues the text that its encoder reads."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+    config = T5Config(vocab_size=256, **sizes, decoder_start_token_id=0, pad_token_id=0)
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        read, continued = batch.chunk(2, dim=1)
+        return model(input_ids=read, labels=continued.contiguous()).loss
+
+    return T5ForConditionalGeneration(config), loss_fn, texts(64)
+
+
+def llama() -> tuple[nn.Module, Callable[[nn.Module, Any], torch.Tensor], Any]:
+    """The stock Llama of transformers, small: gated feed-forward layers, RMS norms, rotary positions."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=256, **sizes, num_key_value_heads=2, max_position_embeddings=64)
+    return LlamaForCausalLM(config), lambda model, batch: model(input_ids=batch, labels=batch).loss, texts(64)
+
+
+def texts(length: int) -> Any:
+    """Batches of 16 pieces of a source file, as bytes."""
     text = torch.frombuffer(bytearray(Path(torch.__file__).read_bytes()), dtype=torch.uint8).long()
-
-    def batches() -> Any:
-        while True:
-            yield torch.stack([text[i : i + 64] for i in torch.randint(0, len(text) - 64, (16,))])
-
-    return GPT2LMHeadModel(config), lambda model, batch: model(input_ids=batch, labels=batch).loss, batches()
+    while True:
+        yield torch.stack([text[i : i + length] for i in torch.randint(0, len(text) - length, (16,))])
 
 
 def vit() -> tuple[nn.Module, Callable[[nn.Module, Any], torch.Tensor], Any]:
     """The stock ViT of transformers, small, on scikit-learn's handwritten digits."""
-    from sklearn.datasets import load_digits
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     config = ViTConfig(**sizes, image_size=8, patch_size=2, num_channels=1, num_labels=10)
-    digits = load_digits()
-    images, labels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
+    return ViTForImageClassification(config), lambda m, b: m(pixel_values=b[0], labels=b[1]).loss, digits(8)
 
-    def batches() -> Any:
-        while True:
-            chosen = torch.randint(len(images), (32,))
-            yield images[chosen], labels[chosen]
 
-    return ViTForImageClassification(config), lambda m, b: m(pixel_values=b[0], labels=b[1]).loss, batches()
+def convnext() -> tuple[nn.Module, Callable[[nn.Module, Any], torch.Tensor], Any]:
+    """The stock ConvNeXt of transformers, small, on scikit-learn's handwritten digits."""
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    torch.manual_seed(0)
+    config = ConvNextConfig(hidden_sizes=[32, 64, 128], depths=[2, 2, 2], num_stages=3, num_channels=1, num_labels=10)
+    return ConvNextForImageClassification(config), lambda m, b: m(pixel_values=b[0], labels=b[1]).loss, digits(32)
+
+
+def digits(pixels: int) -> Any:
+    """Batches of 32 handwritten digits with their labels."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    images, labels = (
+        images.repeat_interleave(pixels // 8, 2).repeat_interleave(pixels // 8, 3),
+        torch.tensor(data.target),
+    )
+    while True:
+        chosen = torch.randint(len(images), (32,))
+        yield images[chosen], labels[chosen]
 
 
 MODELS = {
@@ -71,6 +112,9 @@ MODELS = {
     "text-bert": lambda: workload("text-bert"),
     "gpt2": gpt2,
     "vit": vit,
+    "t5": t5,
+    "convnext": convnext,
+    "llama": llama,
 }
 
 

@@ -67,6 +67,32 @@ def test_depthwise_convolutions_are_bound_by_memory_and_never_on_tensor_cores():
     ).bound_by != ("GEMM/conv")
 
 
+def test_a_large_depthwise_convolution_is_bound_by_its_taps_and_half_as_long_in_16_bits():
+    rates, speeds = named_part("RTX 3090")[1], efficiency_of("RTX 3090").range().likely
+    x = torch.randn(8, 64, 64, 64, requires_grad=True)
+
+    def taken(taps, amp):
+        work = work_of(nn.Conv2d(64, 64, taps, padding=taps // 2, groups=64), x, amp=amp)
+        depthwise = work[work["kind"] == "depthwise"]
+        return device_time(Work.of(depthwise), rates, "fp16" if amp else "fp32", speeds).device_us, depthwise
+
+    (large, work), (narrow, _), (small, _) = taken(7, False), taken(7, True), taken(3, False)
+    assert large == pytest.approx(work["flops"].sum() / 15e3 / 82) and large > 3 * small
+    assert narrow == pytest.approx(large / 2)
+
+
+def test_the_weight_gradient_of_a_layer_norm_takes_its_time_per_row():
+    rates, speeds = named_part("A100")[1], efficiency_of("A100").range().likely
+
+    def backward_us(rows, columns, **how):
+        work = work_of(nn.LayerNorm(columns, **how), torch.randn(rows, columns, requires_grad=True))
+        return device_time(Work.of(work[work["op"] == "native_layer_norm_backward"]), rates, "fp32", speeds).device_us
+
+    many, few = backward_us(65536, 32), backward_us(512, 4096)
+    assert many > 65536 * 0.0088 > 10 * few
+    assert backward_us(65536, 32, elementwise_affine=False) < many / 10
+
+
 def test_dropout_is_one_kernel_on_cuda():
     x = torch.randn(64, 256, requires_grad=True)
     work = work_of(nn.Dropout(0.1), x)
