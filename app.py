@@ -11,12 +11,12 @@ from pathlib import Path
 import streamlit as st
 
 if __name__ == "__main__":
-    from pages.parts import frame
+    from pages.parts import frame, spellings
 
     icon = Path(__file__).parent / "pages" / "parts" / "icon.svg"
     pages = {  # no icons: the browser would fetch each from fonts.gstatic.com as the tab's icon
         "This run": [
-            st.Page("pages/run_overview.py", title="Overview", url_path="overview", default=True),
+            st.Page("pages/run_overview.py", title="Overview", url_path="", default=True),
             st.Page("pages/loss_scale.py", title="Loss scale", url_path="loss-scale"),
             st.Page("pages/number_ranges.py", title="Number ranges", url_path="number-ranges"),
             st.Page("pages/layer_detail.py", title="Layer detail", url_path="layer-detail"),
@@ -42,7 +42,7 @@ if __name__ == "__main__":
         ],
     }
     st.set_page_config(page_icon=icon, layout="wide", initial_sidebar_state=256)  # pixels; known before the sidebar is
-    page = st.navigation(pages, expanded=True)  # drawn; a folded list would hide the last pages
+    page = st.navigation(spellings.added(pages), expanded=True)  # drawn; a folded list would hide the last pages
     st.set_page_config(f"{page.title} · AMPscope")
     frame.show(page)
 else:

@@ -18,8 +18,8 @@ from pages.parts.library.run_list import Entry
 
 NO_BASELINE = "none"
 NARROWED = "bar.narrowed"
-WITHOUT_STEPS = frozenset({"forecast", "library", "start", "tune", "format-lab", "guide"})
-"""Addresses of the pages that show nothing over steps: they open no run for the bar."""
+WITHOUT_STEPS = frozenset({"Forecast", "Library", "Start a run", "Tune", "Format lab", "Findings guide"})
+"""Titles of the pages that show nothing over steps: they open no run for the bar."""
 TASK = ("workload", "size", "data")
 STEPS = "bar.steps"
 """The chosen steps of any run, first and last; None for all."""
@@ -37,7 +37,7 @@ def show(page: StreamlitPage) -> None:
             picker.show(entries)
         with st.container(width="stretch"):
             _baseline(entries)
-        if page.url_path not in WITHOUT_STEPS:
+        if page.title not in WITHOUT_STEPS:
             _steps(picker.chosen())
 
 

@@ -4,11 +4,14 @@ import ast
 import shutil
 import tomllib
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from streamlit.util import calc_hash
 
 from amp_core.figures.colours import RECIPES
-from tests.app_test import OVERVIEW, pages
+from pages.parts import bar
+from tests.app_test import OVERVIEW, app_test, pages
 from tests.pages.conftest import ROOT, words
 from tests.synthetic import write
 
@@ -25,6 +28,28 @@ def test_addresses_differ_from_file_names():
     for file, address in pages().items():
         assert address != Path(file).stem
         assert "_" in Path(file).stem and "_" not in address
+
+
+@pytest.mark.parametrize(
+    ("address", "title"),
+    [
+        ("overview", "Overview"),
+        ("Overview", "Overview"),
+        ("Loss_scale", "Loss scale"),
+        ("Loss%20scale", "Loss scale"),
+        ("8-and-4-bits", "8 and 4 bits"),
+        ("start-a-run", "Start a run"),
+    ],
+)
+def test_other_spellings_of_an_address_open_the_page(home, address, title):
+    write(home.runs / "new", "healthy")
+    write(home.runs / "old", "fp32")
+    app = app_test(run="run/old")
+    app.context["url"] = f"http://127.0.0.1:8501/base/{address}/"
+    app._page_hash = calc_hash(unquote(address))
+    app.run()
+    assert app.title[0].value == title and app.session_state["run"] == app.query_params["run"] == "run/old"
+    assert bool([slider for slider in app.slider if slider.label == "Steps"]) == (title not in bar.WITHOUT_STEPS)
 
 
 def test_both_themes_have_ten_series_colours_and_nothing_is_set_for_all_themes():
