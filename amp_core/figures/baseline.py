@@ -14,7 +14,7 @@ from amp_core.figures.colours import recipe_colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.margins import legend_px
 from amp_core.figures.shapes import compact_array
-from amp_core.figures.style import set_layout
+from amp_core.figures.style import grow_for_legend, set_layout
 
 
 def with_baseline(
@@ -49,7 +49,7 @@ def with_baseline(
     reach = np.log2([float(shown["low"].min()), float(shown["high"].max())])
     axis = log2_axis(min(low, math.floor(reach[0])), max(high, math.ceil(reach[1])))
     set_layout(spec, yaxis=spec.layout["yaxis"] | axis, showlegend=True)
-    spec.layout["margin"]["t"] += legend_px(spec.data, always=True) - legend_px(own)
+    grow_for_legend(spec.layout, legend_px(spec.data, always=True) - legend_px(own))
     alt = f"{spec.layout['meta']['alt'].rstrip('.')}; behind it the middle half of {name}."
     set_layout(spec, meta={"alt": alt})
     return spec.to_figure()

@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 from amp_core.figures.axes import tick_names
 from amp_core.figures.colours import colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.shapes import compact_array, error_bars, vertical_line
+from amp_core.figures.shapes import ORNAMENT, compact_array, error_bars, vertical_line
 from amp_core.figures.style import empty_figure, finish
 
-MAX_ROWS = 20
+MAX_ROWS = 12
 
 
 def difference_figure(
@@ -34,7 +34,7 @@ def difference_figure(
         return empty_figure(title, f"No step was recorded in both this run and {baseline}.")
     total = len(changes)
     shown = changes.head(MAX_ROWS)
-    title = title if total == len(shown) else f"{title}: the {MAX_ROWS} largest of {total:,}"
+    title = title if total == len(shown) else f"{title}, {MAX_ROWS} largest of {total:,}"
     factor, unit = (100.0, " %") if percent else (1.0, "")
     names = shown["name"].tolist()
     change, noise = (factor * shown[column].to_numpy(dtype=float) for column in ("change", "noise"))
@@ -48,6 +48,19 @@ def difference_figure(
         marker={"color": "rgba(0,0,0,0)", "size": 1},
         error_x=error_bars(np.zeros(len(noise)), -noise, noise, with_opacity(grey, 0.35), 9, 0),
         name=f"noise of {baseline}",
+        meta=ORNAMENT,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    # Plotly draws no error bars in a legend.
+    legend = {"symbol": "square", "size": 10, "color": with_opacity(grey, 0.35)}
+    figure.add_scatter(
+        x=np.full(1, np.nan, dtype=np.float32),
+        y=names[:1],
+        mode="markers",
+        marker=legend,
+        name=f"noise of {baseline}",
+        meta=ORNAMENT,
         hoverinfo="skip",
     )
     figure.add_scatter(

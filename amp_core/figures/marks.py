@@ -15,7 +15,7 @@ from amp_core.figures.colours import colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.margins import legend_px
 from amp_core.figures.shapes import NO_Y, STROKES, compact_array, stroke_points
-from amp_core.figures.style import legend_top, set_layout
+from amp_core.figures.style import grow_for_legend, legend_top, set_layout
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 _APART = {"skipped": 0.76, "change": 0.22}
@@ -96,7 +96,8 @@ def with_marks(
         return figure
     layout = marked.layout
     if row_frac is None:
-        row_frac = max(ROW_FRAC, _MARK_PX / max(layout["height"] - _MARGINS_PX, 4 * _MARK_PX))
+        plot_px = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+        row_frac = max(ROW_FRAC, _MARK_PX / max(plot_px, 4 * _MARK_PX))
         row_frac = max(row_frac, min(_APART_RATIO * row_frac, MAX_STRIP_FRAC)) if both else row_frac
     top = row_frac * (row + 1)
     strips = [int(name[5:]) for name, _ in marked.axes() if name[5:].isdigit() and int(name[5:]) >= _FIRST_AXIS]
@@ -105,7 +106,7 @@ def with_marks(
     alt = f"{layout['meta']['alt'].rstrip('.')}; {', '.join(descriptions)}."
     strip = {"domain": [row_frac * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
     set_layout(marked, meta={"alt": alt}, **{f"yaxis{axis}": strip})
-    layout["margin"]["t"] += legend_px(marked.data) - legend_px(marked.data[: len(figure.data)])
+    grow_for_legend(layout, legend_px(marked.data) - legend_px(marked.data[: len(figure.data)]))
     return marked.to_figure()
 
 

@@ -61,6 +61,13 @@ def legend_top(height: int) -> float:
     return 1 - _TITLE_PX / height
 
 
+def grow_for_legend(layout: dict[str, Any], px: int) -> None:
+    """Make a finished figure higher for `px` more of legend, so that its plot keeps its size."""
+    height = layout["height"] + px
+    layout["height"], layout["margin"] = height, layout["margin"] | {"t": layout["margin"]["t"] + px}
+    layout["legend"] = layout["legend"] | {"y": legend_top(height)}
+
+
 def empty_figure(title: str, sentence: str) -> go.Figure:
     """A figure without data, with a sentence that says why."""
     figure = FigureSpec()

@@ -167,7 +167,7 @@ def numbers(view: Overview, cost: StepCost) -> Html:
     if view.loss_first is None and cost.source == "profile":
         return _profiled_numbers(cost)
     scale, speed, memory = view.scale, view.speed, view.memory
-    spread = f" ({formatting.number(speed.step_ms_low)}–{formatting.number(speed.step_ms_high)})"
+    spread = f" ({formatting.span(speed.step_ms_low, speed.step_ms_high)})" if speed.step_ms_low is not None else ""
     rows = [
         ("Loss", f"{formatting.loss(view.loss_first)} → {formatting.loss(view.loss_final)}"),
         ("Loss scale", formatting.scale(scale.last) if scale.has_scaler else "none: no scaler"),
@@ -177,7 +177,7 @@ def numbers(view: Overview, cost: StepCost) -> Html:
             if scale.skips_recorded
             else "not recorded",
         ),
-        ("Step time", f"{formatting.number(speed.step_ms, 'ms')}{spread if speed.step_ms is not None else ''}"),
+        ("Step time", f"{formatting.number(speed.step_ms, 'ms')}{spread}"),
         ("Samples per second", formatting.number(speed.samples_per_s)),
         ("Recording overhead", formatting.percent(speed.watch_frac)),
         ("Peak memory", _peak(memory)),

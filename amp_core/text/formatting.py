@@ -51,6 +51,16 @@ def count(value: float | None) -> str:
     return NONE if _missing(value) else f"{round(value or 0):,}"
 
 
+def span(low: float | None, high: float | None, unit: str = "") -> str:
+    """`23.0–24.9 ms`: a range to three significant digits, or to as many more, up to six, as tell its ends apart."""
+    ends = (number(low), number(high))
+    for digits in (4, 5, 6):
+        if ends[0] != ends[1] or low == high:
+            break
+        ends = (number(low, digits=digits), number(high, digits=digits))
+    return f"{ends[0] if ends[0] == ends[1] else '–'.join(ends)} {unit}".rstrip()
+
+
 def whole_range(low: float | None, high: float | None, digits: int = 2) -> str:
     """`74,000–97,000`: an estimated range of whole numbers to so many digits, rounded outwards."""
     if _missing(low) or _missing(high):

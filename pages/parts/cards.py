@@ -13,6 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from amp_core.analysis import Overview, memory_trace, scale_trace, sparkline
+from amp_core.analysis.steps import attempts
 from pages.parts import glossary, words
 
 ACROSS = 6
@@ -80,23 +81,28 @@ def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
     if not view.scale.skips_recorded:
         return scale, Card("Skipped steps", words.NONE, "not recorded", help=about_skips)
     so_far = sparkline(trace["skipped"].astype(float).cumsum())
-    attempts = f"of {words.count(view.scale.attempts)} steps"
-    return scale, Card("Skipped steps", words.count(view.scale.skips), attempts, so_far, about_skips)
+    attempted = f"of {words.count(view.scale.attempts)} steps"
+    return scale, Card("Skipped steps", words.count(view.scale.skips), attempted, so_far, about_skips)
 
 
 def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
     """Step time and samples per second."""
-    step_ms = run.steps["step_ms"].astype(float)
-    low, high = words.number(view.speed.step_ms_low), words.number(view.speed.step_ms_high)
-    quartiles = f"{low}–{high} ms" if low != high else "constant"
-    warm = f"Median and quartiles, without the first {view.speed.warmup} steps (warm-up)."
-    known = view.speed.watch_frac is not None
-    watching = f"{words.percent(view.speed.watch_frac)} recording" if known else "overhead not timed"
-    rate = sparkline(run.steps["samples"].astype(float) / step_ms)
+    speed = view.speed
+    timed = attempts(run).iloc[speed.warmup :]  # what the summary counts: the curve and the numbers agree
+    if speed.step_ms_low is None:
+        beside, how = f"mean of {speed.steps:,} steps", "Mean over the steps of the trace."
+    else:
+        varies = speed.step_ms_low != speed.step_ms_high
+        beside = words.span(speed.step_ms_low, speed.step_ms_high, "ms") if varies else "both quartiles"
+        how = f"Median and quartiles, without the first {words.plural(speed.warmup, 'step')} (warm-up)."
+    beside = "of one step" if speed.steps == 1 else beside
+    known = speed.watch_frac is not None
+    watching = f"{words.percent(speed.watch_frac)} recording" if known else "overhead not timed"
+    rate = sparkline(1e3 * timed["samples"] / timed["step_ms"])
     share = "Median of samples over step time, and the share of all time spent on recording."
     return (
-        Card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms), warm),
-        Card("Samples per s", words.number(view.speed.samples_per_s), watching, rate, share),
+        Card("Step time", words.number(speed.step_ms, "ms"), beside, sparkline(timed["step_ms"]), how),
+        Card("Samples per s", words.number(speed.samples_per_s), watching, rate, share),
     )
 
 

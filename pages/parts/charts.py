@@ -11,7 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 from amp_core import Run
 from amp_core.figures.browser import for_browser
 from amp_core.figures.margins import legend_px
-from amp_core.figures.style import legend_top
+from amp_core.figures.style import grow_for_legend
 from amp_core.views import View
 from pages.parts import loaders, tables
 
@@ -64,10 +64,8 @@ def show(figure: go.Figure, key: str, *, clicks: bool = False, half: bool = Fals
     record = for_browser(figure, dark())
     always = record["layout"].get("showlegend") is True
     width = HALF_PX if half else WIDE_PX
-    if more := legend_px(record["data"], always, width) - legend_px(record["data"], always):
-        record["layout"]["height"] += more
-        record["layout"]["margin"] = record["layout"]["margin"] | {"t": record["layout"]["margin"]["t"] + more}
-        record["layout"]["legend"] = record["layout"]["legend"] | {"y": legend_top(record["layout"]["height"])}
+    more = legend_px(record["data"], always, width) - legend_px(record["data"], always)
+    grow_for_legend(record["layout"], more)
     # Streamlit identifies a chart by its content
     record["layout"]["datarevision"] = 0
     if clicks:

@@ -29,6 +29,7 @@ from amp_core.text.formatting import (
     sentence,
     share_of,
     size,
+    span,
     whole_range,
 )
 
@@ -53,6 +54,7 @@ __all__ = [
     "sentence",
     "share_of",
     "size",
+    "span",
     "unbroken",
     "whole_range",
     "workload",

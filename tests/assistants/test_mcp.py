@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from amp_core.assistants.answers import Answers
+from amp_core import load_run
+from amp_core.assistants.answers import MAX_COMPARED, Answers
 from amp_core.assistants.bounded import MAX_BYTES, bounded
 from amp_core.findings import GUIDE
 from amp_core.schema import RunError
@@ -134,6 +135,44 @@ def test_many_tensors_with_hostile_names_are_answered_below_20_kb(tmp_path, tens
         assert len(text.encode()) < 20_000 and "\\u001b" not in text
     layers = bounded(answers.worst_layers("many", 200))
     assert layers["data"]["layers"] and layers["left_out"]["layers"] > 0
+
+
+@pytest.mark.parametrize("layers", [20, pytest.param(3_334, marks=pytest.mark.whole)])
+def test_many_layers_kernels_and_runs_with_hostile_names_are_answered_below_20_kb(tmp_path, layers):
+    """The other tools; each layer has an activation, a weight and an output gradient, so the larger run has 10,000
+    tensors."""
+    source = load_run(SAMPLES["bf16-blocks"])
+    names = [f"{'layers.' * 40}{i}.{HOSTILE}" for i in range(layers)]
+    old = "blocks.0.fc"
+    blocks = [row for row in source.table("blocks").to_pylist() if row["name"] in (old, f"{old}.weight")]
+    kernel = source.table("kernels").to_pylist()[0] | {"tensor_core": "no", "category": "gemm"}
+    for member in range(MAX_COMPARED):
+        name = f"{member}{HOSTILE.replace('/', '')}{'x' * 150}"
+        with RunWriter(tmp_path / name, name=f"{HOSTILE * 50}{member}", config={"precision": HOSTILE * 50}) as writer:
+            writer.append("steps", {"step": [0, 1], "loss": [1.0, float("nan")], "step_ms": [1.0, 1.0]})
+            layers_here = names if member == 0 else names[:1]
+            rows = [row | {"name": row["name"].replace(old, layer)} for layer in layers_here for row in blocks]
+            writer.append("blocks", {column: [row[column] for row in rows] for column in rows[0] if column != "rank"})
+            rows = [kernel | dict.fromkeys(("name", "module", "op"), layer) for layer in layers_here]
+            writer.append("kernels", {column: [row[column] for row in rows] for column in rows[0] if column != "rank"})
+    answers = Answers([tmp_path])
+    runs = [run["run"] for run in answers.list_runs()["runs"]]
+    many = next(run for run in runs if run.startswith(f"0{HOSTILE[0]}"))
+    documents = {
+        "list_runs": answers.list_runs(),
+        "what_if": answers.what_if(many, ["mxfp8", "nvfp4"]),
+        "kernels_off_tensor_cores": answers.kernels_off_tensor_cores(many, 200),
+        "compare_runs": answers.compare(runs),
+        "diagnose_run": answers.diagnose(many, runs[1]),
+        "read_guide": answers.guide(),
+    }
+    documents |= {code: answers.guide(code) for code in GUIDE}
+    for name, document in documents.items():
+        text = json.dumps(bounded(document))
+        assert len(text.encode()) < 20_000 and "\\u001b" not in text, name
+    assert len(documents["what_if"]["layers"]) == 2 * layers
+    assert documents["kernels_off_tensor_cores"]["kernels_in_all"] == layers
+    assert len(documents["compare_runs"]["runs"]) == MAX_COMPARED
 
 
 def test_bad_questions_say_what_would_be_right(runs):

@@ -8,6 +8,7 @@ import pytest
 
 from amp_core import Run, RunError
 from amp_core.analysis import (
+    baseline_band,
     compare,
     loss_curves,
     memory_trace,
@@ -23,6 +24,7 @@ from amp_core.figures import (
     accumulation_figure,
     compare_bars,
     device_figure,
+    difference_figure,
     format_range_figure,
     grad_norm_figure,
     loss_figure,
@@ -32,11 +34,35 @@ from amp_core.figures import (
     recipe_colour,
     scale_figure,
     step_heatmap,
+    with_baseline,
 )
 from amp_core.figures.marks import with_marks
 from amp_core.figures.step_time import CUT_RATIO, PEAK_RATIO
+from amp_core.figures.style import legend_top
 from amp_core.formats import FORMATS
 from tests.figures.rendered import limits, texts, trace
+
+# baseline ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_longer_legend_makes_a_figure_higher_and_leaves_its_plot_as_high(runs: dict[str, Run]) -> None:
+    trace = scale_trace(runs["overflowing"])
+    plain = grad_norm_figure(trace)
+    baseline = with_baseline(plain, baseline_band(trace, "grad_norm"), "an FP32 run with a very long name " * 3, "fp32")
+    marked = with_marks(baseline, step_marks(runs["overflowing"]), "step")
+    heights = [f.layout.height - f.layout.margin.t - f.layout.margin.b for f in (plain, baseline, marked)]
+    assert heights[0] == heights[1] == heights[2]
+    assert baseline.layout.margin.t > plain.layout.margin.t
+    assert [f.layout.legend.y for f in (baseline, marked)] == [legend_top(f.layout.height) for f in (baseline, marked)]
+
+
+def test_the_noise_around_a_difference_has_a_visible_entry_in_the_legend() -> None:
+    changes = pd.DataFrame({"name": ["head"], "baseline": [0.1], "value": [0.2], "change": [0.1], "noise": [0.02]})
+    figure = difference_figure(changes.assign(outside=True), "fp32", "difference", percent=True)
+    shown = next(t for t in figure.data if t.name == "noise of fp32" and t.showlegend is None)
+    noise = next(t for t in figure.data if t.showlegend is False)
+    assert shown.marker.color == noise.error_x.color and len(noise.error_x.array) == 1
+
 
 # loss ----------------------------------------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ def test_where_no_layer_goes_there_is_nothing_to_hand_on(app_of):
 def test_with_a_baseline_each_layer_shows_by_how_much_its_error_differs(home, app_of, recorded):
     shutil.copytree(recorded, home.runs / "b")
     app = app_of(baseline="run/b")
-    assert not app.exception and "difference from" in titles(app)[-1]
+    assert not app.exception and titles(app)[-1] == "Difference in predicted error"
     assert "none of 6 products differs in predicted error" in words(app)
 
 

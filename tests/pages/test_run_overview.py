@@ -5,10 +5,15 @@ import shutil
 import pytest
 
 from amp_core import load_run
+from amp_core.analysis import overview
 from amp_core.store.writer import RunWriter
+from amp_core.traces import import_traces
+from pages.parts import cards
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import SCENARIOS, live, write
 from tests.synthetic_kernels import add_window
+from tests.traces import made
+from tests.traces.test_recorded import FOLDER
 
 
 def test_a_healthy_run_is_called_healthy_with_its_numbers(home, open_app):
@@ -25,6 +30,24 @@ def test_a_healthy_run_is_called_healthy_with_its_numbers(home, open_app):
     assert metric(app, "Peak memory").value == "148 MiB"  # in tensors; the process held 299 MiB
     assert metric(app, "Peak memory").delta == "in tensors; process 299 MiB"
     assert len(titles(app)) == 3
+
+
+def test_the_step_times_curve_and_quartiles_are_of_the_same_steps(tmp_path):
+    times = [900.0, 400.0] + [216.0 + step % 5 / 10 for step in range(8)]  # after the warm-up the same to three digits
+    with RunWriter(tmp_path / "a") as writer:
+        writer.append("steps", {"step": range(10), "step_ms": times, "samples": [8] * 10})
+    run = load_run(tmp_path / "a")
+    step_time, rate = cards._speed(run, overview(run))
+    assert (step_time.value, step_time.beside) == ("216 ms", "216.1–216.2 ms")
+    assert max(step_time.course) < 217 and min(rate.course) > 36
+
+
+def test_the_step_time_of_a_trace_is_a_mean_without_quartiles(tmp_path):
+    run = load_run(import_traces([FOLDER / "mi250-training.json.gz"], tmp_path / "a"))
+    step_time, _ = cards._speed(run, overview(run))
+    assert step_time.beside == "of one step"
+    several = load_run(import_traces([made.write(tmp_path / "trace.json", made.training(steps=3))], tmp_path / "b"))
+    assert cards._speed(several, overview(several))[0].beside == "mean of 3 steps"
 
 
 def test_findings_come_first_with_evidence_and_advice(home, open_app):

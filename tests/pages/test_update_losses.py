@@ -114,7 +114,7 @@ def test_with_a_baseline_each_tensor_shows_by_how_much_it_differs(home, open_app
     write_updates(home.runs / "a", {"head": [0.9, 0.9, 0.8], "norm": [0.1, 0.1, 0.1]})
     write_updates(home.runs / "b", {"head": [0.1, 0.12, 0.1], "norm": [0.1, 0.1, 0.1]})
     app = open_app(PAGE, run="run/a", baseline="run/b")
-    assert not app.exception and titles(app)[-1] == "Updates lost to rounding: difference from b"
+    assert not app.exception and titles(app)[-1] == "Difference in lost updates"
     assert "**1 of 2 tensors differs in lost updates**" in words(app) and "86.7 % instead of 10.7 %" in words(app)
     assert titles(open_app(PAGE, run="run/a", baseline="none")) == ["Updates lost to rounding"]
 

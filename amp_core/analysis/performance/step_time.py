@@ -32,7 +32,7 @@ class SpeedSummary:
     the device are uncertain where both overlap."""
     step_ms_low: float | None
     step_ms_high: float | None
-    """Quartiles of the step time."""
+    """Quartiles of the step time. None for an imported trace: the mean of a few steps may lie outside of them."""
     samples_per_s: float | None
     """Median over steps of samples over time."""
     phases_ms: dict[str, float | None] = field(default_factory=dict)
@@ -77,8 +77,8 @@ def speed_summary(run: Run, warmup: int | None = None) -> SpeedSummary:
     whole = float(both["step_ms"].sum())
     return SpeedSummary(
         step_ms=traced / 1e3 if traced else median(step_ms),
-        step_ms_low=quantile(step_ms, 0.25),
-        step_ms_high=quantile(step_ms, 0.75),
+        step_ms_low=None if traced else quantile(step_ms, 0.25),
+        step_ms_high=None if traced else quantile(step_ms, 0.75),
         samples_per_s=median(rate),
         phases_ms={p: median(frame[f"{p}_ms"]) for p in PHASES},
         watch_frac=float(both["watch_ms"].sum()) / whole if whole > 0 else None,

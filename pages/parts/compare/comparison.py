@@ -146,7 +146,7 @@ def _signed(fraction: float) -> str:
 def runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs as text."""
     shown = frame.assign(
-        spread=[f"{words.number(r.step_ms_low)}–{words.number(r.step_ms_high)}" for r in frame.itertuples()],
+        spread=[words.span(r.step_ms_low, r.step_ms_high) for r in frame.itertuples()],
         speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
         speed_verdict=frame["speed_verdict"].replace("reference", "baseline"),
         memory_mib=frame["memory_peak_bytes"] / 2**20,

@@ -121,8 +121,8 @@ def against_baseline(run: Run, recipes: tuple[Recipe, ...]) -> None:
     labels = [f"{row.layer or 'the model'}, {RECIPES[row.format].label}" for row in changes.itertuples()]
     named = changes.assign(name=labels)
     what = "predicted error"
-    st.markdown(baseline.changes_in_words(named, base, "product", what, lambda v: words.number(v, digits=2)))
-    title = f"Predicted error: difference from {base}"
+    st.markdown(baseline.changes_in_words(named, base, "product", what, words.number))
+    title = f"Difference in {what}"
     charts.show(difference_figure(named, base, "difference in relative error", charts.dark(), title), "low.change")
 
 
@@ -136,15 +136,16 @@ def table(errors: pd.DataFrame, limit: float) -> list[tuple[str, str]]:
         product=errors["product"].map(PRODUCTS),
         operand=errors["operand"].str.replace("_", " "),
     )
-    event = tables.show(
-        shown,
-        column_config=COLUMNS,
-        column_order=list(tables.known(shown, COLUMNS)),
-        key="low.table",
-        on_select="rerun",
-        selection_mode="single-row",
-        alt="Predicted errors of linear layers by format.",
-    )
+    with st.expander("Errors in numbers"):
+        event = tables.show(
+            shown,
+            column_config=COLUMNS,
+            column_order=list(tables.known(shown, COLUMNS)),
+            key="low.table",
+            on_select="rerun",
+            selection_mode="single-row",
+            alt="Predicted errors of linear layers by format.",
+        )
     return [(errors["layer"].iloc[i], errors["format"].iloc[i]) for i in clicks.rows(event, "low.table", len(errors))]
 
 

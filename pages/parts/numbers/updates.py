@@ -146,7 +146,7 @@ def against_baseline(run: Run, column: str) -> None:
     changes = loaders.analysed(update_changes, [*(b for b in bases if len(b.updates)), run], column)
     st.markdown(baseline.changes_in_words(changes, base, "tensor", COLUMNS[column], words.percent))
     axis = f"difference in {COLUMNS[column]} (percentage points)"
-    title = f"{TITLES[column]}: difference from {base}"
+    title = f"Difference in {COLUMNS[column]}"
     charts.show(difference_figure(changes, base, axis, charts.dark(), title, percent=True), "updates.change")
 
 
