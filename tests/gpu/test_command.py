@@ -47,8 +47,18 @@ def test_it_runs_on_a_cpu_and_writes_its_table_and_a_run(tmp_path):
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         names = set(archive.namelist())
     assert names == {f"out/{p.relative_to(out).as_posix()}" for p in out.rglob("*") if p.is_file()}
-    again = run_command("--device", "cpu", "--quick", "--out", str(out))
-    assert again.returncode == 2 and "holds runs already" in again.stdout
+
+
+def refusal(monkeypatch, capsys, *arguments):
+    """What the command prints, in this process, before it refuses these arguments."""
+    monkeypatch.setattr(sys, "argv", ["tests.gpu", *arguments])
+    assert command.main() == 2
+    return capsys.readouterr().out
+
+
+def test_a_folder_with_runs_is_refused(monkeypatch, capsys, tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert "holds runs already" in refusal(monkeypatch, capsys, "--device", "cpu", "--quick", "--out", str(tmp_path))
 
 
 @pytest.mark.parametrize("part", checks.PARTS)
@@ -62,15 +72,13 @@ def test_checks_are_of_one_part_each():
     assert len({check.name for check in checks.all_checks()}) == len(checks.all_checks())
 
 
-def test_a_check_that_does_not_exist_is_refused():
-    done = run_command("--device", "cpu", "--only", "kernel-exat")
-    assert done.returncode == 2 and "kernel-exat is not a check" in done.stdout
+def test_a_check_that_does_not_exist_is_refused(monkeypatch, capsys):
+    assert "kernel-exat is not a check" in refusal(monkeypatch, capsys, "--device", "cpu", "--only", "kernel-exat")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_without_a_gpu_it_says_so():
-    done = run_command()
-    assert done.returncode == 2 and "finds no CUDA device" in done.stdout
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    assert "finds no CUDA device" in refusal(monkeypatch, capsys)
 
 
 def good(place):
