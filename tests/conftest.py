@@ -44,8 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ProcessorTime())
 
 
-# Files of a minute and more. Where files are spread over processes, these come first: one of them at the end would keep
-# one process busy while the others wait.
+# Where files are spread over processes, long ones come first: one of them at the end would keep one process busy while the
+# others wait. In alphabetical order, some of the longest would be last.
 LONG = (
     "tests/browser/",
     "tests/fake_cuda/",
@@ -53,6 +53,10 @@ LONG = (
     "tests/gpu/",
     "tests/jobs/test_slurm",
     "tests/serve/",
+    "tests/distributed/",
+    "tests/train/",
+    "tests/tune/",
+    "tests/views/",
 )
 
 
