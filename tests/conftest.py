@@ -44,8 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ProcessorTime())
 
 
-# Where files are spread over processes, long ones come first: one of them at the end would keep one process busy while the
-# others wait. In alphabetical order, some of the longest would be last.
+# Where files are spread over processes, long ones come first: one of them at the end would keep one process busy while
+# the others wait. In alphabetical order, some of the longest would be last.
 LONG = (
     "tests/browser/",
     "tests/fake_cuda/",
