@@ -162,6 +162,22 @@ def test_jobs_under_way_are_listed_once_for_all_sessions_until_this_process_chan
     assert list(under_way(tmp_path)) == []
 
 
+def test_a_job_that_is_queued_again_before_the_scheduler_has_listed_it_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeSlurm(tmp_path, monkeypatch, jobs=1)
+    monkeypatch.setitem(backends.BACKENDS, "slurm", Slurm())
+    folder, queue_now = fake.runs / "job-0000", (tmp_path / "answer").read_text()
+    requeued = dataclasses.replace(job_file.read(folder), created_ns=time.time_ns(), resources={"requeue": True})
+    job_file.write(folder, requeued)
+    (folder / "job.log").write_text(f"start 1 0 n1 {time.time():.0f}\nend 1 0 130 {time.time():.0f}\n")
+    (tmp_path / "answer").write_text("")  # the last answer is older than the job
+    assert find(folder).alive
+    (tmp_path / "answer").write_text(queue_now)
+    monkeypatch.setitem(backends.BACKENDS, "slurm", Slurm())
+    assert find(folder).state == "queued"
+
+
 def test_a_listing_reads_a_job_again_once_another_program_has_replaced_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,8 +174,8 @@ class Scheduler(Backend):
                 cause = "no end"
             return code, self._facts(record, job, attempt, cause)
         listed = answer.asked_s > record.created_ns / 1e9 + SETTLE_S
-        if code is None and not listed:
-            return None
+        if not listed and (code is None or record.resources.get("requeue")):
+            return None  # the answer may be older than the job, which may be queued again since its start ended
         job = self.forgotten(folder, record) if record.backend_id is not None else None
         if job is not None:
             return code if code is not None else job.returncode, self._facts(
