@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_core import load_run
 from amp_core.record import watch
 from amp_core.record.backends.cuda import Cuda
-from amp_core.record.observers.signals import nonfinite_outputs
+from amp_core.record.observers.signals import nonfinite_outputs, state
 from amp_core.record.stats.cuda import program
 from amp_core.record.stats.cuda.table import Table
 from tests.fake_cuda import tensors
 
 KERNELS = Cuda.kernels
-MODULES, TENSORS, EVERY, STEPS = 76, 304, 3, 6
+MODULES, TENSORS, EVERY, STEPS = 76, 304, 6, 8
 MAX_SAMPLED, MAX_OTHERS, MAX_FIRST, MAX_OPERATORS = 12, 8, 40, 150
 """Limits: launches of a sampled step, of another one, and of the first, with copies and fills, whatever the model;
 dispatched operators."""
@@ -46,8 +46,8 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)),
-            *(nn.Flatten(), nn.Linear(128, 8), nn.LayerNorm(8)),
+            *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(128, 8), nn.LayerNorm(8)),
         )
         self.head = nn.Linear(8, 2)
 
@@ -106,7 +106,8 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Cuda, "kernels", staticmethod(KERNELS))
     monkeypatch.setattr(program, "launch", launch)
-    monkeypatch.setattr(nonfinite_outputs, "EVERY", EVERY)  # as at the default settings
+    for checked in (nonfinite_outputs, state):  # as often as steps are sampled, as at the default settings
+        monkeypatch.setattr(checked, "EVERY", EVERY)
 
 
 def added(make: Callable[[], nn.Module], into: Path) -> list[tuple[Counter[str], Counter[str]]]:
@@ -141,3 +142,4 @@ def test_no_layer_or_dtype_has_launches_of_its_own(make: Callable[[], nn.Module]
     counted = added(make, tmp_path / "run")
     assert_few_launches(counted)
     assert counted[EVERY][0]["kernel channels"] == 1
+    assert ("kernel largest" in counted[EVERY // 2][0]) == (make is Mixed)  # of running statistics

@@ -10,7 +10,7 @@ gradients are measured shares its table and its zeroed memory with them. Holding
 its memory is not free yet, so no more than `MAX_BYTES` are held; and its values must not change until they are read.
 Autograd itself never writes into a gradient that someone else holds, but a hook or a function of the program may. A
 gradient that was written to is left out, and nothing is held from then on. A CUDA graph writes into the same memory at
-each replay, of which torch notices nothing; so gradients of one micro-batch are measured before the forward of the next.
+each replay, unnoticed by torch; so the gradients of a micro-batch are measured before the forward of the next.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from amp_core.record.observers import blocks, quantized
-from amp_core.record.observers.signals import nonfinite_outputs, state
 
 
 class Late:
@@ -15,12 +14,6 @@ class Late:
 
     def ready(self, wait: bool = False) -> bool:
         return wait
-
-    def joined(self, keys: Any) -> Any:
-        return SimpleNamespace(tolist=list)
-
-    def values(self, key: str) -> list[float]:
-        return [1.0]
 
 
 def pending(made: type, count: int, item: Any, **attributes: Any) -> Any:
@@ -47,15 +40,3 @@ def test_a_step_waits_for_what_is_beyond_the_bound(
     observer = pending(made, bound + 2, item, _measured=[], _cap=nullcontext(), _samples=0, _ever=True)
     observer.step_ended(5)
     assert len(observer._sent) == bound
-
-
-@pytest.mark.parametrize(
-    ("made", "item"),
-    [
-        (nonfinite_outputs.ForwardCheck, lambda late: (0, [], [], late)),
-    ],
-)
-def test_reading_waits_for_what_is_beyond_the_bound(made: type, item: Any) -> None:
-    observer = pending(made, 5, item)
-    observer._read(max_pending=3)
-    assert len(observer._sent) == 3
