@@ -25,8 +25,8 @@ from tests.fake_cuda import tensors
 KERNELS = Cuda.kernels
 MODULES, TENSORS, EVERY, STEPS = 76, 304, 6, 8
 MAX_SAMPLED, MAX_OTHERS, MAX_FIRST, MAX_OPERATORS = 12, 8, 40, 150
-"""Limits: launches of a sampled step, of another one, and of the first, with copies and fills, whatever the model;
-dispatched operators."""
+"""Limits: launches of a sampled step, of another one, and of the first, with copies and fills, however many parameters
+there are; dispatched operators. Once, each softmax that the model calls itself adds six, for its masked rows."""
 
 
 class Scaled(nn.Linear):
