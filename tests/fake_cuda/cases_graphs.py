@@ -78,3 +78,29 @@ def test_gradients_that_the_next_replay_overwrites_are_measured_before(tmp_path:
     runs = [train(tmp_path / str(graphed), graphed) for graphed in (False, True)]
     plain, replayed = (run.tensors().query("name == '0'")[["step", "numel", "absmax", "rms"]] for run in runs)
     assert (plain["numel"] == 3 * 20).all() and np.allclose(plain, replayed, rtol=1e-5)
+
+
+def test_a_loss_that_is_logged_during_a_capture_does_no_harm(tmp_path: Path) -> None:
+    model = nn.Linear(6, 1).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, capturable=True)
+    x = torch.randn(4, 6)
+    recorder = watch(model, optimizer, into=tmp_path / "run", every=1)
+
+    def step() -> None:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.log(loss=loss)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    graph.replay()
+    for _ in range(2):
+        step()
+    recorder.close()
+    run = load_run(tmp_path / "run")
+    assert run.steps.step.tolist() == [0, 1, 2] and (run.steps.step_ms > 0).all() and run.steps.loss.notna().all()
+    assert not run.events.detail.str.contains("watching failed|operation not permitted").any()
