@@ -25,6 +25,7 @@ from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.quantized_products import QuantizedProducts
 from amp_core.record.stats.measure import compile_ahead
 from amp_core.record.step_phases import count_calls
+from amp_core.record.torch_internals.captures import capturing
 from amp_core.schema import RunError
 from amp_core.store import shutdown
 from amp_core.store.writer import RunWriter
@@ -100,8 +101,11 @@ class Recorder:
 
         Between `optimizer.step()` and the next forward, values belong to the step just made, else to the coming one. A
         later value of a step replaces an earlier one. Does not wait for tensors. Raises `RunError` for other names, and
-        for values that are not numbers.
+        for values that are not numbers. Does nothing while a CUDA graph is captured: what it computes then, it computes
+        again in every replay, of which nothing is seen.
         """
+        if capturing():
+            return
         with self._phases.watching(raises=True):
             for key, value in values.items():
                 if key not in LOGGABLE:

@@ -7,7 +7,7 @@ import torch
 
 from tests.gpu.checks import Place, all_checks
 
-CHECKS = ("kernel-channels", "kernel-many", "devices")
+CHECKS = ("kernel-channels", "kernel-many", "devices", "cuda-graphs")
 SLOW_CHECKS = ("watch-identical", "watch-memory", "memory-parts")
 
 

@@ -8,7 +8,7 @@ An event without a stream is recorded on the current stream of the thread's curr
 from then on. The time between events of two devices, or before an event has passed, raises.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +88,7 @@ class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._timed = enable_timing
         self._event = library().fake_new_event()
+        self._captured = False
         self.device: torch.device | None = None
 
     def __del__(self) -> None:
@@ -100,6 +101,7 @@ class Event:
                 f"Event device {self.device.index} does not match recording stream's device {stream.device.index}."
             )
         self.device = stream.device
+        self._captured = any(captured.stream == stream for captured in tensors.capturing)
         recorded["events"] += 1
         library().fake_record(self._event, stream.device.index, stream.stream_id)
 
@@ -108,14 +110,19 @@ class Event:
         if self.device is not None:
             library().fake_block(self._event, stream.device.index, stream.stream_id)
 
-    def query(self) -> bool:
+    def _must_be_of_the_host(self) -> None:
         tensors.not_while_capturing()
+        if self._captured:
+            raise RuntimeError("CUDA error: operation not permitted on an event last recorded in a capturing stream")
+
+    def query(self) -> bool:
+        self._must_be_of_the_host()
         passed = self.device is None or bool(library().fake_query(self._event))
         tensors.arrive()
         return passed
 
     def synchronize(self) -> None:
-        tensors.not_while_capturing()
+        self._must_be_of_the_host()
         if self.device is not None:
             tensors.waits.append("event.synchronize")
             library().fake_wait(self._event)
@@ -126,6 +133,8 @@ class Event:
             raise ValueError("Both events must be created with argument 'enable_timing=True' and recorded.")
         if self.device != end.device:
             raise RuntimeError("CUDA error: invalid resource handle")
+        self._must_be_of_the_host()
+        end._must_be_of_the_host()
         lib = library()
         start, stop = lib.fake_passes_at(self._event), lib.fake_passes_at(end._event)
         if max(start, stop) > lib.fake_now():
@@ -138,23 +147,30 @@ recorded = {"events": 0}
 
 
 class CUDAGraph:
-    """Captured work runs once, during the capture; a replay computes nothing."""
+    """Captured work runs during the capture already, and in every replay again, on the same memory."""
 
     replays = 0
 
     def __init__(self) -> None:
+        self.stream: Stream | None = None
         self.writes: list[tensors.Block] = []
+        self.work: list[Callable[[], None]] = []
 
     def replay(self) -> None:
         CUDAGraph.replays += 1
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for again in self.work:
+                again()
         for block in self.writes:
             block.written = block.device, *launch(block.device)[:2]
 
 
 @contextmanager
 def graph(captured: CUDAGraph, *args: Any, **kwargs: Any) -> Iterator[None]:
-    """Within this context work is captured, on a side stream."""
-    with _stream(Stream()):
+    """Within this context work is captured, on a side stream, after all work of the current device."""
+    synchronize()
+    captured.stream = Stream()
+    with _stream(captured.stream):
         tensors.capturing.append(captured)
         try:
             yield
@@ -262,7 +278,7 @@ def install(devices: int = 2, device_ticks: int = 3) -> None:
         "current_device": lib.fake_current_device,
         "set_device": lambda device: lib.fake_set_device(index_of(device)),
         "_lazy_init": lambda: None,
-        "is_current_stream_capturing": lambda: bool(tensors.capturing),
+        "is_current_stream_capturing": lambda: any(one.stream == current_stream() for one in tensors.capturing),
         "_is_in_bad_fork": lambda: False,
         "CUDAGraph": CUDAGraph,
         "graph": graph,

@@ -155,6 +155,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     own = {id(t.raw): t for t in operands}
     raws = tree_map(_raw, (args, kwargs))
     out = _with_generator(op, at, lambda: op(*raws[0], **raws[1]))
+    if stream is not None:
+        _replayed(lambda: op(*raws[0], **raws[1]), out)
     if name in WAITS and at is not None:
         wait(name, at)
 
@@ -176,6 +178,18 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
                     if isinstance(leaf, CudaTensor):
                         leaf.block.wrote(stream)
     return tree_map(wrapped, out)
+
+
+def _replayed(compute: Callable[[], Any], out: Any) -> None:
+    """A graph that is being captured computes this again in each replay, into the same memory."""
+
+    def again() -> None:
+        for old, new in zip(tree_leaves(out), tree_leaves(compute()), strict=True):
+            if isinstance(old, torch.Tensor) and old is not new:
+                old.copy_(new)
+
+    for graph in capturing:
+        graph.work.append(again)
 
 
 def kernel(name: str, read: Sequence[CudaTensor], compute: Callable[[], torch.Tensor]) -> CudaTensor:
@@ -246,8 +260,10 @@ def _copied(op: Any, name: str, args: Any, kwargs: Any, where: int | None) -> An
             wait(name, at)
             return made
         result = CudaTensor(made, at if where is None else where)
+        _replayed(lambda: raw, made)
     elif isinstance(into, CudaTensor):
         into.raw.copy_(raw)
+        _replayed(lambda: raw, into.raw)
         result = into
     else:
         pinned = into.is_pinned()
@@ -283,7 +299,7 @@ def _fill_with_poison(into: torch.Tensor) -> None:
 
 
 capturing: list[Any] = []
-"""Graphs that are being captured, each with a list `writes`."""
+"""Graphs that are being captured."""
 
 
 def not_while_capturing() -> None:

@@ -1,17 +1,20 @@
 """Every check that needs a GPU, in one command or in three: `python -m tests.gpu [--part 1] [--out DIR]`.
 
-Requires torch, numpy, pandas, pyarrow, numba, psutil and nvidia-ml-py; without scikit-learn, image-resnet is skipped.
+Requires torch, numpy, pandas, pyarrow and psutil; the table begins with what is missing without other packages.
 Prints a table, and writes it to the folder with `results.json` and sample runs. Exits with 1 if a check failed, else
 with 0. `--device cpu --quick` tests the command itself on any machine.
 """
 
 import argparse
 import json
+import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -69,7 +72,8 @@ def main() -> int:
         lambda text: print(text, file=sys.stderr, flush=True),
     )
     took = time.monotonic() - begun
-    text = f"{machine(device)}; {took:.0f} s\n\n{table(rows)}\n\n{summary(rows)}\n"
+    lacking = f"Missing here: {'; '.join(missing())}.\n\n" if missing() else ""
+    text = f"{machine(device)}; {took:.0f} s\n\n{lacking}{table(rows)}\n\n{summary(rows)}\n"
     (out / "results.md").write_text(text)
     record = {"machine": environment(), "device": str(device), "seconds": took, "rows": [row.to_dict() for row in rows]}
     (out / "results.json").write_text(json.dumps(record, indent=1, default=str))
@@ -91,6 +95,22 @@ def machine(device: torch.device) -> str:
     """The machine that ran the checks."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} processor"
     return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}"
+
+
+OPTIONAL = {
+    "pynvml": "no device samples and counters (nvidia-ml-py)",
+    "numba": "slow statistics on the CPU",
+    "sklearn": "no digits, and so no frameworks (scikit-learn)",
+    "triton": "no reduce-overhead",
+}
+"""Modules that a machine may lack, and what is missing then."""
+
+
+def missing() -> list[str]:
+    """What this machine lacks, and what is missing without it."""
+    lacking = [f"{module}: {loss}" for module, loss in OPTIONAL.items() if find_spec(module) is None]
+    no_compiler = not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+    return lacking + (["a C compiler: no reduce-overhead"] if no_compiler else [])
 
 
 def table(rows: list[Row]) -> str:

@@ -174,7 +174,8 @@ def seconds_of(place: Place, work: Callable[[], object], repeats: int, calls: in
 
 def bandwidth(place: Place) -> Iterator[Row]:
     """Bytes per second that `measure` reads, compared with those that a copy reads and writes."""
-    values = 2**28 if place.cuda and not place.quick else 2**22
+    # Large enough that the GPU takes longer over each call than the host, which prepares the next one.
+    values = 2**29 if place.cuda and not place.quick else 2**22
     repeats, calls = (5, 1) if place.quick else (7, 10)
     source = torch.randn(values, device=place.device)
     target = torch.empty_like(source)

@@ -49,6 +49,12 @@ def test_it_runs_on_a_cpu_and_writes_its_table_and_a_run(tmp_path):
     assert names == {f"out/{p.relative_to(out).as_posix()}" for p in out.rglob("*") if p.is_file()}
 
 
+def test_it_says_what_is_missing_for_want_of_a_package(monkeypatch):
+    monkeypatch.setattr(command, "OPTIONAL", {"no_such_module": "no counters", "json": "nothing"})
+    monkeypatch.setenv("CC", sys.executable)
+    assert command.missing() == ["no_such_module: no counters"]
+
+
 def refusal(monkeypatch, capsys, *arguments):
     """What the command prints, in this process, before it refuses these arguments."""
     monkeypatch.setattr(sys, "argv", ["tests.gpu", *arguments])

@@ -31,6 +31,16 @@ WAITS = (
     "cudaHostAlloc",
 )
 """Calls that make the host wait: synchronizations, and allocations that torch's caching allocators cannot serve."""
+LAUNCHES = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+)
+MAX_LAUNCHES = 13
+"""Launches that watching adds to a sampled step; one of them copies the loss that the loop logs."""
 
 
 def model_of(place: Place) -> tuple[str, str]:
@@ -124,9 +134,17 @@ def waits(place: Place) -> Iterator[Row]:
             yield Row(
                 f"waiting for the device, {' '.join(model_of(place))}, {steps} steps{', fused' if fused else ''}",
                 "no synchronisation and no allocation added",
-                f"{measured}; the bare loop makes {sum(bare.values())}",
+                f"{measured}; the bare loop makes {sum(bare[name] for name in WAITS)}",
                 "FAIL" if any(n > 0 for n in added.values()) else "pass",
                 {"bare": bare, "watched": watched},
+            )
+            more = sum(watched[name] - bare[name] for name in LAUNCHES) / steps
+            yield Row(
+                f"launches of a sampled step, {' '.join(model_of(place))}{', fused' if fused else ''}",
+                f"≤ {MAX_LAUNCHES} more than unwatched",
+                f"{more:+.1f}; the bare step has {sum(bare[name] for name in LAUNCHES) / steps:.0f}",
+                place.judged(more <= MAX_LAUNCHES),
+                {"added": more},
             )
 
 
@@ -139,7 +157,7 @@ def _calls(loop: Loop, steps: int) -> dict[str, int]:
         loop.run(steps)
     counts = {event.key: int(event.count) for event in profiler.key_averages()}
     loop.close()
-    return {name: counts.get(name, 0) for name in WAITS}
+    return {name: counts.get(name, 0) for name in (*WAITS, *LAUNCHES)}
 
 
 def memory(place: Place) -> Iterator[Row]:

@@ -71,7 +71,14 @@ class Cuda(Backend):
 
     @staticmethod
     def in_use() -> bool:
-        return bool(torch.cuda.is_initialized())
+        """Whether torch has memory of any: it is initialized where only the GPUs' names were read, and to wait for one
+        would then take some hundred megabytes of it."""
+        if not torch.cuda.is_initialized():
+            return False
+        try:
+            return any(torch.cuda.memory_reserved(index) for index in range(torch.cuda.device_count()))
+        except RuntimeError:  # of an allocator that does not count
+            return True
 
     @staticmethod
     def gpus() -> list[dict[str, Any]]:

@@ -116,12 +116,12 @@ class BlockWatch(Observer):
                 self._transfer.send()
                 self._sent.append((self._step, self._measured, self._transfer))
                 self._measured = []
-            self._write(wait=len(self._sent) > MAX_WAITING)
+            self._write(MAX_WAITING)
 
     def close(self) -> None:
         self._detach()
         self._on_tensors.remove()
-        self._write(wait=True)
+        self._write(0)
         self._cap.report(self._step)
 
     def _detach(self) -> None:
@@ -182,8 +182,9 @@ class BlockWatch(Observer):
 
     # when the numbers have arrived
 
-    def _write(self, wait: bool) -> None:
-        while self._sent and self._sent[0][2].ready(wait):
+    def _write(self, max_waiting: int) -> None:
+        """Write what has arrived, and wait for the oldest while too many are pending."""
+        while self._sent and self._sent[0][2].ready(wait=len(self._sent) > max_waiting):
             step, operands, transfer = self._sent.pop(0)
             columns: dict[str, list[Any]] = {}
             for i, operand in enumerate(operands):

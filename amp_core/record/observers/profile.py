@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from amp_core.hardware.host import cpu_name
 from amp_core.record.backends import accelerators, backend_of
+from amp_core.record.backends.base import Backend
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import named_modules, unwrapped
@@ -91,7 +92,7 @@ class ProfileWindow(Observer):
             self._not_recorded("another profiler is running")
             return
         activities = [ProfilerActivity.CPU]
-        for backend in accelerators():
+        for backend in _in_use():
             if backend.profiler_activity is not None:
                 activities.append(backend.profiler_activity)
                 backend.synchronize()  # otherwise kernels of the step before would run within the window
@@ -139,7 +140,7 @@ class ProfileWindow(Observer):
             with tempfile.TemporaryDirectory(prefix="ampscope-profile-") as folder:
                 file = Path(folder) / "trace.json"
                 profiler.export_chrome_trace(str(file))
-                trace = read_trace(file, next((backend.type for backend in accelerators()), None))
+                trace = read_trace(file, next((backend.type for backend in _in_use()), None))
             names = trace.windows.get("device_name", [])
             trace.windows["device_name"] = [
                 cpu_name() if device == "cpu" else name
@@ -152,6 +153,11 @@ class ProfileWindow(Observer):
     def _not_recorded(self, reason: str) -> None:
         what = f"kernels of steps {self._first} to {self._last - 1}: {reason}"
         self._writer.event("warning", name="not recorded", detail=what)
+
+
+def _in_use() -> list[type[Backend]]:
+    """Accelerators that the process uses: to ask another one would take memory of it."""
+    return [backend for backend in accelerators() if backend.in_use()]
 
 
 def _mark(phase: str) -> None:

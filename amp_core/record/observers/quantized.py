@@ -116,12 +116,12 @@ class QuantizedWatch(Observer):
                 self._measured = []
             elif not self._ever and self._samples == FIRST_SAMPLES:
                 report_unseen(self._writer, self._model, step, "the casts are made within fused kernels")
-            self._write(wait=len(self._sent) > MAX_WAITING)
+            self._write(MAX_WAITING)
 
     def close(self) -> None:
         self._detach()
         self._on_tensors.remove()
-        self._write(wait=True)
+        self._write(0)
         self._cap.report(self._step)
 
     # attaching
@@ -324,8 +324,9 @@ class QuantizedWatch(Observer):
         engine = [name for name, _ in self._engine_modules or ()]
         report_layers(self._writer, self._model, step, ran, converted, rows, engine)
 
-    def _write(self, wait: bool) -> None:
-        while self._sent and self._sent[0][3].ready(wait):
+    def _write(self, max_waiting: int) -> None:
+        """Write what has arrived, and wait for the oldest while too many are pending."""
+        while self._sent and self._sent[0][3].ready(wait=len(self._sent) > max_waiting):
             step, measured, layers, transfer = self._sent.pop(0)
             columns: dict[str, list[Any]] = {}
             for i, row in enumerate(measured):

@@ -9,7 +9,8 @@ A launch for each gradient would cost the host more than the gradient costs the 
 gradients are measured shares its table and its zeroed memory with them. Holding a gradient has a price too:
 its memory is not free yet, so no more than `MAX_BYTES` are held; and its values must not change until they are read.
 Autograd itself never writes into a gradient that someone else holds, but a hook or a function of the program may. A
-gradient that was written to is left out, and nothing is held from then on.
+gradient that was written to is left out, and nothing is held from then on. A CUDA graph writes into the same memory at
+each replay, unnoticed by torch; so the gradients of a micro-batch are measured before the forward of the next.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,6 +91,11 @@ class HeldOutputs:
             self._measure()
         caps = caps_of()
         return measure_together(weights, caps), caps
+
+    def forward_begins(self) -> None:
+        """Measure what waits of an earlier backward."""
+        if self._waiting:
+            self._measure()
 
     def forget(self) -> None:
         """Leave out what waits and what was measured since the last `take`."""

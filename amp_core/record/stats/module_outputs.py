@@ -68,6 +68,8 @@ class Outputs:
 
     def attach(self) -> None:
         """Attach to the modules: measure outputs and their gradients from now on."""
+        for held in self._held.values():
+            held.forward_begins()
         if self._kinds and not self._on:
             self._forget_largest()
             self._on = True

@@ -97,3 +97,13 @@ def test_memory_that_an_allocator_does_not_count_is_null(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", refuse)
     gpu = Cuda(torch.device("cuda:0"))
     assert gpu.memory_bytes() == (None, None) and gpu.read_allocator() == Allocated()
+
+
+@pytest.mark.parametrize(
+    ("initialized", "reserved", "used"), [(False, 1, False), (True, 0, False), (True, 2**21, True)]
+)
+def test_a_gpu_is_in_use_once_torch_has_memory_of_it(monkeypatch, initialized, reserved, used):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: reserved * index)
+    assert Cuda.in_use() is used

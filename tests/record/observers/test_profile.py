@@ -7,6 +7,7 @@ from torch import nn
 
 from amp_core import RunError, load_run
 from amp_core.record import watch
+from amp_core.record.backends.cuda import Cuda
 from amp_core.record.observers.profile import ProfileWindow
 from amp_core.record.torch_internals.module_calls import listeners
 from amp_core.store.writer import RunWriter
@@ -230,6 +231,7 @@ def test_with_a_gpu_its_kernels_are_profiled_and_the_window_waits_for_them(tmp_p
 
     monkeypatch.setattr("amp_core.record.observers.profile.profile", profile_on_cpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Cuda, "in_use", staticmethod(lambda: True))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(len(activities_requested)))
     model = nn.Linear(4, 2)
     with RunWriter(tmp_path / "run") as writer:
@@ -242,6 +244,25 @@ def test_with_a_gpu_its_kernels_are_profiled_and_the_window_waits_for_them(tmp_p
         0
     ]  # once, before the profiler was created
     assert load_run(tmp_path / "run").windows["steps"].tolist() == [1]
+
+
+def test_a_gpu_that_the_training_does_not_use_is_left_alone(tmp_path, monkeypatch):
+    def touch():
+        raise AssertionError("this creates a context on the GPU")
+
+    monkeypatch.setattr(Cuda, "available", classmethod(lambda cls: True))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", touch)
+    model = nn.Linear(4, 2)
+    with RunWriter(tmp_path / "run") as writer:
+        window = ProfileWindow(writer, model, 1, 2)
+        window.step_ended(0)
+        model(torch.ones(3, 4)).sum().backward()
+        window.step_ended(1)
+    run = load_run(tmp_path / "run")
+    assert run.windows["device"].tolist() == ["cpu"] and len(run.kernels)
 
 
 @pytest.mark.parametrize("window", [(3, 3), (-1, 2), (5, 2)])

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from amp_core.record.backends import widened
 from amp_core.record.environment import model_summary
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
@@ -27,6 +26,7 @@ from amp_core.record.model.parameters import (
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
+from amp_core.record.stats.norms import largest
 from amp_core.record.torch_internals.compiling import emulates_casts
 from amp_core.store.writer import RunWriter
 
@@ -57,6 +57,7 @@ class StartFacts(Observer):
         self._given = dict(named_parameters(self._model))
         self._transfer: HostTransfer | None = None
         self._names: list[str] = []
+        self._keys: dict[str, list[str]] = {"absmax": [], "exact": []}  # in the transfer, one for each device
         self._step = 0
         self._done = False
 
@@ -141,33 +142,42 @@ class StartFacts(Observer):
         weights = [(n, w) for n, w in weights if w.numel() and w.element_size() > 1]  # FP8 has no arithmetic
         if not weights:
             return
-        self._names = [n for n, _ in weights]
         self._transfer = HostTransfer()
-        sizes = [widened(torch.linalg.vector_norm(w, float("inf"))) for _, w in weights]
-        self._transfer.put("absmax", torch.stack([size.to(sizes[0].device) for size in sizes]))
+        by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+        for name, weight in weights:
+            by_device.setdefault(weight.device, []).append((name, weight))
+        self._names = [name for named in by_device.values() for name, _ in named]
+        for named in by_device.values():  # a few launches for all of a device, not some for each
+            self._put("absmax", largest([weight for _, weight in named]))
         wide = [w for _, w in weights if w.dtype == torch.float32 and w.dim() > 1][:MAX_TENSORS]
-        if wide:
-            self._transfer.put("exact", torch.stack([_exact(w).to(wide[0].device) for w in wide]).sum(0))
+        for device in dict.fromkeys(w.device for w in wide):
+            self._put("exact", _exact([w for w in wide if w.device == device]))
         self._transfer.send()
+
+    def _put(self, what: str, values: torch.Tensor) -> None:
+        """Values of one more device."""
+        assert self._transfer is not None
+        self._keys[what].append(f"{what}:{len(self._keys[what])}")
+        self._transfer.put(self._keys[what][-1], values)
 
     def _write(self) -> None:
         assert self._transfer is not None
-        sizes = self._transfer.values("absmax")
-        largest = int(sizes.argmax())
-        facts: dict[str, Any] = {"weight_absmax": {"name": self._names[largest], "value": float(sizes[largest])}}
-        if self._transfer.has("exact"):
-            exact, nonzero = self._transfer.values("exact")
+        sizes = self._transfer.joined(self._keys["absmax"])
+        place = int(sizes.argmax())
+        facts: dict[str, Any] = {"weight_absmax": {"name": self._names[place], "value": float(sizes[place])}}
+        if self._keys["exact"]:
+            exact, nonzero = self._transfer.joined(self._keys["exact"]).reshape(-1, 2).sum(0)
             facts["bfloat16_exact_frac"] = float(exact / nonzero) if nonzero else None
         self._transfer = None
         self._writer.update_head(model=dict(self._writer.head.model) | facts)
 
 
-def _exact(weight: torch.Tensor) -> torch.Tensor:
-    """How many of the first nonzero values are exact in BF16 (their last 16 bits are 0), and how many there are.
+def _exact(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """How many of the first nonzero values of each are exact in BF16 (their last 16 bits are 0), and their number.
 
     Powers of two are left out: constants such as ones do not indicate the origin of a weight.
     """
-    bits = weight.reshape(-1)[:MAX_ELEMENTS].contiguous().view(torch.int32)
+    bits = torch.cat([weight.detach().reshape(-1)[:MAX_ELEMENTS] for weight in weights]).view(torch.int32)
     informative = (bits & 0x007FFFFF) != 0
     return torch.stack([(informative & ((bits & 0xFFFF) == 0)).sum(), informative.sum()])
 

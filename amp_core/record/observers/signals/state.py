@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from amp_core.record.backends import widened
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import has_values, named_buffers, named_modules, named_parameters, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
+from amp_core.record.stats.norms import largest
 from amp_core.record.torch_internals.module_calls import before_call
 from amp_core.store.writer import RunWriter
 
@@ -30,21 +30,21 @@ MAX_EVENTS = 2000
 
 
 class RunningStatistics(Observer):
-    """Checks that the running statistics of normalisation layers are finite; on a CPU each step, else every
-    `EVERY`th."""
+    """Checks that the running statistics of normalisation layers are finite; on a CPU each step, else in the middle of
+    every `EVERY` steps: the first of them has other launches, and is mostly sampled too."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
         named = ((n, b) for n, b in named_buffers(unwrapped(model)) if n.rpartition(".")[2].startswith("running_"))
         self._buffers = [(n, b) for n, b in named if b.is_floating_point()]
-        self._sent: list[tuple[int, list[str], HostTransfer]] = []
+        self._sent: list[tuple[int, list[str], list[str], HostTransfer]] = []
         self._reported = False
         self.awake = len(self._buffers) > 0
 
     def step_ended(self, step: int) -> None:
         if self._reported:
             return
-        if step % EVERY == 0 or self._buffers[0][1].device.type == "cpu":
+        if step % EVERY == EVERY // 2 or self._buffers[0][1].device.type == "cpu":
             self._send(step)
         self._read(max_pending=EVERY)
 
@@ -53,21 +53,24 @@ class RunningStatistics(Observer):
             self._read(max_pending=0)
 
     def _send(self, step: int) -> None:
-        transfer = HostTransfer()
-        # The largest magnitudes: a sum of squares of 16-bit statistics may overflow although each of them is finite.
-        present = [(n, b) for n, b in self._buffers if has_values(b) and b.numel()]
-        if not present:
+        transfer = self.transfer()
+        by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+        for name, buffer in self._buffers:
+            if has_values(buffer) and buffer.numel():
+                by_device.setdefault(buffer.device, []).append((name, buffer))
+        if transfer is None or not by_device:
             return
-        norms = torch._foreach_norm([b for _, b in present], torch.inf)
-        transfer.put("norms", torch.stack([widened(n.to(norms[0].device)) for n in norms]))
-        transfer.send()
-        self._sent.append((step, [n for n, _ in present], transfer))
+        keys = [f"running statistics {step}:{number}" for number in range(len(by_device))]
+        for key, named in zip(keys, by_device.values(), strict=True):
+            # Largest magnitudes: a sum of squares of 16-bit statistics may overflow although each of them is finite.
+            transfer.put(key, largest([buffer for _, buffer in named]))
+        self._sent.append((step, [name for named in by_device.values() for name, _ in named], keys, transfer))
 
     def _read(self, max_pending: int) -> None:
-        while self._sent and not self._reported and self._sent[0][2].ready(wait=len(self._sent) > max_pending):
-            step, names, transfer = self._sent.pop(0)
-            norms = transfer.values("norms")
-            bad = [name for name, norm in zip(names, norms, strict=True) if not abs(norm) < float("inf")]
+        while self._sent and not self._reported and self._sent[0][-1].ready(wait=len(self._sent) > max_pending):
+            step, names, keys, transfer = self._sent.pop(0)
+            sizes = transfer.joined(keys)
+            bad = [name for name, size in zip(names, sizes, strict=True) if not abs(size) < float("inf")]
             if bad:
                 self._reported = True
                 self._writer.event("statistics", bad[0], step=step, count=len(bad), phase="forward")

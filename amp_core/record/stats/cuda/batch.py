@@ -19,9 +19,9 @@ from amp_core.record.stats.layout import Cap, dtype_name, in_one_row, packed_siz
 PART = 8192
 """Values of one channel that a warp takes at a time, as the source has it."""
 VALUES = 1 << 16
-"""Values of a block of `beside` and `apart`, about."""
-LARGEST_OF = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes that `largest` takes, in the order of their numbers in the source."""
+"""Values of a block of `channels`, about."""
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes that one launch of `channels` or `largest` takes, in the order of their numbers in the source."""
 
 
 class Batch:
@@ -84,7 +84,7 @@ class Batch:
         for dtype, members in groups.items():
             held = [in_one_row(tensors[i]) for i in members]
             self._held += held
-            columns = {"out": members, "format": [LARGEST_OF.index(dtype)] * len(members)}
+            columns = {"out": members, "format": [FORMATS.index(dtype)] * len(members)}
             parts.append(stretches(*_lengths_and_addresses(held), dtype.itemsize, **columns))
         if parts:
             self._work.append(("fp32", "largest", np.concatenate(parts), None))
@@ -92,7 +92,7 @@ class Batch:
     def channels(self, wanted: Sequence[ChannelMax]) -> list[torch.Tensor]:
         """The largest magnitude of each channel as float32, or larger ones that were there; filled by `launch`.
 
-        The gradients are contiguous.
+        The gradients are contiguous, in float32, float16 or bfloat16.
         """
         lengths = [one.channels if one.into is None else 0 for one in wanted]
         memory, begin = self._zeros(sum(lengths))
@@ -100,16 +100,13 @@ class Batch:
         results: list[torch.Tensor] = []
         for one, new in zip(wanted, made, strict=True):
             results.append(new if one.into is None else results[one.into] if isinstance(one.into, int) else one.into)
-        groups: dict[tuple[torch.dtype, str], list[Rows]] = {}
+        parts: list[Rows] = []
         for one, result in zip(wanted, results, strict=True):
-            values = one.grad
-            if values.numel():
-                self._held += [values, result]
-                kind = "beside" if one.inner == 1 else "apart"
-                made_rows = (_beside if one.inner == 1 else _apart)(values, one.channels, one.inner, result.data_ptr())
-                groups.setdefault((values.dtype, kind), []).append(made_rows)
-        for (dtype, kind), parts in groups.items():
-            self._work.append((_form(dtype), kind, np.concatenate(parts), results[0]))
+            if one.grad.numel():
+                self._held += [one.grad, result]
+                parts.append(_channel_rows(one, result.data_ptr()))
+        if parts:
+            self._work.append(("fp32", "channels", np.concatenate(parts), results[0]))
         return results
 
     def reserve(
@@ -169,33 +166,25 @@ def _lengths_and_addresses(tensors: Sequence[torch.Tensor]) -> tuple[list[int], 
     return [t.numel() for t in tensors], [t.data_ptr() for t in tensors]
 
 
-def _beside(values: torch.Tensor, channels: int, inner: int, out: int) -> Rows:
-    """Rows of a tensor of (…, channels), in which channels lie side by side."""
-    columns = 32 * 16 // values.dtype.itemsize  # a load for each thread of a warp
-    count = values.numel() // channels
-    height = VALUES // columns
-    row, column = np.meshgrid(np.arange(0, count, height), np.arange(0, channels, columns), indexing="ij")
-    return rows(
-        row.size,
-        COLUMNS,
-        address=values.data_ptr() + row.ravel() * channels * values.dtype.itemsize,
-        length=np.minimum(height, count - row.ravel()),
-        out=out,
-        channels=channels,
-        inner=inner,
-        first=column.ravel(),
-    )
-
-
-def _apart(values: torch.Tensor, channels: int, inner: int, out: int) -> Rows:
-    """Rows of a tensor of (…, channels, inner), in which the values of one channel lie side by side."""
-    parts = values.numel() // inner * -(-inner // PART)
-    taken = max(16, VALUES // min(inner, PART))
-    first = np.arange(0, parts, taken)
-    length = np.minimum(taken, parts - first)
+def _channel_rows(one: ChannelMax, out: int) -> Rows:
+    """Rows of a tensor of (…, channels, inner). Where `inner` is 1, channels lie side by side: a row is some columns of
+    some values of each; else it is some runs of one channel."""
+    values, channels, inner, _ = one
+    size = values.dtype.itemsize
+    if inner == 1:
+        columns = 32 * 16 // size  # a load for each thread of a warp
+        count, taken = values.numel() // channels, VALUES // columns
+        row, column = np.meshgrid(np.arange(0, count, taken), np.arange(0, channels, columns), indexing="ij")
+        begin, first = row.ravel(), column.ravel()
+        address = values.data_ptr() + begin * channels * size
+    else:
+        count, taken = values.numel() // inner * -(-inner // PART), max(16, VALUES // min(inner, PART))
+        begin = first = np.arange(0, count, taken)
+        address = values.data_ptr() + 0 * begin
     return rows(
         *(len(first), COLUMNS),
-        address=values.data_ptr(), length=length, out=out, channels=channels, inner=inner, first=first,
+        address=address, length=np.minimum(taken, count - begin), out=out, channels=channels, inner=inner, first=first,
+        format=FORMATS.index(values.dtype),
     )  # fmt: skip
 
 

@@ -1,5 +1,4 @@
-// The statistics on CUDA, compiled by NVRTC without any header: `measure`, `capped`, `beside` and `apart` (channels),
-// `norms` and `largest`.
+// The statistics on CUDA, compiled by NVRTC without any header: `measure`, `capped`, `channels`, `norms` and `largest`.
 //
 // A block takes one row of a table: a stretch of one tensor. It reads each value once, in loads of 16 bytes, and at its
 // end adds its findings to the results, which begin as zeros, with relaxed atomics.
@@ -22,7 +21,7 @@ typedef unsigned long long u64;
 #define LEADING 7   // values of a packed vector before its counts: zero, inf, nan, absmax, absmin, abs_sum, sq_sum
 
 struct Stretch {      // a row of the table
-    u64 address;      // of its first value; of `channels_*`, see there
+    u64 address;      // of its first value; of `channels`, see there
     u64 length;       // its values
     u64 out;          // index of the packed vector, or of the norm, in the results
     u64 ticket;       // index of a zero in the results that counts the tensor's finished stretches
@@ -32,7 +31,7 @@ struct Stretch {      // a row of the table
     u64 inner;        // values in a row that share one
     u64 first;        // values of the tensor before the stretch
     u64 capped_out;   // index of the packed vector of the capped values
-    u64 format;       // of its values, for `largest`: see there
+    u64 format;       // of its values, for `channels` and `largest`, which take several: 0 is FP32, 1 FP16, 2 BF16
 };
 
 template <class T> static __device__ __forceinline__ T smaller(T a, T b) { return a < b ? a : b; }
@@ -510,12 +509,11 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
 // The largest magnitude of each channel, as the bits of a float, with `out` as the address of the results. Of tensors of
 // rows in which channels lie side by side: a block takes `length` rows from `address` on, and of each 32 loads from
 // column `first` on.
-template <class F> static __device__ __forceinline__ void channels_beside(const Stretch* table, double*)
+template <class F> static __device__ __forceinline__ void channels_beside(const Stretch& given, u32 (*largest)[32 * 8])
 {
     typedef typename F::Raw Raw;
     enum { SIZE = Size<F>::LOAD };
-    __shared__ u32 largest[WARPS][32 * SIZE];
-    const Stretch s = table[blockIdx.x];
+    const Stretch s = given;  // all that the loop reads is in registers
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool wide = s.address % 16 == 0 && s.channels % SIZE == 0 && s.first % SIZE == 0;
     const u64 column = s.first + (wide ? lane * SIZE : lane);
@@ -556,11 +554,11 @@ template <class F> static __device__ __forceinline__ void channels_beside(const 
 // The same where the `inner` values of one channel lie side by side: a block takes `length` parts from part `first` on,
 // of which each run of a channel has as many as it needs. `address` is that of the tensor.
 #define PART 8192
-template <class F> static __device__ __forceinline__ void channels_apart(const Stretch* table, double*)
+template <class F> static __device__ __forceinline__ void channels_apart(const Stretch& given)
 {
     typedef typename F::Raw Raw;
     enum { SIZE = Size<F>::LOAD };
-    const Stretch s = table[blockIdx.x];
+    const Stretch s = given;
     const u32 lane = threadIdx.x % 32;
     const u64 parts = (s.inner + PART - 1) / PART;
     for (u64 part = s.first + threadIdx.x / 32; part < s.first + s.length; part += WARPS) {
@@ -583,6 +581,22 @@ template <class F> static __device__ __forceinline__ void channels_apart(const S
         if (lane == 0 && top)
             atomicMax((u32*)s.out + run % s.channels, top);
     }
+}
+
+// For each warp a word for each value of 32 loads; the same memory for all formats.
+static __device__ __forceinline__ u32 (*largest_of_warps())[32 * 8]
+{
+    __shared__ u32 words[WARPS][32 * 8];
+    return words;
+}
+
+// Either, by the number of values that share a channel.
+template <class F> static __device__ __forceinline__ void channels_of_stretch(const Stretch& s, double*)
+{
+    if (s.inner == 1)
+        channels_beside<F>(s, largest_of_warps());
+    else
+        channels_apart<F>(s);
 }
 
 // The 2-norm of each tensor.
@@ -644,17 +658,20 @@ template <class F> static __device__ __forceinline__ void largest_of_stretch(con
         atomicMax((u32*)results + s.out, top);
 }
 
-// One launch for tensors of several formats: a module's outputs have two or three under autocast.
-static __device__ __forceinline__ void largest_of_any(const Stretch* table, double* results)
-{
-    const Stretch& s = table[blockIdx.x];
-    if (s.format == 0)
-        largest_of_stretch<Fp32>(s, results);
-    else if (s.format == 1)
-        largest_of_stretch<Fp16>(s, results);
-    else
-        largest_of_stretch<Bf16>(s, results);
-}
+// One launch for tensors of several formats: modules' outputs and their gradients have two or three under autocast.
+#define OF_ANY_FORMAT(name)                                                                        \
+    static __device__ __forceinline__ void name##_of_any(const Stretch* table, double* results) \
+    {                                                                                              \
+        const Stretch& s = table[blockIdx.x];                                                      \
+        if (s.format == 0)                                                                         \
+            name##_of_stretch<Fp32>(s, results);                                                   \
+        else if (s.format == 1)                                                                    \
+            name##_of_stretch<Fp16>(s, results);                                                   \
+        else                                                                                       \
+            name##_of_stretch<Bf16>(s, results);                                                   \
+    }
+OF_ANY_FORMAT(channels)
+OF_ANY_FORMAT(largest)
 
 // One program is compiled for each FORMAT, of so many BITS. A multiprocessor has 65536 registers: SMALL leaves 40 to a
 // thread, and so room for three blocks, LARGE 56 and two.
@@ -668,12 +685,11 @@ static __device__ __forceinline__ void largest_of_any(const Stretch* table, doub
 
 #if BITS == 16 || BITS == 32
 KERNEL(measure, SMALL, (measure_stretch<FORMAT, 0>))
-KERNEL(beside, LARGE, channels_beside<FORMAT>)
-KERNEL(apart, SMALL, channels_apart<FORMAT>)
 #else
 KERNEL(measure, LARGE, (measure_stretch<FORMAT, 0>))
 #endif
 #if BITS == 32
+KERNEL(channels, LARGE, channels_of_any)
 KERNEL(largest, SMALL, largest_of_any)
 #endif
 #if BITS >= 16

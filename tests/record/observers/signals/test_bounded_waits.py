@@ -38,7 +38,7 @@ def test_the_host_waits_for_as_many_as_are_too_many(writer: RunWriter, too_many:
     late: Any = Late()
     statistics = state.RunningStatistics(writer, model)
     forward = nonfinite_outputs.ForwardCheck(writer, model, CPU, each_step=False)
-    statistics._sent = [(0, ["a", "b"], late) for _ in range(state.EVERY + too_many)]
+    statistics._sent = [(0, ["a", "b"], ["sizes"], late) for _ in range(state.EVERY + too_many)]
     most = nonfinite_outputs.ARMED_STEPS
     forward._sent = [(0, [(0, torch.float32), (1, torch.float32)], ["sizes"], late) for _ in range(most + too_many)]
     statistics._buffers = [(n, b.to("meta")) for n, b in statistics._buffers]  # as on a device: not read at every step

@@ -111,7 +111,8 @@ def kernels(compiler: str, form: str, architecture: str) -> dict[str, Code]:
 
 
 def _loop(lines: list[str], marker: str, values: int) -> Loop:
-    """The loop with most instructions that contain `marker`, each of which stands for so many values."""
+    """The loop with most instructions that contain `marker`, each of which stands for so many values; of several the
+    one with most integer operations."""
     instructions: list[str] = []
     labels: dict[str, int] = {}
     for line in lines:
@@ -148,12 +149,19 @@ def _loop(lines: list[str], marker: str, values: int) -> Loop:
     backwards = [(start, i) for i, ins in enumerate(instructions) if (start := target(ins)) is not None and start < i]
     loops = [(taken[0], taken[-1], taken) for ends in backwards if marked(taken := path(*ends))]
     inner = [(a, b, t) for a, b, t in loops if not any(a <= c <= d <= b and (a, b) != (c, d) for c, d, _ in loops)]
-    first, last, taken = max(inner, key=lambda loop: marked(loop[2]))
-    names = [re.sub(r"^@!?U?P\w+\s+", "", instructions[i]).split()[0] for i in taken]
+
+    def names_of(taken: list[int]) -> list[str]:
+        return [re.sub(r"^@!?U?P\w+\s+", "", instructions[i]).split()[0] for i in taken]
+
+    def integers(taken: list[int]) -> int:
+        return sum(bool(_INTEGER.match(name)) for name in names_of(taken))
+
+    first, last, taken = max(inner, key=lambda loop: (marked(loop[2]), integers(loop[2])))
+    names = names_of(taken)
     count = marked(taken) * values
     return Loop(
         count,
-        sum(bool(_INTEGER.match(name)) for name in names) / count,
+        integers(taken) / count,
         len(names) / count,
         tuple(name for name in names if name.startswith("LD")),
         tuple(instructions[first : last + 1]),
