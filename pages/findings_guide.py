@@ -74,10 +74,10 @@ if only_found:
         st.info("You have no runs of your own yet." if not mine else "None of these was found in your runs.")
 elif not any(shown.values()):
     st.info("No entry matches all of these words.", icon=":material/info:")
-found = {family: entries for family, entries in shown.items() if entries}
-folded = found and not asked and not only_found
-places = st.tabs([f"{family} ({len(entries)})" for family, entries in found.items()]) if folded else []
-for number, (family, entries) in enumerate(found.items()):
+families = {family: entries for family, entries in shown.items() if entries}
+folded = families and not asked and not only_found
+places = st.tabs([f"{family} ({len(entries)})" for family, entries in families.items()]) if folded else []
+for number, (family, entries) in enumerate(families.items()):
     with places[number] if folded else st.container():
         if not folded:
             st.header(family, anchor=False)

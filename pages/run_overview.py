@@ -34,8 +34,8 @@ def of_profile(run: Run) -> None:
     missing = isinstance(planned, int) and planned > 0
     if missing:
         st.warning(f"{words.plural(planned, 'step')} were planned and none is here: the run's folder is not complete.")
-    said = loaders.analysed(first_sentence, run) or f"{work}. No training steps were recorded."
-    findings.banner(diagnosed, said, ended_well=not missing, run=run)
+    headline = loaders.analysed(first_sentence, run) or f"{work}. No training steps were recorded."
+    findings.banner(diagnosed, headline, ended_well=not missing, run=run)
     head.profiled(run)
     findings.causes(diagnosed, run)
     findings.remarks(diagnosed, run)
@@ -47,8 +47,8 @@ def of_training(run: Run, entry: Entry) -> None:
     head.ending(run)
     ended_well = view.status not in ("failed", "lost")
     diagnosed = loaders.analysed(diagnose, run)
-    said = loaders.analysed(first_sentence, run) or summary(view)
-    findings.banner(diagnosed, said, ended_well=ended_well, run=run)
+    headline = loaders.analysed(first_sentence, run) or summary(view)
+    findings.banner(diagnosed, headline, ended_well=ended_well, run=run)
     tour.show(entry)
     left, right = charts.grid("overview.answer")
     with left:

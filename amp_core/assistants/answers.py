@@ -36,15 +36,15 @@ class Answers:
 
     def list_runs(self, contains: str = "") -> dict[str, Any]:
         """The newest runs, with what they trained and how they ended."""
-        found = [
+        dated = [
             (_changed_s(file), root, file.parent)
             for root in self._roots
             for file in _heads(root)
             if contains.lower() in self._name(root, file.parent).lower()
         ]
-        newest = heapq.nlargest(MAX_RUNS, found, key=lambda item: item[0])
+        newest = heapq.nlargest(MAX_RUNS, dated, key=lambda item: item[0])
         runs = [self._listed(root, folder) for _, root, folder in newest]
-        return {"runs": runs, "more": len(found) - len(newest), "folders": [str(root) for root in self._roots]}
+        return {"runs": runs, "more": len(dated) - len(newest), "folders": [str(root) for root in self._roots]}
 
     def diagnose(self, run: str, baseline: str = "") -> dict[str, Any]:
         """The findings of a run, the worst first, with evidence, advice and a patch."""

@@ -160,14 +160,14 @@ def _calibration(folder: str) -> float:
         names = ("workload", "size", "batch_size", "optimizer", "channels_last")
         settings = {name: measured.head.config.get(name) for name in names}
         traces = trace_workload(TrainConfig.from_dict({k: v for k, v in settings.items() if v is not None}))
-    found = measured_factor(measured, traces)
-    if found is None:
+    factor = measured_factor(measured, traces)
+    if factor is None:
         device = measured.head.config.get("device")
         raise RunError(
             f"calibrate={folder!r} was recorded on {device!r}, not on a GPU whose data sheet is known; give a run with "
             "step times on one of those"
         )
-    return found[1]
+    return factor[1]
 
 
 def _document(result: "Forecast") -> str:

@@ -181,8 +181,8 @@ def diagnosis(run: Run, findings: Sequence[Finding]) -> Diagnosis:
 def skips_in_words(summary: ScaleSummary) -> str:
     """`18 skips in calibration, 22 in the 375 steps after it`"""
     early, later = summary.calibration_skips, summary.settled_skips
-    found = f"{formatting.plural(early, 'skip')} in calibration, " if early else ""
-    return f"{found}{later:,} in the {summary.settled_steps:,} steps after {'it' if early else 'calibration'}"
+    in_calibration = f"{formatting.plural(early, 'skip')} in calibration, " if early else ""
+    return f"{in_calibration}{later:,} in the {summary.settled_steps:,} steps after {'it' if early else 'calibration'}"
 
 
 def measured_underflow(run: Run) -> str:

@@ -137,19 +137,19 @@ def _with_fused_kernels(rows: pd.DataFrame) -> Iterator[dict[Hashable, Any]]:
 
 def _product(op: str, in_shapes: str, flops: float) -> tuple[str, tuple[float, ...]]:
     """The kind of a product, and its batch, m, n and k; a convolution's are those of its implicit matrix product."""
-    found = product(op, in_shapes)
-    if found is None or found.kind not in ("gemm", "conv"):
-        return ("attention" if found is not None and found.kind == "attention" else "product"), (math.nan,) * 4
-    if found.kind == "gemm":
-        return "product", (found.batch, found.sizes["M"], found.sizes["N"], found.sizes["K"])
+    shape = product(op, in_shapes)
+    if shape is None or shape.kind not in ("gemm", "conv"):
+        return ("attention" if shape is not None and shape.kind == "attention" else "product"), (math.nan,) * 4
+    if shape.kind == "gemm":
+        return "product", (shape.batch, shape.sizes["M"], shape.sizes["N"], shape.sizes["K"])
     shapes = shapes_of(in_shapes)
     backward = op.endswith("backward")
     weight = shapes[2 if backward else 1]
-    if found.batch > 1 and weight[1] == 1:
+    if shape.batch > 1 and weight[1] == 1:
         return "depthwise", (math.nan,) * 4
-    n, k = found.sizes["C_out"], found.sizes["C_in"] * math.prod(weight[2:])
-    positions = math.prod(shapes[0]) / shapes[0][1] if backward else flops / (2 * found.batch * n * k)
-    return "product", (found.batch, positions, n, k)
+    n, k = shape.sizes["C_out"], shape.sizes["C_in"] * math.prod(weight[2:])
+    positions = math.prod(shapes[0]) / shapes[0][1] if backward else flops / (2 * shape.batch * n * k)
+    return "product", (shape.batch, positions, n, k)
 
 
 def as_fp32(rows: pd.DataFrame) -> pd.DataFrame:

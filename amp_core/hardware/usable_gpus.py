@@ -26,8 +26,8 @@ def usable_gpus() -> list[GpuFacts]:
     try:
         return visible_gpus()
     except NvmlError:
-        if found := torch_gpus():
-            return list(found)
+        if gpus := torch_gpus():
+            return list(gpus)
         raise
 
 

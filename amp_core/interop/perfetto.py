@@ -37,7 +37,7 @@ def step_trace(run: Run) -> bytes:
         if (places[place], stream) not in streams:
             streams.add((places[place], stream))
             events += _named_thread(places[place], stream, f"stream {stream}", stream)
-        told = {name: row[name] for name in (*_ARGUMENTS, "blocks_per_sm") if row[name] is not None}
+        arguments = {name: row[name] for name in (*_ARGUMENTS, "blocks_per_sm") if row[name] is not None}
         events.append(
             {
                 "ph": "X",
@@ -47,7 +47,7 @@ def step_trace(run: Run) -> bytes:
                 "tid": stream,
                 "ts": row["start_us"],
                 "dur": row["total_us"],
-                "args": told,
+                "args": arguments,
             }
         )
     step = rows[0]["step"]

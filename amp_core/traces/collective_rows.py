@@ -139,8 +139,8 @@ def _covered(starts: times.Floats, ends: times.Floats, before: times.Floats, at:
 def _nccl_ranges(events: TraceEvents, host: Host) -> dict[int, int]:
     """By operator, the range `nccl:…` inside it, which has the shape and type of the input."""
     named = [n for n, text in enumerate(events.texts) if text.startswith("nccl:")]
-    found = np.flatnonzero(np.isin(np.asarray(events.spans.name), named))
-    return dict(zip(host.parent[found].tolist(), found.tolist(), strict=True))
+    collectives = np.flatnonzero(np.isin(np.asarray(events.spans.name), named))
+    return dict(zip(host.parent[collectives].tolist(), collectives.tolist(), strict=True))
 
 
 def _message(events: TraceEvents, work: int, op: int) -> dict[str, Any]:

@@ -40,14 +40,14 @@ def baseline_changes(runs: Sequence[Run]) -> pd.DataFrame:
     """
     run, bases = runs[-1], list(runs[:-1])
     rows: list[dict[str, object]] = []
-    found = {
+    by_metric = {
         "loss": _loss(run, bases),
         "step_ms": None if emulated(run) or emulated(bases[0]) else _step_time(run, bases[0]),
         "memory_bytes": None if emulated(run) or emulated(bases[0]) else _memory(run, bases[0]),
         "skip_frac": _skips(run, bases[0]),
         "grad_norm": _gradient_norm(run, bases[0]),
     }
-    for metric, numbers in found.items():
+    for metric, numbers in by_metric.items():
         if numbers is None or not np.isfinite(numbers[0]):
             continue
         base, value, low, high, noise = numbers

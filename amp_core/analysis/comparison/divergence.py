@@ -177,15 +177,15 @@ def _differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Step, kind, name and relative difference of what both have: the larger one of rms and mean magnitude."""
     both = first.merge(second, on=["step", "kind", "name"], suffixes=("", "_second"))
     both = both[(both["kind"] != "output_grad") | (both["numel"] == both["numel_second"])]
-    found = np.zeros(len(both))
+    differences = np.zeros(len(both))
     for column in ("rms", "mean"):
         a, b = (both[name].to_numpy(dtype=np.float64) for name in (column, f"{column}_second"))
         with np.errstate(invalid="ignore", divide="ignore"):
             relative = np.where(a == b, 0.0, np.abs(a - b) / np.maximum(np.abs(a), np.abs(b)))
         one_finite = np.isfinite(a) != np.isfinite(b)
         known = ~(np.isnan(a) & np.isnan(b)) if column == "mean" else np.ones(len(both), dtype=bool)
-        found = np.fmax(found, np.where(one_finite & known, np.inf, np.nan_to_num(relative)))
-    return both[["step", "kind", "name"]].assign(difference=found)
+        differences = np.fmax(differences, np.where(one_finite & known, np.inf, np.nan_to_num(relative)))
+    return both[["step", "kind", "name"]].assign(difference=differences)
 
 
 def _floor(apart: pd.DataFrame, noise: pd.DataFrame) -> "pd.Series[float]":
@@ -196,8 +196,8 @@ def _floor(apart: pd.DataFrame, noise: pd.DataFrame) -> "pd.Series[float]":
     for by in (["kind", "name"], ["kind"]):
         so_far = noise.assign(floor=noise.groupby(by)["difference"].cummax())
         column = "floor" if "floor" not in joined else "of_kind"
-        found = so_far.drop_duplicates([*by, "step"], keep="last").rename(columns={"floor": column})
-        joined = pd.merge_asof(joined, found[["step", *by, column]], on="step", by=by)
+        latest = so_far.drop_duplicates([*by, "step"], keep="last").rename(columns={"floor": column})
+        joined = pd.merge_asof(joined, latest[["step", *by, column]], on="step", by=by)
     floor = joined["floor"].fillna(joined["of_kind"]).fillna(0.0)
     return pd.Series(floor.to_numpy(), index=joined["index"]).reindex(apart.index)
 

@@ -149,8 +149,10 @@ def _by_layer(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
         of_name = [parameter.rpartition(".")[0] for parameter in (name, *owners.get(name, ()))]
         return [layer for layer in of_name if layer in modules] or of_name[:1]
 
-    found = [layers(name, kind) for name, kind in zip(rows["name"], rows["kind"], strict=True)]
-    return rows.assign(layer=pd.Series(found, index=rows.index, dtype=object)).explode("layer", ignore_index=True)
+    layers_of_rows = [layers(name, kind) for name, kind in zip(rows["name"], rows["kind"], strict=True)]
+    return rows.assign(layer=pd.Series(layers_of_rows, index=rows.index, dtype=object)).explode(
+        "layer", ignore_index=True
+    )
 
 
 def _sizes(run: Run, operands: pd.DataFrame) -> pd.DataFrame:

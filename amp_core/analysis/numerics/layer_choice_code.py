@@ -118,7 +118,7 @@ def _torchtitan(choice: Choice) -> str:
 def _also_matched(names: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
     """Comments on names that, as parts of others, match those too."""
     also = {name: [other for other in others if name in other] for name in names}
-    return [f"# {name!r} also matches {', '.join(found)}" for name, found in also.items() if found]
+    return [f"# {name!r} also matches {', '.join(matching)}" for name, matching in also.items() if matching]
 
 
 def _transformer_engine(choice: Choice) -> str:

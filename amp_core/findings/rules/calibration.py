@@ -98,8 +98,10 @@ def _in_words(summary: ScaleSummary) -> str:
     grown = f"{later:,} of {summary.settled_steps:,} steps after calibration"
     if not early:
         return f"{grown} {were} skipped after the loss scale grew"
-    found = f"{early:,} of {summary.attempts:,} steps {were} skipped while the scaler calibrated the loss scale"
-    return f"{found}{_from_initial(summary)}" + (f"; {grown} after it grew" if later else "")
+    in_calibration = (
+        f"{early:,} of {summary.attempts:,} steps {were} skipped while the scaler calibrated the loss scale"
+    )
+    return f"{in_calibration}{_from_initial(summary)}" + (f"; {grown} after it grew" if later else "")
 
 
 def _from_initial(summary: ScaleSummary) -> str:

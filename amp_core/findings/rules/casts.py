@@ -192,7 +192,7 @@ def _series(run: Run) -> Iterator[pd.DataFrame]:
 )
 def stale_amax(run: Run) -> list[Finding]:
     """`stale-amax`: a scale does not follow its tensor."""
-    found: list[tuple[float, pd.DataFrame, bool]] = []
+    late_scales: list[tuple[float, pd.DataFrame, bool]] = []
     for part in _series(run) if has_casts(run) else ():
         late = part[part["scale_age"] > 0]
         if late.empty:
@@ -202,17 +202,17 @@ def stale_amax(run: Run) -> list[Finding]:
         off = (late["headroom"] > MAX_HEADROOM) | (late["headroom"] < MIN_HEADROOM)
         if (weights and same.any()) or off.mean() > 0.5:
             ratio = float(np.exp2(np.log2(late["headroom"]).abs().max()))
-            found.append((ratio, late, bool(off.mean() > 0.5)))
-    if not found:
+            late_scales.append((ratio, late, bool(off.mean() > 0.5)))
+    if not late_scales:
         return []
-    ratio, late, off_range = max(found, key=lambda entry: entry[0])
+    ratio, late, off_range = max(late_scales, key=lambda entry: entry[0])
     row = late.iloc[-1]
     age = int(late["scale_age"].max())
     how = f"a factor of {formatting.number(ratio)} off" if off_range else f"{formatting.plural(age, 'step')} old"
     return [
         make_finding(
             "stale-amax",
-            f"The scale of {_operand(row)} is {how}{_also(len(found))}",
+            f"The scale of {_operand(row)} is {how}{_also(len(late_scales))}",
             str(row["name"]),
             steps=(int(late["step"].min()), int(late["step"].max())),
             value=float(age),
@@ -241,22 +241,22 @@ def stale_amax(run: Run) -> list[Finding]:
 )
 def jumping_scale(run: Run) -> list[Finding]:
     """`jumping-scale`: a tensor's scale moves up and down by powers of two."""
-    found: list[tuple[int, float, pd.DataFrame]] = []
+    jumps_by_operand: list[tuple[int, float, pd.DataFrame]] = []
     for part in _series(run) if has_casts(run) else ():
         octaves = np.log2(part["scale"].to_numpy())
         change = np.diff(octaves)
         jumps = np.abs(change) >= JUMP_OCTAVES
         both = (change[jumps] > 0).any() and (change[jumps] < 0).any()
         if both and jumps.sum() >= max(MIN_JUMPS, MIN_JUMPS_FRAC * len(change)):
-            found.append((int(jumps.sum()), float(np.exp2(np.abs(change).max())), part))
-    if not found:
+            jumps_by_operand.append((int(jumps.sum()), float(np.exp2(np.abs(change).max())), part))
+    if not jumps_by_operand:
         return []
-    count, factor, part = max(found, key=lambda entry: entry[:2])
+    count, factor, part = max(jumps_by_operand, key=lambda entry: entry[:2])
     return [
         make_finding(
             "jumping-scale",
             f"The scale of {_operand(part.iloc[0])} jumps {count:,} times, by a factor of up to "
-            f"{formatting.number(factor)}{_also(len(found))}",
+            f"{formatting.number(factor)}{_also(len(jumps_by_operand))}",
             str(part["name"].iloc[0]),
             steps=(int(part["step"].min()), int(part["step"].max())),
             value=float(count),

@@ -209,10 +209,10 @@ class Scheduler(Backend):
         if cause is not None:
             limit = f" of {record.resources['time']}" if record.resources.get("time") else ""
             status, sentence = CAUSES[cause]
-            said = ": ".join(part for part in (job.state, job.reason) if part) if job is not None else ""
+            explanation = ": ".join(part for part in (job.state, job.reason) if part) if job is not None else ""
             facts["status"] = status
             facts["sentence"] = sentence.format(name=self.label, limit=limit, node=node) + (
-                f" ({said})" if said else ""
+                f" ({explanation})" if explanation else ""
             )
         return facts
 

@@ -258,8 +258,8 @@ def _run(line: Sequence[str], timeout_s: float, cwd: Path | None = None) -> str:
         raise _RefusedError(f"{line[0]} cannot be run: {error.strerror or error}") from None
     if done.returncode:
         lines = [text for text in done.stderr.decode("utf-8", "replace").splitlines() if text.strip()]
-        said = lines[-1] if lines else f"{line[0]} ended with exit code {done.returncode}"
-        raise _RefusedError(re.sub(r"^\w+: (error: |fatal: )?(Batch job submission failed: )?", "", said))
+        message = lines[-1] if lines else f"{line[0]} ended with exit code {done.returncode}"
+        raise _RefusedError(re.sub(r"^\w+: (error: |fatal: )?(Batch job submission failed: )?", "", message))
     return done.stdout.decode("utf-8", "replace")
 
 
@@ -274,8 +274,8 @@ def _answered(line: Sequence[str], timeout_s: float | None = None) -> str:
         raise RunError(f"Slurm refused: {error} ({line[0]})") from None
 
 
-def _about_argument(said: str, resources: Resources) -> RunError:
+def _about_argument(message: str, resources: Resources) -> RunError:
     """A refusal by sbatch, with the argument that it is about."""
-    named = [argument for word, argument in _ARGUMENTS if word in said.lower()]
+    named = [argument for word, argument in _ARGUMENTS if word in message.lower()]
     name = next((argument for argument in named if getattr(resources, argument)), next(iter(named), "on"))
-    return RunError(f"{name}={getattr(resources, name)!r} was refused by Slurm: {said}")
+    return RunError(f"{name}={getattr(resources, name)!r} was refused by Slurm: {message}")

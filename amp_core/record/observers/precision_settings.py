@@ -32,8 +32,8 @@ HOOKS = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
 def asked(model: torch.nn.Module) -> list[dict[str, str]]:
     """The precision settings of FSDP, DDP or DeepSpeed, read from their objects: stage, dtype and source of each
     setting."""
-    found = [*_of_policy(model), *_of_hooks(model), *_of_deepspeed(model)]
-    return [{"stage": stage, "dtype": dtype, "source": source} for stage, dtype, source in found]
+    requested = [*_of_policy(model), *_of_hooks(model), *_of_deepspeed(model)]
+    return [{"stage": stage, "dtype": dtype, "source": source} for stage, dtype, source in requested]
 
 
 def _of_policy(model: torch.nn.Module) -> Iterator[tuple[str, str, str]]:

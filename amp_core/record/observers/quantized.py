@@ -127,7 +127,7 @@ class QuantizedWatch(Observer):
     # attaching
 
     def _attach(self, step: int) -> bool:
-        libraries = [library for found in LIBRARIES for library in found()]
+        libraries = [library for loaded in LIBRARIES for library in loaded()]
         if self._engine_modules is None:
             self._engine_modules = [(n, m) for n, m in named_modules(self._model) if transformer_engine.is_module(m)]
             report_empty_histories(self._writer, self._engine_modules, step)

@@ -141,12 +141,12 @@ class ChannelMax(NamedTuple):
 
 def channel_maxima(wanted: Sequence[ChannelMax]) -> list[torch.Tensor]:
     """What is wanted, as float32, in plain torch."""
-    found: list[torch.Tensor] = []
+    maxima: list[torch.Tensor] = []
     for one in wanted:
         largest = one.grad.detach().reshape(-1, one.channels, one.inner).abs().amax((0, 2)).to(torch.float32)
-        into = found[one.into] if isinstance(one.into, int) else one.into
-        found.append(largest if into is None else torch.maximum(into, largest))
-    return found
+        into = maxima[one.into] if isinstance(one.into, int) else one.into
+        maxima.append(largest if into is None else torch.maximum(into, largest))
+    return maxima
 
 
 class ChannelLargest:

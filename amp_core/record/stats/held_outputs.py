@@ -126,8 +126,8 @@ class HeldOutputs:
         def take_in(largest: Sequence[torch.Tensor]) -> list[Cap | None]:
             for place, layer in places.values():
                 dtype = wanted[place].grad.dtype
-                found = self._largest[layer.weight] = ChannelLargest(largest[place], layer.row, layer.dims, dtype)
-                found.present = True
+                cap = self._largest[layer.weight] = ChannelLargest(largest[place], layer.row, layer.dims, dtype)
+                cap.present = True
             caps[:] = caps_of()
             return caps
 

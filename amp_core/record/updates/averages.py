@@ -95,8 +95,8 @@ class AverageLedger(Observer):
         named = {n: p for n, p in named_parameters(self._model) if p.requires_grad and has_values(p) and p.numel()}
         self._named = dict(named)
         copies = reachable_copies(named, sys._getframe(1))
-        found = [(c, n, a) for c in copies for n, a in c.tensors(named).items()]
-        narrow = [(c, n, a) for c, n, a in found if a.dtype in NARROW and has_values(a)]
+        averages = [(c, n, a) for c in copies for n, a in c.tensors(named).items()]
+        narrow = [(c, n, a) for c, n, a in averages if a.dtype in NARROW and has_values(a)]
         limit = even_limit([local(a).numel() for _, _, a in narrow], MAX_ELEMENTS)
         for copy, name, average in narrow:
             taken = min(limit, local(average).numel())

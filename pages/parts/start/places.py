@@ -51,15 +51,15 @@ def show(prefix: str, refused: tuple[str, str] | None, **keep: Any) -> None:
     """The fields, keyed `<prefix>.<name>`; `refused` is the argument and the sentence of a refusal."""
     reasons = available()
     offered = [name for name, why in reasons.items() if why is None]
-    said = refused if refused is not None and refused[0] in FIELDS else None
-    with st.expander("Where it runs", expanded=said is not None, key=f"{prefix}.where"):
+    refused_field = refused if refused is not None and refused[0] in FIELDS else None
+    with st.expander("Where it runs", expanded=refused_field is not None, key=f"{prefix}.where"):
         if len(offered) == 1:
             missing = "; ".join(words.sentence(why).rstrip(".") for name, why in reasons.items() if why is not None)
             st.caption(f"On this machine. {words.escape(missing)}.")
         else:
             _fields(prefix, offered, keep)
-        if said is not None:
-            st.error(words.escape(said[1]))
+        if refused_field is not None:
+            st.error(words.escape(refused_field[1]))
 
 
 def _fields(prefix: str, offered: list[str], keep: Mapping[str, Any]) -> None:

@@ -97,22 +97,22 @@ class SecondMoments(Observer):
         self._write(wait=True)
 
     def _inspect(self, index: int, optimizer: torch.optim.Optimizer) -> None:
-        found: list[tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]] = []
+        second_moments: list[tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]] = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter)
-                if not isinstance(state, dict) or len(found) >= MAX_TENSORS:
+                if not isinstance(state, dict) or len(second_moments) >= MAX_TENSORS:
                     continue
                 second = _second_moment(state)
                 if second is not None and second.dtype in NARROW and has_values(second):
-                    found.append((parameter, local_values(second), state.get("exp_avg"), group))
-        if not found:
+                    second_moments.append((parameter, local_values(second), state.get("exp_avg"), group))
+        if not second_moments:
             return
-        parameter, second, _, group = found[0]
+        parameter, second, _, group = second_moments[0]
         betas = group.get("betas")
         decay = betas[1] if isinstance(betas, tuple | list) and len(betas) > 1 else group.get("alpha")
         transfer = HostTransfer()
-        counts = [_vanished(v, m) for _, v, m, _ in found]
+        counts = [_vanished(v, m) for _, v, m, _ in second_moments]
         transfer.put("counts", torch.stack([count.to(counts[0].device) for count in counts]))
         transfer.send()
         limit = 1.0 - decay if isinstance(decay, float) else None

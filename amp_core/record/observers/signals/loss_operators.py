@@ -66,10 +66,10 @@ class LossOperators(StepOperators):
         mode = self._mode
         if not isinstance(mode, NonfiniteOrigins) or self.at_own_work():
             return
-        found = next((origin for t in tree_leaves(args[:1]) if (origin := mode.origin_of(t)) is not None), None)
-        if found is not None:
+        position = next((origin for t in tree_leaves(args[:1]) if (origin := mode.origin_of(t)) is not None), None)
+        if position is not None:
             self._due = self._left = 0
-            self._writer.event("non-finite operator", step=self._step, phase="forward", **found)
+            self._writer.event("non-finite operator", step=self._step, phase="forward", **position)
 
 
 class NonfiniteOrigins(StepMode):

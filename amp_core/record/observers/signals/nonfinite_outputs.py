@@ -275,7 +275,7 @@ class ForwardCheck(Observer):
         elif not all(_finite(t) for t in floating):
             last = self._kept[-1]  # the model's own call is the last, unless the kept size was exceeded
             detail = "data" if last.number == 0 and not all(_finite(t) for t in last.inputs) else "input"
-        found: dict[str, Any] = {
+        nonfinite: dict[str, Any] = {
             # A tensor made between two modules is not the output of the second.
             "dtype": next(t.dtype for t in (floating if detail == "input" else first.outputs) if not _finite(t)),
             "value": max((float(t.detach().abs().max()) for t in floating), default=None),
@@ -286,19 +286,19 @@ class ForwardCheck(Observer):
         if self._on == _ROOT and len(self._modules) > 1 and not detail:
             number = next((i for i in range(len(self._modules)) if self._has_bad_weights(i)), 0)
             if not number:
-                self._armed, self._unnamed = ARMED_STEPS, (self._step, found)
+                self._armed, self._unnamed = ARMED_STEPS, (self._step, nonfinite)
                 return
-            found["detail"] = "weights"
-        if found["detail"] != "weights":  # those may be the result of the step before
+            nonfinite["detail"] = "weights"
+        if nonfinite["detail"] != "weights":  # those may be the result of the step before
             self._unnamed = None
         self._report_unnamed()
-        self._report(self._step, number, **found)
+        self._report(self._step, number, **nonfinite)
 
     def _report_unnamed(self) -> None:
         """Report that the model's output was not finite in a step, where the step after has not shown the module."""
         if self._unnamed is not None:
-            (step, found), self._unnamed = self._unnamed, None
-            self._report(step, 0, **found)
+            (step, nonfinite), self._unnamed = self._unnamed, None
+            self._report(step, 0, **nonfinite)
 
     def _has_bad_weights(self, index: int) -> bool:
         return not all(_finite(p) for p in own.parameters(self._modules[index][1], recurse=False))
