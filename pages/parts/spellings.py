@@ -1,6 +1,7 @@
 """Other spellings of a page's address: `/overview`, `/Loss_scale` and `/8-and-4-bits` open the page that they name.
 
 page = st.navigation(spellings.added(pages))
+spellings.address(page)                        # "loss-scale", also at `/Loss_scale`
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,17 @@ def added(pages: Mapping[str, Sequence[StreamlitPage]]) -> dict[str, list[Stream
     requested = unquote(urlsplit(st.context.url or "").path.rstrip("/").rpartition("/")[2])
     if _plain(requested) in named and all(requested != page.url_path for page in every):
         opened.add(requested)
-    hidden = [_hidden(named[_plain(spelling)], spelling) for spelling in sorted(opened)]
+    meant = {spelling: named[_plain(spelling)] for spelling in sorted(opened)}
+    st.session_state["spellings.meant"] = {spelling: page.url_path for spelling, page in meant.items()}
+    hidden = [_hidden(page, spelling) for spelling, page in meant.items()]
     *others, last = pages  # a link to a file goes to its first entry
     return {**{section: [*pages[section]] for section in others}, last: [*pages[last], *hidden]}
+
+
+def address(page: StreamlitPage) -> str:
+    """The address in `pages` of a page that may have been opened at another spelling."""
+    meant: dict[str, str] = st.session_state["spellings.meant"]
+    return meant.get(page.url_path, page.url_path)
 
 
 def _plain(name: str) -> str:

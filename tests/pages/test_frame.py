@@ -52,6 +52,16 @@ def test_other_spellings_of_an_address_open_the_page(home, address, title):
     assert bool([slider for slider in app.slider if slider.label == "Steps"]) == (title not in bar.WITHOUT_STEPS)
 
 
+def test_a_page_at_another_spelling_compares_in_its_own_metrics(home):
+    write(home.runs / "new", "overflowing")
+    write(home.runs / "old", "fp32")
+    app = app_test(run="run/new", baseline="run/old")
+    app.context["url"] = "http://127.0.0.1:8501/Loss_scale?run=run/new&baseline=run/old"
+    app._page_hash = calc_hash("Loss_scale")
+    app.run()
+    assert "Against **old**: Skipped steps" in words(app)
+
+
 def test_both_themes_have_ten_series_colours_and_nothing_is_set_for_all_themes():
     # Any setting directly in [theme] forces the light theme; with fewer than ten colours Plotly uses its own.
     theme = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["theme"]
