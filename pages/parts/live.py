@@ -43,7 +43,7 @@ def show(entry: Entry | None, *, with_queue: bool = False) -> None:
             job = queue.job_of(entry.path)
             with line:
                 st.space("stretch")
-                st.toggle("Pause", key="live.pause", help="Holds the charts still, to zoom. The run goes on.")
+                st.toggle("Pause", key="live.pause", help="Freezes the charts so that you can zoom. The run continues.")
                 if job is not None:
                     if job.backend != "local":
                         st.caption(queue.place(job), width="content")

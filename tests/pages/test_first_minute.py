@@ -39,7 +39,7 @@ def test_the_gain_is_relative_to_fp32_of_the_same_task(home, open_app):
     assert "the library has no FP32 run of the same task" in words(open_app(run="run/a"))
     write(home.runs / "b", "fp32")
     app = open_app(run="run/a")
-    assert "against b." in words(app) and "Nothing has to change." in words(app)
+    assert "against b." in words(app) and "Nothing needs to change." in words(app)
     link = next(p.proto for p in app.get("page_link") if p.proto.label == "See it on Compare")
     assert link.query_string == "run=run%2Fa&with=run%2Fb&with=run%2Fa"
     assert "This is FP32, the baseline for other recipes." in words(open_app(run="run/b"))

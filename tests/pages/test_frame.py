@@ -87,7 +87,7 @@ def test_a_page_without_any_run_says_what_to_do(open_app, page):
     app = open_app(page)
     assert not app.exception
     page_text = words(app)
-    without = ("Each precision is one run", "0.1 is exactly itself", "ways in which mixed-precision training goes")
+    without = ("Each precision is one run", "0.1 is not exactly representable", "faults of mixed-precision training")
     without += ("No searches yet",)
     assert "No runs yet" in page_text or any(sentence in page_text for sentence in without)
 

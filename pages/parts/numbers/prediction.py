@@ -130,7 +130,7 @@ def window_headline(safe: SafeWindow, last: float | None, recommend: bool) -> st
     if safe.underflowed_at is not None:
         span = (
             f"FP16 is safe up to {words.scale(safe.highest)}; at {words.scale(safe.underflowed_at)} gradients "
-            f"underflowed, from {words.escape(safe.lowest_by)} on"
+            f"underflowed, first in {words.escape(safe.lowest_by)}"
         )
     elif safe.caveat:  # the values of output gradients are unknown
         span = f"FP16 is safe up to {words.scale(safe.highest)} (lower bound unknown)"

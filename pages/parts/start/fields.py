@@ -102,7 +102,7 @@ def no_scaler() -> str | None:
     """Why the loss scale's settings have no effect with the chosen precisions; None if they have."""
     if any(RECIPES[name].scaler for name in st.session_state.get("start.precisions") or ()):
         return None
-    return f"No precision chosen has a scaler: {', '.join(r.label for r in RECIPES.values() if r.scaler)} have."
+    return f"None of the chosen precisions has a scaler. With one: {', '.join(r.label for r in RECIPES.values() if r.scaler)}."
 
 
 def refuse(error: RunError) -> None:
