@@ -66,7 +66,8 @@ def show_machine_of(run: Run) -> None:
             _gpu_lines(gpus, run, advise=gain is None or gain >= WORTH_RATIO)
             if gain is not None:
                 faster = f"{words.number(gain)} × as fast"
-                st.markdown(f"By Step cost, 16 bits for all GEMM/conv would make this run {faster}.")
+                hardly = "" if gain >= WORTH_RATIO else "only "
+                st.markdown(f"By Step cost, 16 bits for all GEMM/conv would make this run {hardly}{faster}.")
         else:
             flags = environment.get("cpu_16bit")
             _cpu_lines(str(cpu), [str(f) for f in flags] if isinstance(flags, list) else None, run, advise=True)

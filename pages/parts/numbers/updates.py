@@ -1,4 +1,4 @@
-"""What rounding takes from updates: the answer, its numbers, the tables, and what helps."""
+"""What is lost to rounding in updates: the answer, its numbers, the tables, and what helps."""
 
 import pandas as pd
 import streamlit as st
