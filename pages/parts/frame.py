@@ -19,6 +19,7 @@ def show(page: StreamlitPage) -> None:
     charts.begin()
     notes = st.container()
     with notes:
+        spellings.show_unknown(page)
         picker.show_missing(at)
     try:
         page.run()

@@ -62,7 +62,7 @@ def test_the_reader_of_a_failing_run_comes_from_the_verdict_to_the_tensor(librar
     tab = new_tab().open(f"{library.base}/?run=sample/fp16-overflow")
     reads(tab, "warning", "What to change")
     follow(tab, "Loss scale")
-    reads(tab, "40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10.0\u00a0%, baseline 0\u00a0%")
+    reads(tab, "40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10\u00a0%, baseline 0\u00a0%")
     drawn(tab)
     follow(tab, "Number ranges")
     reads(tab, "hold infinities or NaN")

@@ -40,7 +40,10 @@ def row(app, label):
 
 def test_a_number_is_shown_in_every_format(open_app):
     app = open_app(LAB)
-    assert "0.1 is not exactly representable in any of these formats. FP16 stores it with a relative error of 0.0244 %." in words(app)
+    assert (
+        "0.1 is not exactly representable in any of these formats. FP16 stores it with a relative error of 0.0244 %."
+        in words(app)
+    )
     assert list(app.dataframe[0].value["Format"]) == [f.label for f in element_formats()]
     assert row(app, "FP16")["Stored value"] == repr(float(np.float16(0.1)))
     assert row(app, "FP32")["Next above"] == repr(float(np.nextafter(np.float32(0.1), np.float32(1))))

@@ -62,6 +62,19 @@ def test_a_page_at_another_spelling_compares_in_its_own_metrics(home):
     assert "Against **old**: Skipped steps" in words(app)
 
 
+@pytest.mark.parametrize("path", ["nonsense", "base/nonsense/", "loss-scale/nonsense"])
+def test_an_address_that_names_no_page_opens_the_overview_with_a_notice(home, path):
+    write(home.runs / "a", "healthy")
+    app = app_test(run="run/a")
+    app.context["url"] = f"http://127.0.0.1:8501/{path}?run=run/a"
+    app._page_hash = calc_hash("nonsense")
+    app.run()
+    assert app.title[0].value == "Overview" and not app.exception
+    assert "There is no page nonsense here. This is Overview" in words(app)
+    app.switch_page("pages/loss_scale.py").run()
+    assert app.title[0].value == "Loss scale" and "There is no page" not in words(app)
+
+
 def test_both_themes_have_ten_series_colours_and_nothing_is_set_for_all_themes():
     # Any setting directly in [theme] forces the light theme; with fewer than ten colours Plotly uses its own.
     theme = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["theme"]

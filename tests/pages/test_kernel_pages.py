@@ -216,7 +216,9 @@ def test_the_recipe_to_try_is_the_measured_one_on_tensor_cores_and_on_start(home
     machine = {"cpu": "a CPU", "cpu_16bit": ["avx512_bf16"], "gpus": []}
     for precision, step_ms in {"fp16": 40.0, "fp32": 10.0, "bf16": bf16_ms}.items():
         if step_ms:
-            with RunWriter(home.runs / precision, config=task | {"precision": precision}, environment=machine) as writer:
+            with RunWriter(
+                home.runs / precision, config=task | {"precision": precision}, environment=machine
+            ) as writer:
                 times = [step_ms + step % 7 / 10 for step in range(100)]
                 writer.append("steps", {"step": range(100), "loss": [2.0] * 100, "step_ms": times})
     for page in ("pages/tensor_cores.py", "pages/start_run.py"):

@@ -6,7 +6,8 @@ promise.
 Advice(recipe='fp32', why='Measured here on text-gpt tiny, BF16 is 1.22 × slower than FP32.')
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -49,9 +50,9 @@ def after_measurement(advised: Advice, measured: pd.DataFrame) -> Advice:
     row = own.iloc[0]
     faster = measured[measured["speed_verdict"] == "faster"].sort_values("speed_ratio")
     best = str(faster["precision"].iloc[-1]) if len(faster) else BASELINE
-    why = f"Measured here on {row['task']}, {_named(row['precision'])} {_is(row)}"
+    why = f"Measured here on {row['task']}, {_named(row['precision'])} {_is(row.to_dict())}"
     if best not in (advised.recipe, BASELINE):
-        why += f", and {_named(best)} {_is(faster.iloc[-1])}"
+        why += f", and {_named(best)} {_is(faster.iloc[-1].to_dict())}"
     return Advice(best, f"{why}.")
 
 
@@ -68,8 +69,8 @@ def _named(precision: str) -> str:
     return recipe.label if recipe is not None else precision
 
 
-def _is(row: "pd.Series[object]") -> str:
+def _is(row: Mapping[Any, Any]) -> str:
     """How fast a recipe is against FP32."""
     if row["speed_verdict"] == "no difference seen":
         return "is no faster than FP32"
-    return f"is {speed_in_words(row.to_dict())} than FP32"
+    return f"is {speed_in_words(row)} than FP32"

@@ -136,7 +136,9 @@ def share(entry: Entry) -> None:
 
 def changes(entry: Entry) -> None:
     """Actions that a read-only server does not offer: run again, label, delete."""
-    if again.possible(entry) and st.button("Run again", icon=":material/replay:", help="Opens the form with these settings, to change and start"):
+    if again.possible(entry) and st.button(
+        "Run again", icon=":material/replay:", help="Opens the form with these settings, to change and start"
+    ):
         again.fill(entry)
         st.switch_page("pages/start_run.py")
     if entry.mine:

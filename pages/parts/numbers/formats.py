@@ -57,11 +57,19 @@ def headline(typed: str, table: pd.DataFrame) -> str:
         if exact.any()
         else "is not exactly representable in any of these formats"
     )
-    for kind, text in (("underflow", "becomes 0 in"), ("subnormal", "is subnormal in"), ("overflow", "is too large for")):
+    for kind, text in (
+        ("underflow", "becomes 0 in"),
+        ("subnormal", "is subnormal in"),
+        ("overflow", "is too large for"),
+    ):
         if (table["kind"] == kind).any():
             parts.append(f"{text} {labels(table, table['kind'] == kind)}")
     half = table.loc[table["format"] == "fp16"].iloc[0]
-    off = f" FP16 stores it with a relative error of {words.percent(half['rel_error'])}." if 0 < half["rel_error"] < 1 else ""
+    off = (
+        f" FP16 stores it with a relative error of {words.percent(half['rel_error'])}."
+        if 0 < half["rel_error"] < 1
+        else ""
+    )
     return f"{number} {'; it '.join(parts)}.{off}"
 
 

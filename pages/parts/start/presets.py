@@ -32,8 +32,8 @@ OWN_HERE = "Type its name into **Or your own** in the form below."
 OWN_NOT_HERE = "This form can start it if the server has a folder for scripts: `ampscope serve --scripts FOLDER`."
 BATCH = (
     "Trains a few steps of the workload and size below in the first precision below, with batches doubled until one "
-    "does not fit, then narrows down. Each trial is a process of its own: running out of memory ends only that one. On a CPU "
-    f"no trial takes more than 80 % of what is free. One that takes more than {batch.TRIAL_S} s ends the search."
+    "does not fit, then narrows down. Each trial is a process of its own: running out of memory ends only that one. On "
+    f"a CPU no trial takes more than 80 % of what is free. One that takes more than {batch.TRIAL_S} s ends the search."
 )
 
 
