@@ -84,3 +84,4 @@ def _open(page: Page, base: str, address: str) -> None:
     page.goto(f"{base}/{address}?run={RUN}")
     page.wait_for_selector("h1", timeout=60_000)
     page.wait_for_timeout(SETTLE_MS)
+    page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')", timeout=60_000)
