@@ -1,5 +1,6 @@
 """What a person reads on three journeys: a newcomer, a run that fails, traces of another program; and the bar above."""
 
+import itertools
 import json
 import re
 
@@ -142,7 +143,7 @@ def test_charts_with_many_labels_can_be_read_on_a_phone(library, new_tab):
     tab.open(f"{library.base}/format-lab?run=sample/fp16-overflow")
     tab.page.locator(".js-plotly-plot .main-svg").first.wait_for()
     ticks = sorted(tab.page.evaluate(TICKS))
-    assert len(ticks) > 3 and all(right <= left + 1 for (_, right), (left, _) in zip(ticks, ticks[1:], strict=False))
+    assert len(ticks) > 3 and all(right <= left + 1 for (_, right), (left, _) in itertools.pairwise(ticks))
     tab.open(f"{library.base}/step-cost?run=sample/fp16-overflow")
     tab.page.locator(".js-plotly-plot .main-svg").first.wait_for()
     assert tab.page.evaluate(PLOT_HEIGHT) > 100  # a legend in one column would leave a sixth of that
