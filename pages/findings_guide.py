@@ -48,11 +48,11 @@ def explain(entry: Entry, *, unfolded: bool, runs: Sequence[run_list.Entry] = ()
 
 head.title("Findings guide")
 known = Counter(entry.severity for entries in FAMILIES.values() for entry in entries)
-head.headline(f"AMPscope knows {known['error'] + known['warning']} ways in which mixed-precision training goes wrong.")
+head.headline(f"AMPscope detects {known['error'] + known['warning']} faults of mixed-precision training.")
 st.caption(
-    f"{words.plural(known['error'], 'error')} that break training, {words.plural(known['warning'], 'warning')} that "
-    f"cost quality or speed, and {words.plural(known['info'], 'info')} worth knowing. Each is detected from what the "
-    "run recorded; nothing is inferred from what it did not record."
+    f"{words.plural(known['error'], 'error')} that break training and {words.plural(known['warning'], 'warning')} that "
+    f"cost quality or speed; {words.plural(known['info'], 'note')} need no change. Each is detected from what "
+    "the run recorded; nothing is inferred from missing data."
 )
 with st.container(horizontal=True, vertical_alignment="bottom"):
     address.take("search", "guide.search", str)

@@ -131,7 +131,8 @@ if not loaders.analysed(traced_steps, run):
     empty.nothing(f"A forecast is computed from a traced step, and this run has no traced step. {HOW}", sample=True)
 answer = st.container()
 address.take("gpu", "forecast.gpus", address.several(gpu_names()), GPUS)
-with st.container(horizontal=True, vertical_alignment="bottom"):
+choices = st.empty()
+with choices.container(horizontal=True, vertical_alignment="bottom"):
     asked = st.multiselect("GPUs", gpu_names(), key="forecast.gpus", persist_state="session", width=520)
     fp8_frac, fp4_frac = share(8), share(4)
 address.keep("gpu", "forecast.gpus", ",".join(asked) if asked != GPUS else "")
@@ -140,6 +141,7 @@ if not asked:
 try:
     result = loaders.analysed(made, run, tuple(asked), fp8_frac, fp4_frac)
 except RunError as error:  # a profiler trace has operators, but not autocast's decisions
+    choices.empty()
     if emulated(run):
         empty.nothing(words.escape(words.sentence(error)))
     empty.nothing(f"A forecast needs a step that AMPscope traced, and this run has none. {HOW}", sample=True)

@@ -30,19 +30,23 @@ def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
         span = f"The scale was constant at {words.scale(about.last)}."
     if about.skips == 0:
         return f"No step was skipped. {span}"
-    times = f"{words.plural(about.skips, 'step')} of {about.attempts:,} ({words.percent(about.skip_frac)}) skipped"
+    times = f"{words.plural(about.skips, 'step')} {of_attempts(about)} skipped"
     return f"{times}, in {words.plural(episodes, 'episode')}: {skips_in_words(about)}. {span}"
+
+
+def of_attempts(about: ScaleSummary) -> str:
+    """`of 400 (10.0 %)`: of how many steps the skipped ones are; no percentage of a few."""
+    return f"of {words.share_of(about.skips, about.attempts).partition(' of ')[2]}"
 
 
 def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
     """The current loss scale, skipped steps, and how often the scale decreased and increased."""
     clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "growth interval not recorded"
-    share = f"{words.percent(about.skip_frac)} of {about.attempts:,}"
     left, right = cards.pairs()
     with left:
         at_first = f"{words.scale(about.first)} at first"
         cards.card("Loss scale", words.scale(about.last), at_first, help_=glossary.tip("loss scaling"))
-        cards.card("Skipped steps", words.count(about.skips), share, help_=glossary.tip("skipped step"))
+        cards.card("Skipped steps", words.count(about.skips), of_attempts(about), help_=glossary.tip("skipped step"))
     with right:
         down = f"in {words.plural(episodes, 'episode')} of skips" if episodes else "no step was skipped"
         cards.card("Backed off", f"{about.backoffs:,} ×", down, help_=glossary.tip("backoff"))

@@ -61,9 +61,11 @@ head.headline(headline(use, missed_tensor_core_time(ops)))
 baseline.answer("kernels", of_baseline)
 if not use.on_cpu:
     kernels.shares(use)
-    charts.view(TENSOR_CORES, run, "tensor_cores.answers", step=step)
+    with st.container(key="wide-answers"):
+        charts.view(TENSOR_CORES, run, "tensor_cores.answers", step=step)
     st.caption(f"{kernels.counter(use)} {kernels.UTILISATION}")
-charts.view(KERNELS, run, "tensor_cores.kernels", step=step)
+with st.container(key="wide-kernels"):
+    charts.view(KERNELS, run, "tensor_cores.kernels", step=step)
 st.caption(f"{profiled.coverage(run, step)} Copies and AMPscope's own kernels are excluded.")
 kernels.matrix_work(ops, use.on_cpu)
 kernels.added_up(run, step, use.on_cpu)

@@ -80,7 +80,7 @@ def table(comparison: "Comparison") -> list[str]:
 
 
 def lost_updates(updates: "pd.DataFrame") -> list[str]:
-    """What rounding takes from the updates of each run: lines of a table, none if no run has a tensor compared."""
+    """What is lost to rounding in the updates of each run: lines of a table, none if no run has a tensor compared."""
     if not updates["tensors"].any():
         return []
     rows = [["updates of weights", "dtype", "lost", "unchanged", "decay lost", "unchanged tensors", "remedy"]]

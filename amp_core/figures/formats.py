@@ -44,11 +44,11 @@ def format_range_figure(
             y=names,
             name=label,
             marker=bar_marker(colour(meaning, dark), hatch, dark),
-            customdata=np.stack([ranges[first], ranges[last]], axis=1).astype(np.float32),
+            customdata=np.stack([ranges[first], ranges[last], ranges["powers"]], axis=1).astype(np.float32),
             hovertemplate=f"%{{y}}, {label}<br>from 2<sup>%{{customdata[0]:.0f}}</sup> to "
-            "2<sup>%{customdata[1]:.0f}</sup><extra></extra>",
+            "2<sup>%{customdata[1]:.0f}</sup><br>%{customdata[2]:.0f} powers of two in all<extra></extra>",
         )
-    bits = [f"  {r.powers} powers of two, {r.precision_bits} bits" for r in ranges.itertuples()]
+    bits = [f"  {bits} bits" for bits in ranges["precision_bits"]]
     figure.add_labels(np.full(len(names), high - 0.5), names, bits, textfont={"size": 11})
     for row, (label, at) in enumerate(marks):
         inside = min(max(at, low), high)
@@ -59,7 +59,7 @@ def format_range_figure(
             x=inside, y=1, yref="paper", yshift=2 + 16 * row, text=f"{label}{suffix}", showarrow=False,
             xanchor="left" if inside < (low + high) / 2 else "right", yanchor="bottom", font={"size": 11},
         )  # fmt: skip
-    ticks = list(range(math.ceil(low / 32) * 32, math.floor(high) + 1, 32))
+    ticks = list(range(math.ceil(low / 64) * 64, math.floor(high) + 1, 64))  # closer ones would overlap on a phone
     figure.xaxis(
         title="magnitude", range=[low, high], tickvals=ticks, ticktext=[power_html(k) for k in ticks], zeroline=False
     )
@@ -75,7 +75,7 @@ def format_range_figure(
         180 + 34 * len(names),
         barmode="overlay",
         bargap=0.35,
-        margin={"l": 64, "r": 170, "t": 54 + 16 * len(marks), "b": 48},
+        margin={"l": 64, "r": 64, "t": 54 + 16 * len(marks), "b": 48},
     )
 
 

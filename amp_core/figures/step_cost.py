@@ -23,11 +23,12 @@ def step_cost_figure(
     parts: pd.DataFrame, dark: bool = False, title: str = "Where the time of a step goes"
 ) -> go.Figure:
     """The parts of a step stacked to its time in milliseconds, from `step_cost(run).parts`, or one bar for each run
-    from `compare_step_cost`. Parts that were not measured have no length."""
+    from `compare_step_cost`. Parts that were not measured have no length, runs without any no
+    bar."""
     if not len(parts) or not (parts["us"] > 0).any():
         return empty_figure(title, "No step times were recorded yet.")
-    runs = list(dict.fromkeys(parts["run"])) if "run" in parts else [""]
     owner = parts["run"] if "run" in parts else pd.Series("", index=parts.index)
+    runs = list(dict.fromkeys(owner[parts["us"] > 0]))
     longest = float(parts.groupby(owner)["us"].sum().max())
     figure = FigureSpec()
     labels = dict(zip(parts["part"].astype(str), parts["label"], strict=True))

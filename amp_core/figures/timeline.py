@@ -54,7 +54,7 @@ def timeline_figure(bars: pd.DataFrame, dark: bool = False, title: str = "Timeli
     streams = len([lane for lane in lanes if lane != PHASE_LANE])
     length = bars["end_ms"].max() - bars["start_ms"].min()
     alt = f"{whole}: {kernels:,} kernels on {streams} streams over {length:.3g} ms."
-    return finish(figure, whole, alt, 200 + 34 * len(lanes), barmode="overlay", bargap=0.2)
+    return finish(figure, whole, alt, 240 + 34 * len(lanes), barmode="overlay", bargap=0.2)
 
 
 def _lane_order(lane: str) -> tuple[bool, int, str]:

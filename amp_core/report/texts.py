@@ -173,9 +173,7 @@ def numbers(view: Overview, cost: StepCost) -> Html:
         ("Loss scale", formatting.scale(scale.last) if scale.has_scaler else "none: no scaler"),
         (
             "Skipped steps",
-            f"{formatting.count(scale.skips)} ({formatting.percent(scale.skip_frac)})"
-            if scale.skips_recorded
-            else "not recorded",
+            formatting.share_of(scale.skips, scale.attempts) if scale.skips_recorded else "not recorded",
         ),
         ("Step time", f"{formatting.number(speed.step_ms, 'ms')}{spread}"),
         ("Samples per second", formatting.number(speed.samples_per_s)),

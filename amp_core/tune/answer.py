@@ -92,7 +92,7 @@ def keep_fp32(search: Search, plain: Candidate, raced: RaceResult, rejected: Col
     maybe = [candidate for candidate in perhaps_faster(search, plain, raced) if candidate.name not in rejected]
     if not maybe:
         why = "None of the recipes tried is faster with convergence parity."
-        _save(search, plain, f"{_title(plain)}: stay with it", why)
+        _save(search, plain, f"Stay with {_title(plain)}", why)
         return
     best = maybe[0]
     row = next(row for row in search.result.tried if row.stage == "race" and row.name == best.name)

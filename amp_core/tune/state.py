@@ -16,7 +16,7 @@ from amp_core.tune.evidence import in_words
 from amp_core.tune.result import Tried, Tuned
 
 FIRST_STEP_ONLY = 10**6
-"""`every` of timed trainings: only step 0 is sampled, so that watching costs next to nothing."""
+"""`every` of timed trainings: only step 0 is sampled, so that watching costs almost nothing."""
 
 
 class Ended(Exception):  # noqa: N818 - no error: it carries the exit code of trainings that reported their errors

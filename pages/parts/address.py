@@ -93,7 +93,7 @@ def show_refused() -> None:
     if texts:
         st.warning(
             f"The address asks for {words.escape(' and '.join(texts))}, which does not exist here; "
-            "the page shows its default.",
+            "the page shows the default.",
             icon=":material/link_off:",
         )
 

@@ -107,7 +107,7 @@ def difference(metric: str, change: "pd.Series[Any] | Mapping[str, Any]") -> str
     value, base = float(change["value"]), float(change["baseline"])
     label = LABELS[metric]
     if metric == "skip_frac":
-        return f"{label} {words.percent(value)}, baseline {words.percent(base)}"
+        return f"{label} {words.number(100 * value, '%', 2)}, baseline {words.number(100 * base, '%', 2)}"
     if value != value:
         return f"{label} not finite"
     low, high = float(change["low"]), float(change["high"])

@@ -93,7 +93,7 @@ def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
         beside, how = f"mean of {speed.steps:,} steps", "Mean over the steps of the trace."
     else:
         varies = speed.step_ms_low != speed.step_ms_high
-        beside = words.span(speed.step_ms_low, speed.step_ms_high, "ms") if varies else "both quartiles"
+        beside = words.span(speed.step_ms_low, speed.step_ms_high, "ms") if varies else "quartiles"
         how = f"Median and quartiles, without the first {words.plural(speed.warmup, 'step')} (warm-up)."
     beside = "of one step" if speed.steps == 1 else beside
     known = speed.watch_frac is not None

@@ -38,6 +38,13 @@
     for (const one of [chart, ...others(chart)]) mark(one, xaxis.p2l(x));
   };
 
+  // Wide charts scroll sideways on a phone (style.py): by keyboard too, once the region can have the focus.
+  const focusable = () =>
+    document.querySelectorAll("[class*='st-key-wide-']:not([tabindex])").forEach((one) => (one.tabIndex = 0));
+  if (window.matchMedia("(max-width: 767px)").matches) {
+    new MutationObserver(focusable).observe(document.body, { subtree: true, childList: true });
+  }
+
   document.addEventListener("pointerover", (event) => {
     const chart = event.target.closest?.(".js-plotly-plot");
     if (!chart?.on || chart.ampscopeSync || !overSteps(chart)) return;

@@ -4,7 +4,7 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from amp_core import RunError
-from pages.parts import address, bar, charts, empty, picker, release_memory, signin, style, tables
+from pages.parts import address, bar, charts, empty, picker, release_memory, signin, spellings, style, tables
 from pages.parts.overview import report
 
 
@@ -12,13 +12,15 @@ def show(page: StreamlitPage) -> None:
     """Run the page in its frame."""
     style.begin()
     signin.require()
-    address.begin(page.url_path)
+    at = spellings.address(page)
+    address.begin(at)
     bar.show(page)
     tables.begin()
     charts.begin()
     notes = st.container()
     with notes:
-        picker.show_missing(page.url_path)
+        spellings.show_unknown(page)
+        picker.show_missing(at)
     try:
         page.run()
         with st.container(horizontal=True):

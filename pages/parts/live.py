@@ -43,7 +43,7 @@ def show(entry: Entry | None, *, with_queue: bool = False) -> None:
             job = queue.job_of(entry.path)
             with line:
                 st.space("stretch")
-                st.toggle("Pause", key="live.pause", help="Holds the charts still, to zoom. The run goes on.")
+                st.toggle("Pause", key="live.pause", help="Freezes the charts so that you can zoom. The run continues.")
                 if job is not None:
                     if job.backend != "local":
                         st.caption(queue.place(job), width="content")
@@ -125,7 +125,7 @@ def progress(view: Overview, name: str | None = None) -> None:
     if name is not None and view.loss_last is not None:
         parts.append(f"loss {words.loss(view.loss_last)}")
     if name is not None and view.scale.has_scaler:
-        parts.append(f"{words.percent(view.scale.skip_frac)} skipped")
+        parts.append(f"{words.share_of(view.scale.skips, view.scale.attempts)} skipped")
     if view.progress_frac is not None:
         st.progress(view.progress_frac, text=" · ".join(parts))
     else:

@@ -39,7 +39,7 @@ LAYOUT = (
     f" {PAGE}:not(:has(.st-key-bar)) {{padding-top: 5.25rem}}"  # an empty library has no bar in the header
     " [data-testid='stHeader']"
     " {height: 4.5rem; border-bottom: 1px solid color-mix(in srgb, currentColor 14%, transparent)}"
-    f" {BAR} {{position: sticky; top: 0; z-index: 999991; height: 4.5rem; padding: 0.4rem 7.5rem 0 0; "
+    f" {BAR} {{position: sticky; top: 0; z-index: 999991; height: 4.5rem; padding: 0 7.5rem 0.35rem 0; "
     # Streamlit's menu lies beneath the right end: only the widgets take the pointer.
     f"pointer-events: none}} {BAR} [data-testid=stElementContainer] {{pointer-events: auto}}"
     f" .stApp:has([data-testid='stExpandSidebarButton']) {BAR} {{padding-left: 9rem}}"

@@ -2,7 +2,8 @@
 
     python -m tests.browser.measure                        # speeds, on a run of 10,000 steps that it makes
     python -m tests.browser.measure --rounds 5             # five times, each with a new server and browser
-    python -m tests.browser.measure --axe node_modules/axe-core/axe.min.js     # and the audit
+    python -m tests.browser.measure --axe node_modules/axe-core/axe.min.js     # instead, axe's rules on every page
+    python -m tests.browser.measure --keyboard             # instead, what Tab reaches on every page
 
 The time of a change is from the click to the last visible change, without the wait that confirms that nothing moves any
 more; elements for screen readers, which a table adds a third of a second later, do not count. The time of the first
@@ -27,7 +28,7 @@ from typing import Any
 import psutil
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-from tests.app_test import pages
+from tests.browser.accessibility import audit, walk
 from tests.browser.conftest import FLAGS
 from tests.serve.running import Server, app, serving
 from tests.synthetic import live, write
@@ -56,7 +57,6 @@ FIRST = f"""new MutationObserver((_, observer) => {{
   requestAnimationFrame(() => setTimeout(() => {{window.ampFirst = performance.now()}}));  // painted, once that is run
 }}).observe(document, {{subtree: true, childList: true}});"""
 """Notes the milliseconds from the request of a page until its verdict is on the screen."""
-AXE_OPTIONS = "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}"
 HEAD = f"{'':28} {'s':>6} {'lowest':>7} {'highest':>8} {'server ms':>10} {'kB':>7} {'browser ms':>11}\n"
 
 
@@ -163,23 +163,6 @@ def ticks(page: Page, server: Server, table: Table) -> None:
     table.add("live tick, mean", math.nan, mean)
 
 
-def audit(page: Page, base: str, axe: str) -> int:
-    """Print axe's violations on each page; returns the number of serious ones."""
-    serious = 0
-    for address in pages().values():
-        page.goto(f"{base}/{'' if address == 'overview' else address}?run=sample%2Ffp16-overflow")
-        page.wait_for_selector("h1", timeout=60_000)
-        page.wait_for_timeout(2500)
-        page.evaluate(axe)
-        for rounds in page.evaluate(f"async () => (await axe.run(document, {AXE_OPTIONS})).violations"):
-            grave = rounds["impact"] in ("serious", "critical")
-            serious += grave
-            nodes = rounds["nodes"]
-            sys.stdout.write(f"{address}: {rounds['impact']} {rounds['id']} × {len(nodes)}: {nodes[0]['html'][:140]}\n")
-    sys.stdout.write(f"{serious} serious or critical violations\n")
-    return serious
-
-
 def one_round(browser: Browser, aside: Path, table: Table) -> None:
     """Measure everything once."""
     (aside / "one_word.py").write_text(ONE_WORD)
@@ -203,17 +186,21 @@ def main() -> int:
     """Measure, and audit if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--axe", type=Path, help="axe.min.js")
+    parser.add_argument("--keyboard", action="store_true", help="audit what Tab reaches")
     parser.add_argument("--rounds", type=int, default=1, help="how often to measure; the table has the medians")
     arguments = parser.parse_args()
     executable = shutil.which("chromium") or shutil.which("chromium-browser")
     table = Table()
     with sync_playwright() as playwright:
-        for _ in range(1 if arguments.axe else arguments.rounds):
+        audits = arguments.axe or arguments.keyboard
+        for _ in range(1 if audits else arguments.rounds):
             browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
             with tempfile.TemporaryDirectory(prefix="ampscope-measure-") as aside:
-                if arguments.axe:
+                if audits:
                     with serving(Path(aside) / "runs") as server:
-                        return audit(browser.new_page(viewport=SIZE), server.base, arguments.axe.read_text())
+                        faults = audit(browser, server.base, arguments.axe.read_text()) if arguments.axe else 0
+                        faults += walk(browser.new_page(viewport=SIZE), server.base) if arguments.keyboard else 0
+                        return min(faults, 1)
                 one_round(browser, Path(aside), table)
             browser.close()
     table.write()

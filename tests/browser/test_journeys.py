@@ -1,5 +1,6 @@
 """What a person reads on three journeys: a newcomer, a run that fails, traces of another program; and the bar above."""
 
+import itertools
 import json
 import re
 
@@ -13,6 +14,9 @@ from tests.waiting import wait_for
 MAX_SCREENS = 3
 HEIGHT = "() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight / window.innerHeight"
 TOP_OF_FIRST_CHART = "() => document.querySelector('.js-plotly-plot').getBoundingClientRect().top"
+TICKS = """() => [...document.querySelector('.js-plotly-plot').querySelectorAll('.xtick text')]
+  .map((one) => one.getBoundingClientRect()).map(({left, right}) => [left, right])"""
+PLOT_HEIGHT = "() => document.querySelector('.js-plotly-plot')._fullLayout._size.h"
 RANGES = """() => [...document.querySelectorAll('.js-plotly-plot')]
   .filter(c => c._fullLayout.xaxis.title.text === 'step')
   .map(c => c._fullLayout.xaxis.range.map(Math.round))"""
@@ -47,8 +51,8 @@ def test_a_newcomer_reads_what_this_is_and_dismisses_the_tour_for_good(library, 
     tab = new_tab().open(f"{library.base}/")
     reads(tab, "shows whether PyTorch training in mixed precision is healthy", "Nothing wrong was found")
     drawn(tab)
-    follow(tab, "Open the overflow")
-    reads(tab, "You are looking at it.", "Against fp32")
+    follow(tab, "Open fp16-overflow")
+    reads(tab, "The sample fp16-overflow is open.", "Against fp32")
     drawn(tab)
     tab.page.get_by_role("button", name="Dismiss").click()
     tab.rest()
@@ -62,7 +66,7 @@ def test_the_reader_of_a_failing_run_comes_from_the_verdict_to_the_tensor(librar
     tab = new_tab().open(f"{library.base}/?run=sample/fp16-overflow")
     reads(tab, "warning", "What to change")
     follow(tab, "Loss scale")
-    reads(tab, "40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10.0\u00a0%, baseline 0\u00a0%")
+    reads(tab, "40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10\u00a0%, baseline 0\u00a0%")
     drawn(tab)
     follow(tab, "Number ranges")
     reads(tab, "hold infinities or NaN")
@@ -122,3 +126,24 @@ def test_a_run_that_ended_is_still_there_after_a_reload_of_start(library, new_ta
     tab = new_tab().open(f"{library.base}/start?run=run/ended&followed=run/ended")
     reads(tab, "See its overview", "Start another run")
     assert not tab.exceptions() and not tab.wrong
+
+
+def test_an_address_that_names_no_page_shows_overview_and_says_so(library, new_tab):
+    tab = new_tab().open(f"{library.base}/nonsense?run=sample/fp16-healthy")
+    reads(tab, "There is no page nonsense here. This is Overview", "Nothing wrong was found")
+    assert not tab.page.get_by_role("dialog").count()
+    follow(tab, "Loss scale")
+    assert not tab.page.get_by_text("There is no page").count()
+    assert not tab.exceptions()
+
+
+def test_charts_with_many_labels_can_be_read_on_a_phone(library, new_tab):
+    tab = new_tab()
+    tab.page.set_viewport_size({"width": 390, "height": 900})
+    tab.open(f"{library.base}/format-lab?run=sample/fp16-overflow")
+    tab.page.locator(".js-plotly-plot .main-svg").first.wait_for()
+    ticks = sorted(tab.page.evaluate(TICKS))
+    assert len(ticks) > 3 and all(right <= left + 1 for (_, right), (left, _) in itertools.pairwise(ticks))
+    tab.open(f"{library.base}/step-cost?run=sample/fp16-overflow")
+    tab.page.locator(".js-plotly-plot .main-svg").first.wait_for()
+    assert tab.page.evaluate(PLOT_HEIGHT) > 100  # a legend in one column would leave a sixth of that

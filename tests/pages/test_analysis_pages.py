@@ -78,8 +78,8 @@ def test_ranges_and_overview_agree_on_the_first_non_finite_step_of_a_tensor():
     trace = pd.DataFrame({"step": [0, 10, 20], "inf_frac": [0.5, 0.0, 0.1], "nan_frac": [0.0, 0.0, 0.1]})
     assert ranges.not_finite_at(trace, [0, 7, 20]) == ", at 2 of 3 sampled steps; the scaler skipped each of them"
     assert ranges.not_finite_at(trace, [0]) == ", at 2 of 3 sampled steps"
-    assert ranges.not_finite_at(trace.head(2), [0]) == ", at step 0 alone; the scaler skipped it"
-    assert ranges.not_finite_at(trace.head(2), []) == ", at step 0 alone"
+    assert ranges.not_finite_at(trace.head(2), [0]) == ", only at step 0; the scaler skipped it"
+    assert ranges.not_finite_at(trace.head(2), []) == ", only at step 0"
     assert ranges.not_finite_at(trace[1:2], [0]) == ""
 
 
@@ -244,7 +244,7 @@ def test_the_safe_window_is_in_the_headline(home, open_app, scenario):
     page_text = words(app)
     doubtful = window.caveat is not None
     span = (
-        f"up to {scale(window.highest)}; at 1 gradients underflowed, from {window.lowest_by} on"
+        f"up to {scale(window.highest)}; at a loss scale of 1 gradients underflowed, first in {window.lowest_by}"
         if doubtful
         else f"from {scale(window.lowest)} to {scale(window.highest)}"
     )

@@ -11,7 +11,7 @@ from tests.synthetic import write
 
 
 def test_time_is_estimated_from_similar_runs_and_memory_from_the_size(home, open_app):
-    assert "Time: FP16 AMP: not known, nothing like it was trained here yet." in words(open_app(START))
+    assert "Time: FP16 AMP: unknown, because nothing similar was trained here yet." in words(open_app(START))
     folder = write(home.runs / "a", "healthy")
     head = json.loads((folder / "run.json").read_text())
     settings = {"workload": "text-gpt", "size": "tiny", "batch_size": 8, "precision": "fp16", "device": "cpu"}
@@ -22,7 +22,7 @@ def test_time_is_estimated_from_similar_runs_and_memory_from_the_size(home, open
     assert "At the peak, as measured here: FP16 AMP 299 MiB (resident set of the process)" in page_text
     assert "ms a step, as measured here" in page_text
     field(app, "batch_size").set_value(4).run()
-    assert "not known, nothing like it" in words(app)
+    assert "unknown, because nothing similar" in words(app)
     field(app, "batch_size").set_value(0).run()
     assert "Memory: about" not in words(app)
 

@@ -19,10 +19,10 @@ def test_the_first_page_opens_a_sample_with_findings_tour_and_the_one_line(home,
     samples(home)
     app = open_app()
     assert "Nothing wrong was found" in words(app)
-    assert "New here? Three steps" in words(app) and "You are looking at it." in words(app)
+    assert "New here? The sample **fp16-healthy** is open." in words(app) and "fp16-healthy is open\n" in words(app)
     links = {p.proto.label: p.proto.query_string for p in app.get("page_link")}
-    assert links["Open the overflow"] == "run=sample%2Ffp16-overflow" and "Start a run" in links
-    assert "Open the underflow" not in links  # this installation has no such sample
+    assert links["Open fp16-overflow"] == "run=sample%2Ffp16-overflow" and "Start a run" in links
+    assert "Open fp16-underflow" not in links  # this installation has no such sample
     assert any(f'into="{home.runs.as_posix()}/mine"' in c.value for c in app.code)
     next(b for b in app.button if b.label == "Dismiss").click().run()
     assert "New here?" not in words(app)
@@ -39,7 +39,7 @@ def test_the_gain_is_relative_to_fp32_of_the_same_task(home, open_app):
     assert "the library has no FP32 run of the same task" in words(open_app(run="run/a"))
     write(home.runs / "b", "fp32")
     app = open_app(run="run/a")
-    assert "against b." in words(app) and "Nothing has to change." in words(app)
+    assert "against b." in words(app) and "Nothing needs to change." in words(app)
     link = next(p.proto for p in app.get("page_link") if p.proto.label == "See it on Compare")
     assert link.query_string == "run=run%2Fa&with=run%2Fb&with=run%2Fa"
     assert "This is FP32, the baseline for other recipes." in words(open_app(run="run/b"))

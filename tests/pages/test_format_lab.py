@@ -40,7 +40,10 @@ def row(app, label):
 
 def test_a_number_is_shown_in_every_format(open_app):
     app = open_app(LAB)
-    assert "0.1 is exactly itself in none of the formats. FP16 is off by 0.0244 %." in words(app)
+    assert (
+        "0.1 is not exactly representable in any of these formats. FP16 stores it with a relative error of 0.0244 %."
+        in words(app)
+    )
     assert list(app.dataframe[0].value["Format"]) == [f.label for f in element_formats()]
     assert row(app, "FP16")["Stored value"] == repr(float(np.float16(0.1)))
     assert row(app, "FP32")["Next above"] == repr(float(np.nextafter(np.float32(0.1), np.float32(1))))
@@ -61,10 +64,10 @@ def test_bits_of_all_formats_are_aligned(open_app):
         ("1e-8", "becomes 0 in FP16, FP8 E4M3, FP8 E5M2"),
         ("2^-24", "subnormal in FP16"),
         ("70000", "too large for FP16, FP8 E4M3, FP8 E5M2"),
-        ("65504", "exactly itself in FP64, FP32, TF32, FP16"),
-        ("inf", "inf is a value of its own in FP64, FP32, TF32, FP16, BF16, FP8 E5M2; FP8 E4M3 has no infinity"),
-        ("nan", "nan is a value of its own in FP64"),
-        ("0", "0 is exactly itself in FP64"),
+        ("65504", "is exactly representable in FP64, FP32, TF32, FP16"),
+        ("inf", "inf is representable in FP64, FP32, TF32, FP16, BF16, FP8 E5M2; FP8 E4M3 has no infinity"),
+        ("nan", "nan is representable in FP64"),
+        ("0", "0 is exactly representable in FP64"),
     ],
 )
 def test_the_headline_names_the_formats_that_lose_the_number(open_app, typed, expected):
@@ -75,7 +78,7 @@ def test_the_headline_names_the_formats_that_lose_the_number(open_app, typed, ex
 
 
 def test_a_link_contains_the_number(open_app):
-    assert "2^-25 is exactly itself in FP64" in words(open_app(LAB, number="2^-25"))
+    assert "2^-25 is exactly representable in FP64" in words(open_app(LAB, number="2^-25"))
 
 
 def test_an_example_fills_the_field(open_app):
@@ -100,11 +103,11 @@ def test_a_loss_scale_saves_or_ruins_it(open_app):
     app = open_app(LAB, number="1e-8")
     assert "The scale helps" in words(app).replace("*", "")
     back = float(np.float16(1e-8 * 65536)) / 65536
-    assert stations(app)[0] == ("As it is, in FP16", "0", "underflow: becomes 0, off by 100 %")
+    assert stations(app)[0] == ("Unscaled, in FP16", "0", "underflow: becomes 0, error 100 %")
     assert stations(app)[3] == (
         "Divided by 2¹⁶ in FP32",
         f"{back * 1e9:.4f} × 10⁻⁹",
-        f"off by {abs(back - 1e-8) / 1e-8:.4%}".replace("%", " %"),
+        f"error {abs(back - 1e-8) / 1e-8:.4%}".replace("%", " %"),
     )
     app.select_slider[0].set_value(40).run()
     assert stations(app)[2][:2] == ("Rounded to FP16", "10,992")  # 1e-8 × 2^40, to a multiple of 8
@@ -181,15 +184,15 @@ def test_only_the_open_tab_is_computed_and_fields_of_the_others_keep_their_value
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("1e999", "none of the formats; too large for FP64, FP32, TF32, FP16, BF16, FP8 E4M3, FP8 E5M2."),
-        ("-1e999", "none of the formats; too large for FP64"),
-        ("2^1024", "none of the formats; too large for FP64"),
-        ("1e308*10", "none of the formats; too large for FP64"),
-        ("1e4000", "none of the formats; too large for FP64"),
-        ("1e-330", "none of the formats; becomes 0 in FP64, FP32, TF32, FP16, BF16, FP8 E4M3, FP8 E5M2."),
-        ("-1e-400", "none of the formats; becomes 0 in FP64"),
-        ("1 + 2^-1100", "exactly itself in none of the formats."),
-        ("-inf", "-inf is a value of its own in FP64"),
+        ("1e999", "any of these formats; it is too large for FP64, FP32, TF32, FP16, BF16, FP8 E4M3, FP8 E5M2."),
+        ("-1e999", "any of these formats; it is too large for FP64"),
+        ("2^1024", "any of these formats; it is too large for FP64"),
+        ("1e308*10", "any of these formats; it is too large for FP64"),
+        ("1e4000", "any of these formats; it is too large for FP64"),
+        ("1e-330", "any of these formats; it becomes 0 in FP64, FP32, TF32, FP16, BF16, FP8 E4M3, FP8 E5M2."),
+        ("-1e-400", "any of these formats; it becomes 0 in FP64"),
+        ("1 + 2^-1100", "not exactly representable in any of these formats."),
+        ("-inf", "-inf is representable in FP64"),
     ],
 )
 def test_formats_hold_numbers_beyond_the_range_of_a_float(open_app, typed, expected):
@@ -214,9 +217,9 @@ def test_numbers_beyond_the_range_of_a_float_are_written_as_powers(open_app):
     product = open_app(LAB, sum="fp64,1e308,×,-1e300")
     assert "= −1.0000 × 10⁶⁰⁸; FP64 keeps −∞: overflow" in words(product).replace("*", "")
     app = open_app(LAB, number="1e999")
-    assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10¹⁰⁰³", "exactly")
+    assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10¹⁰⁰³", "exact")
     field(app, "number").set_value("1e-400").run()
-    assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10⁻³⁹⁶", "exactly")
+    assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10⁻³⁹⁶", "exact")
     assert row(app, "FP64")["Absolute error"] == "nearly 0" and row(app, "FP64")["Relative error"] == "100 %"
 
 

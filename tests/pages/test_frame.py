@@ -52,6 +52,29 @@ def test_other_spellings_of_an_address_open_the_page(home, address, title):
     assert bool([slider for slider in app.slider if slider.label == "Steps"]) == (title not in bar.WITHOUT_STEPS)
 
 
+def test_a_page_at_another_spelling_compares_in_its_own_metrics(home):
+    write(home.runs / "new", "overflowing")
+    write(home.runs / "old", "fp32")
+    app = app_test(run="run/new", baseline="run/old")
+    app.context["url"] = "http://127.0.0.1:8501/Loss_scale?run=run/new&baseline=run/old"
+    app._page_hash = calc_hash("Loss_scale")
+    app.run()
+    assert "Against **old**: Skipped steps" in words(app)
+
+
+@pytest.mark.parametrize("path", ["nonsense", "base/nonsense/", "loss-scale/nonsense"])
+def test_an_address_that_names_no_page_opens_the_overview_with_a_notice(home, path):
+    write(home.runs / "a", "healthy")
+    app = app_test(run="run/a")
+    app.context["url"] = f"http://127.0.0.1:8501/{path}?run=run/a"
+    app._page_hash = calc_hash("nonsense")
+    app.run()
+    assert app.title[0].value == "Overview" and not app.exception
+    assert "There is no page nonsense here. This is Overview" in words(app)
+    app.switch_page("pages/loss_scale.py").run()
+    assert app.title[0].value == "Loss scale" and "There is no page" not in words(app)
+
+
 def test_both_themes_have_ten_series_colours_and_nothing_is_set_for_all_themes():
     # Any setting directly in [theme] forces the light theme; with fewer than ten colours Plotly uses its own.
     theme = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["theme"]
@@ -77,7 +100,7 @@ def test_a_page_without_any_run_says_what_to_do(open_app, page):
     app = open_app(page)
     assert not app.exception
     page_text = words(app)
-    without = ("Each precision is one run", "0.1 is exactly itself", "ways in which mixed-precision training goes")
+    without = ("Each precision is one run", "0.1 is not exactly representable", "faults of mixed-precision training")
     without += ("No searches yet",)
     assert "No runs yet" in page_text or any(sentence in page_text for sentence in without)
 

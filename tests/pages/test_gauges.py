@@ -42,7 +42,7 @@ def test_a_counter_that_a_gpu_lacks_is_not_zero(home, open_app):
 @pytest.mark.parametrize(
     ("config", "detail", "expected"),
     [
-        ({"device": "cpu"}, None, "No device gauges: this run is on a CPU"),
+        ({"device": "cpu"}, None, "No device gauges: they need an NVIDIA GPU"),
         ({"device": "cuda:0"}, None, "No device gauges yet: the GPU has not been sampled."),
         (
             {"device": "cuda:0"},

@@ -4,7 +4,9 @@ import pytest
 
 from amp_core import load_run
 from amp_core.analysis import amdahl, compare_step_cost, kernel_table, matrix_ops, step_cost, tensor_core_use
+from amp_core.store.writer import RunWriter
 from amp_core.traces import import_traces
+from pages.parts.hardware import abilities
 from pages.parts.words import percent
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import write
@@ -19,8 +21,6 @@ TENSOR_CORES, STEP_COST = "pages/tensor_cores.py", "pages/step_cost.py"
 
 def foreign(folder, rows, **tables):
     """A run with kernels and without steps, like some imported traces."""
-    from amp_core.store.writer import RunWriter
-
     with RunWriter(folder, name=folder.name, config={"source": "import"}) as writer:
         writer.append("kernels", columns(rows))
         for table, content in tables.items():
@@ -115,8 +115,6 @@ def test_compare_names_step_cost_for_a_trace_alone(home, open_app):
 
 
 def test_a_device_without_tensor_cores_is_named_as_such(home, open_app, tmp_path):
-    from amp_core.store.writer import RunWriter
-
     environment = {"gpus": [{"name": "NVIDIA GeForce GTX 1080", "capability": "6.1"}]}
     with RunWriter(home.runs / "a", name="a", environment=environment) as writer:
         writer.append("kernels", columns([kernel("maxwell_sgemm_128x64_nn", 9.0, 1, "gemm", "aten::mm")]))
@@ -208,3 +206,20 @@ def test_step_cost_draws_the_timeline_of_a_step_and_saves_it(home, open_app, tmp
     assert "Timeline of step 3" in titles(app)
     assert "Mean launch queue: 0.750 kernels; it is empty 50.0 % of the time." in words(app)
     assert "Save this step for Perfetto" in [button.label for button in app.get("download_button")]
+
+
+@pytest.mark.parametrize(("bf16_ms", "said"), [(12.0, "Try **FP32** first. Measured here"), (None, "Try **BF16 AMP**")])
+def test_the_recipe_to_try_is_the_measured_one_on_tensor_cores_and_on_start(home, open_app, monkeypatch, bf16_ms, said):
+    monkeypatch.setattr(abilities, "cpu_name", lambda: "a CPU")
+    monkeypatch.setattr(abilities, "cpu_flags", lambda: ["avx512_bf16"])
+    task = {"workload": "text-gpt", "size": "tiny", "device": "cpu"}
+    machine = {"cpu": "a CPU", "cpu_16bit": ["avx512_bf16"], "gpus": []}
+    for precision, step_ms in {"fp16": 40.0, "fp32": 10.0, "bf16": bf16_ms}.items():
+        if step_ms:
+            with RunWriter(
+                home.runs / precision, config=task | {"precision": precision}, environment=machine
+            ) as writer:
+                times = [step_ms + step % 7 / 10 for step in range(100)]
+                writer.append("steps", {"step": range(100), "loss": [2.0] * 100, "step_ms": times})
+    for page in ("pages/tensor_cores.py", "pages/start_run.py"):
+        assert said in words(open_app(page, run="run/fp16")), page

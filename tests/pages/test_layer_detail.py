@@ -25,7 +25,7 @@ def test_an_address_opens_its_tensor_and_names_the_first_bad_step(home, open_app
     assert health.first_nonfinite is not None
     assert (
         "blocks.1.feedforward.up (output gradients, float16) first held infinities or NaN at step "
-        f"{health.first_nonfinite}, in all at {health.nonfinite_samples} of 12 sampled steps"
+        f"{health.first_nonfinite}, and at {health.nonfinite_samples} of 12 sampled steps in total"
     ) in words(app)
     assert titles(app) == ["Exponents over time", "Magnitudes", "Classes of values"]
 

@@ -106,8 +106,8 @@ def test_what_was_asked_for_stands_beside_what_was_seen_also_without_a_trace(hom
     model = {"precision_asked": asked, "precision_seen": {"weights": "float32", "compute": "float32"}}
     write_rows(home.runs / "a", steps={"step": [0, 1], "loss": [1.0, 0.5]}, model=model)
     app = open_app(PAGE, run="run/a")
-    assert not app.exception and "Asked for, and seen" in words(app)
-    assert "MixedPrecisionPolicy.param_dtype asks for BF16 compute; FP32 was seen." in words(app)
+    assert not app.exception and "Requested and observed precision" in words(app)
+    assert "MixedPrecisionPolicy.param_dtype requests BF16 compute; FP32 was observed." in words(app)
     table = app.dataframe[0].value.set_index("stage")
     assert table["seen"].to_dict() == {"weights": "FP32", "compute": "FP32"}
     assert table.loc["compute", "asked"] == "BF16"

@@ -170,11 +170,11 @@ def test_fields_without_effect_are_disabled_with_the_reason(started, open_app):
     app = open_app(START)
     field(app, "scaling").set_value("static").run()
     for name in ("growth_interval", "growth_factor", "backoff_factor"):
-        assert field(app, name).disabled and field(app, name).help == "A static loss scale never moves."
+        assert field(app, name).disabled and field(app, name).help == "A static loss scale never changes."
     field(app, "precisions").set_value(["bf16"]).run()
     for name in ("scaling", "scale", "growth_interval"):
         assert field(app, name).disabled and field(app, name).help.startswith(
-            "No precision chosen has a scaler: FP16 AMP"
+            "None of the chosen precisions has a scaler. With one: FP16 AMP"
         )
     submit(app)
     assert [(c.precision, c.loss_scale) for c in configs] == [("bf16", "dynamic")]

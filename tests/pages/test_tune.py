@@ -69,10 +69,10 @@ def test_a_search_shows_answer_evidence_and_code_for_each_framework(home, open_a
 
 
 def test_the_address_selects_the_search(home, open_app):
-    write(home, "tune-1", dataclasses.replace(FOUND, answer="FP32: stay with it", chosen="fp32"))
+    write(home, "tune-1", dataclasses.replace(FOUND, answer="Stay with FP32", chosen="fp32"))
     write(home, "tune-2")
     app = open_app(PAGE, search="tune-1")
-    assert "FP32: stay with it" in words(app)
+    assert "Stay with FP32" in words(app)
     app.selectbox(key="tune.search").select("tune-2").run()
     assert "BF16: 2.5" in words(app) and app.query_params["search"] == "tune-2"
 

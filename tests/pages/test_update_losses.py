@@ -20,7 +20,7 @@ def test_the_headline_says_how_much_is_lost_and_which_tensors_stand_still(home, 
     write_updates(home.runs / "a", {"head": [0.2, 0.9, 0.9], "norm": [0.1, 0.1, 0.1]}, lost_decay_frac=1.0)
     app = open_app(PAGE, run="run/a")
     assert not app.exception
-    sentence = "Rounding takes 50.0 % of the updates: 1 of 2 tensors no longer change, the first of them since step 10."
+    sentence = "Rounding loses 50.0 % of the updates: 1 of 2 tensors no longer change, the first of them since step 10."
     assert sentence in words(app)
     assert metric(app, "Lost updates").value == "50.0 %" and metric(app, "Lost updates").delta == "bfloat16 weights"
     assert metric(app, "Lost weight decay").value == "100 %"
@@ -40,7 +40,7 @@ def test_another_share_is_drawn(home, open_app):
 def test_a_cure_is_named_and_none_is_advised(home, open_app):
     write_updates(home.runs / "a", {"head": [0.01]}, cure="kahan summation")
     app = open_app(PAGE, run="run/a")
-    assert "Kahan summation: rounding takes 1.00 % of the updates of 1 tensor." in words(app)
+    assert "Kahan summation: rounding loses 1.00 % of the updates of 1 tensor." in words(app)
     assert not app.tabs
 
 
@@ -67,7 +67,7 @@ def test_averages_that_stand_still_are_counted(home, open_app):
             {},
             "No update was compared: those of Lion are compared with",
         ),
-        ([], {"updates": False}, {"tensors_by_dtype": {"float32": 4}}, "The weights of this run are in FP32"),
+        ([], {"updates": False}, {"tensors_by_dtype": {"float32": 4}}, "This run keeps its weights in FP32"),
         ([], {"updates": False}, {"tensors_by_dtype": {"bfloat16": 4}}, "No step of this run was compared"),
         ([], {}, {}, "This run has no update ledger"),
     ],

@@ -94,6 +94,13 @@ def test_only_one_with_steps_is_said(tmp_path, runs):
     assert "Only one of the two traces marks its steps" in trace_change([runs[0], plain]).notes[0]
 
 
+def test_phases_are_those_of_a_step_though_the_first_trace_marks_none(tmp_path, runs):
+    plain = load_run(import_traces([write(tmp_path / "n.json", forward(amp=True, steps=False))], tmp_path / "n"))
+    for pair in ([plain, runs[0]], [runs[0], plain]):
+        frame = compare_step_cost(pair)
+        assert set(frame["per"]) == {"step"} and "profile" not in set(frame["source"])
+
+
 def gpu_run(tmp_path, name, products=1, **head):
     trace = Made()
     for number in range(products):

@@ -111,7 +111,7 @@ def test_fp32_islands_let_fp16_train_a_model_that_overflows(tmp_path):
 
 def test_if_16_bits_are_slower_fp32_stays_and_nothing_is_confirmed(tmp_path):
     result, watch, _ = search(tmp_path, "healthy", SLOW_CPU)
-    assert result.chosen == "fp32" and result.answer == "FP32: stay with it"
+    assert result.chosen == "fp32" and result.answer == "Stay with FP32"
     race = rows(result, "race")
     assert race["fp16"].out.startswith("slower than fp32") and not rows(result, "confirm")
     assert not [name for name in watch.trained if "seed" in name]

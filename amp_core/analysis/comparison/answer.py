@@ -25,7 +25,7 @@ def in_one_line(row: Mapping[str, Any]) -> str:
     """The sentence for a row of `Comparison.recipes`."""
     name, precision = str(row["recipe"]), str(row["precision"])
     name = name.upper() if name == precision else name
-    costs = f"{_speed(row)}, {_memory(float(row['memory_ratio']))}"
+    costs = f"{speed_in_words(row)}, {_memory(float(row['memory_ratio']))}"
     if str(row["speed_verdict"]) == "emulated":
         costs = "emulated, so speed and memory are not compared"
     return f"{name}: {costs}, {_parity(row)}"
@@ -45,7 +45,8 @@ def _parity(row: Mapping[str, Any]) -> str:
     return next((text for start, text in _LEARNED.items() if parity.startswith(start)), parity)
 
 
-def _speed(row: Mapping[str, Any]) -> str:
+def speed_in_words(row: Mapping[str, Any]) -> str:
+    """How fast a recipe is against the baseline, from its row of `Comparison.recipes`: `1.22 × slower`."""
     ratio, speed = float(row["speed_ratio"]), str(row["speed_verdict"])
     if speed == "faster":
         return f"{formatting.number(ratio)} × faster" if ratio >= 1.1 else f"{formatting.percent(ratio - 1)} faster"

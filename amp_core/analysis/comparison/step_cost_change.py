@@ -31,7 +31,8 @@ def compare_step_cost(runs: Sequence[Run]) -> pd.DataFrame:
         raise RunError("runs=[] is empty; give one run or more")
     costs = [step_cost(run) for run in runs]
     alike = {cost.source for cost in costs} == {"profile"} and len({cost.on_cpu for cost in costs}) == 1
-    if not alike or len({cost.steps == 0 for cost in costs}) > 1:
+    alike = alike and len({cost.steps == 0 for cost in costs}) == 1
+    if not alike:
         costs = [phase_cost(run) for run in runs]
     counts = {cost.samples for cost in costs}
     by_sample = len(counts) > 1 and None not in counts and 0 not in counts

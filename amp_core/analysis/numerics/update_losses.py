@@ -1,4 +1,4 @@
-"""What rounding takes from the updates of each parameter, over a whole run.
+"""What is lost to rounding in the updates of each parameter, over a whole run.
 
 >>> update_losses(run)[["name", "lost_mass_frac", "still_since"]]
 >>> update_summary([run_bf16, run_fp32_masters])[["run", "cure", "lost_mass_frac"]]

@@ -16,11 +16,12 @@ import pandas as pd
 from amp_core import phases
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.step_time import speed_summary
 from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
-from amp_core.text.formatting import number
+from amp_core.text.formatting import number, percent
 
 PARTS = {
     "data": "waiting for data",
@@ -266,9 +267,11 @@ def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
     profiled = float((windows["wall_us"] / windows["steps"]).median()) / 1e3
     if not usual or not profiled > MIN_SLOWED_RATIO * usual:
         return []
+    overhead = speed_summary(run).watch_frac
+    whole = f", as is recording overhead, which is {percent(overhead)} over the whole run" if overhead else ""
     return [
         f"Other steps took {number(usual, 'ms')} (median), profiled ones {number(profiled, 'ms')}: the profiler slows "
-        "the host, so idle time is overstated here."
+        f"the host, so idle time is overstated here{whole}."
     ]
 
 

@@ -45,8 +45,8 @@ MAX_RESUMED_SKIPS = 8
         "frequent than growths. A warning if growing the scale costs more than 2 % of the steps (PyTorch expects "
         "about one skip in several hundred), or if the initial scale needed more than 25 halvings, or 8 in a "
         "resumed training.",
-        advice="An info needs no change: a GradScaler starts high, backs off at an overflow, and tries a larger "
-        "scale after each growth interval. As a warning, every skip wastes a batch: use the default "
+        advice="As information, it needs no change: a GradScaler starts high, backs off at an overflow, and tries a "
+        "larger scale after each growth interval. As a warning, every skip wastes a batch: use the default "
         "`growth_interval=2000` if the scale grows too often, and `init_scale=2.0**16` if it started too high.",
     )
 )

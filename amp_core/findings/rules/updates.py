@@ -1,4 +1,4 @@
-"""Rules on what rounding takes from updates: of weights, of weight decay, of averaged copies."""
+"""Rules on what is lost to rounding in updates: of weights, of weight decay, of averaged copies."""
 
 import pandas as pd
 

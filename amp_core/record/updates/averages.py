@@ -1,4 +1,4 @@
-"""Observer that fills the table `averages`: what rounding takes from averaged copies of the weights (EMA, SWA).
+"""Observer that fills the table `averages`: what is lost to rounding in averaged copies of the weights (EMA, SWA).
 
 An average moves by (1 - decay) · (weight - average) per step. In 16 bits that is soon below half a unit in the last
 place, and the average stops changing. The decay is estimated from the elements that moved far enough to show it.

@@ -74,7 +74,7 @@ UPDATES = {
 
 
 def lost_updates(runs: list[Run]) -> None:
-    """What rounding takes from the updates of each run, if the update ledger of any was recorded."""
+    """What is lost to rounding in the updates of each run, if the update ledger of any was recorded."""
     updates = loaders.analysed(update_summary, runs)
     if updates["tensors"].any():
         st.header("Updates lost to rounding", anchor=False)

@@ -8,13 +8,13 @@ from amp_core.analysis.performance.devices import SHARES
 from amp_core.hardware.device_types import is_accelerator
 from pages.parts import cards, words
 
-UTILISATION = "Share of time in which any kernel ran. It says nothing of tensor cores."
+UTILISATION = "Share of time in which any kernel ran. It says nothing about tensor cores."
 TENSOR = (
     "Share of time in which the tensor cores' pipe was busy, and beside it that of the multiprocessors (SMs), both "
     "counted by the GPU: Hopper and newer."
 )
 MEMORY = "In use on the device by all processes, the CUDA context included."
-CLOCKS = "Beside it, what holds the clocks down, where anything does."
+CLOCKS = "With the reason if the clocks are held down."
 
 
 def show(run: Run) -> None:
@@ -51,4 +51,4 @@ def _why_none(run: Run) -> str:
         return f"No device gauges: {words.escape(words.sentence(reasons[0].partition(': ')[2] or reasons[0]))}"
     if is_accelerator(run.head.config.get("device")):
         return "No device gauges yet: the GPU has not been sampled."
-    return "No device gauges: this run is on a CPU, and they are an NVIDIA GPU's."
+    return "No device gauges: they need an NVIDIA GPU, and this run is on a CPU."

@@ -116,7 +116,7 @@ def larger_batch(run: Run) -> str:
         return ""
     flags = ("workload", "size", "precision", "device")
     asked = "".join(f" --{flag} {config[flag]}" for flag in flags if isinstance(config.get(flag), str))
-    return f"How large a batch would fit: `ampscope tune --max-batch{asked.replace('`', '')}` tries."
+    return f"To find the largest batch that fits: `ampscope tune --max-batch{asked.replace('`', '')}`."
 
 
 def signed(bytes_: float) -> str:

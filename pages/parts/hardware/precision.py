@@ -158,15 +158,15 @@ def settings(asked: pd.DataFrame) -> None:
     neither."""
     if asked.empty:
         return
-    st.header("Asked for, and seen", anchor=False)
+    st.header("Requested and observed precision", anchor=False)
     wrong = asked[asked["differs"]]
     for row in wrong.itertuples():
         st.warning(
-            f"{words.escape(row.source)} asks for {_labels(row.asked)} {row.stage}; {_labels(row.seen)} was seen.",
+            f"{words.escape(row.source)} requests {_labels(row.asked)} {row.stage}; {_labels(row.seen)} was observed.",
             icon=":material/warning:",
         )
     table = asked.assign(asked=asked["asked"].map(_labels), seen=asked["seen"].map(_labels))
-    show(table, SETTINGS, "The precision asked for and seen in each stage of the first step.")
+    show(table, SETTINGS, "The requested and the observed precision in each stage of the first step.")
 
 
 def _labels(dtypes: object) -> str:

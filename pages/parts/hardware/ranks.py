@@ -16,7 +16,7 @@ COLUMNS = {
     "rank": st.column_config.NumberColumn("Rank", pinned=True),
     "status": st.column_config.TextColumn("State"),
     "steps": tables.count("Steps"),
-    "step_ms": tables.measured("Step (ms)"),
+    "step_ms": tables.measured("Step, median (ms)"),
     "data_ms": tables.measured("Data (ms)"),
     "forward_ms": tables.measured("Forward (ms)"),
     "backward_ms": tables.measured("Backward and waiting (ms)"),

@@ -48,7 +48,9 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
             f"{sentence}: 16-bit tensor cores have nothing left to take over. The bound counts all GEMM/conv as free."
         )
     if bound.cuda_core_frac >= MIN_SHARE_FRAC:
-        sentence += f". Removing the former would give {words.number(bound.cuda_core_bound)} ×"
+        only = bound.tf32_frac < MIN_SHARE_FRAC and bound.unknown_frac < MIN_SHARE_FRAC
+        removing = "Removing it" if only else "Removing GEMM/conv on CUDA cores"
+        sentence += f". {removing} would give {words.number(bound.cuda_core_bound)} ×"
     if bound.half_expected and bound.rate_ratio:
         rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.cuda_core_frac >= MIN_SHARE_FRAC else []
         if bound.tf32_frac >= MIN_SHARE_FRAC and bound.tf32_ratio:

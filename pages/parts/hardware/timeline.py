@@ -15,7 +15,8 @@ def show(run: Run) -> None:
     rows = loaders.analysed(timeline, run)
     if rows.empty:
         return
-    charts.view(TIMELINE, run, "step_cost.timeline")
+    with st.container(key="wide-timeline"):
+        charts.view(TIMELINE, run, "step_cost.timeline")
     if text := sentence(device_use(rows)):
         st.caption(text)
     st.download_button(

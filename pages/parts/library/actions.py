@@ -15,7 +15,7 @@ from pages.parts.library import messages, run_table, trash
 from pages.parts.library.run_list import Entry
 from pages.parts.start import again
 
-STAYS = {"sample": "Samples stay.", "elsewhere": "It lies in another place; delete it there."}
+STAYS = {"sample": "Samples cannot be deleted.", "elsewhere": "It is stored elsewhere; delete it there."}
 
 
 def delete_run(entry: Entry) -> None:
@@ -30,7 +30,7 @@ def restore_run(run: trash.DeletedRun) -> None:
     st.session_state.pop("library.undo", None)
     with messages.refusals():
         picker.choose(trash.restore(run))
-        st.toast(f"{words.escape(run.path.name)} is back.", icon=":material/undo:")
+        st.toast(f"{words.escape(run.path.name)} was restored.", icon=":material/undo:")
 
 
 def empty_trash() -> None:
@@ -120,7 +120,7 @@ def buttons(entry: Entry, together: list[str]) -> None:
 def share(entry: Entry) -> None:
     """The run as one file, and the address that opens it here."""
     with st.popover("Share", icon=":material/share:"):
-        st.markdown("One file for a colleague, who drops it into this page of an app anywhere:")
+        st.markdown("One file to send; it can be uploaded on this page of any AMPscope:")
         st.download_button(
             "Download",
             lambda: run_table.packed(entry),
@@ -130,13 +130,15 @@ def share(entry: Entry) -> None:
             on_click="ignore",
         )
         if here := st.context.url:
-            st.markdown("A link for whoever can reach this server:")
+            st.markdown("A link for anyone who can reach this server:")
             st.code(urljoin(here, f"./?run={quote(entry.key, safe='')}"), language=None, wrap_lines=True)
 
 
 def changes(entry: Entry) -> None:
     """Actions that a read-only server does not offer: run again, label, delete."""
-    if again.possible(entry) and st.button("Run again", icon=":material/replay:", help="With changes, if you like"):
+    if again.possible(entry) and st.button(
+        "Run again", icon=":material/replay:", help="Opens the form with these settings, to change and start"
+    ):
         again.fill(entry)
         st.switch_page("pages/start_run.py")
     if entry.mine:

@@ -45,7 +45,7 @@ def runs_at(root: Address) -> list[Listed]:
     if listing.error:
         raise RunError(listing.error)
     if listing.listed is None:
-        raise RunError(f"{root} has not answered yet; it is still being asked, come back in a moment")
+        raise RunError(f"{root} has not answered yet; come back in a moment")
     return listing.listed
 
 

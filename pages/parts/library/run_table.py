@@ -30,7 +30,7 @@ UNREAD = "…"
 CODES = "Codes"
 """What is kept with a row and not shown in it: the codes of the run's findings that are not muted."""
 
-VERDICT_HELP = "Errors and warnings that were found, each with what follows from it"
+VERDICT_HELP = "Errors and warnings, each with its consequences"
 COLUMNS: dict[str, Any] = {
     "Name": st.column_config.TextColumn(pinned=True, width="medium"),
     "Verdict": None,

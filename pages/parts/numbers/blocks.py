@@ -29,7 +29,7 @@ COLUMNS = {
 }
 WHAT = {"zero": "zero", "underflow": "becomes 0", "saturated": "saturated", "exact": "exact", "rounded": "rounded"}
 WHY = (
-    "The values of a block share one scale, and the largest of them sets it: what lies far below becomes 0. So an "
+    "The values of a block share one scale, and the largest of them sets it: values far below it become 0. So an "
     "outlier hurts its own block of 16 or 32 values and no other; with one scale for the tensor it hurts all values. "
     "NVFP4 has both: its scale of the tensor brings the scales of the blocks into FP8's range, so a block suffers from "
     "an outlier elsewhere only where its own largest value is some 30,000 times smaller."

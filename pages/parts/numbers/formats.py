@@ -49,18 +49,28 @@ def headline(typed: str, table: pd.DataFrame) -> str:
         which = labels(table, table["kind"].isin(["inf", "nan"]))
         rest = labels(table, table["kind"] == "overflow")
         beside = f"; {rest} has no infinity and takes its largest value" if rest else ""
-        return f"{number} is a value of its own in {which}{beside}."
+        return f"{number} is representable in {which}{beside}."
     parts = []
     exact = table["exact"]
     parts.append(
-        f"exactly itself in {labels(table, exact)}" if exact.any() else "exactly itself in none of the formats"
+        f"is exactly representable in {labels(table, exact)}"
+        if exact.any()
+        else "is not exactly representable in any of these formats"
     )
-    for kind, text in (("underflow", "becomes 0 in"), ("subnormal", "subnormal in"), ("overflow", "too large for")):
+    for kind, text in (
+        ("underflow", "becomes 0 in"),
+        ("subnormal", "is subnormal in"),
+        ("overflow", "is too large for"),
+    ):
         if (table["kind"] == kind).any():
             parts.append(f"{text} {labels(table, table['kind'] == kind)}")
     half = table.loc[table["format"] == "fp16"].iloc[0]
-    off = f" FP16 is off by {words.percent(half['rel_error'])}." if 0 < half["rel_error"] < 1 else ""
-    return f"{number} is {'; '.join(parts)}.{off}"
+    off = (
+        f" FP16 stores it with a relative error of {words.percent(half['rel_error'])}."
+        if 0 < half["rel_error"] < 1
+        else ""
+    )
+    return f"{number} {'; it '.join(parts)}.{off}"
 
 
 def labels(table: pd.DataFrame, where: "pd.Series[bool]") -> str:
@@ -99,15 +109,15 @@ def trip(result: Scaling, power: int) -> pd.DataFrame:
     scale = words.scale(2.0**power)
     rows = [
         (
-            "As it is, in FP16",
+            "Unscaled, in FP16",
             words.number(result.plain, digits=5),
             f"{KINDS[result.plain_kind]}, {error(result.plain_rel_error)}",
         ),
-        (f"Times {scale}", written(result.scaled), "exactly"),
+        (f"Times {scale}", written(result.scaled), "exact"),
         ("Rounded to FP16", words.number(result.stored, digits=5), KINDS[result.stored_kind]),
         (f"Divided by {scale} in FP32", words.number(result.unscaled, digits=5), error(result.rel_error)),
     ]
-    return pd.DataFrame(rows, columns=["Station", "Value", "What it is"])
+    return pd.DataFrame(rows, columns=["Stage", "Value", "Result"])
 
 
 def trip_headline(result: Scaling) -> str:
@@ -115,12 +125,12 @@ def trip_headline(result: Scaling) -> str:
     if math.isinf(result.stored):
         return "Scaled, it **overflows**: the step would be skipped and the scale halved."
     if not result.plain_rel_error > 0:
-        return "It needs no scale: FP16 holds it as it is."
+        return "It needs no scale: FP16 represents it exactly."
     if result.rel_error < result.plain_rel_error:
         return "The scale **helps**: more of the number comes back after unscaling than FP16 keeps without it."
     if result.rel_error > result.plain_rel_error:
         return "The scale **hurts**: less of the number comes back than without it."
-    return "The scale **changes nothing** for it: a power of two moves the exponent alone."
+    return "The scale **makes no difference**: multiplying by a power of two changes only the exponent."
 
 
 def error(value: float) -> str:
@@ -132,7 +142,7 @@ def error(value: float) -> str:
         if value == 0
         else "lost"
         if math.isinf(value)
-        else f"off by {words.percent(value)}"
+        else f"error {words.percent(value)}"
     )
 
 

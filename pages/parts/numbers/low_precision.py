@@ -55,7 +55,7 @@ def not_recorded(run: Run) -> None:
     """Say why the run has no blocks, if known, and how to record them. Ends the page."""
     events = run.events
     reasons = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("blocks: "), "detail"]
-    lead = "This run was recorded without blocks, so the loss in 8 and 4 bits is unknown"
+    lead = "This run was recorded without blocks, so its errors in 8 and 4 bits cannot be predicted"
     if not len(reasons):
         empty.nothing(f"{lead}. {HOW}")
     reason = words.sentence(str(reasons.iloc[-1]).removeprefix("blocks: "))

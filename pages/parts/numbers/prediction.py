@@ -129,9 +129,10 @@ def window_headline(safe: SafeWindow, last: float | None, recommend: bool) -> st
     place = "" if last is None else "above" if last > safe.highest else "below" if last < safe.lowest else "within"
     if safe.underflowed_at is not None:
         span = (
-            f"FP16 is safe up to {words.scale(safe.highest)}; at {words.scale(safe.underflowed_at)} gradients "
-            f"underflowed, from {words.escape(safe.lowest_by)} on"
+            f"FP16 is safe up to {words.scale(safe.highest)}; at a loss scale of {words.scale(safe.underflowed_at)} "
+            f"gradients underflowed, first in {words.escape(safe.lowest_by)}"
         )
+        place = place if place == "above" else ""
     elif safe.caveat:  # the values of output gradients are unknown
         span = f"FP16 is safe up to {words.scale(safe.highest)} (lower bound unknown)"
         place = place if place == "above" else ""

@@ -31,7 +31,7 @@ from pages.parts.numbers import prediction, tensor
 OVER_STEPS = {"subnormal_frac": "subnormal", "zero_frac": "exactly zero", "absmax": "largest magnitude"}
 CLASS_COLUMNS = {
     "name": st.column_config.TextColumn("Tensor", pinned=True, width=190),
-    "tensors": tables.count("Tensors", help_="Taken together in this row"),
+    "tensors": tables.count("Tensors", help_="Summed in this row"),
     "inf_frac": tables.share("Inf", width=96),
     "nan_frac": tables.share("NaN", width=96),
     "subnormal_frac": tables.share("Subnormal", width=96),
@@ -92,7 +92,7 @@ def headline(
             f"{words.escape(worst['name'])}{share}{when(worst['name'])}."
         )
     if shares["subnormal_frac"].isna().all():  # imported from a log with other histograms
-        return f"What was recorded of {label} does not show how many values are subnormal or lost."
+        return f"The recorded {label} do not show how many values are subnormal or lost."
     worst = shares.loc[shares["subnormal_frac"].idxmax()]
     if worst["subnormal_frac"] > 0:
         began = shares[shares["name"].isin(origins[:1]) & (shares["subnormal_frac"] > 0)]
@@ -105,7 +105,7 @@ def headline(
             )
         return (
             f"All {label} are finite. {words.escape(worst['name'])} has the most subnormal values, "
-            f"{words.percent(worst['subnormal_frac'])} of its elements: these have lost bits."
+            f"{words.percent(worst['subnormal_frac'])} of its elements, which have lost precision."
         )
     return f"All {label} are finite, and none is subnormal in its own dtype."
 
@@ -130,7 +130,7 @@ def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> str:
     if not bad:
         return ""
     one = len(bad) == 1
-    where = f", at step {bad[0]:,} alone" if one else f", at {len(bad):,} of {len(trace):,} sampled steps"
+    where = f", only at step {bad[0]:,}" if one else f", at {len(bad):,} of {len(trace):,} sampled steps"
     if not set(bad) <= set(skipped):
         return where
     return f"{where}; the scaler skipped {'it' if one else 'each of them'}"
@@ -169,7 +169,7 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
             required=True,
             format_func=lambda n: "each tensor" if n == depths[-1] else str(n),
             key=f"ranges.depth.{kind}",
-            help="What lies deeper is added up, and its row ends in `.*`; a click on it unfolds it.",
+            help="Deeper modules are summed in one row, whose name ends in `.*`; click it to expand them.",
         )
     address.keep("search", "ranges.search", asked)
     address.keep("depth", f"ranges.depth.{kind}", str(depth) if depth != at_first else "")

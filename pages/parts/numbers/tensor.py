@@ -119,8 +119,8 @@ def headline(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
     sentence = []
     if health.first_nonfinite is not None:
         sentence.append(
-            f"first held infinities or NaN at step {health.first_nonfinite:,}, in all at {health.nonfinite_samples:,} "
-            f"of {sampled}"
+            f"first held infinities or NaN at step {health.first_nonfinite:,}, and at {health.nonfinite_samples:,} of "
+            f"{sampled} in total"
         )
     if health.first_subnormal is not None:
         sentence.append(
@@ -189,7 +189,7 @@ def about_predictions(frames: Sequence[pd.DataFrame], name: str, kind: str, heal
         sentence += " A loss scale does not multiply these values."
     rows = pd.concat([frame[frame["name"] == name] for frame in frames])
     if not rows["rounded"].all():
-        sentence += " Autocast leaves this one in FP32, so nothing of it is lost."
+        sentence += " Autocast keeps this tensor in FP32, so nothing is lost."
     if health.first_subnormal is not None:
         worst = words.percent(health.worst_subnormal_frac)
         sentence += (

@@ -1,4 +1,4 @@
-"""What rounding takes from updates: the answer, its numbers, the tables, and what helps."""
+"""What is lost to rounding in updates: the answer, its numbers, the tables, and what helps."""
 
 import pandas as pd
 import streamlit as st
@@ -48,7 +48,7 @@ AVERAGES = {
 CURES = {
     "FP32 masters": (
         "Weights stay in FP32; autocast casts them for each GEMM. Costs 2 bytes per parameter more than 16-bit "
-        "weights, and loses next to nothing.",
+        "weights, and loses almost nothing.",
         "model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
     ),
     "Kahan summation": (
@@ -74,7 +74,7 @@ def why_none(run: Run) -> str:
         return f"No update was compared: {words.escape(words.sentence(unasked.iloc[-1]))}"
     by_dtype = run.head.model.get("tensors_by_dtype") or {}
     if by_dtype and not any((element_bytes(dtype) or 4) < 4 for dtype in by_dtype):
-        return f"The weights of this run are in FP32, whose rounding loses next to nothing. {HOW}"
+        return f"This run keeps its weights in FP32, where rounding loses almost none of an update. {HOW}"
     if "updates" not in run.head.config:
         return f"This run has no update ledger: another program wrote it, or an older AMPscope. {HOW}"
     return f"No step of this run was compared: it ended before a sampled step of its optimizer. {HOW}"
@@ -95,14 +95,14 @@ def headline(summary: "pd.Series", averages: pd.DataFrame) -> str:
     if summary["still"]:
         since = "the first compared step" if summary["still_since"] == 0 else f"step {summary['still_since']:,}"
         text = (
-            f"Rounding takes {lost} of the updates: {summary['still']:,} of {of} no longer change, the first of them "
+            f"Rounding loses {lost} of the updates: {summary['still']:,} of {of} no longer change, the first of them "
             f"since {since}."
         )
     elif summary["cure"]:
-        text = f"{words.escape(summary['cure'])}: rounding takes {lost} of the updates of {of}."
+        text = f"{words.escape(summary['cure'])}: rounding loses {lost} of the updates of {of}."
         text = text[0].upper() + text[1:]
     else:
-        text = f"Rounding takes {lost} of the updates, and no more than half of those of any of {of}."
+        text = f"Rounding loses {lost} of the updates of {of}, and never more than half of those of one tensor."
     return text + about_averages
 
 

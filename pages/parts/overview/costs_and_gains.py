@@ -98,7 +98,7 @@ def on_cpu(run: Run) -> bool:
 def advise(diagnosed: Diagnosis) -> None:
     """The patch of the diagnosis, or its advice; the verdict is above, other findings follow below."""
     if diagnosed.cause is None:
-        st.markdown("Nothing has to change.")
+        st.markdown("Nothing needs to change.")
         return
     if diagnosed.patch:
         st.code(diagnosed.patch, language="python", wrap_lines=True)

@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from pages.parts import words
 from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 
@@ -11,12 +12,12 @@ WHAT = (
     "FP32, and what to change."
 )
 STEPS = (
-    ("sample/fp16-healthy", "Open the healthy run"),
-    ("sample/fp16-overflow", "Open the overflow"),
-    ("sample/fp16-underflow", "Open the underflow"),
+    ("sample/fp16-healthy", "Open fp16-healthy"),
+    ("sample/fp16-overflow", "Open fp16-overflow"),
+    ("sample/fp16-underflow", "Open fp16-underflow"),
 )
 ABOUT = (
-    "The healthy run lets the loss scale grow until it overflows once. One run keeps skipping steps; the other "
+    "fp16-healthy lets the loss scale grow until it overflows once; fp16-overflow keeps skipping steps; fp16-underflow "
     "silently underflows."
 )
 COOKIE, DISMISSED = "ampscope_tour", "dismissed"
@@ -38,11 +39,11 @@ def show(entry: Entry) -> None:
         return
     entries: dict[str, Entry] = st.session_state["entries"]
     with st.container(border=True, key="tour", gap="small"):
-        st.markdown(f"{WHAT} New here? Three steps:")
+        st.markdown(f"{WHAT} New here? The sample **{words.escape(entry.name)}** is open. Three steps:")
         with st.container(horizontal=True, vertical_alignment="center"):
             for key, label in STEPS:
                 if key == entry.key:
-                    st.markdown(":material/check: You are looking at it.", width="content")
+                    st.markdown(f":material/check: {words.escape(entry.name)} is open", width="content")
                 elif key in entries:
                     query = {"run": key}
                     st.page_link(OVERVIEW, label=label, icon=":material/arrow_forward:", query_params=query)

@@ -77,5 +77,5 @@ def one_gpu(device: str | None) -> str | None:
     """Why several processes, each with its own GPU, cannot train on a device; None if they can."""
     cuda = [name for name, _ in available()[0] if name.startswith("cuda")]
     if (device or available()[0][0][0]).startswith("cuda") and len(cuda) < 2:
-        return "Each process takes a GPU of its own, and there is one."
+        return "Each process needs a GPU of its own, and there is only one."
     return None

@@ -42,7 +42,7 @@ def show(state: Mapping[str, Any]) -> None:
     for basis, measured_here in peaks.items():
         sentence += f". At the peak, as measured here: {', '.join(measured_here)} ({basis})"
     known = f"{'; '.join(times)}, as measured here. " if times else ""
-    rest = f"{', '.join(unknown)}: not known, nothing like it was trained here yet." if unknown else ""
+    rest = f"{', '.join(unknown)}: unknown, because nothing similar was trained here yet." if unknown else ""
     st.caption(f"{sentence}.  \nTime: {known}{rest}")
 
 

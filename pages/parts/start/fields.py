@@ -102,7 +102,8 @@ def no_scaler() -> str | None:
     """Why the loss scale's settings have no effect with the chosen precisions; None if they have."""
     if any(RECIPES[name].scaler for name in st.session_state.get("start.precisions") or ()):
         return None
-    return f"No precision chosen has a scaler: {', '.join(r.label for r in RECIPES.values() if r.scaler)} have."
+    scaled = ", ".join(recipe.label for recipe in RECIPES.values() if recipe.scaler)
+    return f"None of the chosen precisions has a scaler. With one: {scaled}."
 
 
 def refuse(error: RunError) -> None:

@@ -70,7 +70,7 @@ def show() -> None:
             else:
                 one = "Trains in its own process."
                 runs = f"{words.plural(many, 'run')}, one after another." if many > 1 else one
-            st.caption(f"{runs} Closing the browser stops nothing.", width="content")
+            st.caption(f"{runs} Training continues if you close the browser.", width="content")
 
 
 def _workload() -> None:

@@ -11,7 +11,7 @@ from pages.parts.start import devices, fields
 
 def show() -> None:
     """The fields, and the sentence that refused one of them."""
-    fixed = "A static loss scale never moves." if st.session_state.get("start.scaling") == "static" else None
+    fixed = "A static loss scale never changes." if st.session_state.get("start.scaling") == "static" else None
     why_not = {
         "": None,
         "scaler": fields.no_scaler() or fixed,

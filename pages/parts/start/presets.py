@@ -14,8 +14,8 @@ from pages.parts.start import ablation, asked, batch, fields, places
 FILLED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "against": (
         "FP32 against AMP",
-        "Fills the form: the same training in FP32, BF16 and FP16, one after another, audited. Compare then says what "
-        "each buys.",
+        "Fills the form: the same training in FP32, BF16 and FP16, one after another, audited. Compare then shows "
+        "the benefit of each.",
         {"precisions": ["fp32", "bf16", "fp16"], "steps": 200, "audit_every": 100, "scaling": "dynamic"},
     ),
 }
@@ -32,8 +32,8 @@ OWN_HERE = "Type its name into **Or your own** in the form below."
 OWN_NOT_HERE = "This form can start it if the server has a folder for scripts: `ampscope serve --scripts FOLDER`."
 BATCH = (
     "Trains a few steps of the workload and size below in the first precision below, with batches doubled until one "
-    "does not fit, then narrows down. Each trial is a process of its own: what runs out of memory ends alone. On a CPU "
-    f"no trial takes more than 80 % of what is free. One that takes more than {batch.TRIAL_S} s ends the search."
+    "does not fit, then narrows down. Each trial is a process of its own: running out of memory ends only that one. On "
+    f"a CPU no trial takes more than 80 % of what is free. One that takes more than {batch.TRIAL_S} s ends the search."
 )
 
 
@@ -63,7 +63,7 @@ def show() -> None:
 
 def _fill(label: str, filled: Mapping[str, Any]) -> None:
     st.session_state.update({f"start.{name}": value for name, value in filled.items()})
-    st.toast(f"{label}: filled in. Press Start when it is what you want.", icon=":material/check:")
+    st.toast(f"{label}: filled in. Check the settings and press Start.", icon=":material/check:")
 
 
 def _find_batch() -> None:

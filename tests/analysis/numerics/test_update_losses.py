@@ -1,4 +1,4 @@
-"""What rounding takes from updates over a run: per tensor, per step, and runs side by side."""
+"""What is lost to rounding in updates over a run: per tensor, per step, and runs side by side."""
 
 from pathlib import Path
 

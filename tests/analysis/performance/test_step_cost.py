@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from amp_core import Run, RunError
-from amp_core.analysis import amdahl, compare_step_cost, phase_cost, step_cost
+from amp_core import Run, RunError, load_run
+from amp_core.analysis import amdahl, compare_step_cost, phase_cost, speed_summary, step_cost
+from amp_core.text.formatting import percent
 from tests.analysis.performance.test_tensor_cores import run_with_kernels
+from tests.paths import ROOT
 from tests.synthetic_kernels import STEPS, columns, kernel, kernels, window
 
 GEMM = kernel("gemm", 400.0, 1, "gemm", "aten::mm", "yes")
@@ -198,3 +200,9 @@ def test_runs_of_unequal_batches_are_compared_by_sample(tmp_path: Path) -> None:
     assert table[table["part"] == "forward"]["us"].tolist() == [1000.0, 500.0]
     with pytest.raises(RunError, match="runs="):
         compare_step_cost([])
+
+
+def test_the_overhead_of_profiled_steps_is_told_from_that_of_the_run():
+    run = load_run(ROOT / "sample_runs" / "fp16-overflow")
+    overhead = percent(speed_summary(run).watch_frac)
+    assert f"as is recording overhead, which is {overhead} over the whole run." in " ".join(step_cost(run).notes)
