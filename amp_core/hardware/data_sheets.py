@@ -160,8 +160,8 @@ def named_part(name: str) -> tuple[str, Rates]:
 
 
 def dense_rates(name: str) -> Rates | None:
-    """Dense peaks of a part by its device name; None for a part that is not listed, for a MIG instance, and for parts of
-    laptops, which have the name of a larger chip."""
+    """Dense peaks of a part by its device name; None for a part that is not listed, for a MIG instance, and for parts
+    of laptops, which have the name of a larger chip."""
     if re.search(r"MIG|Laptop|Mobile|Max-Q", name):
         return None
     return next((rates for pattern, rates in _RATES if re.search(pattern, name)), None)

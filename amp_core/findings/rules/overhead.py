@@ -80,7 +80,8 @@ def launch_bound(run: Run) -> list[Finding]:
 
 
 _NO_OPTIMIZER = Remedy(
-    "Faster arithmetic does not help while the GPU waits. Use larger batches, compile the model, or capture CUDA graphs.",
+    "Faster arithmetic does not help while the GPU waits. Use larger batches, compile the model, or capture CUDA "
+    "graphs.",
     'model = torch.compile(model, mode="reduce-overhead")',
 )
 """Advice for traces of inference and of optimizers that are fused already."""
