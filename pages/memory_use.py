@@ -129,7 +129,7 @@ def difference(run: Run) -> None:
 
 
 head.title("Memory")
-run = head.run()
+run = head.run(table="memory")
 steps = loaders.analysed(memory_steps, run)
 answer = st.container()
 step = pick_step(steps) if steps else None

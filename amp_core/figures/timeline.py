@@ -46,10 +46,10 @@ def timeline_figure(bars: pd.DataFrame, dark: bool = False, title: str = "Timeli
             customdata=[[name + more] for name, more in zip(names, counts, strict=True)],
             hovertemplate=f"{label}: %{{customdata[0]}}<br>from %{{base:.4g}} ms for %{{x:.3g}} ms<extra></extra>",
         )
-    figure.xaxis(title="time since the step began on the device (ms)")
-    figure.yaxis(type="category", categoryorder="array", categoryarray=lanes[::-1], showgrid=False)
     step = bars["step"].iloc[0]
-    whole = title if np.isnan(step) else f"Timeline of step {step:.0f}"
+    figure.xaxis(title=f"time since the {'window' if np.isnan(step) else 'step'} began on the device (ms)")
+    figure.yaxis(type="category", categoryorder="array", categoryarray=lanes[::-1], showgrid=False)
+    whole = "Timeline of the profiled window" if np.isnan(step) else f"Timeline of step {step:.0f}"
     kernels = int(bars.loc[bars["lane"] != PHASE_LANE, "count"].sum())
     streams = len([lane for lane in lanes if lane != PHASE_LANE])
     length = bars["end_ms"].max() - bars["start_ms"].min()

@@ -51,7 +51,8 @@ def first_sentence(run: Run) -> str:
         return _of_cpu(run)
     largest = chances.found[0] if chances.found else None
     if largest is not None and largest.code in GUIDE and largest.win_us > 0:
-        hint = _IDLE_HINT if chances.unit != "step" and _busy_frac(chances) < MOSTLY_IDLE_FRAC else ""
+        idle = chances.unit != "step" and not chances.trains and _busy_frac(chances) < MOSTLY_IDLE_FRAC
+        hint = _IDLE_HINT if idle else ""
         return f"Largest possible saving: {_in_sentence(largest)} ({largest.how_much(chances.unit)}).{hint}"
     return _nothing(chances)
 
@@ -84,13 +85,22 @@ def _nothing(chances: Chances) -> str:
         )
     matrix = cost.us(*MATRIX_PARTS)
     on_tensor_cores = matrix > 0 and np.nan_to_num(cost.us("tensor")) >= 0.95 * matrix
-    at = f" at {percent(chances.peak_frac)} of the peak rate" if chances.peak_frac is not None else ""
+    at = f" at {percent(chances.peak_frac)} of the peak rate" if chances.peak_frac is not None else _rate(chances)
     where = f", on {'matrix' if is_amd(cost.device_name) else 'tensor'} cores{at}" if on_tensor_cores else ""
     rest = f" {chances.found[0].what}." if chances.found else ""
     return (
         f"No change would save {percent(MIN_WIN_FRAC)} or more of the {chances.unit}: GEMM/conv takes "
         f"{percent(matrix / cost.step_us)} of it{where}.{rest}"
     )
+
+
+def _rate(chances: Chances) -> str:
+    """The achieved rate where no share of a peak is known, and why none is."""
+    if chances.flops_per_s is None:
+        return "; its operations cannot be counted from the trace, so its efficiency is unknown"
+    unnamed = chances.cost.device_name in ("", "GPU", "AMD GPU")
+    why = "is not named in the trace" if unnamed else "has no data sheet here"
+    return f" at {chances.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so its efficiency is unknown"
 
 
 def _of_cpu(run: Run) -> str:

@@ -51,6 +51,9 @@ _BLACKWELL_RTX = "NVIDIA RTX Blackwell GPU Architecture white paper, appendix A"
 _V100, _A100, _H100 = "NVIDIA V100 data sheet", "NVIDIA A100 data sheet", "NVIDIA H100 data sheet"
 
 
+_GH200 = "NVIDIA GH200 Grace Hopper Superchip data sheet"
+
+
 _CDNA3 = "AMD CDNA 3 white paper and AMD Instinct MI300 series data sheets"
 
 
@@ -95,9 +98,12 @@ _RATES = (  # the first matching pattern counts: fp32, tf32, fp16 and bf16, fp8,
     (r"A800", Rates(19.5, 156.0, 312.0, None, 2039, 80, "NVIDIA A800 data sheet")),
     (r"H800 PCIe", Rates(51.2, 378.0, 756.0, 1513.0, 2039, 80, "NVIDIA H800 data sheet")),
     (r"H800", Rates(66.9, 494.7, 989.4, 1978.9, 3352, 80, "NVIDIA H800 data sheet")),
+    (r"GH200.*144G", Rates(67.0, 494.0, 990.0, 1979.0, 4900, 144, _GH200)),
+    (r"GH200", Rates(67.0, 494.0, 990.0, 1979.0, 4000, 96, _GH200)),
     (r"H100 PCIe", Rates(51.2, 378.0, 756.0, 1513.0, 2039, 80, _H100)),
     (r"H100 NVL", Rates(60.0, 417.5, 835.0, 1671.0, 3938, 94, _H100)),
     (r"H100", Rates(66.9, 494.7, 989.4, 1978.9, 3352, 80, _H100)),
+    (r"\bH200 NVL", Rates(60.0, 417.5, 835.5, 1671.0, 4800, 141, "NVIDIA H200 data sheet")),
     (r"\bH200\b", Rates(66.9, 494.7, 989.4, 1978.9, 4800, 141, "NVIDIA H200 data sheet")),
     (r"\bH20\b", Rates(44.0, 74.0, 148.0, 296.0, 4000, 96, "NVIDIA H20 data sheet")),
     (r"\bB200\b", Rates(75.0, 1125.0, 2250.0, 4500.0, 8000, 180, "NVIDIA HGX B200 data sheet", 9000.0)),
@@ -154,7 +160,8 @@ def named_part(name: str) -> tuple[str, Rates]:
 
 
 def dense_rates(name: str) -> Rates | None:
-    """Dense peaks of a part by its device name; None for a part that is not listed, and for a MIG instance."""
-    if "MIG" in name:
+    """Dense peaks of a part by its device name; None for a part that is not listed, for a MIG instance, and for parts
+    of laptops, which have the name of a larger chip."""
+    if re.search(r"MIG|Laptop|Mobile|Max-Q", name):
         return None
     return next((rates for pattern, rates in _RATES if re.search(pattern, name)), None)

@@ -95,6 +95,7 @@ class Calls:
     thread: "array[int]" = field(default_factory=lambda: array("i"))
     name: "array[int]" = field(default_factory=lambda: array("i"))
     correlation: "array[int]" = field(default_factory=lambda: array("q"))
+    """Without one, -2 minus the `External id`; -1 without either."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -261,7 +262,9 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             calls.end.append(start + duration)
             calls.thread.append(thread)
             calls.name.append(texts.intern(name))
-            calls.correlation.append(_identifier(arguments.get("correlation")))
+            correlation = _identifier(arguments.get("correlation"))
+            external = min(_identifier(arguments.get("External id")), 2**62)
+            calls.correlation.append(-2 - external if correlation < 0 else correlation)
             continue
         marked_time = kind == "mark" or MARKED.match(name) is not None
         if kind == "python" and not name.startswith("nn.Module: "):

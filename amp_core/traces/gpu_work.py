@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.traces.collect import OP, TraceEvents, Work
+from amp_core.traces.collect import OP, Calls, TraceEvents, Work
 from amp_core.traces.link import UNMARKED, Floats, Host, Ints
 from amp_core.traces.phases import infer_phases
 
@@ -56,7 +56,7 @@ def link_work(events: TraceEvents, host: Host) -> LinkedWork:
 
 def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
     work, calls = events.work, events.calls
-    call = _matching(np.asarray(work.correlation), np.asarray(calls.correlation))
+    call = _calls(work, calls)
     known = call >= 0
     start = np.asarray(work.start)
     op, module, region = (np.full(len(work), fill) for fill in (-1, -1, 0))
@@ -96,6 +96,14 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         module=module,
         phase=phase,
     )
+
+
+def _calls(work: Work, calls: Calls) -> Ints:
+    """The call that launched each work; -1 is none. Some versions of ROCm write the correlation as `External id`."""
+    key, among = np.asarray(work.correlation), np.asarray(calls.correlation)
+    if not (key >= 0).any() and not (among >= 0).any():
+        key, among = np.asarray(work.external), -2 - among
+    return _matching(key, np.where(among >= 0, among, -1))
 
 
 def _blocking_calls(events: TraceEvents, call: Ints, returned: Floats) -> Ints:

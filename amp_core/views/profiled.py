@@ -61,6 +61,8 @@ def _memory_moments(run: Run, ask: Ask, step: int | None = None) -> Moments:
     step = step if step is not None or not steps else steps[-1]
     table = ask(memory_moments, run, step)
     title = f"Memory through step {step:,}" if step is not None else "Memory through a step"
+    if run.steps.empty:
+        title = "Memory through the profiled window"
     return Moments(table, title, ask(memory_breakdown, run, step).on_cpu)
 
 

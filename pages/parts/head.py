@@ -15,6 +15,7 @@ PROFILED = (
     ("kernels", "pages/tensor_cores.py", "Tensor cores"),
     ("windows", "pages/step_cost.py", "Step cost"),
     ("ops", "pages/precision_map.py", "Precision map"),
+    ("memory", "pages/memory_use.py", "Memory"),
 )
 
 
@@ -59,11 +60,13 @@ def run(chosen: Entry | None = None, table: str = "steps", *, overview: bool = F
             st.button(
                 "Read what is new", icon=":material/refresh:", type="tertiary", help="Overview follows by itself."
             )
-    if opened.steps.empty and not opened.table(table).num_rows:
+    traced = any(opened.table(name).num_rows for name, *_ in PROFILED)
+    if opened.steps.empty and not opened.table(table).num_rows and not (overview and traced):
         ending(opened)
         if opened.is_live:
             empty.nothing("This run has recorded no step yet.")
-        if any(opened.table(name).num_rows for name, *_ in PROFILED):
+        if traced:
+            findings.trail(opened)
             st.info("This page needs training steps, and this run has none. It has a profiler trace:")
             profiled(opened)
             st.stop()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, join_words
 from amp_core.settings.training import RECIPES
 
@@ -115,3 +116,20 @@ def test_the_advice_for_a_cpu_follows_its_instructions(flags, recipe, names):
 def test_a_capability_is_parsed_as_heads_and_drivers_write_it(text, capability):
     assert gpu_of("NVIDIA", text).capability == capability
     assert gpu_of(None, text).name == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 2080 Ti with Max-Q Design", None),
+        ("NVIDIA GH200 480GB", 990.0),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+    ],
+)
+def test_a_part_gets_no_rates_of_a_larger_one_with_a_similar_name(name: str, half: float | None) -> None:
+    rates = dense_rates(name)
+    assert (rates.half if rates else None) == half

@@ -17,6 +17,7 @@ from tests.traces.test_timeline import two_streams
 from tests.traces.test_two_traces import forward
 
 TENSOR_CORES, STEP_COST = "pages/tensor_cores.py", "pages/step_cost.py"
+OVERVIEW = "pages/run_overview.py"
 
 
 def foreign(folder, rows, **tables):
@@ -205,7 +206,7 @@ def test_step_cost_draws_the_timeline_of_a_step_and_saves_it(home, open_app, tmp
     app = open_app(STEP_COST, run="run/a")
     assert "Timeline of step 3" in titles(app)
     assert "Mean launch queue: 0.750 kernels; it is empty 50.0 % of the time." in words(app)
-    assert "Save this step for Perfetto" in [button.label for button in app.get("download_button")]
+    assert "Save this timeline for Perfetto" in [button.label for button in app.get("download_button")]
 
 
 @pytest.mark.parametrize(("bf16_ms", "said"), [(12.0, "Try **FP32** first. Measured here"), (None, "Try **BF16 AMP**")])
@@ -223,3 +224,18 @@ def test_the_recipe_to_try_is_the_measured_one_on_tensor_cores_and_on_start(home
                 writer.append("steps", {"step": range(100), "loss": [2.0] * 100, "step_ms": times})
     for page in ("pages/tensor_cores.py", "pages/start_run.py"):
         assert said in words(open_app(page, run="run/fp16")), page
+
+
+def test_a_window_without_steps_is_not_called_a_step(home, open_app, tmp_path):
+    import_traces([write_trace(tmp_path / "t.json", forward(amp=True, steps=False))], home.runs / "a")
+    app = open_app(STEP_COST, run="run/a")
+    assert not app.exception and "Timeline of the profiled window" in titles(app)
+
+
+def test_overview_says_that_the_device_was_not_recorded(home, open_app, tmp_path):
+    document = forward(amp=True, steps=False)
+    document["traceEvents"] = [event for event in document["traceEvents"] if event["cat"] != "kernel"]
+    import_traces([write_trace(tmp_path / "t.json", document)], home.runs / "a")
+    app = open_app(OVERVIEW, run="run/a")
+    assert not app.exception and "No device activity was recorded" in words(app)
+    assert "No device activity was recorded" in words(open_app(STEP_COST, run="run/a"))

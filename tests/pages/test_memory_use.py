@@ -113,3 +113,12 @@ def test_a_trace_tells_its_peak_and_modules_but_not_what_for(home, open_app, tmp
     assert "Peak memory 19.0 MiB, in fc in backward. A trace records how much is allocated, not for what." in words(app)
     assert "Memory through step 3" in titles(app) and "Memory at the peak" not in titles(app)
     assert app.dataframe[-1].value["name"].tolist()[:2] == ["fc", "fc"]
+
+
+def test_a_trace_without_steps_shows_its_memory(home, open_app, tmp_path):
+    document = training().document()
+    document["traceEvents"] = [event for event in document["traceEvents"] if "ProfilerStep" not in event["name"]]
+    import_traces([write_trace(tmp_path / "t.json", document)], home.runs / "a")
+    app = open_app(PAGE, run="run/a")
+    assert not app.exception and "Peak memory 19.0 MiB" in words(app)
+    assert "Memory through the profiled window" in titles(app) and not [t for t in titles(app) if "step" in t]

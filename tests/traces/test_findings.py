@@ -301,3 +301,78 @@ def test_ranges_of_nccl_without_a_kernel_show_that_the_device_was_not_recorded(t
     trace.op("record_param_comms", 10, 60)
     trace.event("mark", "nccl:all_to_all", 14, 40, 1)
     assert [f.code for f in diagnose(run_of(tmp_path, trace))] == ["device-not-recorded"]
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "type_", "us", "says", "refuted"),
+    [
+        ("aten::mm", [[4096, 4096], [4096, 4096]], "c10::Half", 9_000, "tunable", "larger batches, or merge"),
+        (
+            "aten::_scaled_dot_product_flash_attention",
+            [[1, 32, 4096, 256]] * 3,
+            "c10::Half",
+            90_000,
+            "sdpa_kernel",
+            "Few heads",
+        ),
+        (
+            "aten::_scaled_dot_product_flash_attention",
+            [[1, 1, 1, 64], [1, 1, 128, 64], [1, 1, 128, 64]],
+            "c10::Half",
+            900,
+            "all sequences in one call",
+            "enough work",
+        ),
+    ],
+)
+def test_a_slow_call_with_much_work_is_not_told_to_have_little(tmp_path, op, shapes, type_, us, says, refuted):
+    trace = Made()
+    trace.op(op, 1, 8, **{"Input type": [type_] * len(shapes), "Input Dims": shapes})
+    name = made.GEMM if op == "aten::mm" else "void pytorch_flash::flash_fwd_kernel<cutlass::half_t>(Flash_fwd_params)"
+    trace.kernel(name, 10, us, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "slow-products"]
+    assert says in finding.snippet and refuted not in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shapes", "says"),
+    [
+        ("", [[64, 131072], [131072, 64]], "at 1.08 TFLOP/s; the device is not named in the trace"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", [[64, 131072], [131072, 64]], "the device has no data sheet here"),
+        ("Tesla V100-SXM2-32GB", None, "its operations cannot be counted from the trace"),
+    ],
+)
+def test_an_efficiency_that_is_not_known_is_said_to_be(tmp_path, gpu, shapes, says):
+    trace = Made()
+    dims = {"Input Dims": shapes} if shapes else {}
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2}, **dims)
+    trace.kernel(made.GEMM, 10, 990, 2)
+    sentence = first_sentence(run_of(tmp_path, trace, gpu))
+    assert sentence.startswith("No change would save") and says in sentence
+
+
+def tiny_kernels(optimizer):
+    """A loop that is bound by launches, whose optimizer is of the kind given."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("MmBackward0", 780, 10, 2)
+    for at in range(0, 800, 100):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 50, 4, at + 40)
+    trace.event("mark", "Optimizer.step#Adagrad.step", 900, 80, 1)
+    trace.op(optimizer, 905, 60)
+    trace.kernel(made.ADAM, 950, 4, 910)
+    return trace
+
+
+@pytest.mark.parametrize(("optimizer", "fused"), [("aten::_foreach_add_", True), ("aten::_fused_adagrad_", False)])
+def test_launch_bound_loops_are_advised_on_their_own_optimizer(tmp_path, optimizer, fused):
+    (finding,) = [f for f in diagnose(run_of(tmp_path, tiny_kernels(optimizer))) if f.code == "launch-bound"]
+    assert ("fused=True" in finding.snippet) == fused and "AdamW(" not in finding.snippet
+
+
+def test_a_loop_that_trains_is_not_taken_for_an_idle_server(tmp_path):
+    trace = tiny_kernels("aten::_foreach_add_")
+    trace.events = [event for event in trace.events if "ProfilerStep" not in event["name"]]
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "launches too late" in sentence and "idle server" not in sentence

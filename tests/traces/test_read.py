@@ -386,3 +386,18 @@ def test_products_by_dot_in_a_graph_are_classified_by_the_rest_of_the_trace(tmp_
     _, rows = read(tmp_path, trace.document())
     (row,) = rows[(rows["name"] == "kernel_unified_attention_2d") & rows["op"].isna()].to_dict("records")
     assert (row["tensor_core"], row["precision"] if isinstance(row["precision"], str) else None) == expected
+
+
+def test_work_is_linked_to_calls_that_have_only_an_external_id(tmp_path):
+    """As some versions of ROCm write it: the correlation of a launch is the `External id` of both."""
+    trace = Made()
+    for number in range(4):
+        trace.op("aten::mm", 100 * number, 20, **{"Input type": ["c10::Half"] * 2})
+        trace.op("aten::view", 100 * number + 50, 20)
+        trace.kernel(made.GEMM, 100 * number + 10, 80, 100 * number + 5)
+    for event in trace.events:
+        arguments = event.get("args", {})
+        if "correlation" in arguments:
+            arguments["External id"] = arguments.pop("correlation") - 10_000
+    _, kernels = read(tmp_path, trace.document())
+    assert set(kernels["op"]) == {"aten::mm"} and kernels["count"].sum() == 4

@@ -56,6 +56,8 @@ class Chance:
     where: str
     here: str = ""
     """What the trace adds to the finding's advice: sizes to pad to, the rank that others wait for."""
+    ideal_us: float = 0.0
+    """Of slow products: what one call of the slowest operator would take at a good share of the peak rate."""
     lead_us: float = 0.0
     """Part of `win_us` before the first kernel, with which the step begins where the device marks it; beside it."""
 
@@ -88,6 +90,8 @@ class Chances:
     """Share of the kernel time that cannot be classified by kernel name."""
     peak_frac: float | None
     """Achieved share of the data sheet's rate of GEMM/conv on tensor cores; None if not known of half their time."""
+    flops_per_s: float | None
+    """Achieved rate of the same; None if the shapes of half of them were not recorded."""
 
 
 def to_win(run: Run) -> Chances | None:
@@ -126,17 +130,18 @@ def _to_win(run: Run) -> Chances | None:
         worth.append(Chance("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
     found = tuple(sorted(worth, key=lambda c: -c.win_us))
-    return Chances(found, unit, trains, cost, share, _peak_frac(run))
+    return Chances(found, unit, trains, cost, share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s"))
 
 
-def _peak_frac(run: Run) -> float | None:
+def _mean(run: Run, column: str) -> float | None:
+    """The mean of a column of `matrix_ops` over the time on tensor cores; None if not known of half of it."""
     ops = matrix_ops(run)
     ops = ops[ops["tensor_core"] == "yes"]
-    known = ops[ops["of_peak_frac"].notna()]
+    known = ops[ops[column].notna()]
     us = float(known["total_us"].sum())
     if not us or us < 0.5 * float(ops["total_us"].sum()):
         return None
-    return float((known["of_peak_frac"] * known["total_us"]).sum()) / us
+    return float((known[column] * known["total_us"]).sum()) / us
 
 
 def _share(us: float, cost: StepCost) -> str:
@@ -291,8 +296,9 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
         f"GEMM/conv below {percent(SLOW_PEAK_FRAC)} of the tensor-core peak takes {_share(total, cost)} of the {unit}, "
         f"{worst['op']} ({worst['sizes']}) runs at {percent(worst['of_peak_frac'])}"
     )
+    win_us, ideal_us = float(wins.sum()) / steps, best[ops.index.get_loc(wins.idxmax())] / max(1.0, worst["count"])
     return [
-        Chance("slow-products", float(wins.sum()) / steps, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
+        Chance("slow-products", win_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]), ideal_us=ideal_us)
     ]
 
 
@@ -312,6 +318,13 @@ _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
 
+def unfused_optimizer_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Kernels of an optimizer among rows of `kernels`, without those of fused ones."""
+    stepping = (rows["phase"] == "optimizer") | (rows["category"] == "optimizer")
+    fused = rows["op"].str.contains("_fused_", regex=False) | rows["name"].str.contains("triton", regex=False)
+    return rows[stepping & ~fused]
+
+
 def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Chance]:
     scale = 1.0 / steps
     eager = ~rows["name"].str.contains("triton", regex=False)
@@ -320,8 +333,7 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
     us = float(bound["total_us"].sum()) * scale
-    stepping = rows[(optimizer | (rows["category"] == "optimizer")) & eager]
-    stepping = stepping[~stepping["op"].str.contains("_fused_", regex=False)]
+    stepping = unfused_optimizer_rows(rows[eager])
     step_us = float(stepping["total_us"].sum()) * scale
     each = float(stepping["count"].sum()) * scale
     return [

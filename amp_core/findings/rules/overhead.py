@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.to_win import unfused_optimizer_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
@@ -37,7 +38,7 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar
         advice="Faster arithmetic does not help while the GPU waits. Use larger batches, compile the model, capture "
         "CUDA graphs, and use fused optimizers.",
         snippet='model = torch.compile(model, mode="reduce-overhead")\n'
-        "optimizer = torch.optim.AdamW(model.parameters(), fused=True)",
+        "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
         frameworks={
             "Transformers Trainer": 'args = TrainingArguments(output_dir="out", torch_compile=True, '
             'optim="adamw_torch_fused")',
@@ -48,13 +49,10 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar
 def launch_bound(run: Run) -> list[Finding]:
     """`launch-bound`: the GPU is idle for most of the time, loading of data excluded, and its kernels are short."""
     if is_trace(run):
-        return chance_finding(
-            run,
-            "launch-bound",
-            "Faster arithmetic does not help while the GPU waits. Use larger batches, compile the model, or capture "
-            "CUDA graphs.",
-            'model = torch.compile(model, mode="reduce-overhead")',
-        )
+        found, rows = chance_finding(run, "launch-bound"), kernel_rows(run)
+        if not unfused_optimizer_rows(rows).empty and not rows["op"].str.contains("_fused_", regex=False).any():
+            return found
+        return [replace(f, advice=_NO_OPTIMIZER.advice, snippet=_NO_OPTIMIZER.snippet) for f in found]
     rows = kernel_rows(run, everything=True)
     rows = rows[rows["phase"] != "watch"]
     count = float(rows["count"].sum())
@@ -79,6 +77,14 @@ def launch_bound(run: Run) -> list[Finding]:
             unit="share of the step",
         )
     ]
+
+
+_NO_OPTIMIZER = Remedy(
+    "Faster arithmetic does not help while the GPU waits. Use larger batches, compile the model, or capture CUDA "
+    "graphs.",
+    'model = torch.compile(model, mode="reduce-overhead")',
+)
+"""Advice for traces of inference and of optimizers that are fused already."""
 
 
 def _idle_share(run: Run, rows: pd.DataFrame) -> float | None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.to_win import CALLS
+from amp_core.analysis.performance.to_win import CALLS, to_win
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.trace_findings import chance_finding
@@ -324,10 +324,35 @@ def slow_products(run: Run) -> list[Finding]:
     found = chance_finding(run, "slow-products")
     if not found or "Here: " in found[0].advice:  # sizes to pad to
         return found
-    remedy = next((r for word, r in _ALIGNED.items() if word in found[0].where), _SMALL)
+    chances = to_win(run)
+    ideal_us = max((c.ideal_us for c in chances.found), default=0.0) if chances else 0.0
+    kinds, other = (_LARGE, _LARGE_PRODUCTS) if ideal_us >= MIN_LARGE_US else (_ALIGNED, _SMALL)
+    remedy = next((r for word, r in kinds.items() if word in found[0].where), other)
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in found]
 
 
+MIN_LARGE_US = 100.0
+"""A call that would take this long at a good rate has enough work for any GPU: some ten times a launch."""
+_LARGE_PRODUCTS = Remedy(
+    "The sizes are aligned and large, so neither padding nor larger batches help: the library's choice of a kernel is "
+    "slow here. Let it time its kernels, update it, or try another layout of the inputs.",
+    "torch.cuda.tunable.enable()   # times the kernels of each product once, in a warm-up",
+)
+_LARGE = {
+    "attention": Remedy(
+        "The calls have enough work for this GPU, so the kernel itself is slow: many are only fast for head sizes of "
+        "64 and 128. Time the other implementations, or update the library.",
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
+        "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # or FLASH_ATTENTION, CUDNN_ATTENTION\n"
+        "    y = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+    ),
+    "conv": Remedy(
+        "The channels are aligned and the calls are large, so padding gains nothing. Let the library time its "
+        "algorithms, and use channels-last memory format.",
+        "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+    ),
+}
+"""Advice by the operator where one call has enough work."""
 _SMALL = Remedy(
     "The sizes are aligned, so padding gains nothing: there is too little work in one call for this GPU. Use larger "
     "batches, or merge several products into one.",

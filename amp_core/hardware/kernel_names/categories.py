@@ -59,7 +59,7 @@ _PATTERNS = (
     ),
     (
         "conv",
-        r"fprop|dgrad|wgrad|(?i:(?<![a-z])conv(?:olve|olution|\d?d|fwd|bwd|_|<))|[shidc](?:\d{3,6})?cudnn|winograd|"
+        r"fprop|dgrad|wgrad|[Dd]epthwise_?[Cc]onv|(?i:(?<![a-z])conv(?:olve|olution|\d?d|fwd|bwd|_|<))|[shidc](?:\d{3,6})?cudnn|winograd|"
         r"fft2d|igemm_|miopen\w*Conv|cask_\w+::compute",
     ),
     ("reduction", r"splitK_?reduce|ReduceSplitK|cutlass::reduction|_PostGSU"),
@@ -92,7 +92,7 @@ _WORDS = {
     "norm": "layernorm layer_norm rmsnorm rms_norm batchnorm batch_norm groupnorm group_norm instancenorm "
     "instance_norm bn_fw bn_bw rowwisemoments gammabeta cucompute norm:: ln_fwd ln_bwd",
     "layout": "nhwc transpose transform catarray permute_",
-    "conv": "prop grad conv cudnn winograd fft2d igemm_ cask_",
+    "conv": "prop grad conv Conv cudnn winograd fft2d igemm_ cask_",
     "gemm": "gemm gemv nvjet matmul cijk_ cutlass mm_ marlin addmm mm trsm syrk symm trmm xdlops",
     "cast": "copy_kernel _to_copy cast_ castkernel",
     "reduction": "reduce softmax argm cub scan sort topk cumsum triton_ norm_ postgsu",

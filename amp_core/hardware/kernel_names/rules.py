@@ -413,11 +413,11 @@ RULES = (
     _rule(
         r"(?:im|ex)plicit_convolve_sgemm|precomputed_convolve_sgemm|convolve_common_engine|convolveNd_\w*engine|"
         r"(?:dgrad|wgrad)_(?:alg\d_)?(?:nd_float_)?(?:float_)?engine|(?:conv2d|dgrad2d|wgrad2d)_grouped_direct|reduce_wgrad|"
-        r"conv_depthwise|cudnn::detail::(?:dgrad|wgrad)",
+        r"conv_depthwise|[Dd]epthwise_?[Cc]onv(?!\w*mma)|cudnn::detail::(?:dgrad|wgrad)",
         "no",
         types.of_template,
-        "cuDNN's legacy engines: CUDA cores",
-        words="convol engine direct wgrad depthwise cudnn::detail",
+        "cuDNN's legacy engines, and convolutions by channel: CUDA cores",
+        words="convol engine direct wgrad epthwise cudnn::detail",
     ),
     _rule(
         r"winograd",

@@ -20,7 +20,7 @@ def show(run: Run) -> None:
     if text := sentence(device_use(rows)):
         st.caption(text)
     st.download_button(
-        "Save this step for Perfetto",
+        "Save this timeline for Perfetto",
         lambda: step_trace(run),
         file_name="step.json",
         mime="application/json",
