@@ -39,7 +39,7 @@ FAR_SLOWER_BLOCKS = 3
 leaves at once: other work does not slow one recipe that much three times, and not the other."""
 MIN_RACE_BLOCKS = 5
 """Fewest pairs of blocks by whose interval a recipe leaves. Of fewer, a burst of other work may hit each."""
-INTERIM_BLOCKS = (7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 200)
+INTERIM_BLOCKS = (7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 200, 300, 450, 600)
 """Rounds after which speeds are tested. Each test may err, so there are few (Armitage, McPherson and Rowe, "Repeated
 significance tests on accumulating data", 1969), at `evidence.CONFIDENCE`."""
 RACE_STEPS = (60, 2000)
@@ -59,13 +59,15 @@ class RaceResult:
     """The runs of all recipes that started, by name."""
 
 
-def race(search: Search, stage: str, candidates: Sequence[Candidate], share: float) -> RaceResult:
-    """Train the candidates interleaved, and add a row for each. The first is the baseline.
+def race(
+    search: Search, stage: str, candidates: Sequence[Candidate], share: float, most: int | None = None
+) -> RaceResult:
+    """Train the candidates interleaved for at most `most` steps, and add a row for each. The first is the baseline.
 
     Raises `RunError` if the baseline fails.
     """
     names, budget = [c.name for c in candidates], search.budget
-    steps = budget.steps(names, share, *RACE_STEPS)
+    steps = budget.steps(names, share, RACE_STEPS[0], most or RACE_STEPS[1])
     search.on_progress(f"{', '.join(names)} race for up to {steps} steps")
     folders = [search.into / stage / name for name in names]
     configs = [

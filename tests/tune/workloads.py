@@ -162,7 +162,7 @@ def _waiting(task, wait_ms: Mapping[str, float]):
 
     def waiting(m: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         name = kinds[torch.get_autocast_dtype("cpu")] if torch.is_autocast_enabled("cpu") else "fp32"
-        islands = any("forward" in vars(part) for part in m.modules())
+        islands = any("forward" in vars(part) for part in m.modules()) and not torch.compiler.is_compiling()
         time.sleep(wait_ms[f"{name}-islands" if islands else name] / 1e3)
         return loss(m, batch)
 
