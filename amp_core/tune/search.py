@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.store.atomic import check_holds_runs
@@ -39,6 +40,7 @@ from amp_core.tune.answer import (
 )
 from amp_core.tune.budget import Budget
 from amp_core.tune.confirm import MIN_STEPS, Confirmation, ConfirmResult
+from amp_core.tune.evidence import speed
 from amp_core.tune.options import Candidate, combined, options, precisions
 from amp_core.tune.race import RACE_FRAC, RACE_STEPS, RaceResult, failure_reason, race
 from amp_core.tune.result import Tuned
@@ -204,14 +206,15 @@ def _race_rivals(
     rejected: set[str],
 ) -> tuple[ConfirmResult, list[Candidate]]:
     """The fastest recipe that can be shipped, and those that may still be faster, after a race of the confirmed one
-    with its `rivals`. A rival that is surely faster is confirmed too."""
+    with its `rivals`. A rival that is surely faster, by more than a margin in both races, is confirmed too."""
     budget, contest = search.budget, [answer.candidate, *rivals]
     if budget.left < budget.takes([one.name for one in contest], RACE_STEPS[0]):
         return answer, list(rivals)
-    again = race(search, "rivals", contest, RIVALS_FRAC, RIVALS_STEPS)
+    again = race(search, "rivals", contest, RIVALS_FRAC, RIVALS_STEPS, even=True)
     for faster in again.order[: again.order.index(answer.candidate)]:
-        if not confirmation.has_time_for(faster):
-            break
+        pairs = [(of.runs[answer.candidate.name], of.runs[faster.name]) for of in (raced, again)]
+        if speed(pairs).low < 1 + SAME_SPEED_FRAC or not confirmation.has_time_for(faster):
+            break  # the races disagree, or there is no time to confirm it
         result = confirmation.confirm(faster, (raced.runs[plain.name], raced.runs[faster.name]))
         if result.row.runs:
             search.add(result.row)
