@@ -32,7 +32,9 @@ def main(repeats: int, budget_s: int, first_seed: int) -> int:
             load = f"load {os.getloadavg()[0]:.1f}"
             print(f"{outcome}: {name}, seed {seed}: {result and result['answer']} ({took}, {load})", flush=True)
             if result and outcome != "right":
-                print(*(f"    {r['stage']} {r['name']}: {r['speed_ratio']} {r['out']}" for r in result["tried"]), sep="\n")
+                print(
+                    *(f"    {r['stage']} {r['name']}: {r['speed_ratio']} {r['out']}" for r in result["tried"]), sep="\n"
+                )
                 print(f"    {result['why']} {result['left_out']}", flush=True)
     for name, counts in outcomes.items():
         print(f"{name}: " + ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("right", "undecided", "wrong")))
