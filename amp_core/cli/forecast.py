@@ -19,7 +19,7 @@ from amp_core.store.run import load_run
 from amp_core.text import formatting
 
 if TYPE_CHECKING:
-    from amp_core.forecast import Forecast
+    from amp_core.forecast import Calibration, Forecast, StepTrace
 
 LARGE_PARAMETERS = 50_000_000
 """From this size on, a notice says that building the model takes a while."""
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         named_part(name)  # fail before tracing
     if (arguments.folder is None) == (arguments.workload is None):
         raise RunError("give either RUN or --workload")
-    factor = None
+    factor, note = None, ""
     if arguments.folder is not None:
         extra = [name for name in ("size", "batch_size", "optimizer") if getattr(arguments, name) is not None]
         if extra:
@@ -78,8 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         traces = _of_workload(arguments)
     if arguments.calibrate is not None:
-        factor = _calibration(arguments.calibrate)
-    result = forecast(traces, gpus, factor=factor, fp8_frac=arguments.fp8_frac, fp4_frac=arguments.fp4_frac)
+        found = _calibration(arguments.calibrate, traces)
+        factor, note = found.factor, found.note
+    result = forecast(
+        traces, gpus, factor=factor, calibrated=note, fp8_frac=arguments.fp8_frac, fp4_frac=arguments.fp4_frac
+    )
     print(_document(result) if arguments.json else in_words(result))
     return 0
 
@@ -144,30 +147,30 @@ def _of_workload(arguments: argparse.Namespace) -> Any:
     return trace_workload(config)
 
 
-def _calibration(folder: str) -> float:
-    """Measured over forecast time of the run in `folder`, which need not have a traced step if its workload is one of
+def _calibration(folder: str, traces: "tuple[StepTrace, StepTrace]") -> "Calibration":
+    """What the run in `folder` says of the step of `traces`. It need not have a traced step if its workload is one of
     AMPscope's: a run's settings never name a file to execute."""
     from amp_core.analysis.performance.traced_ops import traced_steps
-    from amp_core.forecast import measured_factor
+    from amp_core.forecast import calibrate
     from amp_core.settings.catalog import WORKLOADS
     from amp_core.settings.training import TrainConfig
 
     measured = load_run(folder)
-    traces = None
+    own = None
     if not traced_steps(measured) and measured.head.config.get("workload") in WORKLOADS:
         from amp_core.train.step_on_fake_tensors import trace_workload
 
         names = ("workload", "size", "batch_size", "optimizer", "channels_last")
         settings = {name: measured.head.config.get(name) for name in names}
-        traces = trace_workload(TrainConfig.from_dict({k: v for k, v in settings.items() if v is not None}))
-    factor = measured_factor(measured, traces)
-    if factor is None:
+        own = trace_workload(TrainConfig.from_dict({k: v for k, v in settings.items() if v is not None}))
+    calibration = calibrate(measured, traces, own)
+    if calibration is None:
         device = measured.head.config.get("device")
         raise RunError(
             f"calibrate={folder!r} was recorded on {device!r}, not on a GPU whose data sheet is known; give a run with "
             "step times on one of those"
         )
-    return factor[1]
+    return calibration
 
 
 def _document(result: "Forecast") -> str:

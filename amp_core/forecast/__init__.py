@@ -13,6 +13,7 @@ and the ratio corrects the forecasts for other GPUs.
 """
 
 from amp_core.forecast.baseline import step_time_changes
+from amp_core.forecast.calibration import Calibration, calibrate
 from amp_core.forecast.efficiency import EFFICIENCY, Efficiency, efficiency_of
 from amp_core.forecast.memory import largest_batch, memory_needed
 from amp_core.forecast.roofline import Speeds
@@ -21,11 +22,13 @@ from amp_core.forecast.traced_work import StepMemory, StepTrace, traces_of_run
 
 __all__ = [
     "EFFICIENCY",
+    "Calibration",
     "Efficiency",
     "Forecast",
     "Speeds",
     "StepMemory",
     "StepTrace",
+    "calibrate",
     "efficiency_of",
     "forecast",
     "gpu_names",

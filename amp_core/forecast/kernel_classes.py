@@ -7,6 +7,8 @@ A trace gives the bytes of an operator's inputs and outputs, each once. A kernel
 its input twice; `passes` is the traffic that results over the traffic of the trace.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +43,7 @@ _CLASSES = {
     "_softmax_backward_data": KernelClass("softmax"),
     "convolution_backward": KernelClass("product", 1.3),  # two kernels read the output's gradient
     **dict.fromkeys(("clone", "_to_copy", "copy_", "cat", "contiguous"), KernelClass("copy")),
+    "roll": KernelClass("copy", 2.0),  # one copy for each of two dimensions (ATen/native/TensorTransformations.h)
     **dict.fromkeys(("embedding", "gather", "index_select", "index", "scatter_add"), KernelClass("lookup")),
     **dict.fromkeys(("embedding_dense_backward", "index_put_", "index_add"), KernelClass("lookup")),
 }
@@ -52,8 +55,27 @@ is the kernel of PyTorch up to 2.7, with which the published steps were measured
 
 DEPTHWISE_FLOP_PER_US = 15e3
 """Operations of one multiprocessor in a depthwise convolution in FP32, which loads each factor anew; in 16 bits twice
-as many. PyTorch ran stacks of 7 × 7 to 31 × 31 convolutions at 1.0 to 1.5 TFLOP/s on the 68 of an RTX 2080 Ti, by the
-table of latencies in Ding et al. 2022, arXiv:2203.06717."""
+as many. PyTorch 1.9 ran 24 convolutions of 7 × 7 over (64, 384, R, R) in FP32 in 14.4, 54.8 and 228.6 ms for R = 16, 32
+and 64 on the 68 of an RTX 2080 Ti, which is 1.03 to 1.08 TFLOP/s; 31 × 31 reached 1.50 to 1.69 (Ding et al. 2022,
+arXiv:2203.06717, table 1). That is the forward pass; gradients are taken to be as fast."""
+
+SCATTERED_PER_US = 1500.0
+"""Elements that one multiprocessor writes where a kernel computes the place of each input element (PyTorch's
+`elementwise_kernel` with an offset calculator, not its vectorized one): copies into another layout, and inputs that are
+broadcast or of several dtypes. Few bytes of each element do not make it faster. On A100 the windows of Swin, 192 × 56 ×
+56 × 96, took 2.63 ms in FP32 and 2.26 ms in FP16 for six such copies and one sum (microsoft/Swin-Transformer#233, of
+kernels/window_process/unit_test.py)."""
+REARRANGING_OPS = ("clone", "contiguous", "roll")
+"""Operators that copy into another layout: autograd and `reshape` clone only what is not contiguous."""
+
+
+def is_scattered(op: str, kind: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> bool:
+    """Whether the kernel of an operator on these inputs computes the place of each element."""
+    if op in REARRANGING_OPS:
+        return True
+    tensors = {math.prod(shape) for shape in shapes if math.prod(shape) > 1}
+    return kind == "elementwise" and len(shapes) > 1 and (len(tensors) > 1 or len({*dtypes}) > 1)
+
 
 _PRODUCT, _ELEMENTWISE = KernelClass("product"), KernelClass("elementwise")
 

@@ -154,6 +154,24 @@ class Work:
 def device_time(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> DeviceTime:
     """The time of `work`. `tf32` lets FP32 products run on tensor cores; recipes in 8 and 4 bits give the share
     `low_frac` of each product's operations their own peak."""
+    times = _times(work, rates, recipe, speeds)
+    longest = times.max(axis=0)
+    which = times.argmax(axis=0)
+    by_term = {term: float(longest[which == i].sum()) for i, term in enumerate(TERMS)}
+    share = TF32_TRANSPOSED_FRAC if recipe == "tf32" else 1.0
+    transposed = share * float(work.transposed[work.narrow | (recipe == "tf32")].sum())
+    by_term[TERMS[1]] += transposed / (rates.gb_per_s * speeds.bandwidth * BANDWIDTH_SHARES["copy"] * 1e3)
+    return DeviceTime(by_term, float(work.count.sum()) * speeds.launch_us)
+
+
+def operator_us(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
+    """The time of each row of `work` on the device."""
+    longest: Floats = _times(work, rates, recipe, speeds).max(axis=0)
+    return longest
+
+
+def _times(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
+    """The time that each of `TERMS` allows each row of `work`: one row per term."""
     tensor, wide = rates.half * speeds.tensor_cores, rates.fp32 * speeds.cuda_cores
     if recipe == "tf32" and rates.tf32 is not None:
         wide = max(wide, rates.tf32 * (speeds.tf32 or speeds.tensor_cores))  # libraries choose the faster kernel
@@ -169,13 +187,8 @@ def device_time(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Device
     bytes_per_us = rates.gb_per_s * speeds.bandwidth * 1e3 * work.bandwidth_share
     if work.sizes is not None and speeds.sms is not None:
         per_us *= shape_share(*work.sizes, speeds.sms)
-    products = np.fmax(work.flops / per_us, work.sm_us / (speeds.sms * speeds.latency) if speeds.sms else 0.0)
+    busy = work.sm_us / (speeds.sms * speeds.latency) if speeds.sms else np.zeros_like(work.sm_us)
+    products = np.where(work.flops > 0, np.fmax(work.flops / per_us, busy), 0.0)
     latency = np.fmax(work.count * MIN_KERNEL_US, work.serial_us / speeds.latency)
-    times = np.stack([products, moved / bytes_per_us, latency])
-    longest = times.max(axis=0)
-    which = times.argmax(axis=0)
-    by_term = {term: float(longest[which == i].sum()) for i, term in enumerate(TERMS)}
-    share = TF32_TRANSPOSED_FRAC if recipe == "tf32" else 1.0
-    transposed = share * float(work.transposed[work.narrow | (recipe == "tf32")].sum())
-    by_term[TERMS[1]] += transposed / (rates.gb_per_s * speeds.bandwidth * BANDWIDTH_SHARES["copy"] * 1e3)
-    return DeviceTime(by_term, float(work.count.sum()) * speeds.launch_us)
+    latency = np.where(work.flops > 0, latency, np.fmax(latency, busy))
+    return np.stack([products, moved / bytes_per_us, latency])

@@ -41,6 +41,7 @@ def forecast(
     gpus: Sequence[str],
     *,
     factor: float | None = None,
+    calibrated: str = "",
     efficiency: Range | None = None,
     fp8_frac: float | None = None,
     fp4_frac: float | None = None,
@@ -49,7 +50,8 @@ def forecast(
     FP8 and NVFP4, where the shares (0–1) of the operations of matrix products that may take 8 and 4 bits are given.
 
     `traces` are of the same step in FP32 and under autocast. `factor` is measured over forecast time of a run recorded
-    on a listed GPU (`measured_factor`). Columns, NaN if not known: gpu, recipe, why_not (why it cannot run there),
+    on a listed GPU (`measured_factor`), and `calibrated` the note on where another one comes from (`calibrate`).
+    Columns, NaN if not known: gpu, recipe, why_not (why it cannot run there),
     step_ms, step_ms_low, step_ms_high, optimizer_ms (the optimizer's part of it), samples_per_s, speedup, speedup_low,
     speedup_high (over FP32 with TF32 off),
     over_tf32, over_tf32_low, over_tf32_high (over FP32 with TF32 on), over_bf16, over_bf16_low, over_bf16_high (of FP8
@@ -80,7 +82,14 @@ def forecast(
         for recipe, trace in by_recipe.items():
             rows.append(_row(name, rates, recipe, trace, time, factor or 1.0, speeds))
     given = {recipe: frac for recipe, frac in shares.items() if frac is not None}
-    return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, list(dict.fromkeys(gpus)), given))
+    notes = _notes(wide, narrow, calibrated or _own_calibration(factor), list(dict.fromkeys(gpus)), given)
+    return Forecast(pd.DataFrame(rows), notes)
+
+
+def _own_calibration(factor: float | None) -> str:
+    if factor is None:
+        return "Not calibrated with a measurement: no run on a listed GPU was given."
+    return f"Calibrated with a run recorded on a GPU, which took {factor:.2f} times its own forecast."
 
 
 def _share(name: str, frac: object) -> float | None:
@@ -101,17 +110,33 @@ def measured_factor(run: Run, traces: tuple[StepTrace, StepTrace] | None = None)
 
     None for a run on another device or without step times. `traces` are of the run's step, by default its own.
     """
+    measured = measured_step(run, traces or traces_of_run(run))
+    return (measured.gpu, measured.ratio) if measured is not None else None
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A run's median step against its own forecast."""
+
+    gpu: str
+    recipe: str
+    ratio: float
+    """Measured over forecast time."""
+
+
+def measured_step(run: Run, traces: tuple[StepTrace, StepTrace]) -> MeasuredStep | None:
+    """The step of a run on a listed GPU, whose operators are `traces`; None on another device or without times."""
     device = run.head.config.get("device")
     gpu = profiled_gpu(run, str(device)) if is_accelerator(device) else None
     rates = dense_rates(gpu.name) if gpu is not None else None
     took = speed_summary(run).step_ms
     if gpu is None or rates is None or not took:
         return None
-    wide, narrow = traces or traces_of_run(run)
+    wide, narrow = traces
     recipe = recipe_of(run) or "fp32"
     work = wide if recipe in ("fp32", "tf32") else narrow
     expected = device_time(Work.of(work.work), rates, recipe, efficiency_of(gpu.name).range().likely).total_us / 1e3
-    return gpu.name, took / expected
+    return MeasuredStep(gpu.name, recipe, took / expected)
 
 
 def _row(
@@ -183,7 +208,7 @@ def _speeds_note(gpu: str) -> str:
 
 
 def _notes(
-    wide: StepTrace, narrow: StepTrace, factor: float | None, gpus: list[str], shares: dict[str, float]
+    wide: StepTrace, narrow: StepTrace, calibrated: str, gpus: list[str], shares: dict[str, float]
 ) -> tuple[str, ...]:
     notes = [
         f"{DISCLAIMER} A roofline over the operators of one traced step of {wide.name}, in eager mode: it does not "
@@ -196,10 +221,7 @@ def _notes(
             f"Of the GEMM FLOPs, {which}, the rest in BF16. Inputs are quantized by separate operators, as in eager "
             "PyTorch; torch.compile fuses them. Memory is that of BF16: weights stay in FP32."
         )
-    if factor is not None:
-        notes.append(f"Calibrated with a run recorded on a GPU, which took {factor:.2f} times its own forecast.")
-    else:
-        notes.append("Not calibrated with a measurement: no run on a listed GPU was given.")
+    notes.append(calibrated)
     if narrow.derived:
         notes.append(
             "The step was traced in FP32, so which operators autocast would run in 16 bits is estimated; a trace under "

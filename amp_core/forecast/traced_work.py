@@ -22,7 +22,13 @@ from amp_core.analysis import memory_moments, memory_steps
 from amp_core.analysis.performance.gemm_shapes import Shape, product, shapes_of, tensor_shapes
 from amp_core.analysis.performance.traced_ops import has_policies, traced_rows, traced_steps
 from amp_core.analysis.steps import attempts, emulated, median, recipe
-from amp_core.forecast.kernel_classes import DEPTHWISE_FLOP_PER_US, LAYER_NORM_ROW_US, kernel_class
+from amp_core.forecast.kernel_classes import (
+    DEPTHWISE_FLOP_PER_US,
+    LAYER_NORM_ROW_US,
+    SCATTERED_PER_US,
+    is_scattered,
+    kernel_class,
+)
 from amp_core.formats import autocast_dtypes, element_bytes, format_of
 from amp_core.hardware import autocast_ops
 from amp_core.schema import RunError
@@ -104,6 +110,8 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
             widens = autocast_ops.policy(op, "cuda") in autocast_ops.FP32_POLICIES
             if widens and row["autocast"] in autocast_dtypes() and narrow:
                 traffic *= 2  # CUDA casts its inputs and continues in FP32
+            if not flops and is_scattered(op, kind, shapes, dtypes):
+                sm_us = count * runs.passes * max(map(math.prod, shapes)) / SCATTERED_PER_US
         if flops and isinstance(row["in_shapes"], str):
             kind, sizes = _product(op, row["in_shapes"], flops / count)
             if kind == "depthwise":
@@ -174,7 +182,7 @@ def as_autocast(work: pd.DataFrame) -> pd.DataFrame:
     share = np.where(matrix, 0.5, np.where(kept, 1.0, 0.75))
     result["bytes"] = result["bytes"] * share
     result["narrow"] = matrix & result["kind"].ne("depthwise")
-    result["sm_us"] = result["sm_us"] * 0.5
+    result["sm_us"] = result["sm_us"] * np.where(matrix, 0.5, 1.0)
     casts = result[matrix].assign(op="_to_copy", flops=0.0, narrow=False, kind="copy", transposed=0.0, sm_us=0.0)
     casts["bytes"] = casts["bytes"] * 0.5  # the output of a 16-bit product often feeds the next without a cast
     return pd.concat([result, casts], ignore_index=True)

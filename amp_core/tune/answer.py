@@ -58,31 +58,36 @@ def save_unconfirmed(search: Search, result: ConfirmResult) -> None:
 
 def perhaps_faster(search: Search, plain: Candidate, raced: RaceResult) -> list[Candidate]:
     """Recipes that the race left open whether they are faster than FP32; fastest first."""
-    return _possibly_faster(search, plain, raced.order[raced.order.index(plain) + 1 :], raced, {plain.name})
+    return _possibly_faster(search, plain, raced.order[raced.order.index(plain) + 1 :], [raced], {plain.name})
 
 
 def undecided_rivals(
-    search: Search, plain: Candidate, chosen: Candidate, raced: RaceResult, rejected: Collection[str]
+    search: Search, plain: Candidate, chosen: Candidate, races: Sequence[RaceResult], rejected: Collection[str]
 ) -> list[Candidate]:
-    """Recipes of the race that may be faster than the `chosen` one, but for those that a confirmation `rejected`."""
-    if chosen not in raced.order:
+    """Recipes of the first race that may be faster than the `chosen` one, but for those that a confirmation `rejected`.
+    The last of the `races` that two recipes ran together tells their speeds."""
+    if chosen not in races[0].order:
         return []
-    others = [one for one in raced.order if one.name not in (*rejected, chosen.name, plain.name)]
-    return _possibly_faster(search, chosen, others, raced, {plain.name, chosen.name})
+    others = [one for one in races[0].order if one.name not in (*rejected, chosen.name, plain.name)]
+    return _possibly_faster(search, chosen, others, races, {plain.name, chosen.name})
 
 
 def _possibly_faster(
-    search: Search, than: Candidate, candidates: Sequence[Candidate], raced: RaceResult, slower: Collection[str]
+    search: Search,
+    than: Candidate,
+    candidates: Sequence[Candidate],
+    races: Sequence[RaceResult],
+    slower: Collection[str],
 ) -> list[Candidate]:
-    """Those of the candidates that may be faster than `than`, fastest first. Those that left the race as slower than
+    """Those of the candidates that may be faster than `than`, fastest first. Those that left a race as slower than
     one of `slower` are not."""
-    out = {row.name: row.out for row in search.result.tried if row.stage == "race"}
     left = tuple(f"slower than {name}:" for name in slower)
-    ratios = {
-        one: speed([(raced.runs[than.name], raced.runs[one.name])])
-        for one in candidates
-        if not out[one.name].startswith(left)
-    }
+    out = {row.name for row in search.result.tried if row.stage in ("race", "rivals") and row.out.startswith(left)}
+    ratios = {}
+    for one in candidates:
+        runs = next(of.runs for of in reversed(races) if than.name in of.runs and one.name in of.runs)
+        if one.name not in out:
+            ratios[one] = speed([(runs[than.name], runs[one.name])])
     return sorted((one for one, ratio in ratios.items() if may_be_faster(ratio)), key=lambda one: -ratios[one].value)
 
 

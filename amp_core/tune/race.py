@@ -39,7 +39,7 @@ FAR_SLOWER_BLOCKS = 3
 leaves at once: other work does not slow one recipe that much three times, and not the other."""
 MIN_RACE_BLOCKS = 5
 """Fewest pairs of blocks by whose interval a recipe leaves. Of fewer, a burst of other work may hit each."""
-INTERIM_BLOCKS = (7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 200)
+INTERIM_BLOCKS = (7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 200, 300, 450, 600)
 """Rounds after which speeds are tested. Each test may err, so there are few (Armitage, McPherson and Rowe, "Repeated
 significance tests on accumulating data", 1969), at `evidence.CONFIDENCE`."""
 RACE_STEPS = (60, 2000)
@@ -59,13 +59,22 @@ class RaceResult:
     """The runs of all recipes that started, by name."""
 
 
-def race(search: Search, stage: str, candidates: Sequence[Candidate], share: float) -> RaceResult:
-    """Train the candidates interleaved, and add a row for each. The first is the baseline.
+def race(
+    search: Search,
+    stage: str,
+    candidates: Sequence[Candidate],
+    share: float,
+    most: int | None = None,
+    *,
+    even: bool = False,
+) -> RaceResult:
+    """Train the candidates interleaved for at most `most` steps, and add a row for each. The first is the baseline;
+    `even`: it too is slower than another only where the whole interval lies beyond the margin.
 
     Raises `RunError` if the baseline fails.
     """
     names, budget = [c.name for c in candidates], search.budget
-    steps = budget.steps(names, share, *RACE_STEPS)
+    steps = budget.steps(names, share, RACE_STEPS[0], most or RACE_STEPS[1])
     search.on_progress(f"{', '.join(names)} race for up to {steps} steps")
     folders = [search.into / stage / name for name in names]
     configs = [
@@ -73,7 +82,7 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
         for c in candidates
     ]
     block = default_block(steps)
-    watcher = Race(names, folders, over=lambda: budget.left <= 0, block_steps=block)
+    watcher = Race(names, folders, over=lambda: budget.left <= 0, block_steps=block, even=even)
     members = [(n, Member(c, f)) for n, c, f in zip(names, configs, folders, strict=True)]
     codes = search.train(members, block, watcher.keep)
     runs = watcher.judge()  # judge again after the last round
@@ -91,7 +100,7 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
         search.add(measured_row(candidate, stage, names[0], [baseline], own, search.into, out=out))
     usable = [place for place in runs if not broken(watcher.out.get(place, ""))]
     left = {at for at, place in enumerate(usable) if place in watcher.out}
-    order = ranked([[runs[place]] for place in usable], left)
+    order = ranked([[runs[place]] for place in usable], left, even=even)
     return RaceResult([candidates[usable[i]] for i in order], {names[place]: run for place, run in runs.items()})
 
 
@@ -99,10 +108,16 @@ class Race:
     """Judges the runs of a race while they train. The first is the baseline: it stays as long as any other does."""
 
     def __init__(
-        self, names: Sequence[str], folders: Sequence[Path], over: Callable[[], bool], block_steps: int = 1
+        self,
+        names: Sequence[str],
+        folders: Sequence[Path],
+        over: Callable[[], bool],
+        block_steps: int = 1,
+        *,
+        even: bool = False,
     ) -> None:
         self._names, self._folders, self.over = names, folders, over
-        self._block_steps = block_steps
+        self._block_steps, self._even = block_steps, even
         self._rounds = 0
         self.out: dict[int, str] = {}
         """By index, why a recipe left."""
@@ -117,7 +132,7 @@ class Race:
         going = {i for i in runs if i not in self.out}  # one without a run failed before its first step
         if 0 in self.out or len(going) < 2:  # no baseline, or nothing to compare with it
             return set()
-        return set() if due and _order_decided([runs[i] for i in sorted(going)]) else going
+        return set() if due and _order_decided([runs[i] for i in sorted(going)], even=self._even) else going
 
     def judge(self, *, speeds: bool = True) -> dict[int, Run]:
         """Update `out`, and return the runs so far by index. `speeds`: slow recipes leave too."""
@@ -126,7 +141,7 @@ class Race:
             if place not in self.out and (why := failure_reason(run)):
                 self.out[place] = why
         going = [i for i in runs if i not in self.out]
-        order = ranked([[runs[i]] for i in going])
+        order = ranked([[runs[i]] for i in going], even=self._even)
         if order:
             lead = going[order[0]]
             for place in going:
@@ -180,11 +195,11 @@ def slower_reason(lead: Run, run: Run, name: str, *, tested: bool = True) -> str
     return f"slower than {name}: {_times(ratio.value)} its speed" if _clearly_slower(ratio) else ""
 
 
-def ranked(runs: Sequence[Sequence[Run]], slow: Collection[int] = ()) -> list[int]:
+def ranked(runs: Sequence[Sequence[Run]], slow: Collection[int] = (), *, even: bool = False) -> list[int]:
     """Indices of recipes, fastest first; among equally fast ones, the first named. Untimed recipes come last.
 
     `runs` holds the runs of each recipe in the order of seeds. Those in `slow` left the race as slower: they equal no
-    faster one, however few their blocks.
+    faster one, however few their blocks. The first is the baseline, unless `even`.
     """
     against_first = [speed(list(zip(runs[0], one, strict=False))).value if runs[0] else math.nan for one in runs]
     if runs:
@@ -194,16 +209,18 @@ def ranked(runs: Sequence[Sequence[Run]], slow: Collection[int] = ()) -> list[in
     while left:
         top = max(left, key=lambda i: against_first[i])
         alike = [
-            i for i in left if i == top or (i not in slow and not _surely_slower(runs[top], runs[i], baseline=i == 0))
+            i
+            for i in left
+            if i == top or (i not in slow and not _surely_slower(runs[top], runs[i], baseline=i == 0 and not even))
         ]
         order.append(min(alike))
         left.remove(order[-1])
     return order + [i for i in range(len(runs)) if i not in order]
 
 
-def _order_decided(runs: Sequence[Run]) -> bool:
+def _order_decided(runs: Sequence[Run], *, even: bool = False) -> bool:
     """Whether no other can be faster than the leader, so that more steps change nothing."""
-    lead = runs[ranked([[run] for run in runs])[0]]
+    lead = runs[ranked([[run] for run in runs], even=even)[0]]
     return not any(may_be_faster(speed([(lead, run)])) for run in runs if run is not lead)
 
 

@@ -26,6 +26,7 @@ SCHEMA = 1
 STAGES = {
     "race": "race of the precisions",
     "confirm": "the fastest, against FP32 over several seeds",
+    "rivals": "race of the confirmed recipe with those that may be faster",
     "options": "race of the options on the confirmed recipe",
 }
 

@@ -7,7 +7,8 @@
 2. The precisions race, interleaved in blocks of steps. A recipe that fails or is surely slower leaves (`race`).
 3. The fastest trains over several seeds beside FP32 until it is decided whether it can be shipped (`confirm`). If it
    cannot, the next fastest follows. If none can, the answer is FP32.
-4. Options race the confirmed recipe. The surely faster ones are combined and confirmed as in 3.
+4. The confirmed recipe races those that may be faster still. One that surely is takes its place if it can be shipped.
+5. Options race the confirmed recipe. The surely faster ones are combined and confirmed as in 3.
 
 Runs are shortened to fit the budget. If the budget is too small to decide, the answer is the recipe that looks best so
 far, says so, and names a sufficient budget (`answer`). A search that ends early keeps its results so far in
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.store.atomic import check_holds_runs
@@ -38,6 +40,7 @@ from amp_core.tune.answer import (
 )
 from amp_core.tune.budget import Budget
 from amp_core.tune.confirm import MIN_STEPS, Confirmation, ConfirmResult
+from amp_core.tune.evidence import speed
 from amp_core.tune.options import Candidate, combined, options, precisions
 from amp_core.tune.race import RACE_FRAC, RACE_STEPS, RaceResult, failure_reason, race
 from amp_core.tune.result import Tuned
@@ -46,6 +49,10 @@ from amp_core.tune.state import Ended, Search, Trainer
 __all__ = ["Ended", "Trainer", "tune"]
 
 PROBE_STEPS = 30
+RIVALS_FRAC = 0.6
+"""Share of the remaining budget planned for the race of the confirmed recipe with those that may be faster."""
+RIVALS_STEPS = 6000
+"""Most steps of that race: two recipes of equal speed need some 500 pairs of blocks on a busy machine."""
 OPTIONS_FRAC = 0.25
 """Share of the remaining budget planned for the race of options."""
 OPTIONS_SEEDS = 3
@@ -110,9 +117,13 @@ def _stages(search: Search) -> None:
     answer = next((one for one in results if one.ships), None)
     undecided = [one for one in results if not one.decided]
     rejected = {one.candidate.name for one in results if one.decided and not one.ships}
+    rivals: list[Candidate] = []
     if answer is not None:
-        rivals = undecided_rivals(search, plain, answer.candidate, raced, rejected)
+        rivals = undecided_rivals(search, plain, answer.candidate, [raced], rejected)
         save_confirmed(search, answer, undecided, rivals)
+        if rivals:
+            answer, rivals = _race_rivals(search, confirmation, plain, answer, rivals, raced, rejected)
+            save_confirmed(search, answer, undecided, rivals)
     elif undecided:
         save_unconfirmed(search, undecided[0])
         return
@@ -127,7 +138,7 @@ def _stages(search: Search) -> None:
         if both.row.runs:
             search.add(both.row)
         if both.ships:
-            save_confirmed(search, both, undecided, undecided_rivals(search, plain, base, raced, rejected))
+            save_confirmed(search, both, undecided, rivals)
         elif not both.decided:
             search.save(why=f"{search.result.why} {undecided_reason(both)}")
 
@@ -183,6 +194,37 @@ def _confirm_in_order(
     for row in [confirmation.reference(), *rows] if rows else []:
         search.add(row)
     return results
+
+
+def _race_rivals(
+    search: Search,
+    confirmation: Confirmation,
+    plain: Candidate,
+    answer: ConfirmResult,
+    rivals: Sequence[Candidate],
+    raced: RaceResult,
+    rejected: set[str],
+) -> tuple[ConfirmResult, list[Candidate]]:
+    """The fastest recipe that can be shipped, and those that may still be faster, after a race of the confirmed one
+    with its `rivals`. A rival that is surely faster, by more than a margin in both races, is confirmed too."""
+    budget, contest = search.budget, [answer.candidate, *rivals]
+    if budget.left < budget.takes([one.name for one in contest], RACE_STEPS[0]):
+        return answer, list(rivals)
+    again = race(search, "rivals", contest, RIVALS_FRAC, RIVALS_STEPS, even=True)
+    for faster in again.order[: again.order.index(answer.candidate)]:
+        pairs = [(of.runs[answer.candidate.name], of.runs[faster.name]) for of in (raced, again)]
+        if speed(pairs).low < 1 + SAME_SPEED_FRAC or not confirmation.has_time_for(faster):
+            break  # the races disagree, or there is no time to confirm it
+        result = confirmation.confirm(faster, (raced.runs[plain.name], raced.runs[faster.name]))
+        if result.row.runs:
+            search.add(result.row)
+        if result.ships:
+            answer = result
+        elif result.decided:
+            rejected.add(faster.name)
+            continue
+        break
+    return answer, undecided_rivals(search, plain, answer.candidate, [raced, again], rejected)
 
 
 def _options(search: Search, plain: Candidate, base: Candidate, extra: Sequence[Candidate]) -> list[Candidate]:

@@ -39,6 +39,8 @@ IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "swin-small": ("Swin", {"depths": [2, 2, 18, 2]}),
     "swin-base": ("Swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32]}),
     "mobilenetv2": ("MobileNetV2", {"tf_padding": False}),
+    "efficientnet-b0": ("EfficientNet", {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}),
+    "efficientnet-b4": ("EfficientNet", {"width_coefficient": 1.4, "depth_coefficient": 1.8, "hidden_dim": 1792}),
 }
 VGG = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 """Channels of VGG-16's convolutions; 0 for pooling."""
@@ -47,11 +49,19 @@ VGG = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512
 def build(name: str, batch: int, length: int, channels_last: bool) -> Triple:
     """The model, one batch, and the loss; `length` in tokens of a sequence or pixels of an edge."""
     with torch.device("meta"):
+        if name.endswith("-layer"):
+            return _layer(name, batch, length)
         if name.startswith("bert"):
             return _bert(name, batch, length)
         if name in GPT or name == "opt-13":
             return _language_model(name, batch, length)
-        return _images(_vgg(name) if name.startswith("vgg") else _hugging_face(name), batch, length, channels_last)
+        return _images(_image_model(name), batch, length, channels_last)
+
+
+def _image_model(name: str) -> nn.Module:
+    if name.startswith("vgg"):
+        return _vgg(name)
+    return _resnext(name) if "resnext" in name else _hugging_face(name)
 
 
 def _bert(name: str, batch: int, length: int) -> Triple:
@@ -100,6 +110,29 @@ def _language_model(name: str, batch: int, length: int) -> Triple:
     return model, [tokens], lambda model, of: _cross_entropy(model(of).logits, of)
 
 
+def _layer(name: str, batch: int, length: int) -> Triple:
+    """One layer alone, as mli/transformers-benchmarks runs it: the loss is the sum of its outputs, and its input has no
+    gradient. T5's decoder attends to its own input."""
+    bert = transformers.BertConfig(attn_implementation="eager", **BERT_LARGE)
+    gpt2 = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16, attn_implementation="eager")
+    t5 = transformers.T5Config(d_model=1024, d_ff=4096, num_heads=16, is_encoder_decoder=False, use_cache=False)
+    t5.is_decoder = name == "t5-decoder-layer"
+    models = transformers.models
+    layer = {
+        "bert-large-layer": lambda: models.bert.modeling_bert.BertLayer(bert),
+        "gpt2-medium-layer": lambda: models.gpt2.modeling_gpt2.GPT2Block(gpt2, layer_idx=0),
+        "t5-encoder-layer": lambda: models.t5.modeling_t5.T5Block(t5, layer_idx=0),
+        "t5-decoder-layer": lambda: models.t5.modeling_t5.T5Block(t5, layer_idx=0),
+    }[name]()
+    given = torch.empty(batch, length, 1024, device="meta")
+
+    def loss_fn(model: nn.Module, of: Any) -> torch.Tensor:
+        out = model(of[0], encoder_hidden_states=of[0]) if t5.is_decoder else model(of[0])
+        return (out[0] if isinstance(out, tuple) else out).sum()
+
+    return layer, [(given,)], loss_fn
+
+
 def _cross_entropy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
@@ -111,6 +144,43 @@ def _hugging_face(name: str) -> nn.Module:
     model = getattr(transformers, f"{kind}ForImageClassification")(config)
     assert isinstance(model, nn.Module)
     return model
+
+
+class _Bottleneck(nn.Module):
+    """Of ResNeXt: 1 × 1, 3 × 3 in groups, 1 × 1; with squeeze and excitation if `se`."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, se: bool, groups: int = 32) -> None:
+        super().__init__()
+        width = outputs // 2
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, groups=groups, bias=False), nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True), nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
+        )  # fmt: skip
+        short = [nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)]
+        self.short = nn.Sequential(*(short if stride > 1 or inputs != outputs else ()))
+        inner = outputs // 16
+        squeeze = [nn.Linear(outputs, inner), nn.ReLU(inplace=True), nn.Linear(inner, outputs), nn.Sigmoid()]
+        self.se = nn.Sequential(*squeeze) if se else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.body(x)
+        if self.se is not None:
+            out = out * self.se(out.mean((2, 3)))[:, :, None, None]
+        return F.relu_(out + self.short(x))
+
+
+def _resnext(name: str) -> nn.Module:
+    """`resnext101-32x4d` and `se-resnext101-32x4d` of NVIDIA/DeepLearningExamples."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+    layers.append(nn.MaxPool2d(3, 2, 1))
+    inputs = 64
+    for depth, outputs in ((3, 256), (4, 512), (23, 1024), (3, 2048)):
+        for i in range(depth):
+            stride = 2 if i == 0 and outputs > 256 else 1
+            layers.append(_Bottleneck(inputs, outputs, stride, name.startswith("se-")))
+            inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 
 
 def _vgg(name: str) -> nn.Module:

@@ -81,6 +81,39 @@ def test_a_large_depthwise_convolution_is_bound_by_its_taps_and_half_as_long_in_
     assert narrow == pytest.approx(large / 2)
 
 
+class Windows(nn.Module):
+    """Swin's windows of 7 × 7, put together and shifted back: microsoft/Swin-Transformer, `reverse_pyt_forward`."""
+
+    def forward(self, x):
+        images = x.view(-1, 8, 8, 7, 7, 96).permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, 56, 56, 96)
+        return torch.roll(images, (2, 2), (1, 2))
+
+
+@pytest.mark.parametrize(("dtype", "published_ms"), [(torch.float32, 2.632), (torch.float16, 2.260)])
+def test_copies_into_another_layout_take_as_long_as_measured_in_few_bytes_too(dtype, published_ms):
+    rates, speeds = named_part("A100")[1], efficiency_of("A100").range().likely
+    images = 12  # of 192
+    work = work_of(Windows(), torch.randn(images * 64, 7, 7, 96, dtype=dtype, requires_grad=True))
+    moved = work[work["op"].isin(["clone", "roll"])]
+    taken_ms = device_time(Work.of(moved), rates, "fp32", speeds).device_us * 192 / images / 1e3
+    assert published_ms * 0.75 < taken_ms < published_ms  # the published time has the sum of gradients too
+
+
+def test_inputs_that_are_broadcast_are_bound_by_elements_and_equal_ones_by_bytes():
+    rates, speeds = named_part("A100")[1], efficiency_of("A100").range().likely
+    x, mask = torch.randn(64, 8, 128, 128).half(), torch.randn(64, 1, 1, 128).half()
+
+    class Sum(nn.Module):
+        def forward(self, a, b):
+            return a + b
+
+    broadcast, equal = (
+        device_time(Work.of(work_of(Sum(), x, other, backward=False)), rates, "fp16", speeds).device_us
+        for other in (mask, x)
+    )
+    assert broadcast == pytest.approx(x.numel() / 1500 / 108) and equal < 0.7 * broadcast
+
+
 def test_the_weight_gradient_of_a_layer_norm_takes_its_time_per_row():
     rates, speeds = named_part("A100")[1], efficiency_of("A100").range().likely
 

@@ -1,12 +1,15 @@
 """The input of a forecast: traces of runs, traces on fake tensors, and the command."""
 
 import json
+import math
 
 import pytest
 
 from amp_core import RunError, load_run
 from amp_core.__main__ import main
-from amp_core.forecast import forecast, measured_factor, traces_of_run
+from amp_core.forecast import calibrate, forecast, measured_factor, traces_of_run
+from amp_core.forecast.calibration import Calibration, correction, overlap
+from amp_core.hardware.data_sheets import dense_rates
 from amp_core.settings.training import TrainConfig
 from amp_core.train import train
 from amp_core.train.step_on_fake_tensors import trace_workload
@@ -81,14 +84,37 @@ def recorded_on(folder, gpu):
 
 def test_a_measured_run_of_ones_own_card_calibrates_the_forecast_of_another(tmp_path, runs, capsys):
     own = recorded_on(tmp_path / "own", "NVIDIA A100-SXM4-80GB")
-    _, factor = measured_factor(load_run(own))
+    found = calibrate(load_run(own), traces_of_run(runs["bf16"]))
+    assert found is not None and found.factor != 1 and abs(math.log(found.factor)) < abs(math.log(found.ratio))
     times = []
     for more in ([], ["--calibrate", str(own)]):
         assert main(["forecast", str(runs["bf16"].path), "--gpu", "A100,L4", "--json", *more]) == 0
         document = json.loads(capsys.readouterr().out)
         times.append([row["step_ms"] for row in document["forecast"] if row["step_ms"]])
-    assert times[1] == pytest.approx([factor * ms for ms in times[0]])
-    assert f"{factor:.2f} times its own forecast" in " ".join(document["notes"])
+    assert times[1] == pytest.approx([found.factor * ms for ms in times[0]])
+    assert f"{found.ratio:.2f} times its own forecast" in " ".join(document["notes"])
+    assert f"multiplied by {found.factor:.2f}" in " ".join(document["notes"])
+
+
+def test_a_run_corrects_a_similar_step_by_half_and_another_only_where_the_card_itself_is_slower():
+    for ratio in (1.1, 0.9):
+        assert correction(ratio, 0.9, 0.2) == pytest.approx(ratio**0.5)
+        assert correction(ratio, 0.3, 0.2) == 1.0
+    slow_card = 2.5
+    assert 2 < correction(slow_card, 0.9, 0.2) < slow_card
+    assert 1.7 < correction(slow_card, 0.3, 0.2) < slow_card
+    assert correction(1 / slow_card, 0.3, 0.2) == pytest.approx(1 / correction(slow_card, 0.3, 0.2))
+
+
+def test_a_run_of_another_kind_of_model_says_that_it_cannot_calibrate(runs):
+    gpu, (_, text) = "NVIDIA A100-SXM4-80GB", traces_of_run(runs["bf16"])
+    _, images = trace_workload(TrainConfig(workload="image-resnet", size="tiny", batch_size=16))
+    shared = [overlap(text.work, other.work, gpu, dense_rates(gpu), "bf16") for other in (text, images)]
+    assert shared[0] == pytest.approx(1.0) and shared[1] < 0.5
+    found = Calibration(gpu, 1.1, shared[1], 0.2)
+    assert found.factor == 1.0 and found.note.startswith("Not calibrated") and "similar model" in found.note
+    slow_card = Calibration(gpu, 2.5, shared[1], 0.2)
+    assert slow_card.factor > 1.7 and slow_card.note.startswith("Calibrated for the card alone")
 
 
 def test_a_run_that_cannot_calibrate_is_refused_in_one_line(tmp_path, runs, capsys):

@@ -29,6 +29,8 @@ from tests.tune.workloads import config, set_times
 
 TICK_S = 0.005
 LOADS = ("quiet", "drift", "bursts", "drift and bursts")
+CROWD = "crowd"
+"""A dozen busy processes on two cores: each step is delayed by chance, by as much as it takes."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Case:
 
 CASES = {
     "equal 16 bits": Case({"fp32": 40, "bf16": 15, "fp16": 15}, {"bf16"}),
+    "slightly faster rival": Case({"fp32": 40, "bf16": 16.2, "fp16": 15}, {"fp16"}),
     "modest gain": Case({"fp32": 40, "bf16": 30, "fp16": 30}, {"bf16"}),
     "fp16 only": Case({"fp32": 40, "bf16": 60, "fp16": 15}, {"fp16"}),
     "fp16 breaks": Case({"fp32": 40, "bf16": 25, "fp16": 15}, {"bf16"}, broken={"fp16"}),
@@ -76,7 +79,8 @@ class _Machine:
 
     def __init__(self, case: Case, load: str, seed: int, budget_s: float) -> None:
         self._case, self._until = case, budget_s
-        self._random = np.random.default_rng([seed, LOADS.index(load)])
+        self._random = np.random.default_rng([seed, (*LOADS, CROWD).index(load)])
+        self._rough = 0.5 if load == CROWD else 0.08
         self._slowdown = _slowdown(self._random, load, 2 * budget_s)
         self._process = {name: float(self._random.uniform(0.99, 1.01)) for name in case.step_ms}
         self._trainings = 0
@@ -113,7 +117,7 @@ class _Machine:
 
     def _step(self, name: str) -> float:
         now = self._slowdown[int(self.now / TICK_S) % len(self._slowdown)]
-        rough = np.exp(0.08 * self._random.standard_normal()) * (4 if self._random.random() < 0.01 else 1)
+        rough = np.exp(self._rough * self._random.standard_normal()) * (4 if self._random.random() < 0.01 else 1)
         ms = float(self._case.step_ms[name] * self._process[name] * now * rough)
         self.now += ms / 1e3
         return ms

@@ -32,6 +32,7 @@ def search(tmp_path, name, speeds, **more):
     reported = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amp_core.tune.race.RACE_STEPS", (60, 60))
+        patch.setattr("amp_core.tune.search.RIVALS_STEPS", 60)
         result = tune(
             config(name, **more.pop("settings", {})),
             tmp_path / "tune",

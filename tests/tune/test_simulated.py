@@ -2,12 +2,27 @@
 
 import pytest
 
-from tests.tune.simulated import CASES, LOADS, outcome, outcomes, simulated_search
+from tests.tune.simulated import CASES, CROWD, LOADS, outcome, outcomes, simulated_search
 
 
 def test_a_search_among_bursts_of_other_work_is_right(tmp_path):
     case = CASES["modest gain"]
     assert outcome(case, simulated_search(tmp_path / "tune", case, "bursts", seed=1)) == "right"
+
+
+def test_two_recipes_of_equal_speed_are_raced_until_the_simpler_one_is_as_fast(tmp_path):
+    case = CASES["equal 16 bits"]
+    result = simulated_search(tmp_path / "tune", case, CROWD, seed=0)
+    assert outcome(case, result) == "right", result.answer
+    raced = {row.name: row for row in result.tried if row.stage == "rivals"}
+    assert list(raced) == ["bf16", "fp16"] and raced["fp16"].speed_ratio_high < 1.06
+
+
+def test_a_rival_that_is_surely_faster_takes_the_place_of_the_confirmed_recipe(tmp_path):
+    case = CASES["slightly faster rival"]
+    result = simulated_search(tmp_path / "tune", case, CROWD, seed=0)
+    assert outcome(case, result) == "right", result.answer
+    assert [row.name for row in result.tried if row.stage == "confirm"] == ["fp32", "bf16", "fp16"]
 
 
 @pytest.mark.whole

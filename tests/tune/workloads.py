@@ -5,10 +5,15 @@ not BF16. Losses come from real trainings; `Stopwatch` replaces the step times o
 device, with random noise from a seed.
 """
 
+import atexit
 import dataclasses
+import json
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +27,8 @@ from amp_core.train import train
 from amp_core.train.turns.interleave import Member
 
 HERE = Path(__file__)
+_TRAINED: dict[str, tuple[Path, int]] = {}
+"""The run and the exit code of each training so far, by its settings."""
 STEPS = "steps/00000.parquet"
 
 
@@ -109,13 +116,9 @@ class Stopwatch:
         if keep is not None:
             steps = min(steps, 1 + int(max(0.0, self.until_s - self.now) / round_s))
         for member in members:
-            try:
-                # Uses the given time of a compiled step, without compiling for a minute.
-                config = dataclasses.replace(member.config, compile=False, steps=steps)
-                train(config, member.folder, also={"comparison": about}, level=member.level)
-                codes.append(0)
-            except RuntimeError:
-                codes.append(1)
+            # Uses the given time of a compiled step, without compiling for a minute.
+            config = dataclasses.replace(member.config, compile=False, steps=steps)
+            codes.append(_train_once(config, member.level, member.folder, {"comparison": about}))
             self.trained.append(member.folder.name)
             self._set_times(member)
         reported(members[0].config.steps)
@@ -142,6 +145,27 @@ class Stopwatch:
         self.now += float(ms.sum()) / 1e3 + self.start_s
 
 
+def _train_once(config: TrainConfig, level: str, into: Path, also: dict[str, Any]) -> int:
+    """The exit code of a training, whose run is written into a folder. Each configuration trains once per process: its
+    losses are the same each time; `also` belongs to the head's settings."""
+    key = json.dumps([config.to_dict(), level], sort_keys=True, default=str)
+    if key not in _TRAINED:
+        folder = Path(tempfile.mkdtemp()) / "run"
+        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+        try:
+            train(config, folder, level=level)
+            _TRAINED[key] = folder, 0
+        except RuntimeError:
+            _TRAINED[key] = folder, 1
+    folder, code = _TRAINED[key]
+    if folder.exists():
+        shutil.copytree(folder, into)
+        head = json.loads((into / "run.json").read_text())
+        head["config"] |= also
+        (into / "run.json").write_text(json.dumps(head))
+    return code
+
+
 def set_times(folder: Path, step_ms: np.ndarray) -> None:
     """Replace the step times of a sealed run."""
     table = pq.read_table(folder / STEPS)
@@ -162,7 +186,7 @@ def _waiting(task, wait_ms: Mapping[str, float]):
 
     def waiting(m: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         name = kinds[torch.get_autocast_dtype("cpu")] if torch.is_autocast_enabled("cpu") else "fp32"
-        islands = any("forward" in vars(part) for part in m.modules())
+        islands = any("forward" in vars(part) for part in m.modules()) and not torch.compiler.is_compiling()
         time.sleep(wait_ms[f"{name}-islands" if islands else name] / 1e3)
         return loss(m, batch)
 
