@@ -142,8 +142,8 @@ class NarrowOps:
             terms = first.shape[args[1]] if first.dim() and len(args) > 1 else first.numel()
             limit = int(2 / torch.finfo(first.dtype).eps) + 1
         elif name in ("scatter_add", "index_add", "scatter_reduce"):
-            source = next((a for a in reversed(args) if isinstance(a, torch.Tensor)), first)
-            terms, limit = source.numel() // max(1, out.numel()), MIN_TERMS_PER_BIN
+            if (most := _most_terms(args)) is not None:
+                self._later("narrow sum", op, module(), out.dtype, most, MIN_TERMS_PER_BIN - 1)
         elif name == "add" and out.numel() == 1:
             terms, limit = self._chains.get(id(first), (0, first))[0] + 1, MIN_CHAIN
             self._chains[id(out)] = (terms, out)
@@ -207,6 +207,18 @@ class NarrowOps:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:
             rounded = (copy.detach().to(torch.float32) != whole.to(torch.float32)).sum()
             self._later("rounded positions", op, module(), copy.dtype, rounded, 0.0)
+
+
+def _most_terms(args: Sequence[Any]) -> torch.Tensor | None:
+    """The most values that `scatter_add`, `index_add` or `scatter_reduce` adds to one element: few sums of a graph or
+    of experts may hold most of the terms. None if the tensors are too large to be counted."""
+    into, dim, index = args[:3]
+    if not torch.is_tensor(index) or not index.numel() or max(index.numel(), into.numel()) > MAX_VALUES:
+        return None
+    whole_slices = index.dim() < into.dim()  # of index_add
+    shape, axis = (into.shape[dim : dim + 1 or None], 0) if whole_slices else (into.shape, dim)
+    terms = torch.zeros(shape, dtype=torch.int32, device=index.device)
+    return terms.scatter_add_(axis, index, torch.ones_like(index, dtype=torch.int32)).amax()
 
 
 def size_by_row(tensor: torch.Tensor) -> tuple[int, int]:
