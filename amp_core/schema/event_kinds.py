@@ -12,6 +12,7 @@ EVENT_KINDS: dict[str, str] = {
     "phase change": "something about the watching changed",
     "warning": "something could not be recorded",
     "evaluated": "held-out results",
+    "audited": "a forward audit was made in another mode than training; detail: in which",
     "ended": "the run ended",
     "calls": "the loop's calls from the end of one step to the end of the next, in order and joined by spaces, where "
     "they are other than in the step before: backward, scale, unscale_, clip, scaler.step, optimizer.step (outside of "
