@@ -61,8 +61,8 @@ EVENT_KINDS: dict[str, str] = {
     "its number",
     "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "
     "optimizer: its number",
-    "unscaled twice": "the loop's own code divided gradients by the loss scale before `scaler.step` or `unscale_`, which "
-    "do so again; count: steps; optimizer: its number",
+    "unscaled twice": "the loop's own code divided gradients by the loss scale before `scaler.step` or `unscale_` does "
+    "so again; count: steps; optimizer: its number",
     "own loss scale": "the loss was multiplied by a constant before backward, without a scaler; value: the constant",
     "anomaly mode": "backward was called in anomaly mode",
     "loss dtype": "the loss that backward started from is of dtype; detail: `computed` where it was computed in dtype "

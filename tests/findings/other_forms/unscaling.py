@@ -1,4 +1,4 @@
-"""Gradients that are unscaled twice, scatters with a hub, and fresh scalers, in forms that the zoo does not have."""
+"""Gradients that are unscaled twice, sums by index with a hub, masks and fresh scalers, in forms that the zoo lacks."""
 
 from __future__ import annotations
 
@@ -68,6 +68,47 @@ def hub_of_a_graph_in_bf16(into):
 @healthy()
 def hub_of_a_graph_in_fp32(into):
     _star(into, torch.float32)
+
+
+@fault("half-sum", each_time=True)
+def segments_summed_by_index_put(into):
+    def pooled(m, x):
+        h = m.a(x)
+        segments = torch.randint(3, (len(x),))
+        return m.b(torch.zeros(3, 16, dtype=h.dtype).index_put((segments,), h, accumulate=True) / 1000)
+
+    m = Net(pooled, a=nn.Linear(8, 16), b=nn.Linear(16, 8))
+    bf16(m, ((torch.rand(3000, 8), torch.randint(8, (3,))) for _ in range(3)), into)
+
+
+@healthy()
+def rows_replaced_by_index_put(into):
+    def shuffled(m, x):
+        h = m.a(x)
+        return m.b(torch.zeros(len(x), 16, dtype=h.dtype).index_put((torch.zeros(len(x), dtype=torch.long),), h))
+
+    m = Net(shuffled, a=nn.Linear(8, 16), b=nn.Linear(16, 8))
+    bf16(m, ((torch.rand(600, 8), torch.randint(8, (600,))) for _ in range(3)), into)
+
+
+@fault("fully-masked-row", each_time=True)
+def empty_row_of_scores_from_the_first_layer(into):
+    """The scores' layer gets the data themselves, so autograd does not save its weight."""
+
+    def chosen(m, x, mask):
+        scores = torch.where(mask, m.a(x), float("-inf"))
+        return m.b(scores.softmax(-1).float())
+
+    m = Net(chosen, a=nn.Linear(8, 8), b=nn.Linear(8, 8))
+    o, s = (adam(m), scaler())
+    with watched(m, o, into, s):
+        for i in range(8):
+            mask = torch.ones(4, 8, dtype=torch.bool)
+            mask[2] = i % 3 != 1
+            with amp():
+                value = F.cross_entropy(m(torch.randn(4, 8), mask).float(), torch.randint(8, (4,)))
+            s.scale(value).backward()
+            step(o, s)
 
 
 @fault("scaler-state-not-restored", "GradScaler")
