@@ -41,8 +41,8 @@ class Observer:
 
     awake = True
     """Whether the observer has anything to do in this step. Set by the observer, in `step_began` or once at creation.
-    One that is not awake receives only `step_began`, `scaler_found`, `optimizer_found`, `loss_nonfinite` and `close`, at
-    almost no cost."""
+    One that is not awake receives only `step_began`, `scaler_found`, `optimizer_found`, `loss_nonfinite` and `close`,
+    at almost no cost."""
     bare = False
     """Whether the recorder wants to measure the step without hooks. An observer that can work with fewer hooks does so
     then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
@@ -101,7 +101,7 @@ class Observer:
         another optimizer or is appended. The observer's list of optimizers already holds it."""
 
     def loss_nonfinite(self, step: int) -> None:
-        """The numbers of an earlier step have arrived, and its loss was not finite. On a GPU that is some steps later."""
+        """The numbers of an earlier step have arrived, and its loss was not finite; on a GPU some steps later."""
 
     def step_ended(self, step: int) -> None:
         """The step was made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""

@@ -213,7 +213,7 @@ def _not_cleared(run: Run, index: int, *, now_and_then: bool) -> Finding:
 def _unscaled_twice(run: Run, index: int) -> Finding:
     return make_finding(
         "unscale-per-microbatch",
-        f"The loop divides the gradients of {optimizer_name(run, index)} by the loss scale, and the scaler does so again",
+        f"The loop divides the gradients of {optimizer_name(run, index)} by the loss scale, and so does the scaler",
         "gradients",
         steps=(0, last_step(run) or 0),
         value=2.0,

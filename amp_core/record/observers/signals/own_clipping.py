@@ -1,4 +1,4 @@
-"""Scaled gradients that code of the loop's own changes before they are unscaled: shrinks to a limit, or unscales itself.
+"""Scaled gradients that the loop's own code changes before they are unscaled: shrinks to a limit, or unscales itself.
 
     OwnClipping(writer, optimizers, scaler, calls.scale_calls)
 
@@ -148,8 +148,8 @@ def _divided(norms: npt.NDArray[np.float64], scale: float) -> bool:
 
 
 def _limited(norms: npt.NDArray[np.float64]) -> int:
-    """How many tensors were shrunk to a limit: `norms`, finite, are by step, before and after, and tensor; the last entry is the
-    norm of all together. 0 if few of the shrunk ones show a limit."""
+    """How many tensors were shrunk to a limit: `norms`, finite, are by step, before and after, and tensor; the last
+    entry is the norm of all together. 0 if few of the shrunk ones show a limit."""
     before, after = norms[:, 0], norms[:, 1]
     with np.errstate(divide="ignore", invalid="ignore"):
         shrunk: npt.NDArray[np.bool_] = np.all((after < MAX_KEPT_RATIO * before) & (after > 0), axis=0)
