@@ -175,7 +175,7 @@ def _localise(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(difference_document(where))
     else:
-        print("\n".join([where.sentence, *first_differences(where)]))
+        print("\n".join([where.sentence, where.compared, *first_differences(where)]))
     return 0
 
 

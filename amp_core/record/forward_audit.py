@@ -13,6 +13,7 @@ from amp_core.record.audit import COLUMNS, COUNTS, Replay, compare_gradients
 from amp_core.record.model.modules import computes, tensors_in
 from amp_core.record.model.parameters import local_values, named_modules
 from amp_core.record.quantized_products import QuantizedProducts
+from amp_core.record.torch_internals.compiling import eager
 
 
 def forward_audit(
@@ -26,11 +27,12 @@ def forward_audit(
     """Rows of `audits`: the first output of each module in its first call, in the order of the calls. With `products`,
     the recipe is FP32 with those quantized.
 
-    Holds a copy of the FP32 outputs of one batch. Modules that a compiled graph runs have no row.
+    Holds a copy of the FP32 outputs of one batch. Compiled code runs in eager mode, since hooks do not reach into its
+    graphs.
     """
-    with _outputs(model) as reference:
+    with eager(), _outputs(model) as reference:
         replay.in_fp32()
-    with _outputs(model) as recipe:
+    with eager(), _outputs(model) as recipe:
         if products is None:
             replay.in_recipe(loss_scale)
         else:

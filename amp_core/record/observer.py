@@ -28,11 +28,12 @@ MOMENTS = (
     "closure_repeated",
     "scaler_found",
     "optimizer_found",
+    "loss_nonfinite",
     "step_ended",
     "close",
 )
 
-_ALWAYS = ("step_began", "scaler_found", "optimizer_found", "close")
+_ALWAYS = ("step_began", "scaler_found", "optimizer_found", "loss_nonfinite", "close")
 
 
 class Observer:
@@ -40,8 +41,8 @@ class Observer:
 
     awake = True
     """Whether the observer has anything to do in this step. Set by the observer, in `step_began` or once at creation.
-    One that is not awake receives only `step_began`, `scaler_found`, `optimizer_found` and `close`, at almost no
-    cost."""
+    One that is not awake receives only `step_began`, `scaler_found`, `optimizer_found`, `loss_nonfinite` and `close`,
+    at almost no cost."""
     bare = False
     """Whether the recorder wants to measure the step without hooks. An observer that can work with fewer hooks does so
     then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
@@ -98,6 +99,9 @@ class Observer:
     def optimizer_found(self, index: int, optimizer: Any) -> None:
         """An optimizer that was not passed to `watch` is about to step. It has this index from now on: it replaces
         another optimizer or is appended. The observer's list of optimizers already holds it."""
+
+    def loss_nonfinite(self, step: int) -> None:
+        """The numbers of an earlier step have arrived, and its loss was not finite; on a GPU some steps later."""
 
     def step_ended(self, step: int) -> None:
         """The step was made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""

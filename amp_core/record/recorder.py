@@ -26,6 +26,7 @@ from amp_core.record.quantized_products import QuantizedProducts
 from amp_core.record.stats.measure import compile_ahead
 from amp_core.record.step_phases import count_calls
 from amp_core.record.torch_internals.captures import capturing
+from amp_core.record.torch_internals.compiling import has_compiled
 from amp_core.schema import RunError
 from amp_core.store import shutdown
 from amp_core.store.writer import RunWriter
@@ -136,10 +137,15 @@ class Recorder:
         before the first forward, for an unknown precision, and where no linear layer can be quantized.
 
         `forward`: also measure how far the output of each module is from that in FP32, `run.forward_audits`; takes the
-        time of two more passes.
+        time of two more passes. Compiled code runs in eager mode for them, which an event says.
         """
-        if not self._steps.precision.known:
+        if not self._steps.precision.known and not self._steps.last:
             raise RunError("audit was called before the model's first forward; call it after training has started")
+        if not self._steps.precision.known and precision is None:
+            raise RunError(
+                "audit cannot tell the run's precision, because no forward of the model was seen; give precision="
+                f"{' or '.join(map(repr, AUTOCAST))}"
+            )
         quantized = find_recipe(precision) if is_recipe(precision) else None
         if precision is not None and precision not in AUTOCAST and quantized is None:
             choices = ", ".join([*AUTOCAST, *RECIPES])
@@ -173,6 +179,9 @@ class Recorder:
                     model = unwrapped(self._model)
                     outputs = forward_audit(replay, model, scales[0], self._steps.last, recipe, products)
                     self.writer.append("audits", outputs)
+                    if has_compiled():
+                        detail = "outputs of modules, in eager mode: hooks do not reach into compiled graphs"
+                        self.writer.event("audited", detail=detail, step=self._steps.last)
             finally:
                 self._steps.auditing = False
             self.writer.append("audits", rows)

@@ -12,6 +12,7 @@ EVENT_KINDS: dict[str, str] = {
     "phase change": "something about the watching changed",
     "warning": "something could not be recorded",
     "evaluated": "held-out results",
+    "audited": "a forward audit was made in another mode than training; detail: in which",
     "ended": "the run ended",
     "calls": "the loop's calls from the end of one step to the end of the next, in order and joined by spaces, where "
     "they are other than in the step before: backward, scale, unscale_, clip, scaler.step, optimizer.step (outside of "
@@ -60,6 +61,8 @@ EVENT_KINDS: dict[str, str] = {
     "its number",
     "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "
     "optimizer: its number",
+    "unscaled twice": "the loop's own code divided gradients by the loss scale before `scaler.step` or `unscale_` does "
+    "so again; count: steps; optimizer: its number",
     "own loss scale": "the loss was multiplied by a constant before backward, without a scaler; value: the constant",
     "anomaly mode": "backward was called in anomaly mode",
     "loss dtype": "the loss that backward started from is of dtype; detail: `computed` where it was computed in dtype "

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from amp_core import load_run
+from amp_core.findings import diagnose
 from amp_core.record import watch
 from amp_core.record.observers.signals import nonfinite_outputs
 from tests.fake_cuda import kernels
@@ -41,3 +42,30 @@ def test_the_first_module_that_overflows_is_named(
     events = load_run(tmp_path / "run").events
     found = events[events.kind == "non-finite output"].iloc[0]
     assert (found["name"], found["step"], found["dtype"], found["op"]) == ("second.0", 1, "float16", "Linear")
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_the_operator_that_makes_the_loss_non_finite_is_named_once_its_row_has_arrived(
+    late: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Split("cuda:0", "cuda:0")
+    x = torch.randn(4, 6).to("cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1.0)
+    with watch(model, optimizer, scaler=scaler, into=tmp_path / "run", every=100):
+        for step in range(late + 12):
+            with torch.autocast("cuda", dtype=torch.float16):
+                output = model(x).float()
+            loss = ((output + 2).abs() * (400 if step >= late else 1)).exp().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    run = load_run(tmp_path / "run")
+    operators = run.events[run.events.kind == "non-finite operator"]
+    assert operators["op"].tolist() == ["exp"] and operators["step"].iloc[0] > late
+    outputs = run.events[run.events.kind == "non-finite output"]
+    assert outputs[["step", "op", "name"]].values.tolist() == [[late, "loss", ""]]
+    (finding,) = [f for f in diagnose(run) if f.code == "loss-nonfinite"]
+    assert finding.steps[0] == late and "exp" in f"{finding.title} {finding.advice}"

@@ -266,6 +266,39 @@ def test_a_forward_audit_measures_each_modules_output_in_the_order_of_the_forwar
     assert all(not module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("how", ["wrapped", "in place", "by the loss"])
+def test_the_layers_of_a_compiled_model_are_audited_in_eager_mode_and_nothing_is_compiled_again(how, tmp_path):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Noisy()
+    called = torch.compile(model, backend="aot_eager") if how == "wrapped" else model
+    if how == "in place":
+        model.compile(backend="aot_eager")
+
+    def loss_of(x):
+        return called(x).square().mean()
+
+    compute = torch.compile(loss_of, backend="aot_eager") if how == "by the loss" else loss_of
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 6)
+    with watch(called, optimizer, into=tmp_path / "a") as rec:
+        for _ in range(2):
+            compute(x).backward()
+            optimizer.step()
+        if how == "by the loss":
+            with pytest.raises(RunError, match="give precision='fp16' or 'bf16'"):
+                rec.audit(lambda: compute(x))
+        rec.audit(lambda: compute(x), precision="fp16")  # compiles the pass in FP32
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        rec.audit(lambda: compute(x), precision="fp16", forward=True)
+        compute(x)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+    run = load_run(tmp_path / "a")
+    assert run.forward_audits["name"].tolist() == ["first", "norm", "drop", "last"]
+    assert run.events.loc[run.events["kind"] == "audited", "detail"].str.contains("eager mode").all()
+    torch._dynamo.reset()
+
+
 def test_training_is_the_same_bit_for_bit_with_forward_audits(tmp_path):
     states = []
     for audited in (False, True):

@@ -13,7 +13,7 @@ moved by one rounding), as a maximum up to the step, since differences grow.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,8 @@ MIN_FLOOR = 2.0**-22
 the repeat happens to agree exactly."""
 PHASES = {"weight": "optimizer", "activation": "forward", "loss": "forward", "output_grad": "backward"}
 """The phase that produces a tensor of each kind; of others: backward."""
+SINGLE = {"loss": "loss", "grad_norm": "gradient norm"}
+"""Kinds of one value per step, in words."""
 ORDER = ("weight", "activation", "loss", "output_grad", "weight_grad", "grad_norm")
 """Kinds in the order in which a step produces them; weights are those from which it starts."""
 
@@ -53,6 +55,8 @@ class FirstDifference:
     """One row per tensor and for loss and gradient norm, in the order of the first differences: kind, name, phase,
     step (the first that differs by more than noise; null: none), difference, floor there (NaN without a repeat), and
     largest_difference over all common steps."""
+    compared: str = ""
+    """What was compared, in a sentence."""
     forward_unseen: bool = False
     """Whether the runs differ first in the backward, with losses that are not equal and no activations in both: the
     difference may have begun in the forward."""
@@ -110,7 +114,8 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
     beyond = apart[apart["difference"] > limit]
     table = _by_tensor(apart, beyond if noise is not None else beyond.assign(floor=np.nan))
     if beyond.empty:
-        return FirstDifference(None, None, None, None, float(apart["difference"].max()), None, None, table)
+        none = FirstDifference(None, None, None, None, float(apart["difference"].max()), None, None, table)
+        return replace(none, compared=_compared(apart))
     row = beyond.iloc[0]
     sampled = apart.loc[~apart["kind"].isin(["loss", "grad_norm"]) & (apart["step"] < row["step"]), "step"]
     return FirstDifference(
@@ -122,8 +127,22 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
         None if floor is None else float(row["floor"]),
         int(sampled.max()) if len(sampled) else None,
         table,
+        _compared(apart),
         _forward_unseen(apart[apart["step"] == row["step"]], str(row["phase"])),
     )
+
+
+def _compared(apart: pd.DataFrame) -> str:
+    """What both runs recorded, in a sentence."""
+    steps = apart.groupby("kind")["step"].nunique()
+    names = apart.groupby("kind")["name"].nunique()
+    single = [f"{SINGLE[kind]} of {formatting.plural(int(steps[kind]), 'step')}" for kind in SINGLE if kind in steps]
+    tensors = [
+        f"{kind} of {formatting.plural(int(names[kind]), 'tensor')} at {formatting.plural(int(steps[kind]), 'step')}"
+        for kind in ORDER
+        if kind in steps and kind not in SINGLE
+    ]
+    return f"Compared: {'; '.join([*single, *tensors])}."
 
 
 def _forward_unseen(at: pd.DataFrame, phase: str) -> bool:

@@ -121,7 +121,8 @@ def _is_numbered(call: str) -> bool:
         "are accumulated, which mixes scaled and unscaled gradients. Or they are never cleared, so every step adds "
         "to all previous ones.",
         signal="The order of calls: `scale` after `unscale_`, or several `unscale_` or `update` before one step. "
-        "Also gradients that backward adds to although the optimizer has already stepped with them.",
+        "Also gradients that backward adds to although the optimizer has already stepped with them, and gradients that "
+        "the loop's own code divides by the loss scale before the scaler does.",
         threshold=f"One such step ({TORCH_EXAMPLES}: unscale, step and update once per effective batch). Gradients "
         "kept in each of the first five steps, or cleared twice after several steps each.",
         advice="Gradients added after `unscale_` are thousands of times larger than those already there, so the "
@@ -148,11 +149,14 @@ def _is_numbered(call: str) -> bool:
     )
 )
 def unscale_per_microbatch(run: Run) -> list[Finding]:
-    """`unscale-per-microbatch`: gradients of an optimizer accumulate after they were unscaled, or the scale is
-    updated between the micro-batches of one step; or they are never cleared, and accumulate in every step."""
+    """`unscale-per-microbatch`: gradients of an optimizer accumulate after they were unscaled, or are unscaled twice;
+    the scale is updated between the micro-batches of one step; or gradients are never cleared."""
     kept = signals(run, "kept gradients")
     if not kept.empty:
         return [_not_cleared(run, int(kept["optimizer"].iloc[0]), now_and_then=kept["detail"].iloc[0] != "")]
+    twice = signals(run, "unscaled twice")
+    if not twice.empty:
+        return [_unscaled_twice(run, int(twice["optimizer"].iloc[0]))]
     every = _orders_while_all_step(run)
     bad = [(first, last) for first, last, calls in every if _mixes_scaled(calls)]
     if not bad:
@@ -203,6 +207,22 @@ def _not_cleared(run: Run, index: int, *, now_and_then: bool) -> Finding:
         limit=1.0,
         unit="times cleared per step",
         advice=advice,
+    )
+
+
+def _unscaled_twice(run: Run, index: int) -> Finding:
+    return make_finding(
+        "unscale-per-microbatch",
+        f"The loop divides the gradients of {optimizer_name(run, index)} by the loss scale, and so does the scaler",
+        "gradients",
+        steps=(0, last_step(run) or 0),
+        value=2.0,
+        limit=1.0,
+        unit="times unscaled per step",
+        advice=(
+            "Gradients that are unscaled twice are thousands of times too small; with gradient accumulation, they also "
+            "mix with scaled ones. Leave the division to `scaler.unscale_` or `scaler.step`, once per step."
+        ),
     )
 
 

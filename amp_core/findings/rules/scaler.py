@@ -12,6 +12,9 @@ from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
+MAX_CHANGE_RATIO = 8.0
+"""A scaler's own growth and backoff factors are 2 and 1/2 by default; a scale further from the last one is another."""
+
 
 @rule(
     Entry(
@@ -199,8 +202,7 @@ def scaler_state_not_restored(run: Run) -> list[Finding]:
         return []
     begun = signals(run, "resumed")["step"].dropna()
     first = int(begun.iloc[-1]) if len(begun) else 0
-    scales = run.table("steps").column("loss_scale").drop_null()
-    if first and len(scales) and resumed.get("first_scale") != scales[0].as_py():
+    if first and _recorded_before(run, first, resumed.get("first_scale")):
         return []  # the scaler's state was loaded just after its scale had changed
     skips = skip_episodes(run)
     start = skips[(skips["first"] >= first) & (skips["first"] < first + CALIBRATION_STEPS)]["skips"].sum()
@@ -215,6 +217,15 @@ def scaler_state_not_restored(run: Run) -> list[Finding]:
             unit="loss scale",
         )
     ]
+
+
+def _recorded_before(run: Run, step: int, scale: object) -> bool:
+    """Whether the run had this loss scale before `step`, later than its first, or within one change of its last."""
+    frame = run.table("steps").select(["step", "loss_scale"]).to_pandas().dropna()
+    scales = frame[frame["step"] < step]["loss_scale"].to_numpy()
+    if not len(scales) or not isinstance(scale, int | float) or scale == scales[0]:
+        return False
+    return scale in scales or bool(1 / MAX_CHANGE_RATIO <= scale / scales[-1] <= MAX_CHANGE_RATIO)
 
 
 @rule(

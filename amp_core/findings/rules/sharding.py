@@ -14,7 +14,7 @@ from amp_core.store.run import Run
 MANY_SHARDS = 8
 """Processes from which an unrequested reduction in 16 bits is reported: FSDP2 reduces in `param_dtype` by
 default."""
-_NARROW_HOOK = re.compile(r"(bf16|bfloat16)|fp16|float16|half", re.IGNORECASE)
+_NARROW_HOOK = re.compile(r"(bf16|bfloat16)|(fp16|float16)|half", re.IGNORECASE)
 MIN_VANISHED_FRAC = 0.01
 """Share of second moments that are zero beside a first moment that is not."""
 _POLICY = """\
@@ -54,7 +54,8 @@ def half_reduction(run: Run) -> list[Finding]:
     if asked in SIGNIFICANT_BITS:
         dtype, where, how = str(asked), "reduce_dtype", f"reduce_dtype is {asked}"
     elif isinstance(hook, str) and (named := _NARROW_HOOK.search(hook)):
-        dtype, where, how = "bfloat16" if named[1] else "float16", hook, f"the communication hook is {hook}"
+        dtype = "bfloat16" if named[1] else "float16" if named[2] else "16 bits"
+        where, how = hook, f"the communication hook is {hook}"
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
         how = f"the DDP model's gradients are in {dtype}"

@@ -11,6 +11,10 @@ from amp_core.formats import element_bytes
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
+MAX_NOISE_RATIO = 1e-6
+"""Updates that are smaller than the largest of all parameters by more than this come from rounding: float32 rounds by
+6e-8 of a value."""
+
 
 @rule(
     Entry(
@@ -37,9 +41,9 @@ def lost_weight_updates(run: Run) -> list[Finding]:
     """`lost-weight-updates`: most of what the optimizer wants to change in a 16-bit weight is rounded away."""
     losses = update_losses(run)
     losses = losses[losses["cure"] == ""]
-    lost = losses[losses["lost_mass_frac"] >= MIN_LOST_FRAC]
     if losses.empty:
         return _unmoved_weights(run)
+    lost = losses[(losses["lost_mass_frac"] >= MIN_LOST_FRAC) & ~losses["name"].isin(_moved_by_noise(run))]
     if lost.empty:
         return []
     row = lost.iloc[int((lost["lost_mass_frac"] * lost["numel"]).to_numpy().argmax())]
@@ -56,6 +60,13 @@ def lost_weight_updates(run: Run) -> list[Finding]:
             unit="share of the updates' mass",
         )
     ]
+
+
+def _moved_by_noise(run: Run) -> set[str]:
+    """Parameters whose updates are rounding noise, such as those of a bias before a BatchNorm: their gradient is 0 but
+    for its rounding."""
+    rms = run.updates.groupby("name")["update_rms"].median()
+    return set(rms.index[rms < MAX_NOISE_RATIO * rms.max()])
 
 
 def _unmoved_weights(run: Run) -> list[Finding]:

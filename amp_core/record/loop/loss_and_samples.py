@@ -13,9 +13,10 @@
 
 The loss of a backward is what it differentiates: the sum of its roots, each times its `grad_tensors` if given, before a
 scaler multiplied it. Only a backward that passes through the model and completes counts: another model's does not, nor
-one that an exception aborted. If no output reports backward (a part of the model was called, or the model does not
-return its output), a backward counts if it changed a gradient of the model. `torch.autograd.grad` with respect to the
-model's parameters counts in a step without such a backward, and never with `create_graph`.
+one that an exception aborted. If no output reports backward (a part of the model was called, the model does not return
+its output, or the loss depends on gradients of the output alone), a backward counts if it changed a gradient of the
+model. `torch.autograd.grad` with respect to the model's parameters counts in a step without such a backward, and never
+with `create_graph`.
 
 Only forwards that a backward passes through count: not an evaluation, and not a second network's forward on the first
 one's output for its own loss. If another optimizer's step used the gradients of a loss, and they were cleared before
@@ -38,6 +39,8 @@ Call = list[int]
 Marks = list[tuple[int, int] | None]
 MAX_CHECKED = 3
 """Number of parameters whose gradients are checked for having been cleared."""
+MAX_MARKED = 16
+"""Number of parameters whose gradients are checked for having changed, where an output could have reported backward."""
 
 
 @dataclass
@@ -62,6 +65,8 @@ class _Backward:
     counts: bool = True
     by_grad: bool = False
     before: Marks | None = None
+    marked: Sequence[torch.Tensor] = ()
+    """The parameters of `before`."""
     through: list[Scaled] = field(default_factory=list)
     came: bool = False
 
@@ -138,8 +143,8 @@ class LossAndSamples:
         gradients."""
         self._drop_cleared()
         loss, unscaled = self._loss_of(roots, weights) if counts else (None, True)
-        before = self._marks() if counts and not self._hooked else None
-        self._backward = _Backward(loss, unscaled, counts, before=before)
+        marked = self._marked() if counts else []
+        self._backward = _Backward(loss, unscaled, counts, before=_marks(marked) if counts else None, marked=marked)
         self._called = self._hooked
 
     def called_grad(self, roots: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], counts: bool) -> None:
@@ -191,7 +196,7 @@ class LossAndSamples:
             loss = backward.value()
             self._by_grad += [loss] if loss is not None else []
             return False
-        if backward.before is None or backward.before == self._marks():
+        if backward.before is None or backward.before == _marks(backward.marked):
             return False
         self._add(backward)
         if self._already_taken:
@@ -274,8 +279,10 @@ class LossAndSamples:
         total = torch.stack([widened(part.to(parts[0].device)) for part in parts]).sum()
         return total, any(t is not None for t in tokens)
 
-    def _marks(self) -> Marks:
-        return _marks(self._parameters())
+    def _marked(self) -> Sequence[torch.Tensor]:
+        """The model's parameters; a few of them where hooks on outputs report nearly every backward."""
+        every = self._parameters()
+        return every[:: max(1, len(every) // MAX_MARKED)] if self._hooked else every
 
 
 def _marks(parameters: Sequence[torch.Tensor]) -> Marks:

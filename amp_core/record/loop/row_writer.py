@@ -8,8 +8,9 @@ A step is written when its numbers have arrived, on a GPU some steps later. The 
 more than `MAX_WAITING` steps are pending.
 """
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from amp_core.record.loop.attempt import Attempt
@@ -36,6 +37,8 @@ class RowWriter:
         self._waiting: deque[Attempt] = deque()
         self.calibration = Calibration()
         """Estimates the hidden cost of watching from the steps that are written."""
+        self.on_nonfinite_loss: Callable[[int], None] = lambda step: None
+        """Called with the number of each step whose loss was not finite."""
         self.mirrors: list[Mirror] = []
         """Trackers that also receive every step."""
 
@@ -68,6 +71,8 @@ class RowWriter:
             clocked = self._phases.totals(attempt.spans)
             row = step_row(attempt, self.calibration.corrected(attempt.optimizer, attempt.sort, clocked))
             self._writer.append("steps", row)
+            if (loss := row["loss"][0]) is not None and not math.isfinite(loss):
+                self.on_nonfinite_loss(attempt.step)
             for mirror in self.mirrors:
                 mirror.take(row)
             if attempt.measured:

@@ -42,7 +42,7 @@ def default_signals(
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
     yield OwnClipping(writer, optimizers, scaler, calls.scale_calls)
     if not is_compiled(model):
-        operators = LossOperators(writer, model)
+        operators = LossOperators(writer, model, device)
         yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)
         yield operators
     yield AutocastKept(writer, device)

@@ -13,6 +13,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -102,6 +103,17 @@ def mode_would_uncompile() -> bool:
         return False
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return compiler is not None and any(callable(backend) for backend in compiler.cached_backends.values())
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Within it, compiled functions and modules run as the Python they were compiled from, where hooks are called."""
+    return torch.compiler.set_stance("force_eager") if has_compiled() else nullcontext()
+
+
+def has_compiled() -> bool:
+    """Whether this process has compiled anything with dynamo."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters.get("stats"))
 
 
 def emulates_casts() -> bool | None:

@@ -7,7 +7,8 @@ torch stores hooks in the module itself: they are copied and pickled with it, `t
 `TransformerEncoderLayer` with hooks takes another code path in evaluation. So none is registered. `Module.__call__`
 looks up `_compiled_call_impl`, a class attribute that is None except in modules compiled by `module.compile()`. While
 modules of a class have listeners, a descriptor replaces it in that class: it returns None for every module without
-listeners. Calls of modules of other classes cost nothing.
+listeners. Calls of modules of other classes cost nothing. In a module that `module.compile()` compiled before, the
+attribute is its own: there it is replaced in the module, whose copies and pickles leave it out.
 
 Listeners are notified of ordinary calls only, not of calls that `torch.compile`, `torch.export`, `torch.jit.trace` or
 `torch.fx` trace. A listener that raises is dropped with a warning.
@@ -30,6 +31,8 @@ from amp_core.record.torch_internals.patches import Patches
 
 Before = Callable[[torch.nn.Module, Any, Any], None]
 After = Callable[[torch.nn.Module, Any, Any, Any], None]
+
+_ATTRIBUTE = "_compiled_call_impl"
 
 _listened: dict[int, "_Listened"] = {}
 _patched: dict[type, tuple[Patches, list[int]]] = {}
@@ -118,18 +121,21 @@ def listeners(module: torch.nn.Module) -> list[Any]:
 class _Listened:
     """Calls a module and its listeners."""
 
-    __slots__ = ("after", "before", "classes", "module")
+    __slots__ = ("after", "before", "classes", "compiled", "module")
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module  # held, so that no other module gets its id
         self.classes = _classes_of(module)
         self.before: tuple[Before, ...] = ()
         self.after: tuple[tuple[After, bool], ...] = ()
+        self.compiled: Any = None
+        """What `module.compile()` made of the module; None for others."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
+        run = self.compiled or module._call_impl
         if not _is_ordinary():
-            return module._call_impl(*args, **kwargs)
+            return run(*args, **kwargs)
         if self.before:
             begun = calling()
             with without_torch_function():
@@ -140,7 +146,7 @@ class _Listened:
                         self._fail(before, None, error)
             called(begun)
         try:
-            output = module._call_impl(*args, **kwargs)
+            output = run(*args, **kwargs)
         except BaseException:  # Ctrl-C too: a notebook continues after it
             self._raised(module, args, kwargs)
             raise
@@ -214,16 +220,23 @@ def _classes_of(module: torch.nn.Module) -> tuple[type, ...]:
 
 def _add(listened: _Listened) -> None:
     _listened[id(listened.module)] = listened
+    own = vars(listened.module)
+    if (compiled := own.get(_ATTRIBUTE)) is not None:
+        listened.compiled, own[_ATTRIBUTE] = compiled, listened
     for kind in listened.classes:
         if kind not in _patched:
             patches = Patches()
-            patches.wrap(kind, "_compiled_call_impl", lambda _: _DESCRIPTOR)
+            patches.wrap(kind, _ATTRIBUTE, lambda _: _DESCRIPTOR)
             _patched[kind] = patches, [0]
         _patched[kind][1][0] += 1
 
 
 def _discard(listened: _Listened) -> None:
     del _listened[id(listened.module)]
+    own = vars(listened.module)
+    if own.get(_ATTRIBUTE) is listened:
+        own[_ATTRIBUTE] = listened.compiled
+    listened.compiled = None
     for kind in listened.classes:
         patches, count = _patched[kind]
         count[0] -= 1

@@ -126,15 +126,17 @@ def _copied(part: Part, *, wide: bool) -> Part:
     weight = torch.nn.Parameter(_widened(part.weight) if wide else part.weight.clone())
     grad = _widened(part.grad) if wide else part.grad.to(part.weight.dtype, copy=True)
     weight.grad = grad
-    state = {key: _copy_of_state(value, part.weight, wide=wide) for key, value in part.state.items()}
+    state = {key: _copy_of_state(key, value, part.parameter, wide=wide) for key, value in part.state.items()}
     return replace(part, weight=weight, grad=grad, state=state)
 
 
-def _copy_of_state(value: Any, weight: torch.Tensor, *, wide: bool) -> Any:
+def _copy_of_state(key: str, value: Any, parameter: torch.Tensor, *, wide: bool) -> Any:
+    """Single numbers stay as they are, such as the count of steps, unless the parameter is one."""
     if not isinstance(value, torch.Tensor):
         return _own(value, "state")
     floating = value.dtype.is_floating_point or value.dtype.is_complex
-    return _widened(value) if wide and floating and value.dim() else value.clone()
+    of_elements = value.dim() or (not parameter.dim() and key != "step")
+    return _widened(value) if wide and floating and of_elements else value.clone()
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -109,6 +109,7 @@ def first_differences(runs: list[Run]) -> None:
         st.caption(words.escape(words.sentence(error)))
         return
     st.markdown(words.escape(where.sentence))
+    st.caption(words.escape(where.compared))
     shown = where.table.dropna(subset="step")
     if len(shown):
         columns = tables.known(shown, PARTED)

@@ -80,7 +80,7 @@ def test_without_a_repeat_any_difference_counts(tmp_path: Path) -> None:
     assert first_difference(plain, other, other).step is None
     same = first_difference(plain, trained(tmp_path / "same"))
     assert same.step is None and same.difference == 0
-    assert "do not differ" in same.sentence
+    assert "do not differ" in same.sentence and same.compared == where.compared != ""
 
 
 def test_a_loss_that_parts_between_sampled_steps_is_named_with_the_last_sample(tmp_path: Path) -> None:
@@ -176,7 +176,8 @@ def test_the_command_prints_the_place_and_the_tensors_after_it(
     assert main(["compare", "--localise", *(str(tmp_path / n) for n in "ab"), "--floor", str(tmp_path / "c")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("They diverge at step 3, in the backward, first in 2.linear.weight (weight_grad): ")
-    assert lines[2].startswith("first at step") and "2.linear.weight (weight_grad)" in lines[3]
+    assert lines[1].startswith("Compared: loss of ") and "weight_grad of " in lines[1]
+    assert lines[3].startswith("first at step") and "2.linear.weight (weight_grad)" in lines[4]
     assert main(["compare", "--json", "--localise", *(str(tmp_path / n) for n in "ab")]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["step"], document["name"]) == (1, 3, "2.linear.weight")

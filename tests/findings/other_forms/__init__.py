@@ -1,6 +1,6 @@
 """Faults and healthy trainings in other forms than the zoo's: other architectures, spellings and loops."""
 
-from tests.findings.other_forms import architectures, autocast, healthy, masks, operators, scaling, state
+from tests.findings.other_forms import architectures, autocast, healthy, masks, operators, scaling, state, unscaling
 from tests.findings.other_forms.form import FAULTS, HEALTHY, Form
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "operators",
     "scaling",
     "state",
+    "unscaling",
 ]

@@ -107,6 +107,15 @@ def of_inputs_too(model, scale):
     return loss.detach()
 
 
+def of_gradients_alone(model, scale):
+    """The loss is made of gradients with respect to the input: backward does not pass through the output."""
+    x = torch.randn(6, 24, requires_grad=True)
+    (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    loss = (grad.norm(dim=1) - 1).square().mean()
+    scale(loss).backward()
+    return loss.detach()
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(
     "backward",
@@ -120,6 +129,7 @@ def of_inputs_too(model, scale):
         by_grad_of_a_vector,
         penalty_as_in_the_amp_examples,
         of_inputs_too,
+        of_gradients_alone,
     ],
 )
 def test_the_recorded_loss_is_the_one_that_backward_differentiates(tmp_path, backward, scaled):

@@ -1,5 +1,8 @@
 """Listeners to calls of modules: what they are notified of, in which order, and what stays afterwards."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -112,6 +115,31 @@ def test_a_module_compiled_in_place_stays_compiled(notified):
     assert module(torch.ones(2)).tolist() == [2, 2] and len(graphs) == 1
     handle.remove()
     assert module._compiled_call_impl is not None and module(torch.ones(2)).tolist() == [2, 2] and len(graphs) == 1
+    torch._dynamo.reset()
+
+
+def test_listeners_of_a_module_that_was_compiled_in_place_are_notified_and_it_stays_compiled(notified):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    module = Add()
+    module.compile(backend=backend, fullgraph=True)
+    compiled = module._compiled_call_impl
+    handles = [after_call(module, lambda *call: notified.append(call[-1].tolist())) for _ in range(2)]
+    for _ in range(2):
+        assert module(torch.ones(2)).tolist() == [2, 2]
+    assert notified == [[2, 2]] * 4 and len(graphs) == 1
+    for other in (copy.deepcopy(module), copy.copy(module), pickle.loads(pickle.dumps(module))):
+        assert "_compiled_call_impl" not in vars(other) and listeners(other) == []
+        assert other(torch.ones(2)).tolist() == [2, 2] and len(notified) == 4
+    for handle in handles:
+        handle.remove()
+    assert module._compiled_call_impl is compiled
+    assert module(torch.ones(2)).tolist() == [2, 2] and len(graphs) == 1
     torch._dynamo.reset()
 
 

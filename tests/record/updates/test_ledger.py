@@ -12,6 +12,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from amp_core import RunError, load_run, watch
+from amp_core.findings import diagnose
 from amp_core.record.updates import ledger
 from tests.record.sharded import one_process
 from tests.record.updates.optimizers import (
@@ -207,6 +208,32 @@ def test_fp32_weights_are_compared_only_where_asked_for(tmp_path: Path) -> None:
         rows = load_run(tmp_path / str(asked)).updates
         assert len(rows) == (STEPS * 4 if asked else 0)
         assert not asked or rows["lost_mass_frac"].max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.ASGD])
+def test_a_parameter_of_one_number_is_compared(optimizer_class: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = network(dtype)
+    model[0].register_parameter("temperature", torch.nn.Parameter(torch.ones((), dtype=dtype)))
+    model[0].register_forward_hook(lambda module, args, output: output * module.temperature)
+    trained(model, optimizer_class(model.parameters(), lr=1e-2), tmp_path / "run", updates=True)
+    rows = load_run(tmp_path / "run").updates
+    assert (rows["name"] == "0.temperature").sum() == STEPS and not why_not_recorded(tmp_path / "run")
+    if dtype is torch.float32:
+        assert rows.loc[rows["name"] == "0.temperature", "lost_mass_frac"].max() < 1e-3
+
+
+def test_rounding_noise_before_a_batchnorm_is_no_lost_update(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 16))
+    with watch(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run", updates=True):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(8, 32)).square().mean().backward()
+            optimizer.step()
+    rows = load_run(tmp_path / "run").updates
+    assert rows.loc[rows["name"] == "0.bias", "lost_mass_frac"].max() > 0.5
+    assert not [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "lost-weight-updates"]
 
 
 def test_evenly_spaced_elements_stand_for_large_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Finds the operator that makes a loss non-finite although the output of every module is finite.
 
-`ForwardCheck` reports such a loss. The operators between the modules and the loss are then inspected in the next steps:
-a loss that overflows mostly does so again.
+`ForwardCheck` reports such a loss on a CPU; on other devices it is known once the row of its step was written. The
+operators between the modules and the loss are then inspected in the next steps: a loss that overflows mostly does so
+again.
 """
 
 import math
@@ -29,9 +30,11 @@ _VIEWS = ("t", "transpose", "permute", "view", "_unsafe_view", "expand", "select
 class LossOperators(StepOperators):
     """Inspects a few steps after `arm` was called."""
 
-    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device) -> None:
         super().__init__()
         self._writer = writer
+        self._on_cpu = device.type == "cpu"
+        self._reported: int | None = None  # the first step whose row had a non-finite loss
         self._model = unwrapped(model)
         self._step = 0
         self._due = 0
@@ -42,6 +45,11 @@ class LossOperators(StepOperators):
     def arm(self) -> None:
         """Inspect the next steps, until the operator is found."""
         self._due = MAX_STEPS
+
+    def loss_nonfinite(self, step: int) -> None:
+        if not self._on_cpu:
+            self._reported = step if self._reported is None else self._reported
+            self.arm()
 
     def step_began(self, step: int) -> None:
         self.stop()
@@ -69,6 +77,11 @@ class LossOperators(StepOperators):
         position = next((origin for t in tree_leaves(args[:1]) if (origin := mode.origin_of(t)) is not None), None)
         if position is not None:
             self._due = self._left = 0
+            if self._reported is not None:  # from finite inputs, so the outputs of the modules were finite
+                facts = {name: position[name] for name in ("dtype", "limit")}
+                self._writer.event(
+                    "non-finite output", step=self._reported, op="loss", phase="forward", count=0, **facts
+                )
             self._writer.event("non-finite operator", step=self._step, phase="forward", **position)
 
 

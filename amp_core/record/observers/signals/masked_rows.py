@@ -19,11 +19,12 @@ REDUCTIONS = ("_softmax", "_log_softmax", "logsumexp", "amax")
 _SOFTMAX = ("SoftmaxBackward0", "LogSoftmaxBackward0")
 _MAXIMA = ("LogsumexpBackward0", "AmaxBackward0")
 _FACTORS = {
-    "MmBackward0": ("self", "mat2"),
-    "BmmBackward0": ("self", "mat2"),
-    "AddmmBackward0": ("mat1", "mat2"),
-    "BaddbmmBackward0": ("batch1", "batch2"),
+    "MmBackward0": (("self", 0), ("mat2", 1)),
+    "BmmBackward0": (("self", 0), ("mat2", 1)),
+    "AddmmBackward0": (("mat1", 1), ("mat2", 2)),
+    "BaddbmmBackward0": (("batch1", 1), ("batch2", 2)),
 }
+"""The factors of products, as their nodes save them, and their places among the inputs."""
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Clamp", "ClampMin", "ClampMax", "MaskedFill", "Where",
                 "ToCopy", "Relu", "LeakyRelu", "Elu", "Gelu", "Silu", "Softplus", "Tanh", "Sigmoid", "Mean",
                 "Dropout", "NativeDropout", "FusedDropout")  # fmt: skip
@@ -75,7 +76,9 @@ def _is_finite(node: Any) -> bool:
             continue
         name = node.name().removeprefix("torch::autograd::")
         if name in _FACTORS:
-            a, b = (_saved(node, factor) for factor in _FACTORS[name])
+            a, b = (_saved(node, factor) for factor, _ in _FACTORS[name])
+            if b is None and a is not None:  # saved only if the gradient of the other factor is needed
+                b = _variable(node.next_functions[_FACTORS[name][1][1]][0])
             if a is None or b is None or not _product_fits(a, b):
                 return False
         elif name == "AccumulateGrad":
@@ -92,9 +95,23 @@ def _base(name: str) -> str:
     return name.partition("Backward")[0]
 
 
+def _variable(node: Any) -> torch.Tensor | None:
+    """The leaf that `node` gives a view or a cast copy of; None for other nodes."""
+    for _ in range(MAX_SCORE_NODES):
+        name = node.name().removeprefix("torch::autograd::") if node is not None else ""
+        if name == "AccumulateGrad":
+            leaf: torch.Tensor = node.variable.detach()
+            return leaf
+        if _base(name) not in ("ToCopy", *_VIEWS):
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
 def _product_fits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether no element of `a @ b` can overflow, by the norms of rows and columns."""
-    largest = a.float().norm(dim=-1).amax() * b.float().norm(dim=-2).amax()
+    """Whether no element of `a @ b` can overflow, by the norms of rows of `a`, and of `b` as a whole: it may be
+    transposed."""
+    largest = a.float().norm(dim=-1).amax() * b.float().norm(dim=(-2, -1)).amax()
     return bool(largest < torch.finfo(a.dtype).max)
 
 

@@ -141,9 +141,9 @@ class NarrowOps:
         elif name in ("cumsum", "logcumsumexp", "cumprod"):
             terms = first.shape[args[1]] if first.dim() and len(args) > 1 else first.numel()
             limit = int(2 / torch.finfo(first.dtype).eps) + 1
-        elif name in ("scatter_add", "index_add", "scatter_reduce"):
-            source = next((a for a in reversed(args) if isinstance(a, torch.Tensor)), first)
-            terms, limit = source.numel() // max(1, out.numel()), MIN_TERMS_PER_BIN
+        elif name in ("scatter_add", "index_add", "scatter_reduce", "index_put", "_index_put_impl"):
+            if (most := _most_terms(args)) is not None:
+                self._later("narrow sum", op, module(), out.dtype, most, MIN_TERMS_PER_BIN - 1)
         elif name == "add" and out.numel() == 1:
             terms, limit = self._chains.get(id(first), (0, first))[0] + 1, MIN_CHAIN
             self._chains[id(out)] = (terms, out)
@@ -207,6 +207,32 @@ class NarrowOps:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:
             rounded = (copy.detach().to(torch.float32) != whole.to(torch.float32)).sum()
             self._later("rounded positions", op, module(), copy.dtype, rounded, 0.0)
+
+
+def _most_terms(args: Sequence[Any]) -> torch.Tensor | None:
+    """The most values that `scatter_add`, `index_add`, `scatter_reduce` or an accumulating `index_put` adds to one
+    element: few sums of a graph or of experts may hold most of the terms. None if the tensors are too large to be
+    counted, or values replace others."""
+    into, dim, index = args[:3]
+    if isinstance(dim, list | tuple):
+        return _most_terms_at(into, dim, index) if len(args) > 3 and args[3] and index.numel() <= MAX_VALUES else None
+    if not torch.is_tensor(index) or not index.numel() or max(index.numel(), into.numel()) > MAX_VALUES:
+        return None
+    whole_slices = index.dim() < into.dim()  # of index_add
+    shape, axis = (into.shape[dim : dim + 1 or None], 0) if whole_slices else (into.shape, dim)
+    terms = torch.zeros(shape, dtype=torch.int32, device=index.device)
+    return terms.scatter_add_(axis, index, torch.ones_like(index, dtype=torch.int32)).amax()
+
+
+def _most_terms_at(into: torch.Tensor, places: Sequence[Any], values: torch.Tensor) -> torch.Tensor | None:
+    """The same of `index_put`, whose places are tensors."""
+    if into.numel() > MAX_VALUES or not all(
+        torch.is_tensor(p) and p.dtype in (torch.int32, torch.int64) for p in places
+    ):
+        return None
+    terms = torch.zeros(into.shape, dtype=torch.int32, device=into.device)
+    terms.index_put_(tuple(places), torch.ones_like(values, dtype=torch.int32), accumulate=True)
+    return terms.amax()
 
 
 def size_by_row(tensor: torch.Tensor) -> tuple[int, int]:

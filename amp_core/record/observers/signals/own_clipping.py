@@ -1,10 +1,11 @@
-"""Scaled gradients that code of the loop's own shrinks to a limit before they are unscaled.
+"""Scaled gradients that the loop's own code changes before they are unscaled: shrinks to a limit, or unscales itself.
 
     OwnClipping(writer, optimizers, scaler, calls.scale_calls)
 
 In the first steps, norms of gradients are taken as backward left them and as `unscale_` or `scaler.step` gets them. A
 limit makes the norms of different batches alike, be it a norm, a largest value or a share of the weight's norm.
-Division by a number of micro-batches or ranks, a mask, or the sum of several tasks does not.
+Division by a number of micro-batches or ranks, a mask, or the sum of several tasks does not. A loop that asks for the
+loss scale may multiply its limit by it; it may also divide gradients by it, which `scaler.step` then does once more.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +35,10 @@ SPREAD_RATIO = 0.25
 """A limit leaves less than this share of the spread of the norms."""
 MIN_LIMITED_FRAC = 0.7
 """Share of the shrunk tensors that have to show a limit."""
+MIN_SCALE = 2.0
+"""A loss scale below this does not tell an unscaled gradient from one that a rounding changed."""
+MAX_SCALE_ERROR = 1e-3
+"""Relative error of the factor between the norms of a gradient before and after it was divided by the loss scale."""
 
 
 class OwnClipping(Observer):
@@ -53,11 +58,14 @@ class OwnClipping(Observer):
         self._step = 0
         self._before: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}  # parameters, and norms of gradients
         self._sent: dict[int, list[HostTransfer]] = {}
+        self._asked: dict[int, list[HostTransfer]] = {}  # of steps in which the loop asked for the loss scale
+        self._scaler: Any = None
         self._listening = False
         if scaling.is_active(scaler):
             self.scaler_found(scaler)
 
     def scaler_found(self, scaler: Any) -> None:
+        self._scaler = scaler
         if not self._listening and self._step < STEPS:
             self._listening = True
             patched_functions.backward.listen_after(self._after_backward)
@@ -74,12 +82,15 @@ class OwnClipping(Observer):
             return
         parameters, before = self._before.pop(optimizer)
         grads = [g for p in parameters if (g := _gradient(p)) is not None]
-        if len(grads) < len(parameters) or self._scale_calls() > self._calls_at_begin:
-            return  # a loop that asks for the scale may multiply its limit by it
+        scale = scaling.scale(self._scaler)
+        if len(grads) < len(parameters) or scale is None:
+            return
         transfer = HostTransfer()
         transfer.put("norms", torch.stack([before, _norms(grads)]))
+        transfer.put("scale", scale.to(torch.float32))
         transfer.send()
-        self._sent.setdefault(optimizer, []).append(transfer)
+        asked = self._scale_calls() > self._calls_at_begin
+        (self._asked if asked else self._sent).setdefault(optimizer, []).append(transfer)
 
     def close(self) -> None:
         if self._listening:
@@ -89,11 +100,15 @@ class OwnClipping(Observer):
         patched_functions.backward.unlisten(self._after_backward)
         self._listening, self._before = False, {}
         for optimizer, sent in self._sent.items():
-            rows = [transfer.values("norms").reshape(2, -1) for transfer in sent if transfer.ready(wait=True)]
+            rows = [row for row, _ in _arrived(sent)]
             alike = [row for row in rows if row.shape == rows[-1].shape]
             if len(alike) >= MIN_STEPS and (limited := _limited(np.stack(alike))):
                 self._writer.event("clipped scaled", "gradients", step=0, optimizer=optimizer, count=limited)
-        self._sent = {}
+        for optimizer, sent in self._asked.items():
+            divided = [_divided(*row) for row in _arrived(sent)]
+            if sum(divided) >= MIN_STEPS and all(divided):
+                self._writer.event("unscaled twice", "gradients", step=0, optimizer=optimizer, count=sum(divided))
+        self._sent, self._asked = {}, {}
 
     def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if self.at_own_work() or in_backward() or capturing():
@@ -117,12 +132,24 @@ def _norms(grads: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([norms, norms.norm().reshape(1)])
 
 
+def _arrived(sent: list[HostTransfer]) -> list[tuple[npt.NDArray[np.float64], float]]:
+    """By step, the norms before and after, and the loss scale; of steps with finite norms."""
+    read = ((t.values("norms").reshape(2, -1), float(t.values("scale")[0])) for t in sent if t.ready(wait=True))
+    return [(norms, scale) for norms, scale in read if np.isfinite(norms).all()]
+
+
+def _divided(norms: npt.NDArray[np.float64], scale: float) -> bool:
+    """Whether each gradient became smaller by the loss scale between backward and `scaler.step`."""
+    (before, after), present = norms, norms.min(axis=0) > 0
+    if scale < MIN_SCALE or not present.any():
+        return False
+    factors: npt.NDArray[np.bool_] = np.abs(before[present] / after[present] / scale - 1) < MAX_SCALE_ERROR
+    return bool(factors.all())
+
+
 def _limited(norms: npt.NDArray[np.float64]) -> int:
-    """How many tensors were shrunk to a limit: `norms` are by step, before and after, and tensor; the last entry is the
-    norm of all together. 0 if few of the shrunk ones show a limit."""
-    norms = norms[np.isfinite(norms).all(axis=(1, 2))]
-    if len(norms) < MIN_STEPS:
-        return 0
+    """How many tensors were shrunk to a limit: `norms`, finite, are by step, before and after, and tensor; the last
+    entry is the norm of all together. 0 if few of the shrunk ones show a limit."""
     before, after = norms[:, 0], norms[:, 1]
     with np.errstate(divide="ignore", invalid="ignore"):
         shrunk: npt.NDArray[np.bool_] = np.all((after < MAX_KEPT_RATIO * before) & (after > 0), axis=0)

@@ -36,8 +36,9 @@ MAX_EVENTS = 50
 MAX_OPERATORS = 20_000
 """Operators that are inspected; of a longer first step, only these."""
 BANNED = ("binary_cross_entropy",)
-PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1, "mv": 0, "convolution": 1, "_convolution": 1}
-"""Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums."""
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1, "_convolution": 1}
+"""Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums. Not those
+with a vector, such as the power iteration of spectral norm: no Tensor Core runs them."""
 
 
 class FirstOperators(StepOperators):
