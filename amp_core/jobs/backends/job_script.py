@@ -105,7 +105,9 @@ def write(
 
 def timed(record: Record, limit_s: int, kill_after_s: int) -> str:
     """The training as a line of shell that gets SIGTERM at its time limit, for a scheduler that has no such limit."""
-    limit = f"timeout --foreground --kill-after={kill_after_s} {limit_s}"  # in the foreground: no process group of its own
+    limit = (
+        f"timeout --foreground --kill-after={kill_after_s} {limit_s}"  # in the foreground: no process group of its own
+    )
     return f"{limit} {python_of(record)} {shlex.join(record.argv[1:])}"
 
 
