@@ -29,7 +29,7 @@ _CAUSES: dict[str, tuple[str, Severity, Remedy]] = {
         "warning",
         Remedy(
             "The training needs more time than the job had, and what came after its last checkpoint is lost. Resume "
-            f"it with a higher limit ({_HOW}); on Slurm it can also queue itself again: `--requeue --checkpoint-every N`.",
+            f"it with a higher limit ({_HOW}); Slurm can also queue it again: `--requeue --checkpoint-every N`.",
             _SAVE,
         ),
     ),
