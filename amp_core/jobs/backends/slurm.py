@@ -88,6 +88,10 @@ _ARGUMENTS = (
 """Words of a refusal, and the argument that it is about; the first that was given, of several."""
 
 
+_SILENT = ("timed out", "unable to contact", "connection refused", "zero bytes were transmitted", "communication")
+"""Words of a command that did not reach the controller, or got no answer."""
+
+
 class Slurm(Scheduler):
     """A Slurm cluster."""
 
@@ -263,7 +267,8 @@ def _answered(line: Sequence[str], timeout_s: float | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise RunError(f"Slurm did not answer within {most_s:g} s ({line[0]})") from None
     except _RefusedError as error:
-        raise RunError(f"Slurm refused: {error} ({line[0]})") from None
+        silent = any(words in str(error).lower() for words in _SILENT)
+        raise RunError(f"Slurm {'did not answer' if silent else 'refused'}: {error} ({line[0]})") from None
 
 
 def _about_argument(said: str, resources: Resources) -> RunError:
