@@ -74,6 +74,19 @@ class Head:
             start_new_session=True,
         )  # fmt: skip
 
+    def wait(self) -> None:
+        """Wait until it takes jobs: it answers before its agent does ("No available agent to submit job")."""
+        from ray.job_submission import JobSubmissionClient
+
+        def takes_a_job() -> bool:
+            try:
+                JobSubmissionClient(self.address).submit_job(entrypoint="true")
+            except (RuntimeError, ConnectionError):
+                return False
+            return True
+
+        wait_for(takes_a_job)
+
     def stop(self) -> None:
         """End it and what it started. Its jobs have sessions of their own."""
         os.killpg(self._process.pid, signal.SIGTERM)
@@ -98,6 +111,7 @@ def ray(head: Head, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Ray:
     monkeypatch.setattr(scheduler, "FILES_S", 5.0)
     backend = Ray()
     monkeypatch.setitem(backends.BACKENDS, "ray", backend)
+    head.wait()
     wait_for(lambda: backend.polled.latest().error is None)
     return backend
 
@@ -181,6 +195,7 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
     head.stop()
     wait_for(lambda: ray.polled.latest().error is not None)
     head.start()
+    head.wait()
     wait_for(lambda: ray.polled.latest().error is None)
     for name in rest:
         if name not in before:
