@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from amp_core.schema.documents import versioned
 from amp_core.text import formatting
 
 
@@ -23,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     from amp_core.train.environment import environment
 
     facts = environment()
-    print(json.dumps(facts, indent=1, allow_nan=False) if arguments.json else in_words(facts))
+    print(json.dumps(versioned(facts), indent=1, allow_nan=False) if arguments.json else in_words(facts))
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from amp_core.cli.settings import number
 from amp_core.cli.untrusted import RUN_HELP
 from amp_core.schema import RunError
+from amp_core.schema.documents import versioned
 from amp_core.store.run import load_run
 from amp_core.text import formatting
 
@@ -179,4 +180,4 @@ def _document(result: "Forecast") -> str:
         for row in result.table.to_dict("records")
     ]
     record = {"measured": False, "notes": list(result.notes), "forecast": rows}
-    return json.dumps(record, indent=1, allow_nan=False)
+    return json.dumps(versioned(record), indent=1, allow_nan=False)

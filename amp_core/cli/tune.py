@@ -16,6 +16,7 @@ from amp_core.cli.placement import add_placement, placement, submit
 from amp_core.cli.settings import add_flag, add_settings, number, settings
 from amp_core.cli.tune_recipe import free_folder, interrupt, print_progress, with_device
 from amp_core.schema import RunError
+from amp_core.schema.documents import versioned
 from amp_core.settings.training import TrainConfig
 from amp_core.text import formatting
 from amp_core.tune.max_batch import (
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     finally:
         signal.signal(signal.SIGTERM, before)
-    document = json.dumps(as_json(config, result), indent=1, allow_nan=False)
+    document = json.dumps(versioned(as_json(config, result)), indent=1, allow_nan=False)
     print(document if arguments.json else result.in_words())
     if arguments.out is not None:
         _keep(Path(arguments.out), document)

@@ -16,6 +16,7 @@ from types import FrameType
 from amp_core.cli.placement import submit
 from amp_core.cli.settings import settings
 from amp_core.schema import RunError
+from amp_core.schema.documents import versioned
 from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig, unknown
 from amp_core.text import formatting
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace, resources: Resources) -> int:
         (out / "code" / f"train_{name}.py").write_text(text, encoding="utf-8")
     shown = FRAMEWORKS if code == "all" else (code,)
     if arguments.json:
-        record = tuned.to_json() | {"out": str(out), "code": {name: texts[name] for name in shown}}
+        record = versioned(tuned.to_json()) | {"out": str(out), "code": {name: texts[name] for name in shown}}
         print(json.dumps(record, indent=1, allow_nan=False))
     else:
         print("\n".join([in_words(tuned), "", *(texts[name] for name in shown)]))

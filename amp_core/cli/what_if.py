@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from amp_core.cli.untrusted import RUN_HELP, printable
 from amp_core.quantization import RECIPES, find_recipe, is_recipe
 from amp_core.schema import RunError
+from amp_core.schema.documents import versioned
 from amp_core.store.run import load_run
 from amp_core.text import formatting
 
@@ -125,7 +126,7 @@ def _document(name: str, errors: "pd.DataFrame", choices: "list[Choice]") -> str
             for row in errors.to_dict("records")
         ],
     }
-    return json.dumps(record, indent=1, allow_nan=False)
+    return json.dumps(versioned(record), indent=1, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

@@ -5,10 +5,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from amp_core.findings import Finding, diagnosis, first_sentence
+from amp_core.schema.documents import versioned
 from amp_core.store.run import Run
-
-SCHEMA = 1
-"""Version of the document. Keys may be added within a version; none is renamed or removed."""
 
 
 def diagnosis_document(run: Run, findings: Sequence[Finding], muted: Collection[str] = ()) -> dict[str, Any]:
@@ -19,16 +17,17 @@ def diagnosis_document(run: Run, findings: Sequence[Finding], muted: Collection[
     and left out). NaN and infinities are text.
     """
     shown = [f for f in findings if f.code not in muted]
-    return {
-        "schema": SCHEMA,
-        "run": run.name,
-        "status": run.status,
-        "end_reason": run.end_reason,
-        "first_sentence": first_sentence(run),
-        "diagnosis": _plain(diagnosis(run, shown).to_dict()),
-        "findings": [_plain(f.to_dict()) for f in shown],
-        "muted": sorted({f.code for f in findings} & set(muted)),
-    }
+    return versioned(
+        {
+            "run": run.name,
+            "status": run.status,
+            "end_reason": run.end_reason,
+            "first_sentence": first_sentence(run),
+            "diagnosis": _plain(diagnosis(run, shown).to_dict()),
+            "findings": [_plain(f.to_dict()) for f in shown],
+            "muted": sorted({f.code for f in findings} & set(muted)),
+        }
+    )
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ it runs no code that the owner has not written."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.,@+:-]*")
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
-_ELSEWHERE = {"ray": ("gpus", "setup")}
-"""What a backend takes; Slurm takes everything, `local` nothing."""
+TAKES = {"local": (), "ray": ("gpus", "time", "setup")}
+"""What a place takes, by its name; one that is not in it, such as Slurm, takes everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,24 @@ class Resources:
                 raise RunError(f"{name}={value!r} is not possible; give a whole number of {least} or more")
         if not isinstance(self.setup, tuple) or not all(isinstance(line, str) for line in self.setup):
             raise RunError(f"setup={self.setup!r} is not possible; give a tuple of lines")
-        if self.on == "slurm":
-            return
+        taken = takes(self.on)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "on" and field.name not in _ELSEWHERE.get(self.on, ()) and value != field.default:
+            if field.name != "on" and field.name not in taken and value != field.default:
                 raise RunError(f"{field.name}={value!r} applies to on='slurm', not to on={self.on!r}; leave it out")
+
+    @property
+    def time_s(self) -> int | None:
+        """The time limit in seconds."""
+        if self.time is None:
+            return None
+        days, _, clock = self.time.rpartition("-")
+        parts = [int(part) for part in clock.split(":")]
+        if days:  # D-HH, D-HH:MM, D-HH:MM:SS
+            hours, minutes, seconds = [*parts, 0, 0][:3]
+        else:  # MM, MM:SS, HH:MM:SS
+            hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
+        return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
 
     def to_dict(self) -> dict[str, Any]:
         """The values as JSON values."""
@@ -89,6 +101,11 @@ class Resources:
         if isinstance(known.get("setup"), list):
             known["setup"] = tuple(known["setup"])
         return cls(**known)
+
+
+def takes(on: str) -> tuple[str, ...]:
+    """The names of what can be requested in a place."""
+    return TAKES.get(on, tuple(field.name for field in dataclasses.fields(Resources) if field.name != "on"))
 
 
 def setup_of_environment() -> tuple[str, ...]:

@@ -45,7 +45,9 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {"ampscope": __version__} | {name: _version(name) for name in _PACKAGES},
+        "packages": {"ampscope": __version__}
+        | {name: _version(name) for name in _PACKAGES}
+        | ({"torch": torch.__version__} if has_torch else {}),  # names the build: 2.13.0+cu130; its package says 2.13.0
         "cuda": torch.version.cuda if has_torch else None,
         "cudnn": _cudnn_version() if has_torch else None,
         "driver": driver["version"],
@@ -76,12 +78,9 @@ def _version(package: str) -> str | None:
 
 
 def _cudnn_version() -> int | None:
-    import torch
+    from amp_core.record.backends.cuda import cudnn_version
 
-    if not torch.backends.cudnn.is_available():
-        return None
-    version: int = torch.backends.cudnn.version()
-    return version
+    return cudnn_version()
 
 
 def _flags() -> dict[str, Any]:

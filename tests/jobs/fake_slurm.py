@@ -25,13 +25,20 @@ class FakeSlurm:
             record = job_file.Record(("x",), "slurm:gpu", created_ns, CPU.to_dict(), backend="slurm")
             job_file.write(self.runs / name, dataclasses.replace(record, token=token, backend_id=str(i + 1)))
             lines.append(f"{i + 1}|PENDING|{jobs - i}|gpu||Priority|{name}.{token}\n")
-        (folder / "answer").write_text("".join(lines))
+        self._answer = folder / "answer"
+        self._answer.write_text("".join(lines))
         commands = folder / "bin"
         commands.mkdir()
         for name, line in (("squeue", f"echo x >> '{self._asked}'; exec cat '{folder}/answer'"), ("sbatch", "exit 1")):
             (commands / name).write_text(f"#!/bin/sh\n{line}\n")
             (commands / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+
+    def list_others(self, jobs: int) -> None:
+        """Put this many jobs of other people before ours in squeue's answer."""
+        ours = self._answer.read_text()
+        others = "".join(f"{10**6 + i}|PENDING|{10**6 - i}|gpu||Priority|someone-{i}\n" for i in range(jobs))
+        self._answer.write_text(others + ours)
 
     def times_asked(self) -> int:
         """How often squeue was run."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,48 @@ def test_a_restarted_job_ends_the_attempt_whose_node_failed_and_resumes(tmp_path
     assert printed == "['--resume']\n"
     head = load_run(tmp_path).head
     assert (head.status, head.end_reason) == ("stopped", "its job was queued again")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("import time; time.sleep(600)", 124),
+        ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)", -9),
+    ],
+)
+def test_a_time_limit_of_the_script_ends_the_training_and_shows_in_the_log(
+    tmp_path: Path, command: str, code: int
+) -> None:
+    record = job_file.Record((sys.executable, "-S", "-E", "-c", command), "ray", 1)
+    script = job_script.write(tmp_path, record, job_id="7", command=job_script.timed(record, 1, 1))
+    subprocess.run(["bash", str(script)], stderr=subprocess.DEVNULL)
+    attempt = job_script.last_attempt(tmp_path)
+    assert attempt is not None and attempt.returncode == code
+    assert attempt.reached(1) and not attempt.reached(None) and not attempt.reached(600)
+
+
+@pytest.mark.parametrize("code", [0, 1, 124, 130])
+def test_a_training_that_ended_before_its_limit_did_not_reach_it(tmp_path: Path, code: int) -> None:
+    record = job_file.Record((sys.executable, "-c", f"raise SystemExit({code})"), "ray", 1)
+    script = job_script.write(tmp_path, record, job_id="7", command=job_script.timed(record, 600, 1))
+    subprocess.run(["bash", str(script)])
+    attempt = job_script.last_attempt(tmp_path)
+    assert attempt is not None and attempt.returncode == code and not attempt.reached(600)
+
+
+def test_a_stop_reaches_a_training_with_a_time_limit(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); print(flush=True); "
+        "time.sleep(600)"
+    )
+    record = job_file.Record((sys.executable, "-S", "-E", "-c", code), "ray", 1)
+    script = job_script.write(tmp_path, record, job_id="7", command=job_script.timed(record, 600, 30))
+    with subprocess.Popen(["bash", str(script)], stdout=subprocess.PIPE, start_new_session=True) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        os.killpg(job.pid, signal.SIGTERM)
+    attempt = job_script.last_attempt(tmp_path)
+    assert attempt is not None and attempt.returncode == 3
 
 
 def test_half_a_line_of_the_log_is_passed_over(tmp_path: Path) -> None:

@@ -62,3 +62,20 @@ def test_squeue_is_asked_once_however_many_ask(tmp_path: Path, monkeypatch: pyte
     for thread in threads:
         thread.join()
     assert len(backend.polled.latest().jobs) == 3 and fake.times_asked() == 1
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", "did not answer: slurm_load_jobs error"),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "did not answer: slurm_load"),
+        ("slurm_load_jobs error: Access/permission denied", "refused: slurm_load_jobs error: Access"),
+    ],
+)
+def test_a_controller_that_does_not_answer_has_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, said: str
+) -> None:
+    FakeSlurm(tmp_path, monkeypatch, jobs=0)
+    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\necho '{printed}' >&2; exit 1\n")
+    with pytest.raises(RunError, match=f"^Slurm {said}"):
+        Slurm().ask()

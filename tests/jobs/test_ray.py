@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from amp_core import RunError, load_run
-from amp_core.jobs import backends, find, job_file, listing, start
+from amp_core import RunError, diagnose, load_run
+from amp_core.jobs import backends, find, job_file, listing, start, submit_in
 from amp_core.jobs.backends import polled, scheduler
+from amp_core.jobs.backends import ray as ray_backend
+from amp_core.jobs.backends.job_script import last_attempt
 from amp_core.jobs.backends.ray import Ray
 from amp_core.settings.resources import Resources
 from tests.jobs.job_states import CPU, submit_in_a_process, wait_for_end, wait_for_state
@@ -24,6 +26,7 @@ from tests.waiting import wait_for
 
 Tiny = Callable[[float], list[str]]
 ON = Resources(on="ray")
+SHORT = Resources(on="ray", time="0:05")
 
 
 def installed() -> bool:
@@ -71,6 +74,19 @@ class Head:
             start_new_session=True,
         )  # fmt: skip
 
+    def wait(self) -> None:
+        """Wait until it takes jobs: it answers before its agent does ("No available agent to submit job")."""
+        from ray.job_submission import JobSubmissionClient
+
+        def takes_a_job() -> bool:
+            try:
+                JobSubmissionClient(self.address).submit_job(entrypoint="true")
+            except (RuntimeError, ConnectionError):
+                return False
+            return True
+
+        wait_for(takes_a_job)
+
     def stop(self) -> None:
         """End it and what it started. Its jobs have sessions of their own."""
         os.killpg(self._process.pid, signal.SIGTERM)
@@ -95,6 +111,7 @@ def ray(head: Head, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Ray:
     monkeypatch.setattr(scheduler, "FILES_S", 5.0)
     backend = Ray()
     monkeypatch.setitem(backends.BACKENDS, "ray", backend)
+    head.wait()
     wait_for(lambda: backend.polled.latest().error is None)
     return backend
 
@@ -120,6 +137,24 @@ def test_a_job_runs_stops_and_fails_as_elsewhere(ray: Ray, runs: Path, tiny: Tin
 
 
 @needs_ray
+def test_a_time_limit_ends_the_job_and_is_named(ray: Ray, runs: Path, tiny: Tiny) -> None:
+    job = start(CPU, runs, "limited", command=tiny(600), resources=dataclasses.replace(ON, time="0:02"))
+    wait_for_end(job.folder)
+    head = load_run(job.folder).head
+    assert (head.status, head.job["cause"]) == ("stopped", "time limit")
+    assert head.end_reason is not None and "stopped by SIGTERM" in head.end_reason
+    assert "at its time limit of 0:02" in head.end_reason
+    assert [f.severity for f in diagnose(load_run(job.folder)) if f.code == "killed-by-scheduler"] == ["warning"]
+
+
+@needs_ray
+def test_a_folder_whose_name_is_not_a_word_is_followed(ray: Ray, runs: Path, tiny: Tiny) -> None:
+    folder = runs / "two words"
+    submit_in(folder, CPU, CPU.to_dict(), tiny(0), resources=ON)
+    assert wait_for_end(folder).returncode == 0 and find(folder).state == "finished"
+
+
+@needs_ray
 def test_what_only_slurm_has_is_refused(ray: Ray, runs: Path, tiny: Tiny) -> None:
     with pytest.raises(RunError, match="partition='gpu' applies to on='slurm'"):
         dataclasses.replace(ON, partition="gpu")
@@ -130,11 +165,15 @@ def test_what_only_slurm_has_is_refused(ray: Ray, runs: Path, tiny: Tiny) -> Non
 def test_no_job_is_lost_doubled_or_left_without_an_end(
     head: Head, ray: Ray, runs: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four of twenty are cancelled, four train while the head is restarted, and the app is killed while it submits."""
+    """Four of twenty are cancelled, three reach their time limit, four train while the head is restarted, and the app
+    is killed while it submits."""
+    monkeypatch.setattr(ray_backend, "STOP_WAIT_S", 2)
     names = [f"job-{i:02d}" for i in range(20)]
-    cancelled, training, rest = names[:4], names[4:8], names[8:]
+    cancelled, limited, training, rest = names[:4], names[4:7], names[7:11], names[11:]
     for name in (*cancelled, *training):
         start(CPU, runs, name, command=tiny(600), resources=ON)
+    for name in limited:  # the first ignores SIGTERM, so that it is killed and writes no end
+        start(CPU, runs, name, command=tiny(-600 if name == limited[0] else 600), resources=SHORT)
     app = submit_in_a_process(runs, tiny(2), rest, "ray")
     assert app.stdout is not None
     for _ in range(len(rest) // 2):
@@ -149,10 +188,14 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
     for name in cancelled:
         wait_for_end(runs / name)
     before = [name for name in rest if (runs / name / job_file.JOB_FILE).exists()]
-    wait_for(lambda: any(find(runs / name).state == "finished" for name in before))
+    submitted = [name for name in before if was_confirmed(runs / name)]
+    for name in limited:
+        wait_for_end(runs / name)
+    wait_for(lambda: all((a := last_attempt(runs / n)) is not None and a.returncode == 0 for n in submitted))
     head.stop()
     wait_for(lambda: ray.polled.latest().error is not None)
     head.start()
+    head.wait()
     wait_for(lambda: ray.polled.latest().error is None)
     for name in rest:
         if name not in before:
@@ -167,10 +210,19 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
     assert all(log.read_text().count("start ") == 1 for log in logs if log.exists())
     assert sorted(states) == names
     assert {states[name] for name in cancelled} == {"stopped"}
-    assert {states[name] for name in rest if name not in before} == {"finished"}
-    assert {states[name] for name in before} <= {"finished", "failed", "stopped"}
-    assert {states[name] for name in training} <= {"failed", "stopped"}
-    assert {n for n in names if load_run(runs / n).head.status == "running"} == set()
-    assert all(jobs[name].reason for name in names if states[name] == "failed")
-    submitted = sorted(job_id.rpartition(".")[0] for job_id in ray.ask() if job_id.startswith("job-"))
-    assert submitted == [name for name in rest if name not in before]
+    assert {states[name] for name in limited} == {"stopped"}
+    interrupted = [name for name in before if name not in submitted]  # the app was killed while it submitted this one
+    assert len(interrupted) <= 1 and all(states[name] in ("finished", "failed") for name in interrupted)
+    assert {states[name] for name in rest if name not in interrupted} == {"finished"}
+    assert {states[name] for name in training} == {"failed"}  # a head without a store of its own forgets its jobs
+    heads = {name: load_run(runs / name).head for name in names}
+    assert {name for name, head in heads.items() if head.status == "running"} == set()
+    assert {name for name, head in heads.items() if head.job.get("cause") == "time limit"} == set(limited)
+    assert all("no longer lists the job" in str(jobs[name].reason) for name in training)
+    listed = sorted(job_id.rpartition(".")[0] for job_id in ray.ask() if job_id.startswith("job-"))
+    assert listed == [name for name in rest if name not in before]
+
+
+def was_confirmed(folder: Path) -> bool:
+    """Whether the job's submission was confirmed before the app that submitted it was killed."""
+    return job_file.read(folder).backend_id is not None

@@ -12,9 +12,7 @@ import pandas as pd
 from amp_core.analysis.comparison.compare import Comparison
 from amp_core.analysis.comparison.divergence import FirstDifference
 from amp_core.analysis.comparison.trace_change import TraceChange
-
-SCHEMA = 1
-"""Version of the documents. Keys may be added within a version; none is renamed or removed."""
+from amp_core.schema.documents import versioned
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
@@ -24,29 +22,30 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     differences (rows of its tables, NaN as null and infinities as text), notes.
     """
     runs = rows(comparison.table)
-    return {
-        "schema": SCHEMA,
-        "baseline": runs[0]["run"],
-        "answers": dict(comparison.answers),
-        "parity": dict(comparison.parity),
-        "recipes": rows(comparison.recipes),
-        "runs": runs,
-        "differences": rows(comparison.differences),
-        "notes": list(comparison.notes),
-    }
+    return versioned(
+        {
+            "baseline": runs[0]["run"],
+            "answers": dict(comparison.answers),
+            "parity": dict(comparison.parity),
+            "recipes": rows(comparison.recipes),
+            "runs": runs,
+            "differences": rows(comparison.differences),
+            "notes": list(comparison.notes),
+        }
+    )
 
 
 def difference_document(where: FirstDifference) -> dict[str, Any]:
     """Where two runs part: schema, sentence, the fields of `FirstDifference`, and its table as `tensors`."""
     fields = {name: plain(value) for name, value in vars(where).items() if name != "table"}
-    return {"schema": SCHEMA, "sentence": where.sentence, **fields, "tensors": rows(where.table)}
+    return versioned({"sentence": where.sentence, **fields, "tensors": rows(where.table)})
 
 
 def trace_document(change: TraceChange, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """How two traces differ: schema, sentences, the fields of `TraceChange`, and `tables` by their names."""
     fields = {name: plain(value) for name, value in vars(change).items() if name not in ("parts", "notes")}
     parts = {"parts": rows(change.parts)} | {name: rows(table) for name, table in tables.items()}
-    return {"schema": SCHEMA, "sentences": list(change.sentences), **fields, **parts, "notes": list(change.notes)}
+    return versioned({"sentences": list(change.sentences), **fields, **parts, "notes": list(change.notes)})
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

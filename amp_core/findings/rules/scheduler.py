@@ -4,6 +4,7 @@ from amp_core.analysis.steps import whole_number
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import last_step
+from amp_core.settings.resources import PLACES
 from amp_core.store.run import Run
 
 _SAVE = """\
@@ -21,14 +22,14 @@ for step, batch in enumerate(loader):
 _FEWER = """\
 loader = DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)  # each worker is a process
 state = torch.load("checkpoint.pt", map_location="cpu", mmap=True)  # not a second copy in memory"""
-_HOW = "`ampscope train --resume --on slurm --time 8:00:00`"
+_HOW = "`ampscope train --resume --on {on} --time 8:00:00`"
 _CAUSES: dict[str, tuple[str, Severity, Remedy]] = {
     "time limit": (
         "at its time limit",
         "warning",
         Remedy(
             "The training needs more time than the job had, and what came after its last checkpoint is lost. Resume "
-            f"it with a higher limit ({_HOW}), or let it queue itself again: `--requeue --checkpoint-every N`.",
+            f"it with a higher limit ({_HOW}); Slurm can also queue it again: `--requeue --checkpoint-every N`.",
             _SAVE,
         ),
     ),
@@ -69,7 +70,8 @@ _CAUSES: dict[str, tuple[str, Severity, Remedy]] = {
         family=TRAINING_LOOP,
         order=12,
         what="A scheduler ended the job before the training had ended.",
-        signal="The state in which Slurm reports the job: TIMEOUT, OUT_OF_MEMORY, PREEMPTED, NODE_FAIL.",
+        signal="The state in which Slurm reports the job: TIMEOUT, OUT_OF_MEMORY, PREEMPTED, NODE_FAIL. With Ray, the "
+        "message of a failed job, and its exit at its time limit.",
         threshold="One of them. An error if memory ran out or the node failed, as it may happen again.",
         advice="Everything after the last checkpoint is lost, and conclusions about the final loss do not hold. Save "
         "checkpoints, resume with more time or memory, or let the job queue itself again with `--requeue`.",
@@ -84,18 +86,20 @@ def killed_by_scheduler(run: Run) -> list[Finding]:
     if run.is_live or run.status == "finished" or not isinstance(cause, str) or cause not in _CAUSES:
         return []
     how, severity, remedy = _CAUSES[cause]
+    place = job.get("backend")
+    advice = remedy.advice.format(on=place if place in PLACES else "slurm")  # anybody may have written the run
     last = last_step(run)
     node = f" on {str(job['node'])[:60]}" if job.get("node") else ""
     return [
         make_finding(
             "killed-by-scheduler",
-            f"The scheduler ended the job {how} ({str(job.get('state') or cause)[:40]})",
+            f"The job was ended {how} ({str(job.get('state') or cause)[:40]})",
             f"{str(job.get('backend'))[:20]} job {str(job.get('id'))[:40]}{node}",
             severity=severity,
             steps=(last, last) if last is not None else None,
             value=float(last + 1) if last is not None else 0.0,
             limit=float(planned) if (planned := whole_number(run.head.config.get("steps"))) is not None else None,
             unit="steps",
-            remedy=remedy,
+            remedy=Remedy(advice, remedy.snippet),
         )
     ]

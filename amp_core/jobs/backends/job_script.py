@@ -10,7 +10,7 @@ disk.
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amp_core.hardware.child_environment import python_path
@@ -19,6 +19,8 @@ from amp_core.jobs.job_file import LOG_FILE, SCRIPT_FILE, Record
 from amp_core.settings.resources import Resources
 
 MAX_LOG_BYTES = 64 * 1024
+_TIMED_OUT = (124, -9)
+"""Exit codes of `timeout`: the command ended by SIGTERM, or by SIGKILL."""
 
 _TOP = """\
 #!/bin/bash
@@ -67,6 +69,15 @@ class Attempt:
     node: str
     returncode: int | None = None
     """Exit code, or minus the signal; None while it has not ended."""
+    started_s: int = 0
+    """When it started, seconds since 1970 by the clock of its node."""
+    ended_s: int | None = None
+
+    def reached(self, limit_s: int | None) -> bool:
+        """Whether `timeout` ended it at this limit."""
+        if not limit_s or self.ended_s is None or self.returncode not in _TIMED_OUT:
+            return False
+        return self.ended_s - self.started_s >= limit_s
 
 
 def write(
@@ -92,6 +103,14 @@ def write(
     return script
 
 
+def timed(record: Record, limit_s: int, kill_after_s: int) -> str:
+    """The training as a line of shell that gets SIGTERM at its time limit, for a scheduler that has no such limit."""
+    limit = (
+        f"timeout --foreground --kill-after={kill_after_s} {limit_s}"  # in the foreground: no process group of its own
+    )
+    return f"{limit} {python_of(record)} {shlex.join(record.argv[1:])}"
+
+
 def python_of(record: Record) -> str:
     """The interpreter as a shell word. With set-up lines it is the one that they put on the path."""
     return "python" if record.resources.get("setup") else shlex.quote(record.argv[0])
@@ -110,12 +129,15 @@ def last_attempt(folder: Path) -> Attempt | None:
         fields = rest.split(" ")
         if len(fields) != 4 or not fields[1].isdecimal():  # half a line of a full disk
             continue
-        job_id, restarts, value, _ = fields
+        job_id, restarts, value, at_s = fields
+        if not at_s.isdecimal():
+            continue
         if what == "start":
-            attempt = Attempt(job_id, int(restarts), value)
+            attempt = Attempt(job_id, int(restarts), value, started_s=int(at_s))
         elif what == "end" and attempt is not None and value.isdecimal():
             code = int(value)  # a shell reports the signal N as 128 + N; 130 is what ampscope returns after a stop
-            attempt = Attempt(job_id, int(restarts), attempt.node, code if code <= 128 or code == 130 else 128 - code)
+            code = code if code <= 128 or code == 130 else 128 - code
+            attempt = replace(attempt, id=job_id, restarts=int(restarts), returncode=code, ended_s=int(at_s))
     return attempt
 
 

@@ -1,9 +1,11 @@
 """Jobs in a Ray cluster, through Ray's job submission API (extra `ray`).
 
 The cluster is the one that `RAY_ADDRESS` names, else the one of this machine, as for `ray job submit`. A comparison is
-one job, as with Slurm. A job requests one CPU and its GPUs, so that Ray queues what does not fit.
+one job, as with Slurm. A job requests one CPU and its GPUs, so that Ray queues what does not fit. Ray has no time limit
+for jobs, so the job's own script keeps it.
 """
 
+import re
 import shlex
 import threading
 from collections.abc import Callable, Mapping
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 from amp_core.jobs import job_file
 from amp_core.jobs.backends import job_script
 from amp_core.jobs.backends.base import Devices
+from amp_core.jobs.backends.job_script import last_attempt
 from amp_core.jobs.backends.polled import SchedulerJob
 from amp_core.jobs.backends.scheduler import Scheduler, UnconfirmedError
 from amp_core.jobs.job_file import Record
@@ -25,7 +28,7 @@ _T = TypeVar("_T")
 ANSWER_TIMEOUT_S = 20.0
 """The client is asked in a thread, since its requests have no time limit. Its first import takes seconds."""
 STOP_WAIT_S = 30
-"""How long Ray waits between SIGTERM and SIGKILL; its own 3 s are too short for a step and its end."""
+"""How long a training has between SIGTERM and SIGKILL; Ray's own 3 s are too short for a step and its end."""
 MAX_NAME = 40
 MAX_REASON = 160
 WAITING = "waiting for free CPUs or GPUs"
@@ -64,8 +67,10 @@ class Ray(Scheduler):
         return {job.submission_id: _job(job) for job in listed if job.submission_id}
 
     def send(self, folder: Path, record: Record, resources: Resources) -> str:
-        job_id = f"{folder.name[:MAX_NAME]}.{record.token}"
-        script = job_script.write(folder, record, job_id=shlex.quote(job_id))
+        word = re.sub(r"[^\w.-]", "-", folder.name)[:MAX_NAME]  # job.log separates its words by spaces
+        job_id = f"{word}.{record.token}"
+        timed = job_script.timed(record, resources.time_s, STOP_WAIT_S) if resources.time_s else None
+        script = job_script.write(folder, record, job_id=shlex.quote(job_id), command=timed)
         console = shlex.quote(str(folder / job_file.CONSOLE_FILE))
         try:
             _within(
@@ -90,12 +95,25 @@ class Ray(Scheduler):
         except TimeoutError:
             raise RunError(f"Ray did not answer within {ANSWER_TIMEOUT_S:g} s; try again") from None
 
-    def cause(self, folder: Path, job: SchedulerJob) -> str | None:  # noqa: ARG002
+    def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:
+        """A job that reached its time limit; Ray forgets its jobs when its head is restarted."""
+        if not _reached_limit(folder, record):
+            return None
+        return SchedulerJob(str(record.backend_id), str(record.backend_id), "FAILED", "ended", ran=True)
+
+    def cause(self, folder: Path, job: SchedulerJob) -> str | None:
+        if _reached_limit(folder, job_file.read(folder)):
+            return "time limit"
         if job.state == "STOPPED":
             return "cancelled"
         if job.state == "FAILED":
             return next((cause for part, cause in _CAUSES if part in job.reason.lower()), None)
         return None
+
+
+def _reached_limit(folder: Path, record: Record) -> bool:
+    attempt = last_attempt(folder)
+    return attempt is not None and attempt.reached(Resources.from_dict(record.resources).time_s)
 
 
 def _job(details: Any) -> SchedulerJob:

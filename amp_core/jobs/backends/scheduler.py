@@ -34,7 +34,7 @@ SHOWN = ("partition", "gpus", "nodes", "time", "account")
 """What `run.json` holds of the resources: not the set-up lines, which may contain anything."""
 
 CAUSES = {
-    "time limit": ("stopped", "{name} ended the job at its time limit{limit}"),
+    "time limit": ("stopped", "the job was ended in {name} at its time limit{limit}"),
     "memory": ("failed", "{name} ended the job because it exceeded its memory limit"),
     "preemption": ("stopped", "{name} ended the job for one of higher priority"),
     "node failure": ("failed", "{name} ended the job because its node failed"),

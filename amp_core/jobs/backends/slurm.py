@@ -88,6 +88,10 @@ _ARGUMENTS = (
 """Words of a refusal, and the argument that it is about; the first that was given, of several."""
 
 
+_SILENT = ("timed out", "unable to contact", "connection refused", "zero bytes were transmitted", "communication")
+"""Words of a command that did not reach the controller, or got no answer."""
+
+
 class Slurm(Scheduler):
     """A Slurm cluster."""
 
@@ -144,7 +148,7 @@ class Slurm(Scheduler):
         if several:
             line += [f"--nodes={resources.nodes}", "--ntasks-per-node=1"]
         if resources.requeue:
-            line.append(f"--signal=B:USR1@{warn_before_s(resources.time)}")
+            line.append(f"--signal=B:USR1@{warn_before_s(resources.time_s)}")
         try:
             answer = _run([*line, job_file.SCRIPT_FILE], SUBMIT_TIMEOUT_S, cwd=folder)
         except subprocess.TimeoutExpired:
@@ -231,17 +235,9 @@ def several_nodes(record: Record, resources: Resources) -> str:
     )
 
 
-def warn_before_s(limit: str | None) -> int:
+def warn_before_s(limit_s: int | None) -> int:
     """Seconds before the time limit at which a job with `requeue` is signalled."""
-    if limit is None:
-        return WARN_BEFORE_LIMIT_S
-    days, _, clock = limit.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    if days:  # D-HH, D-HH:MM, D-HH:MM:SS
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    else:  # MM, MM:SS, HH:MM:SS
-        hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
-    return min(WARN_BEFORE_LIMIT_S, max(1, (int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds) // 4))
+    return WARN_BEFORE_LIMIT_S if limit_s is None else min(WARN_BEFORE_LIMIT_S, max(1, limit_s // 4))
 
 
 class _RefusedError(RunError):
@@ -271,7 +267,8 @@ def _answered(line: Sequence[str], timeout_s: float | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise RunError(f"Slurm did not answer within {most_s:g} s ({line[0]})") from None
     except _RefusedError as error:
-        raise RunError(f"Slurm refused: {error} ({line[0]})") from None
+        silent = any(words in str(error).lower() for words in _SILENT)
+        raise RunError(f"Slurm {'did not answer' if silent else 'refused'}: {error} ({line[0]})") from None
 
 
 def _about_argument(message: str, resources: Resources) -> RunError:

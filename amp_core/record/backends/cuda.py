@@ -86,8 +86,7 @@ class Cuda(Backend):
 
     @staticmethod
     def versions() -> dict[str, Any]:
-        cudnn = torch.backends.cudnn
-        values = {"cuda": torch.version.cuda, "cudnn": cudnn.version() if cudnn.is_available() else None}
+        values = {"cuda": torch.version.cuda, "cudnn": cudnn_version()}
         return values | ({"hip": torch.version.hip} if torch.version.hip is not None else {})
 
     @staticmethod
@@ -279,6 +278,16 @@ def addresses(device: torch.device) -> tuple[list[str], str | None]:
     if None in parts:  # not every version of torch provides them
         return uuids, None
     return uuids, "{:08x}:{:02x}:{:02x}.0".format(*parts)
+
+
+def cudnn_version() -> int | None:
+    """The version of cuDNN; None without one, or if torch refuses it: cuDNN 9.11 and later do not run on a GPU before
+    Turing, nor one of another release than torch was built with."""
+    try:
+        version: int | None = torch.backends.cudnn.version()
+    except RuntimeError:
+        return None
+    return version
 
 
 def _described(properties: Any) -> dict[str, Any]:

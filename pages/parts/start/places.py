@@ -11,13 +11,13 @@ import streamlit as st
 
 from amp_core import RunError
 from amp_core.jobs.backends import BACKENDS, Devices
-from amp_core.settings.resources import SETUP_VARIABLE, Resources, setup_of_environment
+from amp_core.settings.resources import SETUP_VARIABLE, Resources, setup_of_environment, takes
 from pages.parts import words
 
 FIELDS = ("on", "partition", "gpus", "nodes", "time", "account", "requeue")
 """Fields, named as those of `Resources`."""
 SLURM_ONLY = "For Slurm only."
-TIME_HELP = "Minutes, H:MM:SS or D-HH:MM:SS. Empty: the partition's own."
+TIME_HELP = "Minutes, H:MM:SS or D-HH:MM:SS. Empty: that of the partition; with Ray, none."
 REQUEUE_HELP = (
     "After preemption, a node failure or near its time limit, the job is queued again and resumes from its checkpoint. "
     "The training then saves one in every 5 % of its steps."
@@ -72,6 +72,7 @@ def _fields(prefix: str, offered: list[str], keep: Mapping[str, Any]) -> None:
         on = st.selectbox("Runs on", offered, format_func=lambda name: BACKENDS[name].label, width=170, **key("on"))
         if in_form or on != "local":
             st.number_input("GPUs per node", 0, value=None, placeholder="default", width=130, **key("gpus"))
+            st.text_input("Time limit", placeholder="default", width=130, help=TIME_HELP, **key("time"))
         if on == "slurm" or (in_form and "slurm" in offered):
             _slurm_fields(key)
     if not in_form and on == "local":
@@ -95,7 +96,6 @@ def _slurm_fields(key: Callable[[str], dict[str, Any]]) -> None:
         **key("partition"),
     )
     st.number_input("Nodes", 1, value=1, width=110, help=SLURM_ONLY, **key("nodes"))
-    st.text_input("Time limit", placeholder="default", width=130, help=TIME_HELP, **key("time"))
     st.text_input("Account", placeholder="default", width=150, help=SLURM_ONLY, **key("account"))
     st.toggle("Requeue", help=REQUEUE_HELP, **key("requeue"))
     if why:
@@ -107,9 +107,8 @@ def resources(state: Mapping[str, Any]) -> Resources:
     on = state.get("on") or "local"
     if on == "local":
         return Resources()
-    given = {name: state[name] for name in FIELDS[1:] if state.get(name) not in (None, "", False)}
-    if on != "slurm":
-        given = {name: value for name, value in given.items() if name == "gpus"}
+    taken = takes(on)
+    given = {name: state[name] for name in FIELDS[1:] if name in taken and state.get(name) not in (None, "", False)}
     return Resources(on=on, setup=setup_of_environment(), **given)
 
 

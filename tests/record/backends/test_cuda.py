@@ -27,6 +27,25 @@ def machine(monkeypatch):
     return make
 
 
+def test_a_cudnn_that_torch_refuses_is_null(machine, monkeypatch):
+    """As on a V100 with cuDNN 9.11 or later: the rest of the environment is described all the same."""
+
+    def refuses():
+        raise RuntimeError("cuDNN version 92000 is not compatible with devices with SM < 7.5.")
+
+    machine("Tesla V100-SXM2-16GB", 7, 0)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", refuses)
+    for environment in (recorded.environment(), described.environment()):
+        assert environment["cudnn"] is None and environment["gpus"][0]["name"] == "Tesla V100-SXM2-16GB"
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cu130", "2.13.0+cpu"])
+def test_env_and_a_runs_head_name_the_same_build_of_torch(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    assert described.environment()["packages"]["torch"] == recorded.environment()["torch"] == version
+
+
 def test_an_amd_gpu_has_no_compute_capability_in_a_runs_head_and_in_env(machine):
     machine("Instinct MI300X", 9, 4, hip="6.2.41133")
     (gpu,) = recorded.environment()["gpus"]
