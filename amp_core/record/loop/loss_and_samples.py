@@ -40,7 +40,7 @@ Marks = list[tuple[int, int] | None]
 MAX_CHECKED = 3
 """Number of parameters whose gradients are checked for having been cleared."""
 MAX_MARKED = 16
-"""Number of parameters whose gradients are checked for having changed, where an output could have reported backward."""
+"""About how many parameters' gradients are checked for having changed, where an output could have reported backward."""
 
 
 @dataclass
@@ -79,10 +79,14 @@ class _Backward:
 
 
 class LossAndSamples:
-    """Loss and samples of the current step. `parameters` returns those of the model."""
+    """Loss and samples of the current step. `parameters` returns those of the model; `optimizers` are those that step
+    them, a list that may grow."""
 
-    def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]]) -> None:
+    def __init__(
+        self, parameters: Callable[[], Sequence[torch.Tensor]], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
         self._parameters = parameters
+        self._optimizers = optimizers
         self._losses: list[torch.Tensor] = []
         self._by_grad: list[torch.Tensor] = []
         self._scaled: list[Scaled] = []
@@ -280,9 +284,13 @@ class LossAndSamples:
         return total, any(t is not None for t in tokens)
 
     def _marked(self) -> Sequence[torch.Tensor]:
-        """The model's parameters; a few of them where hooks on outputs report nearly every backward."""
-        every = self._parameters()
-        return every[:: max(1, len(every) // MAX_MARKED)] if self._hooked else every
+        """The model's parameters; where hooks on outputs report nearly every backward, a few of those that are stepped,
+        since to walk the model takes longer than all else that a backward costs."""
+        if not self._hooked:
+            return self._parameters()
+        groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        some = [p for params in groups for p in params[:: max(1, len(params) // MAX_MARKED)]]
+        return some[:: max(1, len(some) // MAX_MARKED)]
 
 
 def _marks(parameters: Sequence[torch.Tensor]) -> Marks:
