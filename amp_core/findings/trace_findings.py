@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu
+from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_SAVED_FRAC, Saving, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
-from amp_core.analysis.performance.to_win import MAX_UNKNOWN_FRAC, MIN_WIN_FRAC, Chance, Chances, to_win
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.hardware.gpus import is_amd
@@ -17,44 +17,44 @@ from amp_core.store.run import Run
 from amp_core.text.formatting import percent
 
 
-def chance_finding(run: Run, code: str, inference_advice: str = "", inference_snippet: str = "") -> list[Finding]:
+def saving_finding(run: Run, code: str, inference_advice: str = "", inference_snippet: str = "") -> list[Finding]:
     """The finding `code` if a trace has that saving. The last two arguments are for traces without training."""
-    chances = to_win(run)
-    chance = next((c for c in chances.found if c.code == code), None) if chances else None
-    if chances is None or chance is None:
+    savings = possible_savings(run)
+    saving = next((c for c in savings.ranked if c.code == code), None) if savings else None
+    if savings is None or saving is None:
         return []
     remedy = None
-    if inference_advice and not chances.trains:
+    if inference_advice and not savings.trains:
         remedy = Remedy(inference_advice, inference_snippet)
-    won = chance.win_us > 0
+    won = saving.saved_us > 0
     finding = make_finding(
         code,
-        f"{chance.what}; could save {chance.how_much()}" if won else chance.what,
-        chance.where,
-        value=chance.share if won else None,
-        limit=MIN_WIN_FRAC if won else None,
-        unit=f"share of the {chances.unit} saved" if won else "",
+        f"{saving.what}; could save {saving.how_much()}" if won else saving.what,
+        saving.where,
+        value=saving.share if won else None,
+        limit=MIN_SAVED_FRAC if won else None,
+        unit=f"share of the {savings.unit} saved" if won else "",
         remedy=remedy,
     )
-    if chance.here:
-        finding = replace(finding, advice=f"{finding.advice} Here: {chance.here}.")
-    return [replace(finding, win_ms=chance.win_us / 1e3 if won else None)]
+    if saving.here:
+        finding = replace(finding, advice=f"{finding.advice} Here: {saving.here}.")
+    return [replace(finding, win_ms=saving.saved_us / 1e3 if won else None)]
 
 
 def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, the longest operator. Empty for other
     runs."""
-    chances = to_win(run)
-    if chances is None:
+    savings = possible_savings(run)
+    if savings is None:
         if "launches_without_kernels" in run.head.config:
             return "No device activity was recorded, so the device's performance cannot be analysed."
         return _of_cpu(run)
-    largest = chances.found[0] if chances.found else None
-    if largest is not None and largest.code in GUIDE and largest.win_us > 0:
-        idle = chances.unit != "step" and not chances.trains and _busy_frac(chances) < MOSTLY_IDLE_FRAC
+    largest = savings.ranked[0] if savings.ranked else None
+    if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
+        idle = savings.unit != "step" and not savings.trains and _busy_frac(savings) < MOSTLY_IDLE_FRAC
         hint = _IDLE_HINT if idle else ""
-        return f"Largest possible saving: {_in_sentence(largest)} ({largest.how_much(chances.unit)}).{hint}"
-    return _nothing(chances)
+        return f"Largest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
+    return _nothing(savings)
 
 
 MOSTLY_IDLE_FRAC = 0.1
@@ -65,42 +65,42 @@ _IDLE_HINT = (
 )
 
 
-def _busy_frac(chances: Chances) -> float:
-    cost = chances.cost
+def _busy_frac(savings: Savings) -> float:
+    cost = savings.cost
     return float(1 - (np.nan_to_num(cost.us("gaps")) + np.nan_to_num(cost.us("data"))) / cost.step_us)
 
 
-def _in_sentence(chance: Chance) -> str:
-    text = chance.what
+def _in_sentence(saving: Saving) -> str:
+    text = saving.what
     return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # GEMM/conv keeps its capitals
 
 
-def _nothing(chances: Chances) -> str:
-    cost = chances.cost
-    if chances.unknown_frac > MAX_UNKNOWN_FRAC:
+def _nothing(savings: Savings) -> str:
+    cost = savings.cost
+    if savings.unknown_frac > MAX_UNKNOWN_FRAC:
         return (
-            f"The device is busy for {percent(_busy_frac(chances))} of the {chances.unit}. "
-            f"{percent(chances.unknown_frac)} of its kernel time cannot be classified by kernel name, so the share of "
+            f"The device is busy for {percent(_busy_frac(savings))} of the {savings.unit}. "
+            f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, so the share of "
             "GEMM/conv and the savings from 16 bits are unknown."
         )
     matrix = cost.us(*MATRIX_PARTS)
     on_tensor_cores = matrix > 0 and np.nan_to_num(cost.us("tensor")) >= 0.95 * matrix
-    at = f" at {percent(chances.peak_frac)} of the peak rate" if chances.peak_frac is not None else _rate(chances)
+    at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings)
     where = f", on {'matrix' if is_amd(cost.device_name) else 'tensor'} cores{at}" if on_tensor_cores else ""
-    rest = f" {chances.found[0].what}." if chances.found else ""
+    rest = f" {savings.ranked[0].what}." if savings.ranked else ""
     return (
-        f"No change would save {percent(MIN_WIN_FRAC)} or more of the {chances.unit}: GEMM/conv takes "
+        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: GEMM/conv takes "
         f"{percent(matrix / cost.step_us)} of it{where}.{rest}"
     )
 
 
-def _rate(chances: Chances) -> str:
+def _rate(savings: Savings) -> str:
     """The achieved rate where no share of a peak is known, and why none is."""
-    if chances.flops_per_s is None:
+    if savings.flops_per_s is None:
         return "; its operations cannot be counted from the trace, so its efficiency is unknown"
-    unnamed = chances.cost.device_name in ("", "GPU", "AMD GPU")
+    unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
     why = "is not named in the trace" if unnamed else "has no data sheet here"
-    return f" at {chances.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so its efficiency is unknown"
+    return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so its efficiency is unknown"
 
 
 def _of_cpu(run: Run) -> str:

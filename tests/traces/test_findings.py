@@ -4,7 +4,7 @@ import pytest
 
 from amp_core import diagnose, load_run
 from amp_core.analysis import step_cost
-from amp_core.analysis.performance.to_win import to_win
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces import made
@@ -260,9 +260,9 @@ def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(t
 def test_the_step_of_a_finding_is_that_of_the_step_cost(tmp_path):
     """Three steps of 1,000 µs whose first kernels come 400 µs late, 300 of which are data loading."""
     run = load_run(import_traces([write(tmp_path / "t.json", host_bound(steps=3))], tmp_path / "run"))
-    chances = to_win(run)
-    assert {c.step_us for c in chances.found} == {step_cost(run).step_us} == {2500 / 3}
-    by_code = {c.code: (c.win_us, c.lead_us) for c in chances.found}
+    savings = possible_savings(run)
+    assert {c.step_us for c in savings.ranked} == {step_cost(run).step_us} == {2500 / 3}
+    by_code = {c.code: (c.saved_us, c.lead_us) for c in savings.ranked}
     assert by_code["waiting-for-data"] == (pytest.approx((600 + 300) / 3), pytest.approx(100))
     assert "24 % of the step and 0.100 ms before its first kernel" in diagnose(run)[0].title
 

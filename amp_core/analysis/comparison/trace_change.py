@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS, PARTS, StepCost, step_cost
-from amp_core.analysis.performance.to_win import MAX_UNKNOWN_FRAC
 from amp_core.analysis.run_labels import unique_labels
 from amp_core.schema import RunError
 from amp_core.store.run import Run

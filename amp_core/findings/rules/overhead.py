@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
-from amp_core.analysis.performance.to_win import unfused_optimizer_rows
+from amp_core.analysis.performance.savings import unfused_optimizer_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
-from amp_core.findings.trace_findings import chance_finding
+from amp_core.findings.trace_findings import saving_finding
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
 
@@ -49,10 +49,10 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar
 def launch_bound(run: Run) -> list[Finding]:
     """`launch-bound`: the GPU is idle for most of the time, loading of data excluded, and its kernels are short."""
     if is_trace(run):
-        found, rows = chance_finding(run, "launch-bound"), kernel_rows(run)
+        findings, rows = saving_finding(run, "launch-bound"), kernel_rows(run)
         if not unfused_optimizer_rows(rows).empty and not rows["op"].str.contains("_fused_", regex=False).any():
-            return found
-        return [replace(f, advice=_NO_OPTIMIZER.advice, snippet=_NO_OPTIMIZER.snippet) for f in found]
+            return findings
+        return [replace(f, advice=_NO_OPTIMIZER.advice, snippet=_NO_OPTIMIZER.snippet) for f in findings]
     rows = kernel_rows(run, everything=True)
     rows = rows[rows["phase"] != "watch"]
     count = float(rows["count"].sum())
@@ -191,7 +191,7 @@ _OTHER_SYNC = Remedy(
 
 
 def _syncs_of_trace(run: Run) -> list[Finding]:
-    remedied = [(f, _SYNC_REMEDIES.get(f.where, _OTHER_SYNC)) for f in chance_finding(run, "host-syncs")]
+    remedied = [(f, _SYNC_REMEDIES.get(f.where, _OTHER_SYNC)) for f in saving_finding(run, "host-syncs")]
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.to_win import CALLS, to_win
+from amp_core.analysis.performance.savings import CALLS, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
-from amp_core.findings.trace_findings import chance_finding
+from amp_core.findings.trace_findings import saving_finding
 from amp_core.store.run import Run
 
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
@@ -50,7 +50,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
     device = str(run.head.config.get("device") or "cuda")
     seen = f"{launches:,} launches" if launches else "operators of a GPU"
     entry_snippet = _HOW.format(activity=_ACTIVITIES.get(device, "CUDA"))
-    found = make_finding(
+    finding = make_finding(
         "device-not-recorded",
         f"The device ({device}) was not recorded: the trace contains {seen} but no kernel",
         device,
@@ -58,7 +58,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
         limit=0.0,
         unit="launches without kernels",
     )
-    return [replace(found, snippet=entry_snippet)]
+    return [replace(finding, snippet=entry_snippet)]
 
 
 _THRESHOLD = "Possible savings of at least 5 % of the step."
@@ -82,7 +82,7 @@ _THRESHOLD = "Possible savings of at least 5 % of the step."
 )
 def waiting_for_data(run: Run) -> list[Finding]:
     """`waiting-for-data`: idle time of the GPU while data is loaded."""
-    return chance_finding(run, "waiting-for-data")
+    return saving_finding(run, "waiting-for-data")
 
 
 @rule(
@@ -104,12 +104,12 @@ def waiting_for_data(run: Run) -> list[Finding]:
 )
 def host_bound(run: Run) -> list[Finding]:
     """`host-bound`: idle time of the GPU that the host causes."""
-    found = chance_finding(run, "host-bound")
-    remedy = next((r for kind, r in _CALLS.items() if found and CALLS[kind] in found[0].title), None)
+    findings = saving_finding(run, "host-bound")
+    remedy = next((r for kind, r in _CALLS.items() if findings and CALLS[kind] in findings[0].title), None)
     if remedy is None:
-        return found
+        return findings
     snippet = remedy.snippet if str(run.head.config.get("device")).startswith("cuda") else _WARM_UP
-    return [replace(f, advice=remedy.advice, snippet=snippet) for f in found]
+    return [replace(f, advice=remedy.advice, snippet=snippet) for f in findings]
 
 
 _WARM_UP = "for _ in range(5):\n    train_step(batch)   # before the profiler starts"
@@ -165,7 +165,7 @@ _CALLS = {
 )
 def kernel_wait(run: Run) -> list[Finding]:
     """`kernel-wait`: idle time of the GPU with work launched."""
-    return chance_finding(run, "kernel-wait")
+    return saving_finding(run, "kernel-wait")
 
 
 @rule(
@@ -185,7 +185,7 @@ def kernel_wait(run: Run) -> list[Finding]:
 )
 def exposed_communication(run: Run) -> list[Finding]:
     """`exposed-communication`: communication with nothing beside it."""
-    found = chance_finding(
+    findings = saving_finding(
         run,
         "exposed-communication",
         "Overlap communication with computation, or shard the model differently: fewer, larger collectives, and "
@@ -193,13 +193,13 @@ def exposed_communication(run: Run) -> list[Finding]:
         "torch.distributed.all_reduce(x, async_op=True)   # compute before work.wait()",
     )
     entry = GUIDE["exposed-communication"].advice
-    if not found or not found[0].advice.startswith(entry):  # the advice for inference stays
-        return found
+    if not findings or not findings[0].advice.startswith(entry):  # the advice for inference stays
+        return findings
     alone_us = collective_rows(run).groupby("name")["alone_us"].sum()
     remedy = _COLLECTIVES.get(str(alone_us.idxmax())) if alone_us.sum() > 0 else None
     if remedy is None:
-        return found
-    return [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in found]
+        return findings
+    return [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
 
 
 _EXCHANGE = Remedy(
@@ -233,9 +233,9 @@ _COLLECTIVES = {**dict.fromkeys(("all_to_all", "send_recv", "send", "recv"), _EX
 )
 def copies(run: Run) -> list[Finding]:
     """`copies`: time of copies and fills."""
-    found = chance_finding(run, "copies")
-    remedy = next((r for word, r in _COPIES.items() if found and word in found[0].where), None)
-    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in found] if remedy else found
+    findings = saving_finding(run, "copies")
+    remedy = next((r for word, r in _COPIES.items() if findings and word in findings[0].where), None)
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
 _COPIES = {
@@ -281,7 +281,7 @@ _COPIES = {
 )
 def fp32_products(run: Run) -> list[Finding]:
     """`fp32-products`: products and convolutions that 16 bits would speed up."""
-    found = chance_finding(
+    findings = saving_finding(
         run,
         "fp32-products",
         "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
@@ -289,7 +289,7 @@ def fp32_products(run: Run) -> list[Finding]:
     )
     gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
     if gpu.capability is None or gpu.takes("bf16"):
-        return found
+        return findings
     training = Remedy(
         "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a GradScaler. "
         "BF16 would be emulated, and there is no TF32.",
@@ -300,8 +300,8 @@ def fp32_products(run: Run) -> list[Finding]:
         "no TF32.",
         "model = model.to(torch.float16)\nwith torch.inference_mode():\n    y = model(x.to(torch.float16))",
     )
-    remedies = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in found]
-    return [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(found, remedies, strict=True)]
+    remedies = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
+    return [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, remedies, strict=True)]
 
 
 @rule(
@@ -321,14 +321,14 @@ def fp32_products(run: Run) -> list[Finding]:
 )
 def slow_products(run: Run) -> list[Finding]:
     """`slow-products`: products on tensor cores far below their rate."""
-    found = chance_finding(run, "slow-products")
-    if not found or "Here: " in found[0].advice:  # sizes to pad to
-        return found
-    chances = to_win(run)
-    ideal_us = max((c.ideal_us for c in chances.found), default=0.0) if chances else 0.0
+    findings = saving_finding(run, "slow-products")
+    if not findings or "Here: " in findings[0].advice:  # sizes to pad to
+        return findings
+    savings = possible_savings(run)
+    ideal_us = max((c.ideal_us for c in savings.ranked), default=0.0) if savings else 0.0
     kinds, other = (_LARGE, _LARGE_PRODUCTS) if ideal_us >= MIN_LARGE_US else (_ALIGNED, _SMALL)
-    remedy = next((r for word, r in kinds.items() if word in found[0].where), other)
-    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in found]
+    remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
 
 
 MIN_LARGE_US = 100.0
@@ -399,7 +399,7 @@ _ALIGNED = {
 )
 def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
-    return chance_finding(run, "memory-bound-kernels")
+    return saving_finding(run, "memory-bound-kernels")
 
 
 @rule(
@@ -418,7 +418,7 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
 )
 def unfused_optimizer(run: Run) -> list[Finding]:
     """`unfused-optimizer`: an optimizer in many kernels."""
-    return chance_finding(run, "unfused-optimizer")
+    return saving_finding(run, "unfused-optimizer")
 
 
 @rule(
@@ -438,4 +438,4 @@ def unfused_optimizer(run: Run) -> list[Finding]:
 )
 def unknown_kernels(run: Run) -> list[Finding]:
     """`unknown-kernels`: too many to judge."""
-    return chance_finding(run, "unknown-kernels")
+    return saving_finding(run, "unknown-kernels")

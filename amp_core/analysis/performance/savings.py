@@ -1,6 +1,6 @@
 """Upper bounds on the time that each change could save per step of a trace, the largest first.
 
-    >>> for chance in to_win(run): print(chance.code, chance.win_us / chance.step_us, chance.what)
+    >>> for saving in possible_savings(run).ranked: print(saving.code, saving.saved_us / saving.step_us, saving.what)
     exposed-communication 0.64 The GPU only communicates for 64 % of the step
 
 Each bound stands alone; they do not add up. Idle time and communication can be hidden completely. Products in
@@ -27,7 +27,7 @@ from amp_core.hardware.data_sheets import Rates, dense_rates
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count, number, percent
 
-MIN_WIN_FRAC = 0.05
+MIN_SAVED_FRAC = 0.05
 """Smaller savings are not reported."""
 MAX_UNKNOWN_FRAC = 0.2
 """With more unclassified kernel time the shares of GEMM/conv are uncertain."""
@@ -44,12 +44,12 @@ UNKNOWN_RATIO = 2.0
 
 
 @dataclass(frozen=True)
-class Chance:
+class Saving:
     """One possible saving."""
 
     code: str
     """Code of the finding."""
-    win_us: float
+    saved_us: float
     """Upper bound in microseconds per step (or window)."""
     step_us: float
     what: str
@@ -59,27 +59,29 @@ class Chance:
     ideal_us: float = 0.0
     """Of slow products: what one call of the slowest operator would take at a good share of the peak rate."""
     lead_us: float = 0.0
-    """Part of `win_us` before the first kernel, with which the step begins where the device marks it; beside it."""
+    """Part of `saved_us` before the first kernel, with which the step begins where the device marks it; beside it."""
 
     @property
     def share(self) -> float:
         """The saving as a share of the step; with `lead_us`, of the step and that time."""
-        return self.win_us / (self.step_us + self.lead_us)
+        return self.saved_us / (self.step_us + self.lead_us)
 
     def how_much(self, unit: str = "") -> str:
         """`up to 21.3 of 33.1 ms`, of one `unit` if that is given. What comes before the step is told apart."""
         per, step = f" per {unit}" if unit else "", number(self.step_us / 1e3, "ms")
         if not self.lead_us:
-            return f"up to {number(self.win_us / 1e3)} of {step}{per}"
-        inside, before = number((self.win_us - self.lead_us) / 1e3), number(self.lead_us / 1e3, "ms")
-        return f"up to {number(self.win_us / 1e3, 'ms')}{per}: {inside} of {step}, and {before} before the first kernel"
+            return f"up to {number(self.saved_us / 1e3)} of {step}{per}"
+        inside, before = number((self.saved_us - self.lead_us) / 1e3), number(self.lead_us / 1e3, "ms")
+        return (
+            f"up to {number(self.saved_us / 1e3, 'ms')}{per}: {inside} of {step}, and {before} before the first kernel"
+        )
 
 
 @dataclass(frozen=True)
-class Chances:
+class Savings:
     """All possible savings in a trace."""
 
-    found: tuple[Chance, ...]
+    ranked: tuple[Saving, ...]
     """The largest first."""
     unit: str
     """`step` or `profiled window`."""
@@ -94,14 +96,14 @@ class Chances:
     """Achieved rate of the same; None if the shapes of half of them were not recorded."""
 
 
-def to_win(run: Run) -> Chances | None:
+def possible_savings(run: Run) -> Savings | None:
     """Possible savings in an imported trace; None for other runs, for a CPU and without a profiled window."""
     if not is_trace(run):
         return None
-    return run.cached(["kernels", "windows", "collectives", "steps"], _to_win)
+    return run.cached(["kernels", "windows", "collectives", "steps"], _possible_savings)
 
 
-def _to_win(run: Run) -> Chances | None:
+def _possible_savings(run: Run) -> Savings | None:
     cost, rows = step_cost(run), kernel_rows(run)
     if cost.source != "profile" or cost.on_cpu or on_cpu(rows) or rows.empty:
         return None
@@ -110,7 +112,7 @@ def _to_win(run: Run) -> Chances | None:
     unit = "step" if cost.steps else "profiled window"
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
-    chances = [
+    savings = [
         *_idle(windows, rows, cost, steps, unit),
         *_alone(run, cost, rows, unit),
         *_types(rows, cost, rates, steps, unit, has_tensor_cores=gpu.has_tensor_cores is not False),
@@ -118,8 +120,8 @@ def _to_win(run: Run) -> Chances | None:
         *_memory_bound(rows, cost, steps, unit),
     ]
     if not rows["device"].str.startswith("cuda").all():
-        chances = [replace(c, what=c.what.replace("The GPU", "The device")) for c in chances]
-    worth = [c for c in chances if c.win_us >= MIN_WIN_FRAC * cost.step_us]
+        savings = [replace(c, what=c.what.replace("The GPU", "The device")) for c in savings]
+    worth = [c for c in savings if c.saved_us >= MIN_SAVED_FRAC * cost.step_us]
     unknown = rows[rows["tensor_core"] == "unknown"]
     share = float(unknown["total_us"].sum() / rows["total_us"].sum())
     if (
@@ -127,10 +129,10 @@ def _to_win(run: Run) -> Chances | None:
         and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "mlu", "privateuse")).any()
     ):
         what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
-        worth.append(Chance("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
+        worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
-    found = tuple(sorted(worth, key=lambda c: -c.win_us))
-    return Chances(found, unit, trains, cost, share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s"))
+    ranked = tuple(sorted(worth, key=lambda c: -c.saved_us))
+    return Savings(ranked, unit, trains, cost, share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s"))
 
 
 def _mean(run: Run, column: str) -> float | None:
@@ -148,7 +150,7 @@ def _share(us: float, cost: StepCost) -> str:
     return f"{100 * us / cost.step_us:.0f} %"
 
 
-def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Chance]:
+def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
@@ -174,14 +176,14 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
         else "synchronizations"
     )
     return [
-        Chance("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
+        Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
                f"{_when(data, lead_data, cost, unit)}", "data loading", lead_us=lead_data),
-        Chance(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)} because "
+        Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)} because "
                f"the host launches too late{kernels}{calling}{in_op}", (calls if in_calls else op) or "host",
                lead_us=lead),
-        Chance("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
+        Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
                f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
-        Chance("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
+        Saving("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
                "work is queued: it waits for another GPU or rank, the host, or the start of a CUDA graph", "streams"),
     ]  # fmt: skip
 
@@ -191,7 +193,7 @@ def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, 
     sentence; empty if it is not much of the step."""
     us = windows.groupby("host_op")["host_op_us"].sum() / steps
     us = us[us.index != ""]
-    if us.empty or us.max() < MIN_WIN_FRAC * cost.step_us:
+    if us.empty or us.max() < MIN_SAVED_FRAC * cost.step_us:
         return "", ""
     return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} of it in {us.idxmax()}"
 
@@ -220,15 +222,15 @@ def _host_calls(windows: pd.DataFrame, steps: float) -> tuple[str, str, float]:
 
 def _when(us: float, lead_us: float, cost: StepCost, unit: str) -> str:
     """`28 % of the step and 1.61 ms before its first kernel`."""
-    if lead_us < MIN_WIN_FRAC * cost.step_us:
+    if lead_us < MIN_SAVED_FRAC * cost.step_us:
         return f"{_share(us, cost)} of the {unit}"
     before = number(lead_us / 1e3, "ms")
-    if us < MIN_WIN_FRAC * cost.step_us:
+    if us < MIN_SAVED_FRAC * cost.step_us:
         return f"{before} before the first kernel of the {unit}"
     return f"{_share(us, cost)} of the {unit} and {before} before its first kernel"
 
 
-def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chance]:
+def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Saving]:
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
     everything = kernel_rows(run, everything=True)
     copied = _longest(everything[everything["category"].isin(COPIES)], "name") or "copies"
@@ -236,16 +238,16 @@ def _alone(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Chan
     where = str(exposed.idxmax()) if exposed.sum() > 0 else _longest(rows[rows["category"] == "communication"], "name")
     waits, here = _waits(run, cost)
     return [
-        Chance("exposed-communication", communication, cost.step_us, "The GPU only communicates for "
+        Saving("exposed-communication", communication, cost.step_us, "The GPU only communicates for "
                f"{_share(communication, cost)} of the {unit}{waits}", where, here),
-        Chance("copies", copies, cost.step_us, f"Copies and fills take {_share(copies, cost)} of the {unit}", copied),
+        Saving("copies", copies, cost.step_us, f"Copies and fills take {_share(copies, cost)} of the {unit}", copied),
     ]  # fmt: skip
 
 
 def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
     """How much of the time in collectives is spent waiting, as part of a sentence; and which rank to look at."""
     waited, dtype = waited_for(run), gradient_dtype(run)
-    if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_WIN_FRAC * cost.step_us:
+    if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_SAVED_FRAC * cost.step_us:
         share = _share(1e3 * waited.all_waiting_ms, cost)
         return (
             f"; a rank spends {share} in collectives waiting for others",
@@ -262,7 +264,7 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
 
 def _types(
     rows: pd.DataFrame, cost: StepCost, rates: Rates | None, steps: float, unit: str, *, has_tensor_cores: bool
-) -> list[Chance]:
+) -> list[Saving]:
     if not has_tensor_cores:
         return []
     matrix = rows[is_matrix(rows)]
@@ -280,10 +282,10 @@ def _types(
     gain = f"by the data sheet, 16 bits are {number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
     longest = _longest(fp32 if slow_us >= tf32_us else tf32, "name")
     what = f"GEMM/conv takes {' and '.join(parts)}{f'; {gain}' if rates else ''}"
-    return [Chance("fp32-products", win, cost.step_us, what, longest)]
+    return [Saving("fp32-products", win, cost.step_us, what, longest)]
 
 
-def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str) -> list[Chance]:
+def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str) -> list[Saving]:
     ops = matrix_ops(run)
     ops = ops[(ops["tensor_core"] == "yes") & (ops["of_peak_frac"] < SLOW_PEAK_FRAC)]
     if ops.empty or rates is None:
@@ -296,9 +298,9 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
         f"GEMM/conv below {percent(SLOW_PEAK_FRAC)} of the tensor-core peak takes {_share(total, cost)} of the {unit}, "
         f"{worst['op']} ({worst['sizes']}) runs at {percent(worst['of_peak_frac'])}"
     )
-    win_us, ideal_us = float(wins.sum()) / steps, best[ops.index.get_loc(wins.idxmax())] / max(1.0, worst["count"])
+    saved_us, ideal_us = float(wins.sum()) / steps, best[ops.index.get_loc(wins.idxmax())] / max(1.0, worst["count"])
     return [
-        Chance("slow-products", win_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]), ideal_us=ideal_us)
+        Saving("slow-products", saved_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]), ideal_us=ideal_us)
     ]
 
 
@@ -325,7 +327,7 @@ def unfused_optimizer_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[stepping & ~fused]
 
 
-def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Chance]:
+def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
     scale = 1.0 / steps
     eager = ~rows["name"].str.contains("triton", regex=False)
     optimizer = rows["phase"] == "optimizer"
@@ -337,10 +339,10 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     step_us = float(stepping["total_us"].sum()) * scale
     each = float(stepping["count"].sum()) * scale
     return [
-        Chance("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Unfused norms, elementwise kernels, casts and "
+        Saving("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Unfused norms, elementwise kernels, casts and "
                f"reductions take {_share(us, cost)} of the {unit}; fusing them halves their memory traffic",
                _longest(bound, "op") or _longest(bound, "name")),
-        Chance("unfused-optimizer", FUSED_FRAC * step_us, cost.step_us, f"The optimizer takes {_share(step_us, cost)} "
+        Saving("unfused-optimizer", FUSED_FRAC * step_us, cost.step_us, f"The optimizer takes {_share(step_us, cost)} "
                f"of the {unit} in {each:,.0f} kernels", _longest(stepping, "op") or "optimizer"),
     ]  # fmt: skip
 
