@@ -119,7 +119,7 @@ MEMORY_PARTS = View(
 MEMORY_MOMENTS = View(
     "memory_moments",
     "Memory through a step",
-    ("memory",),
+    ("memory", "steps"),
     _memory_moments,
     lambda frame, dark: figures().memory_moments_figure(
         frame.table, dark, frame.title, tensors_only=frame.tensors_only

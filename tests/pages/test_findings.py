@@ -66,8 +66,8 @@ def test_a_live_run_shows_problems_as_they_occur(home, open_app):
 def test_the_guide_explains_every_code_and_can_be_searched(open_app):
     app = open_app(GUIDE_PAGE)
     severities = Counter(entry.severity for entry in GUIDE.values())
-    assert not app.exception and f"{severities['error'] + severities['warning']} ways" in words(app)
-    assert f"{severities['info']} infos" in words(app)
+    assert not app.exception and f"{severities['error'] + severities['warning']} faults" in words(app)
+    assert f"{severities['info']} notes" in words(app)
     assert {e.label.split("**")[1] for e in app.expander} == set(GUIDE)
     app.text_input(key="guide.search").input("BatchNorm").run()
     assert "batchnorm-poisoned" in "".join(e.label for e in app.expander) and len(app.expander) < 5

@@ -106,9 +106,10 @@ def test_an_error_in_any_hook_does_not_reach_the_training(
 
 
 # `scaler_found` is tested in tests/record/observers/signals/test_unknown_scaler.py and `optimizer_found` in
-# tests/record/loop/test_adoption.py: here scaler and optimizer are passed to `watch`.
+# tests/record/loop/test_adoption.py: here scaler and optimizer are passed to `watch`. Losses here are finite.
 @pytest.mark.parametrize(
-    "moment", [m for m in MOMENTS if m not in ("scaler_found", "optimizer_found", "closure_repeated")]
+    "moment",
+    [m for m in MOMENTS if m not in ("scaler_found", "optimizer_found", "closure_repeated", "loss_nonfinite")],
 )
 def test_an_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *_: Any) -> None:
@@ -119,6 +120,26 @@ def test_an_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypa
     run = trained(tmp_path / "a")
     assert run.status == "finished" and len(run.steps) == STEPS
     assert [d for d in message(run, "not recorded") if f"Failing stopped at {moment}: MemoryError" in d] != []
+
+
+def test_an_observer_that_fails_at_a_non_finite_loss_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any, step: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(
+        watching, "default_signals", lambda *_: [type("Failing", (Observer,), {"loss_nonfinite": fail})()]
+    )
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "a"):
+        for factor in (1.0, float("inf"), 1.0):
+            (model(torch.ones(4, 2)).sum() * factor).backward()
+            optimizer.step()
+    run = load_run(tmp_path / "a")
+    assert run.status == "finished" and len(run.steps) == 3
+    assert [d for d in message(run, "not recorded") if "Failing stopped at loss_nonfinite: MemoryError" in d] != []
 
 
 def test_an_observer_that_fails_at_a_repeated_closure_is_dropped(

@@ -75,6 +75,8 @@ class OwnClipping(Observer):
         self._calls_at_begin = self._scale_calls()
         if step >= STEPS and self._listening:
             self._detach()
+        if not self._listening and self._pending and all(transfer.ready() for transfer in self._pending):
+            self._report()
         self.awake = self._listening
 
     def called(self, what: str, optimizer: int | None) -> None:
@@ -95,10 +97,25 @@ class OwnClipping(Observer):
     def close(self) -> None:
         if self._listening:
             self._detach()
+        for transfer in self._pending:
+            transfer.ready(wait=True)
+        self._report()
 
     def _detach(self) -> None:
         patched_functions.backward.unlisten(self._after_backward)
         self._listening, self._before = False, {}
+
+    @property
+    def _pending(self) -> list[HostTransfer]:
+        return [
+            transfer
+            for by_optimizer in (self._sent, self._asked)
+            for sent in by_optimizer.values()
+            for transfer in sent
+        ]
+
+    def _report(self) -> None:
+        """All numbers have arrived."""
         for optimizer, sent in self._sent.items():
             rows = [row for row, _ in _arrived(sent)]
             alike = [row for row in rows if row.shape == rows[-1].shape]
@@ -134,7 +151,7 @@ def _norms(grads: list[torch.Tensor]) -> torch.Tensor:
 
 def _arrived(sent: list[HostTransfer]) -> list[tuple[npt.NDArray[np.float64], float]]:
     """By step, the norms before and after, and the loss scale; of steps with finite norms."""
-    read = ((t.values("norms").reshape(2, -1), float(t.values("scale")[0])) for t in sent if t.ready(wait=True))
+    read = ((t.values("norms").reshape(2, -1), float(t.values("scale")[0])) for t in sent)
     return [(norms, scale) for norms, scale in read if np.isfinite(norms).all()]
 
 
