@@ -1,4 +1,4 @@
-"""The update ledger: what is lost to rounding in the updates of weights, from weight decay and from averaged copies.
+"""The update ledger: what is lost to rounding in updates of weights, in weight decay and in averaged copies.
 
 ledger (an observer: which steps) -> held (elements and state before the step) -> replay (the step on float64 copies)
 -> losses (shares) -> rows of `updates`

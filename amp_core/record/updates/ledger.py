@@ -1,4 +1,4 @@
-"""Observer that fills the table `updates`: which updates of weights, and which weight decay, is lost to rounding.
+"""Observer that fills the table `updates`: which updates of weights, and how much weight decay, are lost to rounding.
 
 Before a step of the optimizer it copies weights, gradients and state; after it, it repeats the step on the copies in
 float64 and compares. Where the step is code of the program's own, it only counts elements that do not change. Where a
