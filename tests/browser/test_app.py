@@ -65,6 +65,7 @@ def test_start_a_run_watch_its_loss_move_reload_and_stop_it(server, new_tab):
     tab.page.get_by_label("Steps", exact=True).fill("5000")
     tab.page.get_by_role("button", name="FP16 AMP").click()
     tab.page.get_by_role("button", name="BF16 AMP").click()  # as fast on a CPU as FP32
+    tab.rest()
     tab.page.get_by_role("button", name="Start", exact=True).click()
     folder = server.runs / "text-gpt-tiny-bf16-1"
     tab.page.wait_for_selector('[data-testid="stMetric"]')

@@ -81,9 +81,10 @@ def test_a_training_that_ended_before_its_limit_did_not_reach_it(tmp_path: Path,
 
 
 def test_a_stop_reaches_a_training_with_a_time_limit(tmp_path: Path) -> None:
-    code = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); print(flush=True); "
-        "time.sleep(600)"
+    code = (  # the signal comes twice, from this test and from `timeout`
+        "import signal, sys, time; "
+        "signal.signal(signal.SIGTERM, lambda *_: (signal.signal(signal.SIGTERM, signal.SIG_IGN), sys.exit(3))); "
+        "print(flush=True); time.sleep(600)"
     )
     record = job_file.Record((sys.executable, "-S", "-E", "-c", code), "ray", 1)
     script = job_script.write(tmp_path, record, job_id="7", command=job_script.timed(record, 600, 30))

@@ -33,7 +33,8 @@ def show() -> None:
                 _workload()
             with st.container(width=500):
                 _precisions()
-        _sizes_and_scale()
+        with st.container():
+            _sizes_and_scale()
         with st.container(horizontal=True):
             st.text_input("Name", placeholder="derived from the settings", width=230, **keep("name"))
             st.text_input("Tags", placeholder="comma-separated", width=230, **keep("tags"))
@@ -41,14 +42,15 @@ def show() -> None:
         with st.expander("More settings", expanded=fields.refused(*fields.MORE), key="form.more"):
             more.show()
         places.show("start", st.session_state.get("start.refused"), persist_state="session")
-        fields.refusal("")
         state = fields.state()
-        if fields.own_workload():
-            st.caption("No estimate: the cost of your own workload is unknown before it has run.")
-        elif state.get("on", "local") != "local":
-            st.caption("No estimate for another machine.")
-        else:
-            estimate.show(state)
+        with st.container():  # of any length, so that the buttons keep their place while a pass runs
+            fields.refusal("")
+            if fields.own_workload():
+                st.caption("No estimate: the cost of your own workload is unknown before it has run.")
+            elif state.get("on", "local") != "local":
+                st.caption("No estimate for another machine.")
+            else:
+                estimate.show(state)
         with st.container(horizontal=True, vertical_alignment="center"):
             many = len(state["precisions"])
             st.button("Start", key="start.go", on_click=asked.begin, type="primary", icon=":material/play_arrow:")
