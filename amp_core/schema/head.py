@@ -143,12 +143,19 @@ def _checked(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
-    """`value` as a JSON value; anything without a JSON form becomes a string."""
+_MAX_DEPTH = 200
+"""Levels of nesting. Python's own limit is not relied on: a compiler raises it for the whole process."""
+
+
+def _plain(value: Any, levels_left: int = _MAX_DEPTH) -> Any:
+    """`value` as a JSON value; anything without a JSON form becomes a string. Raises `RecursionError` for what is
+    nested too deep."""
+    if levels_left < 0:
+        raise RecursionError
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _plain(v, levels_left - 1) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
+        return [_plain(v, levels_left - 1) for v in value]
     if isinstance(value, bool | str) or value is None:
         return value
     if isinstance(value, int):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 
 import pyarrow as pa
 import pytest
@@ -79,6 +80,17 @@ def test_values_without_a_json_form_become_strings() -> None:
     read_back = Head.from_json(text, "run.json").config
     assert read_back["lr"] == "nan" and read_back["big"] == "inf" and read_back["where"] == ["x", [1]]
     assert read_back["3"] == "b'b'"
+
+
+def test_a_head_that_is_nested_deeply_is_refused_whatever_the_process_allows() -> None:
+    text = '{"schema": 1, "config": ' + '{"a":' * 700 + "1" + "}" * 701
+    allowed = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)  # torch.compile raises it too
+    try:
+        with pytest.raises(RunError, match=r"run\.json is not a run head"):
+            Head.from_json(text, "run.json")
+    finally:
+        sys.setrecursionlimit(allowed)
 
 
 def test_unknown_fields_are_kept_and_written_again() -> None:
