@@ -19,6 +19,10 @@ from tests.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 KILL_WAIT_S = 2
+COMMAND_TIMEOUT_S = 30.0
+"""A command that lost its controller's answer may wait forever; it is ended, and counts as failed."""
+END_TIMEOUT_S = 20.0
+"""How long a daemon may take to end after SIGTERM; then it is killed."""
 NODE_MEMORY_MB = 100_000
 """What the configuration claims, so that a job may have gigabytes, whatever the machine has."""
 REVOKED_S = 2.0
@@ -136,8 +140,9 @@ class Cluster:
     def stop_controller(self, *, kill: bool = False) -> None:
         """End slurmctld; with `kill` by SIGKILL, which loses what it has not saved yet."""
         process = self._running.pop("slurmctld")
-        process.kill() if kill else process.terminate()
-        process.wait()
+        if kill:
+            process.kill()
+        _end(process)
 
     def ask(self, *line: str) -> str:
         """What a command of Slurm's prints; empty if it fails."""
@@ -145,7 +150,11 @@ class Cluster:
         return done.stdout if done.returncode == 0 else ""
 
     def _run(self, *line: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(line, env=os.environ | {"SLURM_CONF": str(self.conf)}, capture_output=True, text=True)
+        env = os.environ | {"SLURM_CONF": str(self.conf)}
+        try:
+            return subprocess.run(line, env=env, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # like a command that the controller refused: `do` repeats it
+            return subprocess.CompletedProcess(line, 124, "", f"no answer within {COMMAND_TIMEOUT_S:g} s")
 
     def do(self, *line: str) -> None:
         """Run a command of Slurm's until it succeeds: a busy controller may not answer at once."""
@@ -212,8 +221,7 @@ class Cluster:
             time.sleep(0.1)
         for name in ("n1", "n2", "slurmctld", "munged"):
             if name in self._running:
-                self._running[name].terminate()
-                self._running[name].wait()
+                _end(self._running[name])
 
     def _begin(self, name: str, *arguments: str, program: str | None = None) -> None:
         with open(self.folder / f"{name}.out", "ab") as out:
@@ -225,6 +233,16 @@ class Cluster:
                 env=os.environ | {"SLURM_CONF": str(self.conf)},
                 start_new_session=True,
             )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a daemon: by SIGTERM, and if it does not end by SIGKILL."""
+    process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _free_ports() -> tuple[int, int]:
