@@ -11,6 +11,7 @@ back, in order and once, no reader fails, and a second writer is refused. Then a
 
 import argparse
 import collections
+import faulthandler
 import os
 import random
 import shutil
@@ -29,6 +30,7 @@ from amp_core.record import watch
 from amp_core.store import shutdown
 from amp_core.store.resilient_writer import TrainingWriter
 from amp_core.store.writer import RunWriter
+from tests.waiting import wait_for
 
 WRITERS: dict[str, Callable[..., RunWriter]] = {
     "RunWriter": RunWriter,
@@ -55,9 +57,12 @@ def write(folder: Path, notes: Path, kind: str, seal_bytes: int, fails_at: float
     if kind == "rank 1":
         RunWriter(folder, world_size=2, resume=resume)  # rank 0 writes the head
     writer = WRITERS[kind](folder, seal_bytes=seal_bytes, resume=resume)
-    for step in range(writer.earlier.next_step if writer.earlier is not None else 0, 10**9):
+    first = writer.earlier.next_step if writer.earlier is not None else 0
+    for step in range(first, 10**9):
         writer.append("steps", {"step": [step], "loss": [step / 8]})
         writer.append("tensors", {"step": [step] * 3, "name": ["a", "b", "c"], "exp_counts": [[1, 2, step]] * 3})
+        if isinstance(writer, TrainingWriter) and step == first:
+            wait_for(lambda: writer.written)  # a loop without pauses may stay ahead of the thread for ever
         if not isinstance(writer, TrainingWriter) or writer.written:
             os.write(noted, b"%d\n" % step)
         if time.monotonic() > fails_at:
@@ -74,6 +79,8 @@ def train(folder: Path, noted: int, fails_at: float, resume: bool) -> None:
     first = earlier.next_step if earlier is not None else 0
     for step in range(first, 10**9):
         loss = 0.0 * model(torch.ones(1, 2)).sum() + step / 8
+        if step - 2 == first:
+            wait_for(lambda: recorder.writer.written)
         if step - 2 >= first and recorder.writer.written:
             os.write(noted, b"%d\n" % (step - 2))
         loss.backward()
@@ -100,13 +107,14 @@ def end_one(room: Path, number: int) -> tuple[list[str], int]:
 
 def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, resume: bool) -> tuple[Path, set[int]]:
     """Let a child write to the folder and end it; returns the folder of the run, and the noted steps."""
-    notes = room / f"notes-{resume}"
+    notes, stacks = room / f"notes-{resume}", room / f"stacks-{resume}"
     notes.touch()
     lasts, seal_bytes = rng.uniform(0.0, 0.12), rng.choice([1, 5_000, 40_000])
     child = os.fork()
     if child == 0:
         try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # with its traceback
+            os.dup2(os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # with its traceback
+            faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             fails_at = time.monotonic() + lasts if end == "exception" else float("inf")
             write(folder, notes, kind, seal_bytes, fails_at, resume)
@@ -115,9 +123,12 @@ def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, re
             shutdown._at_exit()  # the interpreter calls it when a program ends
         finally:
             os._exit(1)
+
+    def has_ended() -> bool:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     try:
-        while not notes.stat().st_size and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            time.sleep(0.001)
+        wait_for(lambda: notes.stat().st_size or has_ended())
         time.sleep(lasts)
         reported = _steps(notes)
         if end == "power cut":
@@ -129,7 +140,11 @@ def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, re
         elif end != "exception":
             number_of = {"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}[end]
             os.kill(child, number_of)
-    except BaseException:  # else it would continue forever
+        wait_for(has_ended)
+    except BaseException as error:  # else it would continue forever
+        os.kill(child, signal.SIGUSR1)
+        time.sleep(1.0)
+        error.add_note(f"{kind}, {end}: the stacks of the writer:\n{stacks.read_text()}")
         os.kill(child, signal.SIGKILL)
         raise
     finally:
