@@ -81,6 +81,11 @@ class Tab:
         self.page.wait_for_timeout(1000)  # on a busy machine the indicator of a running script appears late
         self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')")
 
+    def reads(self, *texts: str) -> None:
+        """Wait until the page shows each text."""
+        for text in texts:
+            self.page.get_by_text(text).first.wait_for()
+
     def metric(self, label: str) -> str:
         """The value on the metric card of that label."""
         card = self.page.locator('[data-testid="stMetric"]', has_text=label).first

@@ -29,12 +29,6 @@ def library(tmp_path_factory):
         yield running
 
 
-def reads(tab, *texts):
-    """Wait until the page shows each text."""
-    for text in texts:
-        tab.page.get_by_text(text).first.wait_for()
-
-
 def follow(tab, name):
     tab.page.get_by_role("link", name=name, exact=True).first.click()
     tab.rest()
@@ -49,33 +43,33 @@ def drawn(tab):
 
 def test_a_newcomer_reads_what_this_is_and_dismisses_the_tour_for_good(library, new_tab):
     tab = new_tab().open(f"{library.base}/")
-    reads(tab, "shows whether PyTorch training in mixed precision is healthy", "Nothing wrong was found")
+    tab.reads("shows whether PyTorch training in mixed precision is healthy", "Nothing wrong was found")
     drawn(tab)
     follow(tab, "Open fp16-overflow")
-    reads(tab, "The sample fp16-overflow is open.", "Against fp32")
+    tab.reads("The sample fp16-overflow is open.", "Against fp32")
     drawn(tab)
     tab.page.get_by_role("button", name="Dismiss").click()
     tab.rest()
     tab.open(f"{library.base}/?run=sample/fp16-underflow")  # a new session
-    reads(tab, "Against fp32")
+    tab.reads("Against fp32")
     assert not tab.page.get_by_text("New here?").count()
     assert not tab.exceptions() and not tab.wrong
 
 
 def test_the_reader_of_a_failing_run_comes_from_the_verdict_to_the_tensor(library, new_tab):
     tab = new_tab().open(f"{library.base}/?run=sample/fp16-overflow")
-    reads(tab, "warning", "What to change")
+    tab.reads("warning", "What to change")
     follow(tab, "Loss scale")
-    reads(tab, "40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10\u00a0%, baseline 0\u00a0%")
+    tab.reads("40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10\u00a0%, baseline 0\u00a0%")
     drawn(tab)
     follow(tab, "Number ranges")
-    reads(tab, "hold infinities or NaN")
+    tab.reads("hold infinities or NaN")
     drawn(tab)
     tab.open(f"{library.base}/layer-detail?run=sample/fp16-overflow&kind=weight_grad&layer=tokens.weight&steps=0-60")
-    reads(tab, "tokens.weight (weight gradients", "Magnitudes")
+    tab.reads("tokens.weight (weight gradients", "Magnitudes")
     drawn(tab)
     follow(tab, "Memory")  # the steps stay
-    reads(tab, "Peak tensor memory")
+    tab.reads("Peak tensor memory")
     assert "steps=0-60" in tab.page.url
     assert not tab.exceptions() and not tab.wrong
 
@@ -89,14 +83,14 @@ def test_dropped_traces_become_a_run_whose_answer_stands_beside_the_field(librar
     answer.wait_for()
     assert answer.bounding_box()["y"] < 900
     follow(tab, "Overview")
-    reads(tab, "Step cost", "Tensor cores")
+    tab.reads("Step cost", "Tensor cores")
     follow(tab, "Step cost")
-    reads(tab, "step")
+    tab.reads("step")
     noise = tmp_path / "noise.json"
     noise.write_text("no trace")
     tab.open(f"{library.base}/library")
     tab.page.locator('input[type="file"]').first.set_input_files(noise)
-    reads(tab, "noise.json is not a profiler trace")
+    tab.reads("noise.json is not a profiler trace")
     assert not tab.exceptions() and not tab.wrong
 
 
@@ -124,13 +118,13 @@ def test_the_bar_stays_on_a_small_screen_and_charts_share_their_zoom(library, ne
 def test_a_run_that_ended_is_still_there_after_a_reload_of_start(library, new_tab):
     write(library.runs / "ended", "healthy")
     tab = new_tab().open(f"{library.base}/start?run=run/ended&followed=run/ended")
-    reads(tab, "See its overview", "Start another run")
+    tab.reads("See its overview", "Start another run")
     assert not tab.exceptions() and not tab.wrong
 
 
 def test_an_address_that_names_no_page_shows_overview_and_says_so(library, new_tab):
     tab = new_tab().open(f"{library.base}/nonsense?run=sample/fp16-healthy")
-    reads(tab, "There is no page nonsense here. This is Overview", "Nothing wrong was found")
+    tab.reads("There is no page nonsense here. This is Overview", "Nothing wrong was found")
     assert not tab.page.get_by_role("dialog").count()
     follow(tab, "Loss scale")
     assert not tab.page.get_by_text("There is no page").count()
