@@ -21,6 +21,7 @@ from amp_core.record.recorder import Recorder
 from amp_core.schema import TABLES
 from amp_core.settings.catalog import RECIPES, WORKLOADS
 from amp_core.store.run import load_run
+from tests import test_layers
 from tests.paths import ROOT, SAMPLE_RUNS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -154,6 +155,14 @@ def test_the_container_serves_read_only_with_options_that_exist():
     assert f"VOLUME {settings.runs}" in lines
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert ".streamlit/secrets.toml" in ignored
+
+
+def test_the_rule_of_the_architecture_imports_what_a_rule_may(tmp_path):
+    (example,) = [block for block in blocks(PAGES["architecture.md"], "python") if "@rule(" in block]
+    (tmp_path / "example.py").write_text(example, encoding="utf-8")
+    test_layers.test_a_module_imports_only_from_layers_below_and_no_private_name(
+        "findings.rules.example", tmp_path / "example.py"
+    )
 
 
 def test_the_page_of_the_architecture_is_a_page():

@@ -120,7 +120,7 @@ class Answers:
     def _open(self, name: str) -> Run:
         try:
             folder = next((root / name for root in self._roots if (root / name / "run.json").is_file()), None)
-        except PermissionError as error:
+        except OSError as error:  # no permission, or a name that is too long
             raise RunError(f"run={name!r:.200} cannot be read: {error.strerror}") from None
         if folder is None or not any(folder.resolve().is_relative_to(root) for root in self._roots):
             raise RunError(f"run={name!r:.200} is unknown; list_runs names the runs")

@@ -1,13 +1,12 @@
 """The tools of `ampscope mcp`: the answers as JSON text, over standard input and output."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from amp_core._version import __version__
 from amp_core.assistants.answers import Answers
-from amp_core.assistants.bounded import NOTE, bounded
+from amp_core.assistants.bounded import NOTE, as_text, bounded, sentence
 from amp_core.schema import RunError
 from amp_core.store.urls import with_extra
 
@@ -30,9 +29,9 @@ def make_server(roots: list[Path]) -> Any:
 
     def answer(function: Callable[..., dict[str, Any]], *arguments: Any) -> str:
         try:
-            return json.dumps(bounded(function(*arguments)), allow_nan=False, ensure_ascii=False)
+            return as_text(bounded(function(*arguments)))
         except RunError as error:
-            raise ToolError(" ".join(str(error).split())) from None
+            raise ToolError(sentence(error)) from None
 
     def tool(title: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
         # One text per answer: a structured copy beside it would double its size.

@@ -126,7 +126,7 @@ class Job:
         """
         self.request_stop(grace_s)
         deadline = time.monotonic() + grace_s + 5.0
-        while job_file.is_alive(job_file.read(self.folder)) and time.monotonic() < deadline:
+        while job_file.read(self.folder).ended_s is None and time.monotonic() < deadline:
             find(self.folder)  # kills it after the grace period
             time.sleep(0.05)
         return find(self.folder)

@@ -1,6 +1,8 @@
 """Waits for states of jobs, and reads them."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -38,13 +40,17 @@ def steps_recorded(folder: Path) -> int:
 
 
 def has_ended(pid: int | None) -> bool:
-    """Whether the process has ended; a zombie counts as ended."""
+    """Whether the process has ended. A zombie counts as ended; that of a child once it can be reaped, for which all of
+    its threads must have ended."""
     assert pid is not None
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def submit_in_a_process(runs: Path, command: list[str], names: list[str], on: str) -> subprocess.Popen[bytes]:
-    """Another app that submits a job for each name, and prints the name once it has returned."""
+def kill_while_it_submits(runs: Path, command: list[str], names: list[str], on: str) -> None:
+    """Let another app submit a job for each name, and kill it after half of them: between two submissions, or within
+    one."""
     code = (
         "import json, sys; from amp_core.jobs import start; from amp_core.settings.resources import Resources\n"
         "from amp_core.settings.training import TrainConfig\n"
@@ -53,4 +59,11 @@ def submit_in_a_process(runs: Path, command: list[str], names: list[str], on: st
         "    print(start(config, sys.argv[1], name, command=json.loads(sys.argv[2]), resources=on).name, flush=True)"
     )
     line = [sys.executable, "-c", code, str(runs), json.dumps(command), json.dumps(names), on]
-    return subprocess.Popen(line, stdout=subprocess.PIPE)
+    printed = runs.parent / "submitted.txt"  # a file, since reading from a pipe has no deadline
+    with open(printed, "wb") as out:
+        app = subprocess.Popen(line, stdout=out)
+    try:
+        wait_for(lambda: app.poll() is not None or printed.read_text().count("\n") >= len(names) // 2)
+    finally:
+        app.kill()
+        app.wait(DEADLINE_S)

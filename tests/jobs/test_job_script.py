@@ -14,15 +14,17 @@ from amp_core.jobs import job_file
 from amp_core.jobs.backends import job_script
 from amp_core.settings.resources import Resources
 from tests.run_folders import HEAD
+from tests.waiting import DEADLINE_S, wait_for
 
 
 def run(folder: Path, command: str, resources: Resources, **environment: str) -> str:
     """What job.sh prints."""
     record = job_file.Record((sys.executable, "-c", command), "slurm", 1, resources=resources.to_dict())
     job_file.write(folder, record)
-    script = job_script.write(folder, record, job_id='"$SLURM_JOB_ID"', restarts='"${SLURM_RESTART_COUNT:-0}"')
-    done = subprocess.run(["bash", str(script)], env=os.environ | environment, capture_output=True, text=True)
-    return done.stdout
+    restarts = '"${SLURM_RESTART_COUNT:-0}"'
+    script = job_script.write(folder, record, job_id='"$SLURM_JOB_ID"', restarts=restarts, requeue="false")
+    line, env = ["bash", str(script)], os.environ | environment
+    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=DEADLINE_S).stdout
 
 
 @pytest.mark.parametrize(("command", "code"), [("", 0), ("raise SystemExit(3)", 3), ("import os; os.abort()", -6)])
@@ -53,6 +55,16 @@ def test_a_restarted_job_ends_the_attempt_whose_node_failed_and_resumes(tmp_path
     assert (head.status, head.end_reason) == ("stopped", "its job was queued again")
 
 
+def test_neither_another_process_nor_one_of_the_set_up_lines_keeps_the_script(tmp_path: Path) -> None:
+    reused = 'kill() { builtin kill "$@" || [ "$1" = -0 ]; }'  # as if every pid were that of some process
+    own = f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/monitor"
+    resources = Resources(on="slurm", requeue=True, setup=(reused, own))
+    run(tmp_path, "raise SystemExit(3)", resources, SLURM_JOB_ID="7")
+    os.kill(int((tmp_path / "monitor").read_text()), signal.SIGKILL)
+    attempt = job_script.last_attempt(tmp_path)
+    assert attempt is not None and attempt.returncode == 3
+
+
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -65,7 +77,7 @@ def test_a_time_limit_of_the_script_ends_the_training_and_shows_in_the_log(
 ) -> None:
     record = job_file.Record((sys.executable, "-S", "-E", "-c", command), "ray", 1)
     script = job_script.write(tmp_path, record, job_id="7", command=job_script.timed(record, 1, 1))
-    subprocess.run(["bash", str(script)], stderr=subprocess.DEVNULL)
+    subprocess.run(["bash", str(script)], stderr=subprocess.DEVNULL, timeout=DEADLINE_S)
     attempt = job_script.last_attempt(tmp_path)
     assert attempt is not None and attempt.returncode == code
     assert attempt.reached(1) and not attempt.reached(None) and not attempt.reached(600)
@@ -75,7 +87,7 @@ def test_a_time_limit_of_the_script_ends_the_training_and_shows_in_the_log(
 def test_a_training_that_ended_before_its_limit_did_not_reach_it(tmp_path: Path, code: int) -> None:
     record = job_file.Record((sys.executable, "-c", f"raise SystemExit({code})"), "ray", 1)
     script = job_script.write(tmp_path, record, job_id="7", command=job_script.timed(record, 600, 1))
-    subprocess.run(["bash", str(script)])
+    subprocess.run(["bash", str(script)], timeout=DEADLINE_S)
     attempt = job_script.last_attempt(tmp_path)
     assert attempt is not None and attempt.returncode == code and not attempt.reached(600)
 
@@ -88,10 +100,11 @@ def test_a_stop_reaches_a_training_with_a_time_limit(tmp_path: Path) -> None:
     )
     record = job_file.Record((sys.executable, "-S", "-E", "-c", code), "ray", 1)
     script = job_script.write(tmp_path, record, job_id="7", command=job_script.timed(record, 600, 30))
-    with subprocess.Popen(["bash", str(script)], stdout=subprocess.PIPE, start_new_session=True) as job:
-        assert job.stdout is not None
-        job.stdout.readline()
-        os.killpg(job.pid, signal.SIGTERM)
+    with open(tmp_path / "printed", "wb") as printed:
+        job = subprocess.Popen(["bash", str(script)], stdout=printed, start_new_session=True)
+    wait_for(lambda: (tmp_path / "printed").stat().st_size)
+    os.killpg(job.pid, signal.SIGTERM)
+    job.wait(DEADLINE_S)
     attempt = job_script.last_attempt(tmp_path)
     assert attempt is not None and attempt.returncode == 3
 

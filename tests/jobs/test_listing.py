@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from amp_core.jobs.backends import local
 from amp_core.jobs.backends.slurm import Slurm
 from tests.jobs.fake_slurm import FakeSlurm
 from tests.jobs.job_states import CPU, has_ended, steps_recorded, wait_for_state
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 
 HERE = os.environ | python_path()
 """The environment of a program of its own that finds this amp_core."""
@@ -44,9 +45,8 @@ def test_another_program_lists_the_same_jobs(runs: Path, stand_in: Callable[[str
         "for j in listing(sys.argv[1]): print(j.name, j.state, j.queue_position)\n"
         "print(listing(sys.argv[1])[-1].stop().state)"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code, str(runs)], env=HERE, capture_output=True, text=True, check=True
-    ).stdout
+    line = [sys.executable, "-c", code, str(runs)]
+    out = subprocess.run(line, env=HERE, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
     assert out.split("\n")[:3] == [f"{waiting.name} queued 1", f"{running.name} running None", "stopped"]
     wait_for_state(waiting.folder, "finished")
 
@@ -57,7 +57,8 @@ def test_a_job_outlives_the_program_that_started_it(runs: Path, stand_in: Callab
         "start(TrainConfig(workload='digits-cnn', device='cpu'), sys.argv[1], command=json.loads(sys.argv[2]))"
     )
     for mode in ("endless", "dies"):
-        subprocess.run([sys.executable, "-c", begin, str(runs), json.dumps(stand_in(mode))], env=HERE, check=True)
+        line = [sys.executable, "-c", begin, str(runs), json.dumps(stand_in(mode))]
+        subprocess.run(line, env=HERE, check=True, timeout=DEADLINE_S)
     dies, endless = listing(runs)
     wait_for_state(endless.folder, "running")
     assert find(dies.folder).state == "queued"
@@ -75,7 +76,7 @@ def test_a_zombie_is_not_alive(runs: Path, stand_in: Callable[[str], list[str]])
     wait_for(lambda: psutil.Process(job.pid).status() == psutil.STATUS_ZOMBIE)
     os.kill(job.pid, 0)  # the system still lists the process
     assert job_file.is_alive(job_file.read(job.folder)) is False
-    child.wait()
+    child.wait(DEADLINE_S)
 
 
 def test_a_reused_pid_is_neither_trusted_nor_signalled(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
@@ -96,7 +97,26 @@ def test_a_reused_pid_is_neither_trusted_nor_signalled(runs: Path, stand_in: Cal
         assert innocent.poll() is None
     finally:
         innocent.kill()
-        innocent.wait()
+        innocent.wait(DEADLINE_S)
+
+
+def test_setting_the_clock_neither_ends_a_job_nor_holds_up_its_list(
+    runs: Path, stand_in: Callable[[str], list[str]]
+) -> None:
+    job = start(CPU, runs, command=stand_in("endless"))
+    wait_for_state(job.folder, "running")
+    record = job_file.read(job.folder)
+    assert record.process is not None
+    moved = dict(record.process) | {"started_s": record.process["started_s"] - 3600}  # start times follow the clock
+    job_file.write(job.folder, dataclasses.replace(record, process=moved))
+    seen: list[str] = []
+    threading.Thread(target=lambda: seen.append(find(job.folder).state), daemon=True).start()
+    try:
+        wait_for(lambda: seen, timeout_s=30)
+    finally:
+        local._children[job.folder].kill()
+    assert seen == ["running"]
+    wait_for(lambda: not find(job.folder).alive)
 
 
 def test_a_job_of_another_machine_is_left_alone(runs: Path) -> None:
@@ -121,7 +141,7 @@ def test_a_job_whose_parent_died_records_itself(runs: Path, stand_in: Callable[[
     job_file.write(folder, record)
     assert find(folder).state == "starting"  # it counts as alive for a while without a process in its record
     child = subprocess.Popen([sys.executable, "-m", "amp_core.jobs.launcher", str(folder)], env=HERE)
-    assert child.wait() == 0
+    assert child.wait(DEADLINE_S) == 0
     assert job_file.read(folder).pid == child.pid
     assert find(folder).state == "finished"
     job_file.write(folder, dataclasses.replace(record, created_ns=time.time_ns() - 11 * 10**9))

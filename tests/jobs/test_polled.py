@@ -12,7 +12,7 @@ from amp_core.jobs.backends import polled
 from amp_core.jobs.backends.polled import Polled
 from amp_core.jobs.backends.slurm import Slurm
 from tests.jobs.fake_slurm import FakeSlurm
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 
 
 def test_a_thousand_jobs_wait_once_for_a_scheduler_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_nobody_waits_for_a_scheduler_that_is_known_not_to_answer(monkeypatch: p
     def ask() -> dict[str, polled.SchedulerJob]:
         asked.append(1)
         if len(asked) > 1:
-            hangs.wait()
+            hangs.wait(DEADLINE_S)
         raise RunError("no controller")
 
     scheduler = Polled(ask, "Slurm")
@@ -60,7 +60,7 @@ def test_squeue_is_asked_once_however_many_ask(tmp_path: Path, monkeypatch: pyte
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(DEADLINE_S)
     assert len(backend.polled.latest().jobs) == 3 and fake.times_asked() == 1
 
 

@@ -21,12 +21,14 @@ from amp_core.jobs.backends import ray as ray_backend
 from amp_core.jobs.backends.job_script import last_attempt
 from amp_core.jobs.backends.ray import Ray
 from amp_core.settings.resources import Resources
-from tests.jobs.job_states import CPU, submit_in_a_process, wait_for_end, wait_for_state
+from tests.jobs.job_states import CPU, kill_while_it_submits, wait_for_end, wait_for_state
 from tests.waiting import wait_for
 
 Tiny = Callable[[float], list[str]]
 ON = Resources(on="ray")
 SHORT = Resources(on="ray", time="0:05")
+END_TIMEOUT_S = 60.0
+"""How long a head may take to end what it started; then all of it is killed."""
 
 
 def installed() -> bool:
@@ -90,7 +92,11 @@ class Head:
     def stop(self) -> None:
         """End it and what it started. Its jobs have sessions of their own."""
         os.killpg(self._process.pid, signal.SIGTERM)
-        self._process.wait()
+        try:
+            self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(END_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +180,7 @@ def test_no_job_is_lost_doubled_or_left_without_an_end(
         start(CPU, runs, name, command=tiny(600), resources=ON)
     for name in limited:  # the first ignores SIGTERM, so that it is killed and writes no end
         start(CPU, runs, name, command=tiny(-600 if name == limited[0] else 600), resources=SHORT)
-    app = submit_in_a_process(runs, tiny(2), rest, "ray")
-    assert app.stdout is not None
-    for _ in range(len(rest) // 2):
-        app.stdout.readline()
-    app.send_signal(signal.SIGKILL)
-    app.wait()
-    app.stdout.close()
+    kill_while_it_submits(runs, tiny(2), rest, "ray")
     for name in (*cancelled, *training):
         wait_for_state(runs / name, "running")
     for name in cancelled:

@@ -23,8 +23,7 @@ def test_an_ended_child_whose_folder_was_removed_is_reaped(runs: Path, stand_in:
     wait_for_state(job.folder, "finished")
     wait_for(lambda: has_ended(job.pid))
     shutil.rmtree(job.folder)
-    # A process whose main thread has ended counts as ended, but can be reaped only once its other threads have ended.
-    wait_for(lambda: listing(runs) == [] and job.folder not in local._children)
+    assert listing(runs) == [] and job.folder not in local._children
 
 
 def test_a_waiting_job_can_be_stopped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
@@ -129,9 +128,9 @@ def test_the_end_of_a_job_that_ends_while_it_is_listed_is_recorded(
     job = start(CPU, runs, command=stand_in(mode), makes=makes)
     wait_for(lambda: has_ended(job.pid))
     (job.folder / "run.json").unlink(missing_ok=True)
-    really = job_file.is_alive
+    really = local._alive
     checks = iter([True])  # at the first check it is still alive
-    monkeypatch.setattr(job_file, "is_alive", lambda record: next(checks, None) or really(record))
+    monkeypatch.setattr(local, "_alive", lambda *job: next(checks, None) or really(*job))
     result = find(job.folder)
     assert result.state == state and "not observed" not in (result.reason or "")
     assert job_file.read(job.folder).returncode == (7 if mode == "aborts" else 0)

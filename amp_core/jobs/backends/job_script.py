@@ -46,11 +46,10 @@ fi
 trap 'again=yes; kill -TERM "$training"' USR1  # the time limit is near
 {command} "${{resume[@]}}" &
 training=$!
-while :; do
-    wait "$training"
-    code=$?
-    kill -0 "$training" 2>/dev/null || break
-done
+# Not by `kill -0`: the pid may be another process's by now. A signal ends `wait`, with an exit code of its own.
+while jobs -rp | grep -qx "$training"; do wait "$training"; done
+wait "$training"
+code=$?
 # A start that saved no checkpoint would be repeated for ever.
 if [ -n "$again" ] && [ "$folder/checkpoint.pt" -nt "$folder/{log}" ]; then
     for pause in 0 5 15; do sleep "$pause"; {requeue} && break; done  # a busy scheduler may not answer at once

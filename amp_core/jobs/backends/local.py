@@ -82,8 +82,7 @@ class Local(Backend):
             if time.time() > reaper.kill_due_s(record):
                 reaper.kill(record)
         elif folder in _children:
-            returncode = _children[folder].wait()  # returns at once: it has ended, and this removes the zombie
-            record = reaper.record_end(folder, record, returncode)
+            record = reaper.record_end(folder, record, _children[folder].returncode)
             del _children[folder]
         elif alive is False and record.ended_s is None and os.access(folder, os.W_OK):
             record = reaper.record_end(folder, record, None)
@@ -129,12 +128,10 @@ def reap_removed() -> None:
 
 
 def _alive(folder: Path, record: Record) -> bool | None:
-    """Whether the job's process runs; None for a job of another machine. A child of this process counts even before its
-    pid is recorded, which may take long on a busy machine."""
+    """Whether the job's process runs; None for a job of another machine. Of a child of this process the system says it:
+    the record may not name its pid yet, and its start time no longer fits once the clock was set."""
     child = _children.get(folder)
-    if record.process is None and child is not None and child.poll() is None:
-        return True
-    return job_file.is_alive(record)
+    return child.poll() is None if child is not None else job_file.is_alive(record)
 
 
 def _await_process(folder: Path) -> None:
