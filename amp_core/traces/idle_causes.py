@@ -8,7 +8,8 @@
 
 A gap ends with a kernel. If the call that launched the kernel had returned before the gap, the kernel waited for other
 work; while the call runs, the host is the cause: the first launch loads the kernel, which takes milliseconds. Otherwise
-the host was late: it had waited for the device, it was dispatching operators, or it did something else.
+the host was late: it had waited for the device, it was dispatching operators, or it did something else. A kernel that
+was launched in the gap and began much later than the call returned waited for other work, too.
 """
 
 import re
@@ -23,6 +24,8 @@ from amp_core.traces.link import EVALUATE, Host
 
 LATENCY_US = 10.0
 """Gaps up to this between kernels that were both launched are the time to start a kernel."""
+START_US = 100.0
+"""A kernel that an idle device could begin begins sooner after its launch, also under the profiler."""
 DISPATCH_US = 300.0
 """Python and the dispatch of operators between two launches take less than this, also under the profiler. A longer gap
 is due to other work of the host: preprocessing, logging, setting up a library."""
@@ -35,8 +38,8 @@ class IdleCauses:
     sync_us: float
     """After the host waited for the device: no more than it waited, since it would have launched that much earlier."""
     wait_us: float
-    """Launched work did not begin, in gaps longer than the time to start a kernel: it waits for other work, of this
-    device or another."""
+    """Launched work did not begin, for longer than it takes to start a kernel: it waits for other work, of this device
+    or another."""
     latency_us: float
     """The same in shorter gaps."""
     dispatch_us: float
@@ -68,20 +71,23 @@ def idle_causes(
     waited = np.concatenate([[0.0], np.cumsum((wait_ends - wait_starts)[by_end])])
     first, last = (np.searchsorted(wait_ends[by_end], edge, side="right") for edge in idle)
     length = idle[1] - idle[0]
-    sync = np.where(queued, 0.0, np.minimum(length, waited[last] - waited[first]))
     long_wait = length >= LATENCY_US
     launching = np.where(queued & long_wait, np.clip(launch_end - idle[0], 0.0, length), 0.0)
-    late_us = np.where(queued, launching, length - sync)
+    has_call = launch_end > launch  # otherwise only the operator is known, in which the host may be for long
+    start_us = np.where(has_call, np.clip(idle[1] - launch_end, 0.0, length), 0.0)
+    late = np.where(queued, launching, length - np.where(start_us >= START_US, start_us, 0.0))
+    sync = np.where(queued, 0.0, np.minimum(late, waited[last] - waited[first]))
+    late_us = late - sync
     dispatch = late_us < DISPATCH_US
     began = idle[0] + sync
-    late, rest = late_us > 0, ~dispatch
+    some, rest = late_us > 0, ~dispatch
     return IdleCauses(
         sync_us=float(sync.sum()),
-        wait_us=float((length - launching)[queued & long_wait].sum()),
+        wait_us=float((length - late)[~queued | long_wait].sum()),
         latency_us=float(length[queued & ~long_wait].sum()),
         dispatch_us=float(late_us[dispatch].sum()),
         host=(began[rest], (began + late_us)[rest]),
-        late=(began[late], (began + late_us)[late]),
+        late=(began[some], (began + late_us)[some]),
     )
 
 

@@ -9,6 +9,7 @@ Needs neither torch nor a GPU, and less memory than the size of the trace.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,10 +147,12 @@ def read_trace(
     inside = launch_windows(windows, linked)
     gpus = _gpus(stream.head)
     accelerator = accelerator or events.accelerator or "cuda"
-    amd = any(is_amd(gpu["name"]) for gpu in gpus) or any(text.startswith("hipLaunch") for text in events.texts)
+    amd = any(is_amd(gpu["name"]) for gpu in gpus) or any(_ROCM.search(text) for text in events.texts)
     unrecorded = not len(events.work) and bool(events.launches or events.accelerator_ops)
     kernels = {} if unrecorded else kernel_rows(events, host, linked, windows, inside, accelerator, amd)
     names = {number: gpu["name"] for number, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
+    if amd and not names:  # PyTorch's older ROCm builds do not list the devices
+        names = dict.fromkeys(events.work.device, amd_name(None, None, None))
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
     steps = step_rows(host, windows, bounds, clock)
@@ -180,6 +183,8 @@ def read_trace(
     )
 
 
+_ROCM = re.compile(r"^hip[A-Z]|^(?:Custom_)?Cijk_|gtcx|^__amd_rocclr_")
+"""Calls and kernels that only AMD's GPUs have."""
 _FACTS = (
     "schemaVersion",
     "record_shapes",

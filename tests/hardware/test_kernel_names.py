@@ -129,6 +129,8 @@ def test_a_triton_product_is_resolved_by_the_types_of_its_operator(name: str) ->
         ("Cijk_BBS_BH_Bias_PostGSU8_VW2", "reduction"),
         ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16>", "communication"),
         ("userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<16>", "communication"),
+        ("_fbgemm_silu_mul", "elementwise"),
+        ("void transformer_engine::HadamardTransformKernel<__nv_bfloat16, 16>", "other"),
     ],
 )
 def test_helpers_and_fused_kernels_are_no_products(name: str, category: str) -> None:

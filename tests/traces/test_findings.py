@@ -157,6 +157,19 @@ def test_idle_time_is_dispatch_in_short_gaps_and_other_work_in_long_ones(tmp_pat
     assert (first.code, first.where) == (code, "host")
 
 
+@pytest.mark.parametrize(("begins", "code"), [(600, "kernel-wait"), (60, "launch-bound")])
+def test_a_kernel_that_begins_long_after_its_launch_waits_for_other_work(tmp_path, begins, code):
+    """Both are launched while the device is idle: the second 40 µs after the first one ended."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, begins + 50, 1)
+    trace.op("aten::mm", 0, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 5, 10, 1)
+    trace.op("aten::mm", 50, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, begins, 50, 53)
+    first = diagnose(run_of(tmp_path, trace))[0]
+    assert first.code == code
+
+
 @pytest.mark.parametrize(
     ("copy", "says"),
     [

@@ -274,6 +274,15 @@ def test_fp32_products_of_amds_matrix_cores_are_not_finished(tmp_path):
     ]
 
 
+def test_a_device_that_is_not_listed_is_amds_if_its_kernels_are(tmp_path):
+    made = Made()
+    made.op("aten::mm", 0, 20, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})
+    made.kernel("Cijk_Ailk_Bljk_SB_MT128x64x16_MI32x32x1x2_SN", 10, 90, 5)
+    run = load_run(import_traces([write(tmp_path / "t.json", made.document(deviceProperties=[]))], tmp_path / "run"))
+    assert step_cost(run).device_name == "AMD GPU"
+    assert set(run.kernels["precision"]) == {"fp32"}  # not TF32: matrix cores multiply FP32 too
+
+
 def imported_from(tmp_path, data):
     (tmp_path / "odd.json").write_bytes(data)
     return load_run(import_traces([tmp_path / "odd.json"], tmp_path / "odd"))

@@ -66,7 +66,7 @@ _PATTERNS = (
     ("elementwise", r"cublasLt::epilogue|epilogue::impl"),
     (
         "gemm",
-        r"(?i)gemm|gemv|nvjet|matmul|Cijk_|cutlass(?!(?:::|\d+)(?:bfloat16_t|half_t|float_|tfloat32_t|array|u?int))|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
+        r"(?i)(?<!fb)gemm(?!a)|gemv|nvjet|matmul|Cijk_|cutlass(?!(?:::|\d+)(?:bfloat16_t|half_t|float_|tfloat32_t|array|u?int))|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
         r"(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![A-Za-z])xdlops",
     ),
     (

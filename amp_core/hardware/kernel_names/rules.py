@@ -83,8 +83,8 @@ _SHAPE = r"[hsidczg](?:884|1684|1688|8816|8832|88128|16816|16832|16864|161616|32
 _KIND = r"(?:sp|gr|xor)?(?:gemm|cudnn|fprop|dgrad|wgrad|deconv|conv|symm|syrk|syr2k|trmm|trsm|hemm|herk|her2k)"
 
 _PRODUCTS = (
-    r"gemm|matmul|(?<![a-z])[bg]?mm(?![a-z])|addmm|attn|attention|fmha|conv(?!ert)|linear|(?<![a-z])dot|moe|mlp|"
-    r"chunk_(?!\w*cumsum)|prefill|decode|_proj_|stage1|_kda_|_kkt_|_swiglu_kernel|rotate_quantize|_nsa_|expand_combine_bwd"
+    r"(?<!fb)gemm(?!a)|matmul|(?<![a-z])[bg]?mm(?![a-z])|addmm|attn|attention|fmha|conv(?!ert)|linear|"
+    r"(?<![a-z])dot|moe|mlp|chunk_(?!\w*cumsum)|rwkv6_fwd_cumsum|prefill|decode|_proj_|stage1|_kda_|_kkt_|_swiglu_kernel|rotate_quantize|_nsa_|expand_combine_bwd"
 )
 """Words, in lower case, of kernels that may multiply matrices whatever else is in their names."""
 
@@ -109,6 +109,15 @@ RULES = (
         None,
         "Inductor of PyTorch 2.0, which numbers its kernels: elementwise or sums; products have templates with names",
     ),
+    _rule(
+        r"^_?triton_(?:rope|qwen2vl_mrope|\w*_quant)",
+        "no",
+        None,
+        "rotary embeddings of Liger, casts of torchao",
+        words="triton_",
+        unless=_PRODUCTS,
+    ),
+    _rule(r"^triton_fp8_gemm_\d", "yes", "fp8", "torchao's FP8 products of blocks", words="triton_fp8_gemm_"),
     _rule(
         r"^_?triton_|_0d1d",
         "unknown",
@@ -243,6 +252,22 @@ RULES = (
         words="lash",
     ),
     _rule(
+        r"flash_fwd_splitkv_mla_fp8_sparse_kernel<|sparse_attn_fwd_(?:for_small_topk_)?kernel<",
+        "yes",
+        "bf16",
+        "FlashMLA's sparse attention: WGMMA or UMMA in BF16, also of a cache in FP8",
+        words="mla_fp8_sparse sparse_attn_fwd",
+        category="attention",
+    ),
+    _rule(
+        r"hstu_(?:fwd_kernel|bwd_(?:kernel|compute_dq_dk_dv_kernel))<",
+        "yes",
+        types.of_template,
+        "HSTU attention of FBGEMM: matrix instructions only",
+        words="hstu_",
+        category="attention",
+    ),
+    _rule(
         r"FlashAttn(?:Fwd|Bwd)Sm[89]\d|flash(?:::|\d+)FlashAttn(?:Fwd|Bwd)(?=I|<|$)|"
         r"FlashAttention(?:Forward|Backward)Sm\d+",
         "yes",
@@ -343,6 +368,25 @@ RULES = (
         types.of_template,
         "Marlin: 16-bit MMA",
         words="arlin",
+    ),
+    _rule(
+        r"Hadamard(?:Transform|AmaxTma)Kernel|rht_gemm_device",
+        "yes",
+        "bf16",
+        "Transformer Engine's random Hadamard transforms: BF16 MMA",
+        words="Hadamard rht_gemm",
+        category="other",
+    ),
+    _rule(
+        r"gemm_4bit_sm\d+_m16n8k", "yes", types.of_template, "bitsandbytes' 4-bit weights: MMA", words="gemm_4bit_sm"
+    ),
+    _rule(
+        r"tcnn::kernel_mlp_fused",
+        "yes",
+        "fp16",
+        "tiny-cuda-nn's fused layers: WMMA",
+        words="kernel_mlp",
+        category="gemm",
     ),
     _rule(r"tinygemm_m16n8k16", "yes", "bf16", "PyTorch's int4 weights: BF16 MMA"),
     # --- CUTLASS as templates
@@ -464,6 +508,37 @@ RULES = (
         "casts, norms, layouts",
         words="transformer_engine deep_gemm::",
     ),
+    _rule(
+        r"gsplat::|tcnn::|(?:^|::)(?:render|preprocess|computeCov2D)CUDA|duplicateWithKeys|identifyTileRanges|"
+        r"(?:Rasterize|alphaComposite|weightedSum)\w*Cuda\w*Kernel|PointFaceArray|PointEdgeArray|KNearestNeighbor",
+        "no",
+        None,
+        "rendering of Gaussians, meshes and fields: gsplat, PyTorch3D, tiny-cuda-nn",
+        words="gsplat:: tcnn:: CUDA Cuda duplicateWithKeys identifyTileRanges PointFace PointEdge KNearest",
+        unless=r"(?i:mlp|cutlass|gemm|shampoo)",
+        category="other",
+    ),
+    _rule(
+        r"segment_(?:\w+_)?(?:coo|csr)_\w*kernel|(?:fps|knn|radius|nearest|grid_cluster)_(?:cuda_)?kernel|random_walk_\w*kernel|"
+        r"spline_(?:basis|weighting)_\w*kernel|"
+        r"(?:roi_align|roi_pool|border_align|bezier_align|ball_query|group_points|three_nn|three_interpolate|"
+        r"furthest_point_sampling|points_in_boxes|voxelize|bbox_overlaps|chamfer_distance|carafe|psamask|sync_bn|"
+        r"correlation|box_iou)_\w*cuda|nms_(?:cuda|rotated|quadri)|bias_act_kernel|filtered_lrelu_|upfirdn2d_",
+        "no",
+        None,
+        "graphs, boxes and points: PyG, MMCV, StyleGAN",
+        words="segment_ _kernel _cuda nms_ bias_act filtered_lrelu upfirdn2d",
+        unless=r"(?i:gemm|mma)",
+        category="other",
+    ),
+    _rule(
+        r"fastertransformer::",
+        "no",
+        None,
+        "FasterTransformer beside its products: biases, norms, caches, sampling",
+        words="fastertransformer::",
+        unless=r"(?i:gemm|matmul|multihead|attention_kernel|mma|cutlass)",
+    ),
     _rule(r"fbgemm_gpu|split_embedding|permute_pooled|linearize_index", "no", None, "FBGEMM's embeddings"),
     _rule(
         r"multi_tensor_apply|(?i:fused_?(?:adam|sgd|lamb|adagrad|novograd))",
@@ -482,7 +557,7 @@ RULES = (
     # --- serving engines and mixtures of experts, beside their products
     _rule(
         r"moe::dev::(?:routing|finalize|activation|permute)|moe_(?:align|sum|permute|unpermute)|reshape_and_cache|"
-        r"store_kv_?cache|concat_and_cache|scaled_fp8_quant|scaled_int8_quant|per_token(?:_group)?_quant|"
+        r"store_kv_?cache|concat_and_cache|scaled_fp8_quant|scaled_int8_quant|(?<!_dot_kernel_)per_token(?:_group)?_quant|"
         r"causal_conv1d_|recat_copy_async|bounds_check_indices|kv_indices|page_indices|combined_routing|"
         r"_finalize_matmul_scatter|sum_bitmatrix|reduce_segments|count_expert|expand_to_fused|get_fused_mapping|"
         r"reduce_fused_impl|get_dispatch_layout|future_token_ids|clamp_position|sage_quant|_copy_tensor_kernel|"
@@ -491,6 +566,13 @@ RULES = (
         None,
         "routing, caches, casts and sums beside the products of a language model",
         category="other",
+    ),
+    _rule(
+        r"^(?:chunk_dplr_bwd_kernel_intra|prepare_wy_repr_fwd_kernel_chunk32)$",
+        "no",
+        None,
+        "flash-linear-attention: products of chunks by sums",
+        words="chunk",
     ),
     _rule(r"^_chunk_scan_bwd_(?:dz|ddAcs_unstable)", "no", None, "Mamba 2 beside its products", words="_chunk_scan_"),
     _rule(
@@ -553,7 +635,7 @@ RULES = (
         r"VariableLength\w*SumKernel|(?<![A-Za-z])AttentionSumKernel|PackBitsKernel|interleave_\w+_gemm_kernel|"
         r"setup_grouped_gemm|routingIndices\w*Kernel|routingMainKernel|(?:global|block|merge)ExpertPrefixSum|"
         r"moe(?:Permute|Unpermute|Activation|A2A\w+)Kernel|finalizeKernel|computeStridesTma|"
-        r"(?:Hadamard|Amax)\w*Kernel|kInt8VectorQuant|kPreconditionOptimizer|kOptimizer|kDequantize|kQuantize|"
+        r"Amax\w*Kernel|kInt8VectorQuant|kPreconditionOptimizer|kOptimizer|kDequantize|kQuantize|"
         r"selective_state_update|welford_kernel|transducer_\w+|focal_loss_\w+_kernel|index_mul_2d_|"
         r"operator_(?:bcast|contiguous|element|tn)\w*|ipc_\w*(?:rsag|push)\w*|dtype_convert_\w+|"
         r"fused_moe_aux_loss|score_for_moe_aux_loss|thd_(?:copy|grad|lse|out|partition|read|reorder)_\w+|cuda_random_\w+|"
@@ -565,7 +647,7 @@ RULES = (
         unless=r"(?i:mma)",
     ),
     _rule(
-        r"^_?\w*(?:gemm|matmul|(?<![a-z])[bg]?mm(?:_|$)|moe_kernel|attn_(?:fwd|bwd)|unified_attention|sage_fwd|mqa_logits)|"
+        r"^_?\w*(?:(?<!fb)gemm|matmul|(?<![a-z])[bg]?mm(?:_|$)|moe_kernel|attn_(?:fwd|bwd)|unified_attention|sage_fwd|mqa_logits)|"
         r"^_?bwd_kernel(?:_|$)|^_?fwd_kernel(?:_|$)|^_?(?:fwd|bwd)_grouped_kernel|^_?(?:attn|attention)_(?:fwd|bwd)|"
         r"^_?bwd_(?:dq|dkdv|dkv)_kernel|^_?chunk_\w*(?:fwd|bwd)_kernel_(?:o|h|dh|dv|dqk\w*|dqkwg|inter|intra)$",
         "unknown",
@@ -601,7 +683,8 @@ RULES = (
         r"kl_div|jsd|geglu|grpo|dyt|optimizer_(?:update|precondition)|element_mul|zero_pad|amax|tv_distance|philox|"
         r"segsum|addcmul|downcast|upcast|dequant|unpermute|permute|argsort|quant|reduce|combine|hgrn|token_parallel|"
         r"chunk_sort_map|copy_last_chunk|splitk_reduce|zero_pad|page_table|slot_mapping|penalt(?:y|ies))(?:_\w*|$)|"
-        r"^fused_recurrent_\w+(?<!_dw)$",
+        r"^fused_recurrent_\w+(?<!_dw)$|^_(?:DWf_DW_dfg|fg|exact_(?:forward|backward)|approx_(?:forward|backward))_kernel$|"
+        r"^_(?:fbgemm_silu_mul|fbgemm_gather_scale_dense_tokens|to_fp8_(?:col|row)_major)\w*$",
         "no",
         None,
         "a Triton kernel without products",
