@@ -31,9 +31,10 @@ fully_shard(model, mp_policy=policy)"""
         family=RANGE_AND_PRECISION,
         order=286,
         what="Gradients are reduced across processes in 16 bits.",
-        signal="reduce_dtype of FSDP's policy, DDP's communication hook, dtypes of the gradients of a DDP model.",
-        threshold="A 16-bit reduce_dtype or compression hook; with FSDP2's default, which is param_dtype, a warning "
-        "from 8 processes on and informational below (torchtitan issues 700 and 2389, modalities 462).",
+        signal="reduce_dtype of FSDP's policy, DDP's communication hook, dtypes of the gradients of a DDP model, and "
+        "of tensors of their size that the loop or the hook passes to `torch.distributed.all_reduce`.",
+        threshold="A 16-bit reduce_dtype, compression hook or such tensor; with FSDP2's default, which is param_dtype, "
+        "a warning from 8 processes on and informational below (torchtitan issues 700 and 2389, modalities 462).",
         advice="Each addition rounds to 8 significant bits, and more small gradients are lost the more processes "
         "there are. Reduce in float32: it costs bandwidth, not memory.",
         snippet=_POLICY,
@@ -56,6 +57,9 @@ def half_reduction(run: Run) -> list[Finding]:
     elif isinstance(hook, str) and (named := _NARROW_HOOK.search(hook)):
         dtype = "bfloat16" if named[1] else "float16" if named[2] else "16 bits"
         where, how = hook, f"the communication hook is {hook}"
+    elif (reduced := settings.get("reduced")) in SIGNIFICANT_BITS:
+        dtype, where = str(reduced), str(hook or "all_reduce")
+        how = f"all_reduce is called with tensors in {reduced}"
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
         how = f"the DDP model's gradients are in {dtype}"

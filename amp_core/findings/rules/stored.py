@@ -38,7 +38,7 @@ SIGNIFICANT_BITS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first()
         "(float16), or any such dtype: a sum that is 256 (2048) times its terms stops changing. An error if the "
         "loss overflowed in it.",
         advice="The loss has two or three significant digits, and its sums have fewer. Compute and accumulate "
-        "losses and metrics in float32.",
+        "losses, metrics and gradients in float32.",
         snippet="loss = loss_fn(model(x).float(), y)\ntotal += loss.detach().double()",
         page="",
     )
@@ -58,7 +58,8 @@ def half_accumulation(run: Run) -> list[Finding]:
         return [_accumulated(str(row["name"]), str(row["dtype"]), f"{row['name']} is accumulated in {row['dtype']}")]
     shared = facts(run.head.config, "communication")
     reduced = shared.get("reduce_dtype") or shared.get("param_dtype")
-    summed = shared.get("main_grad") or (reduced if shared.get("unsynced") else None)
+    own_sums = str(run.head.config.get("gradient_sums", ""))
+    summed = shared.get("main_grad") or own_sums or (reduced if shared.get("unsynced") else None)
     if summed in SIGNIFICANT_BITS:
         return [
             _accumulated("gradients", str(summed), (f"Gradients of several micro-batches are accumulated in {summed}"))

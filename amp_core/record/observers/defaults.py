@@ -17,6 +17,7 @@ from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState
 from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
+from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.own_clipping import OwnClipping
@@ -54,5 +55,6 @@ def default_signals(
     yield Branches(writer, model, optimizers, device)
     yield StaleGradients(writer, model, optimizers)
     yield Communication(writer, model)
+    yield GradientSums(writer, model)
     yield SecondMoments(writer, model, optimizers)
     yield FailedIn(writer, model)

@@ -196,6 +196,8 @@ def argument(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
 backward = Shared(torch.autograd, "backward")
 """`loss.backward()` calls it by name."""
 grad = Shared(torch.autograd, "grad")
+reduced = Shared(torch.distributed, "all_reduce")
+"""As loops and DDP's communication hooks call it. A collective that DDP or FSDP itself starts does not come by here."""
 scheduled = Shared(lr_scheduler.LRScheduler, "step")
 """All schedulers of torch except `ReduceLROnPlateau`; composed ones call it once for each part."""
 scheduled_on_plateau = Shared(lr_scheduler.ReduceLROnPlateau, "step")

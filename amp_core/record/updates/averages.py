@@ -32,6 +32,9 @@ MIN_SHOWING = 16
 """Fewest such elements from which the decay is estimated."""
 MAX_LOST_FRAC = 1.1
 """A tensor whose changes differ from those of an average by more than their size is not an average."""
+MIN_COSINE = 0.5
+"""Cosine to the weights below which tensors that do not change are no average of them, but sums of gradients, say, that
+were cleared."""
 
 
 @dataclass
@@ -119,8 +122,10 @@ class AverageLedger(Observer):
             pair.average = average
             if not known or local(average).data_ptr() != pair.address or not _is_as_before(pair):
                 written.add(id(pair.copy))
-        kept = [pair for pair in pairs if pair.weight is not None and id(pair.copy) in written]
-        if kept:
+        for copy in written:  # a loop may keep several averages, each with a decay of its own
+            kept = [pair for pair in pairs if pair.weight is not None and id(pair.copy) == copy]
+            if not kept:
+                continue
             transfer = HostTransfer()
             moves = [_move(pair) for pair in kept]
             shown = torch.stack(
@@ -129,7 +134,8 @@ class AverageLedger(Observer):
             products, squares, showing = shown.sum(dim=0)
             rate = torch.where(showing >= MIN_SHOWING, products / squares, torch.nan)
             transfer.put("rate", rate)
-            transfer.put("sums", torch.stack([_sums(change, distance, rate) for change, distance in moves]))
+            transfer.put("sums", torch.stack([_sums(*move, rate) for move in moves]))
+            transfer.put("likeness", torch.stack([_likeness(pair) for pair in kept]))
             transfer.send()
             self._sent.append((self._step, kept, transfer))
 
@@ -141,7 +147,10 @@ class AverageLedger(Observer):
             sums = transfer.values("sums").reshape(len(pairs), -1)
             apart, unchanged, mass, lost = sums.sum(axis=0)
             known = 0 < rate <= 1
-            if not apart or (unchanged < apart / 2 and not (known and lost <= MAX_LOST_FRAC * mass)):
+            product, *squares = transfer.values("likeness").reshape(len(pairs), -1).sum(axis=0)
+            alike = product > 0 and product**2 >= MIN_COSINE**2 * squares[0] * squares[1]
+            is_average = alike if unchanged >= apart / 2 else known and lost <= MAX_LOST_FRAC * mass
+            if not apart or not is_average:
                 continue
             self._writer.append(
                 "averages",
@@ -167,6 +176,14 @@ def _move(pair: _Pair) -> tuple[torch.Tensor, torch.Tensor]:
     before = pair.before.to(torch.float64)
     after = spaced(local(pair.average), pair.taken).to(torch.float64)
     return after - before, pair.weight.to(before.device, torch.float64).reshape(before.shape) - before
+
+
+def _likeness(pair: _Pair) -> torch.Tensor:
+    """For the cosine between average and weight: their product, and the square of each."""
+    assert pair.weight is not None
+    average = pair.before.to(torch.float64).reshape(-1)
+    weight = pair.weight.to(average.device, torch.float64).reshape(-1)
+    return torch.stack([average @ weight, average @ average, weight @ weight])
 
 
 def _decay_sums(change: torch.Tensor, distance: torch.Tensor, pair: _Pair) -> torch.Tensor:

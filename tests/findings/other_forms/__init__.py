@@ -1,6 +1,17 @@
 """Faults and healthy trainings in other forms than the zoo's: other architectures, spellings and loops."""
 
-from tests.findings.other_forms import architectures, autocast, healthy, masks, operators, scaling, state, unscaling
+from tests.findings.other_forms import (
+    architectures,
+    autocast,
+    healthy,
+    masks,
+    operators,
+    quantized,
+    scaling,
+    sharded,
+    state,
+    unscaling,
+)
 from tests.findings.other_forms.form import FAULTS, HEALTHY, Form
 
 __all__ = [
@@ -12,7 +23,9 @@ __all__ = [
     "healthy",
     "masks",
     "operators",
+    "quantized",
     "scaling",
+    "sharded",
     "state",
     "unscaling",
 ]

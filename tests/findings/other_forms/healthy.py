@@ -381,6 +381,23 @@ def own_optimizer_with_masters(into):
     pure(m, OwnOptimizer(m, 0.001, update), tokens(10), into)
 
 
+@healthy(each_time=True)
+def last_gradients_kept_in_bf16(into):
+    """Copies for a log, made after each of several micro-batches: nothing is added to them."""
+    m = CNN(bn=False)
+    o = sgd(m, 0.1)
+    last = [torch.zeros_like(p, dtype=BF) for p in m.parameters()]
+    with watched(m, o, into):
+        for i, b in enumerate(images(16)):
+            with amp(BF):
+                value = ce(m(b[0]), b[1]) / 4
+            value.backward()
+            for copy, p in zip(last, m.parameters(), strict=True):
+                copy.copy_(p.grad)
+            if i % 4 == 3:
+                step(o)
+
+
 @healthy()
 def ema_swap_for_eval(into):
     m = CNN()

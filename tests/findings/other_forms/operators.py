@@ -21,7 +21,7 @@ def pure_bf16_lm_large_vocab(into):
     pure(m, sgd(m, 0.3), tokens(3, vocab=20000), into, loss=loss)
 
 
-@fault("half-logits|half-sum")
+@fault("half-logits", each_time=True)
 def contrastive_log_softmax_half(into):
     m = nn.ModuleList([nn.Linear(16, 8), nn.Linear(16, 8)])
     bank = torch.randn(10000, 16)
@@ -104,6 +104,31 @@ def gnn_scatter_bf16(into):
     m = Net(graph, a=nn.Linear(8, 16), b=nn.Linear(16, 4))
     graphs = ((torch.randn(4000, 8), torch.randint(4, (4000,))) for _ in range(3))
     bf16(m, graphs, into, loss=lambda m, b: m(*b).float().square().mean() * 1e-06)
+
+
+@fault("rounded-positions", "numbers", each_time=True)
+def list_of_positions_converted_with_the_model(into):
+    def rotated(m, x):
+        angles = m.numbers[-x.shape[1] :, None].float() * 0.01
+        h = m.a(x)
+        return m.b((h * angles.cos().to(h.dtype)).mean(1))
+
+    m = Net(rotated, a=nn.Linear(8, 16), b=nn.Linear(16, 8))
+    m.register_buffer("numbers", torch.arange(600.0))
+    m = m.to(BF)
+    pure(m, sgd(m, 0.3), series(3), into)
+
+
+@healthy(each_time=True)
+def positions_that_are_clamped(into):
+    """The last positions of the list are equal on purpose."""
+
+    def biased(m, x):
+        return m.b(m.a(x).mean(1) + m.numbers[-1] * 1e-3)
+
+    m = Net(biased, a=nn.Linear(8, 16), b=nn.Linear(16, 8))
+    m.register_buffer("numbers", torch.arange(600.0).clamp(max=255))
+    bf16(m, series(3), into)
 
 
 @fault("rounded-positions")

@@ -15,6 +15,7 @@ from tests.findings.other_forms.loops import (
     OwnOptimizer,
     Trainer,
     adam,
+    amp,
     bf16,
     ce,
     fp16,
@@ -261,6 +262,26 @@ def bf16_pure_accumulation(into):
         for i, t in enumerate(tokens(24)):
             (lm_loss(m, t) / 8).backward()
             if i % 8 == 7:
+                step(o)
+
+
+@fault("half-accumulation", "gradients", each_time=True)
+def gradients_summed_in_a_list_of_bf16(into):
+    m = GPT()
+    o = sgd(m, 0.1)
+    bank = [torch.zeros_like(p, dtype=BF) for p in m.parameters()]
+    with watched(m, o, into):
+        for i, t in enumerate(tokens(16)):
+            with amp(BF):
+                value = lm_loss(m, t) / 4
+            value.backward()
+            for total, p in zip(bank, m.parameters(), strict=True):
+                total += p.grad.to(BF)
+                p.grad = None
+            if i % 4 == 3:
+                for total, p in zip(bank, m.parameters(), strict=True):
+                    p.grad = total.float()
+                    total.zero_()
                 step(o)
 
 

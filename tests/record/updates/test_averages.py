@@ -123,6 +123,25 @@ def test_an_average_in_fp32_is_not_compared(tmp_path: Path) -> None:
     assert averages(with_a_deep_copy, 0.9999, tmp_path / "run", torch.float32).empty
 
 
+def test_each_of_two_averages_has_its_own_decay(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    slow, fast = Averager(model, 0.9999), Averager(model, 0.5)
+    with watch(model, optimizer, into=tmp_path / "run", every=5):
+        for seed in range(STEPS):
+            torch.manual_seed(seed)
+            x = torch.randn(16, 32).to(torch.bfloat16)
+            ((model(x) - x) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                slow.update(model)
+                fast.update(model)
+    rows = load_run(tmp_path / "run").averages
+    unchanged = rows[(rows["step"] == 10) & (rows["name"] == "0.weight")]["unchanged_frac"]
+    assert sorted(unchanged > 0.5) == [False, True]
+
+
 def frozen(model: torch.nn.Module, decay: float) -> tuple[Any, Callable[[], None]]:
     return copy.deepcopy(model).requires_grad_(False), lambda: None
 
@@ -132,6 +151,16 @@ def gradients(model: torch.nn.Module, decay: float) -> tuple[Any, Callable[[], N
     return kept, lambda: [g.add_(torch.randn_like(g)) for g in kept] and None
 
 
-@pytest.mark.parametrize("keep", [frozen, gradients])
+def cleared(model: torch.nn.Module, decay: float) -> tuple[Any, Callable[[], None]]:
+    kept = [torch.zeros_like(p) for p in model.parameters()]
+
+    def use() -> None:
+        for total in kept:
+            total.add_(torch.randn_like(total)).zero_()
+
+    return kept, use
+
+
+@pytest.mark.parametrize("keep", [frozen, gradients, cleared])
 def test_a_teacher_and_other_tensors_of_the_same_shapes_are_no_averages(keep: Any, tmp_path: Path) -> None:
     assert averages(keep, 0.0, tmp_path / "run").empty

@@ -1,7 +1,8 @@
 """What happens to gradients between processes and in optimizer states: dtypes of reduction, accumulation and moments.
 
 `Communication` writes `communication` into `config`: what FSDP's policy or DDP's hook says, as
-`{"param_dtype": "bfloat16", "reduce_dtype": "bfloat16", "output_dtype": None, "hook": "", "unsynced": False}`.
+`{"param_dtype": "bfloat16", "reduce_dtype": "bfloat16", "output_dtype": None, "hook": "", "unsynced": False}`, and the
+16-bit dtype in which the program's own code was seen to reduce gradients.
 `SecondMoments` writes an event for each optimizer whose second moments have 16 bits.
 """
 
@@ -11,15 +12,18 @@ from typing import Any
 import torch
 
 from amp_core.record.model import own
+from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.model.parameters import has_values, local_values, named_parameters, unwrapped
+from amp_core.record.model.parameters import has_values, in_backward, local_values, named_parameters, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
+from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
 FIRST_STEPS = 3
-"""Steps in which it is observed whether FSDP reduces after each backward, and after which moments are inspected."""
+"""Steps in which it is observed whether FSDP reduces after each backward and what the program reduces itself, and after
+which moments are inspected."""
 MAX_TENSORS, MAX_ELEMENTS = 32, 4096
 """Second moments of an optimizer that are inspected, and elements of each."""
 DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
@@ -33,6 +37,9 @@ class Communication(Observer):
         self._model = model
         self._states: list[Any] = []  # of FSDP2's modules
         self._facts: dict[str, Any] = {}
+        self._sizes: set[int] = set()  # of the parameters
+        # A patched collective within a compiled graph would break the graph.
+        self._listens = torch.distributed.is_available() and not is_compiled(model)
 
     def step_began(self, step: int) -> None:
         if not self._facts:
@@ -40,12 +47,34 @@ class Communication(Observer):
             self._facts = _settings(self._model, self._states)
             if any(self._facts.values()):
                 self._write()
-        self.awake = bool(self._states) and step < FIRST_STEPS and not self._facts["unsynced"]
+        self.awake = step < FIRST_STEPS and (self._listens or (bool(self._states) and not self._facts["unsynced"]))
 
     def backward_began(self) -> None:
+        if self._listens and torch.distributed.is_initialized():
+            self._sizes = {p.numel() for p in own.parameters(self._model)}
+            patched_functions.reduced.listen(self._on_reduce)
+            self._listens = False
         groups = [g for state in self._states if (g := getattr(state, "_fsdp_param_group", None)) is not None]
         if any(getattr(group, "reduce_grads", True) is False for group in groups):
             self._facts["unsynced"] = True
+            self._write()
+
+    def step_ended(self, step: int) -> None:
+        if step >= FIRST_STEPS - 1:
+            patched_functions.reduced.unlisten(self._on_reduce)
+
+    def close(self) -> None:
+        patched_functions.reduced.unlisten(self._on_reduce)
+
+    def _on_reduce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Within backward, a hook of DDP reduces gradients, but tensor parallelism activations."""
+        tensor = args[0] if args else kwargs.get("tensor")
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in NARROW:
+            return
+        largest = max(self._sizes, default=0)
+        if (tensor.numel() in self._sizes or tensor.numel() > largest) and (self._facts["hook"] or not in_backward()):
+            self._facts["reduced"] = dtype_name(tensor.dtype)
+            patched_functions.reduced.unlisten(self._on_reduce)
             self._write()
 
     def _write(self) -> None:

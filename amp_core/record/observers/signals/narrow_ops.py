@@ -48,6 +48,7 @@ class NarrowOps:
         self._softmax_sizes: set[int] = set()
         self._widened: dict[tuple[int, int], torch.dtype] = {}  # 16-bit values cast to FP32, by elements and last size
         self._wide_softmax: dict[str, int] = {}  # classes of a softmax over many, by module
+        self._wide_sums: dict[tuple[int, ...], int] = {}  # terms of a sum over many classes, by its shape
         self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
@@ -97,6 +98,8 @@ class NarrowOps:
             classes = first.shape[dims[0]] if first.dim() else 1
             if name == "log" and self._wide_softmax:  # of the chosen class alone
                 classes = max(classes, self._wide_softmax.get(module(), 0))
+            if name == "log":  # of the sum of all exponentials
+                classes = max(classes, self._wide_sums.get(tuple(first.shape), 0))
             if classes >= MIN_CLASSES:
                 self._report("narrow classes", op, module(), float(classes), float(MIN_CLASSES), first.dtype)
         elif name in ("cos", "sin"):
@@ -136,6 +139,8 @@ class NarrowOps:
             self._statistic(op, out.numel(), out.dtype, module)
         if name == "sum":
             limit = MIN_SUM_TERMS
+            if terms >= MIN_CLASSES and out.numel() > 1:
+                self._wide_sums[tuple(out.shape)] = terms
         elif name == "mean":
             limit = MIN_MEAN_TERMS
         elif name in ("cumsum", "logcumsumexp", "cumprod"):

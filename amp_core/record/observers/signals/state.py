@@ -98,7 +98,7 @@ class HalfBuffers(Observer):
 
 
 class PositionTables(Observer):
-    """Reports once which buffers hold sines and cosines of positions that were rounded, or frequencies in 16 bits.
+    """Reports once which buffers hold rounded positions, sines and cosines of such, or frequencies in 16 bits.
 
     Neighbouring rows of such a table are equal where two positions became one, though not at its begin.
     """
@@ -147,20 +147,30 @@ class PositionTables(Observer):
 
 
 def _is_position_table(buffer: torch.Tensor) -> bool:
-    rows = buffer.shape[-2] if buffer.dim() > 1 else 0
+    rows = max(buffer.shape[-2:]) if buffer.dim() else 0
     return (
         buffer.is_floating_point() and buffer.element_size() > 1 and rows > MIN_ROWS
-        and 2 <= buffer.shape[-1] < rows and buffer.numel() == rows * buffer.shape[-1]
+        and _width(buffer) < rows and buffer.numel() == rows * _width(buffer)
         and type(buffer) is torch.Tensor and has_values(buffer)
     )  # fmt: skip
 
 
+def _width(table: torch.Tensor) -> int:
+    """1 for a list of positions, however it is shaped; else the sines and cosines of a position."""
+    return 1 if table.numel() == max(table.shape[-2:]) else table.shape[-1]
+
+
 def _equal_rows(table: torch.Tensor) -> torch.Tensor:
     """How many of the first `MIN_ROWS` rows equal the row before, and how many of the rest."""
-    rows = table.detach().reshape(-1, table.shape[-1])
-    equal = (rows[1:] == rows[:-1]).all(dim=1)
-    bounded = rows.abs().amax() <= 1.0  # of sines and cosines
-    return torch.stack([equal[: MIN_ROWS - 1].sum(), equal[MIN_ROWS - 1 :].sum() * bounded])
+    rows = table.detach().reshape(-1, _width(table))
+    steps = rows[1:] - rows[:-1]
+    equal = (steps == 0).all(dim=1)
+    if rows.shape[1] > 1:
+        is_table = rows.abs().amax() <= 1.0  # of sines and cosines
+    else:  # positions at equal distances, until rounding makes some of them equal and others more distant
+        unit = steps[0]
+        is_table = (steps[: MIN_ROWS - 1] == unit).all() & (unit > 0).all() & (steps >= 0).all() & (steps > unit).any()
+    return torch.stack([equal[: MIN_ROWS - 1].sum(), equal[MIN_ROWS - 1 :].sum() * is_table])
 
 
 class Branches(Observer):
