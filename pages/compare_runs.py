@@ -39,12 +39,15 @@ hues = run_colours(compared.table, charts.dark())
 
 def result() -> None:
     """The ratios of each recipe, and its loss beside the baseline's."""
+    left, right = charts.grid("compare")
+    if not under_way:
+        with left:
+            together.losses(runs)
+    if compared.recipes["loss_change_frac"].notna().any():
+        with right:
+            charts.show(deviation_figure(compared.recipes, charts.dark(), hues=hues), "compare.deviation", half=True)
     comparison.tables(compared)
     costs.relative_findings(runs)
-    if not under_way:
-        together.losses(runs)
-    if compared.recipes["loss_change_frac"].notna().any():
-        charts.show(deviation_figure(compared.recipes, charts.dark(), hues=hues), "compare.deviation")
 
 
 def numerics() -> None:

@@ -56,10 +56,12 @@ def headline(table: pd.DataFrame) -> str:
     for gpu, rows in known.groupby("gpu", sort=False):
         best = rows.sort_values("speedup", ascending=False, kind="stable").iloc[0]
         span = f"{words.number(best['speedup_low'], digits=2)}–{words.number(best['speedup_high'], digits=2)}"
-        best_of.append(f"{gpu}: {best['recipe'].upper()} {words.number(best['speedup'], digits=2)} × FP32 ({span})")
+        best_of.append(
+            f"{gpu}: {best['recipe'].upper()} {words.number(best['speedup'], digits=2)} × the speed of FP32 ({span})"
+        )
     sentence = f"Forecast, not measured. {'; '.join(best_of)}."
     if (known["bound_by"] == "launches").any():
-        sentence += " Launch-bound steps wait for Python: larger batches or compilation gain more."
+        sentence += " Launch-bound steps wait for Python: larger batches or `torch.compile` help more."
     return sentence
 
 

@@ -22,10 +22,10 @@ def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
         return "This run recorded neither a loss scale nor skipped steps."
     if not about.has_scaler:
         return f"{recipe} runs without loss scaling: no skipped steps, and no protection from underflow."
-    ended = f"The scale went from {words.scale(about.first)} to {words.scale(about.last)}"
+    ends = f"began at {words.scale(about.first)}, ended at {words.scale(about.last)}"
     if about.first == about.last:
-        ended = f"The scale began and ended at {words.scale(about.last)}"
-    span = f"{ended} and stayed between {words.scale(about.lowest)} and {words.scale(about.highest)}."
+        ends = f"began and ended at {words.scale(about.last)}"
+    span = f"The scale {ends} and ranged from {words.scale(about.lowest)} to {words.scale(about.highest)}."
     if about.lowest == about.highest:
         span = f"The scale was constant at {words.scale(about.last)}."
     if about.skips == 0:
@@ -41,7 +41,7 @@ def of_attempts(about: ScaleSummary) -> str:
 
 def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
     """The current loss scale, skipped steps, and how often the scale decreased and increased."""
-    clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "growth interval not recorded"
+    clean = f"growth interval {interval:,} steps" if isinstance(interval, int) else "growth interval not recorded"
     left, right = cards.pairs()
     with left:
         at_first = f"{words.scale(about.first)} at first"

@@ -26,10 +26,10 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
         return "No kernel of this window is GEMM/conv, so tensor cores have nothing to accelerate."
     share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
     unnamed = f"; {words.percent(use.unknown_frac)} is unclassified" if use.unknown_frac else ""
-    lead = "Tensor cores do GEMM/conv" if share >= 0.9 else "Tensor cores do part of GEMM/conv"
+    lead = "Tensor cores run GEMM/conv" if share >= 0.9 else "Tensor cores run part of GEMM/conv"
     text = (
-        f"{lead}: {words.percent(share)} of its time, and {words.percent(use.tensor_frac)} of all kernel time, is in "
-        f"kernels that use them{unnamed}."
+        f"{lead}: kernels that use them take {words.percent(share)} of its time and {words.percent(use.tensor_frac)} "
+        f"of all kernel time{unnamed}."
     )
     if share < 0.01:
         lead = "Tensor cores are unused" if unknown < 0.5 else "Kernel names do not show whether tensor cores are used"

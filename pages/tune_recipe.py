@@ -10,7 +10,7 @@ from pages.parts.start import queue, searches
 
 HOW = (
     "A search runs precisions and options of your workload interleaved, stops slow or diverging ones early, and "
-    "returns the fastest recipe whose loss stays within the seed-to-seed noise of FP32, with the code for it. On the "
+    "returns the fastest recipe whose loss stays within the seed-to-seed noise of FP32, and its code. On the "
     "command line: `ampscope tune my_task.py:build --budget 300`."
 )
 

@@ -1,4 +1,4 @@
-"""`ampscope tune` without `--max-batch`: the fastest recipe that keeps parity, with the code for it.
+"""`ampscope tune` without `--max-batch`: the fastest recipe that keeps parity, and its code.
 
 ampscope tune --workload text-gpt --size small --budget 600
 ampscope tune my_task.py:build --budget 300 --code lightning

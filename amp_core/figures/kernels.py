@@ -111,7 +111,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
             [f"  {percent(s)} · {number(us / 1e3, 'ms')}" for s, us in zip(values, kernels["total_us"], strict=True)],
         )
     padding = 1.25 * float(shown["time_frac"].max())  # for the numbers beside the bars
-    set_layout(figure, xaxis=share_axis("share of their time", min(1.0, padding), padding))
+    set_layout(figure, xaxis=share_axis("share of time", min(1.0, padding), padding))
     figure.yaxis(
         type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False, showticklabels=False,
         range=[-0.5, len(rows) - 0.5],

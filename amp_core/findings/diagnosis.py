@@ -57,7 +57,7 @@ class Origin:
     gradients: int | None = None
 
     def in_words(self) -> str:
-        """`tokens.weight (weight gradients), in 14 of 22 skips after calibration; reached at most 2 of 28 gradients`"""
+        """`head (output gradients), in 14 of 22 skips after calibration; at most 2 of 28 gradients non-finite`"""
         kind = f" ({formatting.KIND_LABELS[self.kind].lower()})" if self.kind else ""
         text = f"{self.name}{kind}"
         if self.skips is not None:
@@ -66,7 +66,7 @@ class Origin:
         elif self.step is not None:
             text += f", step {self.step:,}"
         if self.reached is not None:
-            text += f"; reached at most {self.reached:,} of {formatting.plural(self.gradients or 0, 'gradient')}"
+            text += f"; at most {self.reached:,} of {formatting.plural(self.gradients or 0, 'gradient')} non-finite"
         return text
 
 
@@ -92,7 +92,7 @@ class Diagnosis:
     def began(self) -> str:
         """Where the fault began and how far it spread, as one sentence; empty without a fault, or if it is in no
         tensor."""
-        return f"Began in {self.origin.in_words()}." if self.origin and self.cause else ""
+        return f"Origin: {self.origin.in_words()}." if self.origin and self.cause else ""
 
     @property
     def evidence(self) -> tuple[str, ...]:

@@ -103,7 +103,8 @@ class Finding:
             first, last = self.steps
             texts.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
         if self.value is not None:
-            limit = f", limit {formatting.amount(self.limit, self.unit)}" if self.limit is not None else ""
+            unit = "share" if self.unit.startswith("share") else self.unit  # of what is said once
+            limit = f", limit {formatting.amount(self.limit, unit)}" if self.limit is not None else ""
             texts.append(f"{formatting.amount(self.value, self.unit)}{limit}")
         return texts
 

@@ -112,9 +112,7 @@ def options(lead: Candidate, probe_run: Run, seconds_left: float, start_s: float
         choices.leave_out("compile", why)
     elif seconds_left < max(COMPILE_S, COMPILE_START_RATIO * start_s):
         time_left = formatting.duration(max(seconds_left, 0.0))
-        choices.leave_out(
-            "compile", f"compiling may take longer than the {time_left} left of the budget; give a larger one"
-        )
+        choices.leave_out("compile", f"compiling may take longer than the {time_left} left of the budget; increase it")
     elif not config.compile:
         choices.add("compile", dataclasses.replace(config, compile=True), "torch.compile")
     return choices

@@ -235,7 +235,7 @@ def _options(search: Search, plain: Candidate, base: Candidate, extra: Sequence[
     budget, least = search.budget, min(MIN_STEPS, search.config.steps)
     confirming = budget.takes([plain.name, base.name], least, OPTIONS_SEEDS)
     if budget.left < budget.takes(names, RACE_STEPS[0]) + confirming:
-        why = "the remaining budget is too small to race and confirm them; give a larger one"
+        why = "the remaining budget is too small to race and confirm them; increase it"
         search.leave_out([(", ".join(names[1:]), why)])
         return []
     named = [dataclasses.replace(c, name=f"{base.name}+{c.name}") for c in extra]

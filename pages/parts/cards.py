@@ -102,7 +102,7 @@ def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
     share = "Median of samples over step time, and the share of all time spent on recording."
     return (
         Card("Step time", words.number(speed.step_ms, "ms"), beside, sparkline(timed["step_ms"]), how),
-        Card("Samples per s", words.number(speed.samples_per_s), watching, rate, share),
+        Card("Samples/s", words.number(speed.samples_per_s), watching, rate, share),
     )
 
 

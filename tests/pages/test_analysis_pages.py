@@ -63,7 +63,8 @@ def test_ranges_name_the_tensor_where_it_began(home, open_app):
     run = load_run(home.runs / "a")
     firsts = first_nonfinite(run, "output_grad")
     assert f"first in {firsts[min(firsts)]}" in words(app)
-    assert re.search(r"of its elements, at \d of \d+ sampled steps; the scaler skipped each of them\.", words(app))
+    where = r"at \d of \d+ sampled steps, .* % of its elements over all sampled steps"
+    assert re.search(f"{where}; the scaler skipped each of those steps", words(app))
     assert titles(app)[:3] == [
         "Output gradients by tensor and exponent",
         "Output gradients by tensor and step: subnormal",
@@ -76,11 +77,14 @@ def test_ranges_name_the_tensor_where_it_began(home, open_app):
 
 def test_ranges_and_overview_agree_on_the_first_non_finite_step_of_a_tensor():
     trace = pd.DataFrame({"step": [0, 10, 20], "inf_frac": [0.5, 0.0, 0.1], "nan_frac": [0.0, 0.0, 0.1]})
-    assert ranges.not_finite_at(trace, [0, 7, 20]) == ", at 2 of 3 sampled steps; the scaler skipped each of them"
-    assert ranges.not_finite_at(trace, [0]) == ", at 2 of 3 sampled steps"
-    assert ranges.not_finite_at(trace.head(2), [0]) == ", only at step 0; the scaler skipped it"
-    assert ranges.not_finite_at(trace.head(2), []) == ", only at step 0"
-    assert ranges.not_finite_at(trace[1:2], [0]) == ""
+    assert ranges.not_finite_at(trace, [0, 7, 20]) == (
+        ", at 2 of 3 sampled steps",
+        "; the scaler skipped each of those steps",
+    )
+    assert ranges.not_finite_at(trace, [0]) == (", at 2 of 3 sampled steps", "")
+    assert ranges.not_finite_at(trace.head(2), [0]) == (", only at step 0", "; the scaler skipped that step")
+    assert ranges.not_finite_at(trace.head(2), []) == (", only at step 0", "")
+    assert ranges.not_finite_at(trace[1:2], [0]) == ("", "")
 
 
 def test_ranges_of_another_kind_and_one_step(home, open_app):
@@ -254,7 +258,7 @@ def test_the_safe_window_is_in_the_headline(home, open_app, scenario):
     assert ("Doubtful:" in page_text) == doubtful == (scenario == "underflowing")
     if scenario == "overflowing":
         band = json.loads(app.get("plotly_chart")[0].proto.spec)["data"][1]
-        assert band["name"] == "safe for FP16, predicted" and "the last scale lies" in page_text
+        assert band["name"] == "safe for FP16, predicted" and "the last scale is" in page_text
     if doubtful:
         page_text = words(open_app("pages/format_lab.py", run="run/a", section="Myths about mixed precision"))
         assert "the loss scale that FP16 needed is unknown" in page_text

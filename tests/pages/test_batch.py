@@ -1,4 +1,4 @@
-"""Find my batch: the search is queued with the form's settings, and its result is copied into the form."""
+"""Largest batch: the search is queued with the form's settings, and its result is copied into the form."""
 
 import json
 from types import SimpleNamespace

@@ -151,4 +151,4 @@ def test_the_card_of_the_machine_of_a_run(home, open_app, environment, expected)
     shown = words(app).replace("**", "")
     for part in expected:
         assert part in shown
-    assert ("What the machine of this run can do" in shown) is bool(expected)
+    assert ("What this run's machine supports" in shown) is bool(expected)

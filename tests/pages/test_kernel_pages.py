@@ -33,9 +33,12 @@ def test_the_answer_has_both_shares_and_the_unknown_beside_them(home, open_app):
     app = open_app(TENSOR_CORES, run="run/a")
     use = tensor_core_use(load_run(home.runs / "a"))
     assert not app.exception
-    assert f"Tensor cores do GEMM/conv: {percent(use.matrix_tensor_frac)} of its time" in words(app)
+    assert (
+        f"Tensor cores run GEMM/conv: kernels that use them take {percent(use.matrix_tensor_frac)} of its time"
+        in words(app)
+    )
     assert f"; {percent(use.unknown_frac)} is unclassified" in words(app)
-    assert metric(app, "Of all kernel time").value == percent(use.tensor_frac)
+    assert metric(app, "Kernels on tensor cores").value == percent(use.tensor_frac)
     assert metric(app, "Unclassified").value == percent(use.unknown_frac)
     assert metric(app, "Tensor pipe busy, by counter").value == "–"
     assert "this GPU has none (NVML has it for Hopper and newer)" in words(app)

@@ -67,7 +67,7 @@ def test_compared_with_fp32_each_category_has_a_reason_for_its_difference(home, 
     assert not app.exception and "Memory at the peak, side by side" in titles(app)  # FP32 is the default baseline
     table = app.dataframe[1].value.set_index("Part")
     assert table.loc["activations", "Difference"].startswith("−")
-    assert "GEMM/conv saves 16 bits" in table.loc["activations", "Why"]
+    assert "GEMM/conv saves inputs in 16 bits" in table.loc["activations", "Why"]
     assert table.loc["autocast's copies of weights", "Difference"].startswith("+")
 
 

@@ -26,7 +26,7 @@ def test_a_healthy_run_is_called_healthy_with_its_numbers(home, open_app):
     assert metric(app, "Loss scale").delta == "2 up, 0 down"
     assert metric(app, "Skipped steps").value == "0"
     assert metric(app, "Step time").value.endswith(" ms")
-    assert metric(app, "Samples per s").value == "805"
+    assert metric(app, "Samples/s").value == "805"
     assert metric(app, "Peak memory").value == "148 MiB"  # in tensors; the process held 299 MiB
     assert metric(app, "Peak memory").delta == "in tensors; process 299 MiB"
     assert len(titles(app)) == 3

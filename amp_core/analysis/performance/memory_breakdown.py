@@ -244,8 +244,8 @@ def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
         )
     if size["autocast"] > 0.02 * tensors:
         notes.append(
-            f"Autocast's 16-bit copies of weights take {100 * float(size['autocast']) / tensors:.0f} %, in addition "
-            "to the FP32 weights."
+            f"Autocast's 16-bit copies of weights take {100 * float(size['autocast']) / tensors:.0f} % of "
+            "tensor memory, on top of the FP32 weights."
         )
     if precision in ("fp32", "tf32") and kept >= 0.5:
         notes.append("Autocast would halve the activations saved by GEMM/conv.")
@@ -265,7 +265,7 @@ def _why(category: str, first: float, now: float, before: str | None, recipe_now
     if same:
         return "the same" if first == now else f"the same within {100 * _SAME_FRAC:.0f} %"
     if category == "activations" and now < first:
-        return f"{now / first:.2f} ×: GEMM/conv saves 16 bits, norms and loss FP32"
+        return f"{now / first:.2f} ×: GEMM/conv saves inputs in 16 bits, norms and loss in FP32"
     if category == "activations":
         return "more: casts keep copies in both widths, or the batch is larger"
     if category == "autocast" and now > first:

@@ -94,14 +94,14 @@ def tables(comparison: Comparison) -> None:
     alt = "One row per recipe, beside the first."
     config = NUMBERS | {RECIPES["recipe"]: _pinned(shown[RECIPES["recipe"]])}
     show_table(shown, column_config=config, alt=alt)
+    if comparison.notes:
+        st.caption(" ".join(_with_code(note) for note in comparison.notes))
     with st.expander("Copy as Markdown, and every run"):
         st.code(markdown(shown), language="markdown")
         each = runs(comparison.table)
         config = NUMBERS | {RUNS["run"]: _pinned(each[RUNS["run"]])}
         alt = "One row per run, beside the first."
         show_table(each, column_config=config, alt=alt)
-    if comparison.notes:
-        st.caption(" ".join(_with_code(note) for note in comparison.notes))
 
 
 def _with_code(note: str) -> str:

@@ -41,7 +41,7 @@ def show_this_machine() -> None:
     available, why_no_gpu = devices.available()
     usable = any(name != "cpu" for name, _ in available)
     with st.container(border=True):
-        st.markdown("**What this machine can do**")
+        st.markdown("**What this machine supports**")
         if usable:
             _gpu_lines(_gpus(), None)
         else:
@@ -59,7 +59,7 @@ def show_machine_of(run: Run) -> None:
     if not gpus and not isinstance(cpu, str):
         return
     with st.container(border=True):
-        st.markdown("**What the machine of this run can do**")
+        st.markdown("**What this run's machine supports**")
         if gpus:
             bound = amdahl(loaders.analysed(step_cost, run, None))
             gain = bound.half_expected if bound is not None else None

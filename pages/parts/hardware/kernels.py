@@ -79,11 +79,11 @@ def shares(use: TensorCoreUse) -> None:
     """Tensor-core shares of GEMM/conv time and of kernel time, the unknown share, and the counter."""
     left, right = cards.pairs()
     with left:
-        beside = f"GEMM/conv: {words.percent(use.matrix_frac)}"
+        beside = f"of its time; GEMM/conv: {words.percent(use.matrix_frac)}"
         on = words.percent(use.matrix_tensor_frac)
-        cards.card("Of GEMM/conv time on tensor cores", on, beside, help_=glossary.tip("tensor core"))
-        whole = f"{words.number(use.kernel_us / 1e3, 'ms')} in all"
-        cards.card("Of all kernel time", words.percent(use.tensor_frac), whole)
+        cards.card("GEMM/conv on tensor cores", on, beside, help_=glossary.tip("tensor core"))
+        whole = f"of {words.number(use.kernel_us / 1e3, 'ms')} of kernels"
+        cards.card("Kernels on tensor cores", words.percent(use.tensor_frac), whole)
     with right:
         beside = f"{words.percent(use.matrix_unknown_frac)} of GEMM/conv time"
         cards.card("Unclassified", words.percent(use.unknown_frac), beside, help_=UNKNOWN)

@@ -83,10 +83,10 @@ def headline(view: PrecisionMap) -> str:
         text += f", {words.percent(view.tf32_frac)} of its kernel time in TF32, on tensor cores"
     count = int(view.stayed["modules"].sum())
     if not count:
-        return f"{text}; no operator that autocast has in 16 bits stayed in FP32."
+        return f"{text}; no operator on autocast's 16-bit list stayed in FP32."
     ops = ", ".join(words.escape(op) for op in view.stayed["op"].unique()[:3])
     if not view.has_policies:
-        return f"{text}; {words.plural(count, 'operator')} ({ops}) ran in FP32, which autocast would have in 16 bits."
+        return f"{text}; {words.plural(count, 'operator')} ({ops}) ran in FP32, which autocast would run in 16 bits."
     one = view.stayed["why"].nunique() == 1
     why = f": {words.escape(words.sentence(view.stayed['why'].iloc[0]))}" if one else "."
     return (
@@ -139,9 +139,9 @@ def about_map(view: PrecisionMap, cells: pd.DataFrame) -> str:
     )
     ops = cells["op"].nunique()
     return (
-        f"{traced}{words.count(view.calls)} operators in all. Shown are {words.plural(ops, 'kind')} of operator: those "
-        f"with GEMM/conv, those that autocast lists, the most called.{folded} A cell's format is that of its factors "
-        "for matrix products, of its result for others. FP32 does not show whether TF32 was allowed inside."
+        f"{traced}{words.count(view.calls)} operators in all. The map shows {words.plural(ops, 'kind')} of operator: "
+        f"GEMM/conv, those on autocast's lists, and the most called.{folded} A cell shows the format of the inputs for "
+        "matrix products, and of the result for other operators. FP32 may include TF32."
     )
 
 
@@ -186,7 +186,7 @@ def elsewhere(view: PrecisionMap) -> None:
         return
     st.caption(
         f"This step ran on a CPU, whose autocast lists differ from CUDA's ({READ_AT}). "
-        "Operators on no list run in the format of their inputs, so more of them may change with these."
+        "Operators on neither list run in the format of their inputs, so they may change as well."
     )
     table = view.elsewhere.assign(
         ran=view.elsewhere["ran"].map(label), would_run=view.elsewhere["would_run"].map(label)

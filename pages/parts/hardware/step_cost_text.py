@@ -52,11 +52,15 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
         removing = "Removing it" if only else "Removing GEMM/conv on CUDA cores"
         sentence += f". {removing} would give {words.number(bound.cuda_core_bound)} ×"
     if bound.half_expected and bound.rate_ratio:
-        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.cuda_core_frac >= MIN_SHARE_FRAC else []
+        rates = (
+            [f"{words.number(bound.rate_ratio)} × the dense rate of FP32"]
+            if bound.cuda_core_frac >= MIN_SHARE_FRAC
+            else []
+        )
         if bound.tf32_frac >= MIN_SHARE_FRAC and bound.tf32_ratio:
-            rates.append(f"{words.number(bound.tf32_ratio)} × that of TF32")
-        sentence += f". All in 16 bits, whose dense rate here is {' and '.join(rates)} by the data sheet, it would be "
-        sentence += f"{words.number(bound.half_expected)} ×"
+            rates.append(f"{words.number(bound.tf32_ratio)} × the dense rate of TF32")
+        sentence += f". With all GEMM/conv in 16 bits, at {' and '.join(rates)} by the data sheet, a step would be "
+        sentence += f"{words.number(bound.half_expected)} × as fast"
     if cost.us("tensor") - cost.tf32_us > cost.us("matrix"):
         return f"{sentence}."
     return f"{sentence}. 16-bit values also halve the traffic of memory-bound kernels, which may save a little more."

@@ -138,7 +138,7 @@ def window_headline(safe: SafeWindow, last: float | None, recommend: bool) -> st
         place = place if place == "above" else ""
     else:
         span = f"FP16 is safe from {words.scale(safe.lowest)} to {words.scale(safe.highest)}"
-    where = f", the last scale lies {place}" if place else ""
+    where = f", the last scale is {place if place == 'within' else f'{place} that'}" if place else ""
     recommended = f"; {words.scale(safe.recommended)} is recommended" if recommend else ""
     return f"Predicted: {span}{where}{recommended}."
 

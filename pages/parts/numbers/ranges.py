@@ -72,7 +72,10 @@ def prepare(run: Run) -> None:
 
 
 def headline(
-    shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "", origins: Sequence[str] = ()
+    shares: pd.DataFrame,
+    kind: str,
+    when: Callable[[str], tuple[str, str]] = lambda _name: ("", ""),
+    origins: Sequence[str] = (),
 ) -> str:
     """The page's answer: non-finite values first, then subnormal ones, else that all is well. `when` says at which
     steps a tensor was not finite. `origins`: names of tensors where a fault began, the likeliest first; the others
@@ -86,10 +89,12 @@ def headline(
         most = "; most of all" if first is None else ", first in"
         hold, most = ("holds", ":") if matching == 1 else ("hold", most)
         frac = float(bad[worst.name])
-        share = f", {words.percent(frac)} of its elements" if frac >= MIN_SHOWN_FRAC else ""
+        where, skipped = when(worst["name"])
+        over = " over all sampled steps" if where else ""  # the share at the step itself is larger
+        share = f", {words.percent(frac)} of its elements{over}" if frac >= MIN_SHOWN_FRAC else ""
         return (
-            f"{matching:,} of {words.plural(len(shares), 'tensor')} {hold} infinities or NaN ({label}){most} "
-            f"{words.escape(worst['name'])}{share}{when(worst['name'])}."
+            f"{matching:,} of {words.plural(len(shares), 'tensor')} ({label}) {hold} infinities or NaN{most} "
+            f"{words.escape(worst['name'])}{where}{share}{skipped}."
         )
     if shares["subnormal_frac"].isna().all():  # imported from a log with other histograms
         return f"The recorded {label} do not show how many values are subnormal or lost."
@@ -110,8 +115,8 @@ def headline(
     return f"All {label} are finite, and none is subnormal in its own dtype."
 
 
-def when(run: Run, kind: str, name: str) -> str:
-    """The clause of `not_finite_at` for a tensor of the run."""
+def when(run: Run, kind: str, name: str) -> tuple[str, str]:
+    """The clauses of `not_finite_at` for a tensor of the run."""
     steps = scale_trace(run)
     return not_finite_at(loaders.analysed(layer_trace, run, kind, name), steps.loc[steps["skipped"], "step"].tolist())
 
@@ -123,17 +128,17 @@ def origins(run: Run, kind: str, began: Origin | None) -> list[str]:
     return ([began.name] if began is not None and began.kind == kind else []) + first
 
 
-def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> str:
-    """At how many sampled steps a tensor was not finite, and whether those were skipped: its infinities then reached no
+def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> tuple[str, str]:
+    """At how many sampled steps a tensor was not finite; and whether those were skipped: its infinities then reached no
     weight, and no finding reports them."""
     bad = trace.loc[(trace["inf_frac"] + trace["nan_frac"]) > 0, "step"].tolist()
     if not bad:
-        return ""
+        return "", ""
     one = len(bad) == 1
     where = f", only at step {bad[0]:,}" if one else f", at {len(bad):,} of {len(trace):,} sampled steps"
     if not set(bad) <= set(skipped):
-        return where
-    return f"{where}; the scaler skipped {'it' if one else 'each of them'}"
+        return where, ""
+    return where, f"; the scaler skipped {'that step' if one else 'each of those steps'}"
 
 
 def pick_step(steps: list[int]) -> int | None:
@@ -252,12 +257,15 @@ def change_in_words(changes: pd.DataFrame, changed: pd.DataFrame, base: str) -> 
     most, flushed = shown.iloc[0], shown.loc[shown["nonzero_change"].idxmin()]
     text = (
         f"**{len(shown):,} of {tensors} differ{'s' * (len(shown) == 1)} from {base}** by more than its noise, in "
-        f"{share} of the elements or more. Most: {words.escape(most['name'])}, {words.percent(most['moved_frac'])} of "
-        "its elements have another exponent"
+        f"{share} of the elements or more. Largest difference: {words.escape(most['name'])}, where "
+        f"{words.percent(most['moved_frac'])} of the elements have a different exponent"
     )
     if flushed["nonzero_change"] <= -MIN_SHOWN_FRAC:
-        fewer = f"{words.percent(-flushed['nonzero_change'])} fewer nonzero elements"
-        text += f", {fewer}" if flushed["name"] == most["name"] else f". {words.escape(flushed['name'])} has {fewer}"
+        less = words.percent(-flushed["nonzero_change"])
+        fewer = (f"{less} fewer are nonzero", f"has {less} fewer nonzero elements")
+        text += (
+            f" and {fewer[0]}" if flushed["name"] == most["name"] else f". {words.escape(flushed['name'])} {fewer[1]}"
+        )
     return words.unbroken(f"{text}.")
 
 

@@ -160,7 +160,7 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
         if following:
             text = "; ".join(words.escape(f"{f.title[0].lower()}{f.title[1:]}") for f in following)
             st.markdown(f"Follows from it: {text}.")
-        with st.expander("Fix and proof" if finding.snippet else "Proof"):
+        with st.expander("Fix and evidence" if finding.snippet else "Evidence"):
             fix(finding)
             with st.container(horizontal=True, vertical_alignment="center"):
                 if run is not None:

@@ -45,7 +45,7 @@ def show() -> None:
             st.button(label, key=f"preset.{name}", help=why, icon=icon, on_click=_fill, args=(label, filled))
         with st.popover("Loss-scale ablation", icon=":material/stacked_line_chart:"):
             ablation.show()
-        with st.popover("Find my batch", icon=":material/expand:"):
+        with st.popover("Largest batch", icon=":material/expand:"):
             st.markdown(BATCH)
             st.button("Search the largest batch", key="batch.go", icon=":material/search:", on_click=_find_batch)
         with st.popover("My own script", icon=":material/code:"):

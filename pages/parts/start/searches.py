@@ -111,7 +111,7 @@ def evidence(tuned: Tuned) -> None:
 
 def code(tuned: Tuned) -> None:
     """The code for the recipe, one tab per framework."""
-    st.header("The code for it", anchor=False)
+    st.header("Code", anchor=False)
     for tab, framework in zip(st.tabs([LABELS[name] for name in FRAMEWORKS]), FRAMEWORKS, strict=True):
         with tab:
             text = code_for(tuned.config, framework, tuned.answer)
