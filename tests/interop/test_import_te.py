@@ -139,6 +139,22 @@ def test_tensorboard_logs_become_the_same_rows_with_all_digits(tmp_path: Path) -
     assert row(frame, step=0, kind="activation")["underflow_frac"] == 0.0125
 
 
+def test_both_logs_of_one_training_are_the_same_rows_with_all_digits(tmp_path: Path) -> None:
+    """The tool writes text beside the event files of a writer that it is given."""
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(write_text(tmp_path / "log") / "tensorboard")) as writer:
+        for step in (0, 2):
+            writer.add_scalar(f"{LAYER}_gradient_cur_amax", STATISTICS[f"{LAYER}_gradient_cur_amax"], step)
+    assert import_te([tmp_path / "log"], tmp_path / "run").layers == 1
+    frame = load_run(tmp_path / "run").quantized
+    assert len(frame) == 2 * len(frame["kind"].unique())
+    gradient = row(frame, step=2, kind="output_grad")
+    assert gradient["amax"] == pytest.approx(4e-5) and pd.isna(gradient["scale"])  # 0.0000 in the text
+
+
 def test_block_recipes_have_a_product_per_orientation(tmp_path: Path) -> None:
     statistics = {f"fc1_activation_mxfp8_underflows%{way}": 1.0 for way in ("", "_columnwise")}
     write_text(tmp_path / "log", statistics)
