@@ -44,8 +44,11 @@ _VALUE = re.compile(
     r"iteration=(?P<step>\d{1,15})\s+value=(?P<value>[-+.\deE]+|nan|[-+]?inf)\s*"
 )
 _GEMM = re.compile(
-    r"(?:.* - )?(?P<layer>\S+): Tensor: (?P<tensor>\w+), gemm (?P<gemm>\w+) - (?P<how>High precision|.*quantization.*)"
+    r"(?:.* - )?LAYER=(?P<layer>\S+): Tensor: (?P<tensor>\w+), gemm (?P<gemm>fprop|dgrad|wgrad) - "
+    r"(?P<how>High Precision|(?:FP8 )?Quantize)"
 )
+"""Of `log_messages_about_plans` in transformer_engine/debug/pytorch/debug_quantization.py, which nvdlfw_inspect/utils.py
+prefixes with the layer. What a feature of the tool changes itself ("modify_tensor()") may be in either precision."""
 _RANK = re.compile(r"globalrank-(\d{1,6})")
 
 
@@ -125,7 +128,7 @@ def _read_text(path: Path, logs: TELogs) -> None:
             key = rank, int(match["step"])
             _add(logs, key, match["name"].strip(), value, _seconds(match["time"]), rounded=True)
         elif (gemm := _GEMM.fullmatch(line)) is not None:
-            logs.gemms.setdefault(gemm["layer"], {})[gemm["tensor"], gemm["gemm"]] = gemm["how"] != "High precision"
+            logs.gemms.setdefault(gemm["layer"], {})[gemm["tensor"], gemm["gemm"]] = gemm["how"] != "High Precision"
 
 
 def _lines(path: Path) -> Iterator[str]:

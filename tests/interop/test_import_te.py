@@ -48,14 +48,17 @@ def write_text(folder: Path, statistics: Mapping[str, float] = STATISTICS, rank:
 
 
 def write_gemms(folder: Path) -> None:
+    """As DebugQuantizer writes its plans."""
     place = folder / "nvdlfw_inspect_logs"
     place.mkdir()
-    lines = []
-    for layer, how in ((LAYER, "FP8 quantization"), ("transformer_layer.layernorm_mlp.fc1", "High precision")):
+    lines = ["2026-03-01 12:00:00,000 - INFO - Default logging to a file enabled at log"]
+    for layer, how in ((LAYER, "FP8 Quantize"), ("transformer_layer.layernorm_mlp.fc1", "High Precision")):
+        plans = {("activation", "fprop"): how, ("weight", "fprop"): how, ("gradient", "wgrad"): "modify_tensor()"}
         lines += [
-            f"2026-03-01 12:00:00,000 - INFO - {layer}: Tensor: {tensor}, gemm {gemm} - {how}"
-            for tensor, gemm in (("activation", "fprop"), ("weight", "fprop"), ("gradient", "wgrad"))
+            f"2026-03-01 12:00:00,000 - INFO - LAYER={layer}: Tensor: {tensor}, gemm {gemm} - {plan}"
+            for (tensor, gemm), plan in plans.items()
         ]
+        lines.append(f"2026-03-01 12:00:00,000 - INFO - LAYER={layer}: Tensor: output, gemm None - High Precision")
     (place / "nvdlfw_inspect_globalrank-0.log").write_text("\n".join(lines), encoding="utf-8")
 
 
