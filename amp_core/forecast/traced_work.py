@@ -125,7 +125,8 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
         work.append((op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed, sm_us, 0.0, *winograd))
         if op == "native_layer_norm_backward" and len(shapes) > 4:  # a second kernel for the weight's gradient
             serial_us = count * LAYER_NORM_ROW_US * math.prod(shapes[2])  # shapes: gradient, input, mean, …, weight
-            work.append((op, row["phase"], count, 0.0, traffic * 2 / 3, narrow, kind, *sizes, 0.0, 0.0, serial_us, 0, 0))
+            moved = traffic * 2 / 3
+            work.append((op, row["phase"], count, 0.0, moved, narrow, kind, *sizes, 0.0, 0.0, serial_us, 0.0, 0.0))
     return pd.DataFrame(work, columns=_COLUMNS)
 
 

@@ -47,8 +47,8 @@ _GEMM = re.compile(
     r"(?:.* - )?LAYER=(?P<layer>\S+): Tensor: (?P<tensor>\w+), gemm (?P<gemm>fprop|dgrad|wgrad) - "
     r"(?P<how>High Precision|(?:FP8 )?Quantize)"
 )
-"""Of `log_messages_about_plans` in transformer_engine/debug/pytorch/debug_quantization.py, which nvdlfw_inspect/utils.py
-prefixes with the layer. What a feature of the tool changes itself ("modify_tensor()") may be in either precision."""
+"""As `log_messages_about_plans` of transformer_engine/debug/pytorch/debug_quantization.py writes them; the layer is from
+nvdlfw_inspect/utils.py. What a feature of the tool changes itself ("modify_tensor()") may be in either precision."""
 _RANK = re.compile(r"globalrank-(\d{1,6})")
 
 
