@@ -47,7 +47,7 @@ _GEMM = re.compile(
     r"(?:.* - )?LAYER=(?P<layer>\S+): Tensor: (?P<tensor>\w+), gemm (?P<gemm>fprop|dgrad|wgrad) - "
     r"(?P<how>High Precision|(?:FP8 )?Quantize)"
 )
-"""As `log_messages_about_plans` of transformer_engine/debug/pytorch/debug_quantization.py writes them; the layer is from
+"""Lines of `log_messages_about_plans` of transformer_engine/debug/pytorch/debug_quantization.py, behind the layer from
 nvdlfw_inspect/utils.py. What a feature of the tool changes itself ("modify_tensor()") may be in either precision."""
 _RANK = re.compile(r"globalrank-(\d{1,6})")
 
