@@ -56,8 +56,38 @@ is the kernel of PyTorch up to 2.7, with which the published steps were measured
 DEPTHWISE_FLOP_PER_US = 15e3
 """Operations of one multiprocessor in a depthwise convolution in FP32, which loads each factor anew; in 16 bits twice
 as many. PyTorch 1.9 ran 24 convolutions of 7 × 7 over (64, 384, R, R) in FP32 in 14.4, 54.8 and 228.6 ms for R = 16, 32
-and 64 on the 68 of an RTX 2080 Ti, which is 1.03 to 1.08 TFLOP/s; 31 × 31 reached 1.50 to 1.69 (Ding et al. 2022,
-arXiv:2203.06717, table 1). That is the forward pass; gradients are taken to be as fast."""
+and 64 on the 68 of an RTX 2080 Ti, which is 1.03 to 1.08 TFLOP/s; 31 × 31 in 171.4, 734.8 and 3090.4 ms, 1.50 to 1.69
+(Ding et al. 2022, arXiv:2203.06717, table 1). That is the forward pass; gradients are taken to be as fast."""
+
+WINOGRAD_TILE = 4
+"""Outputs of a tile's edge in Winograd's algorithm for 3 × 3 convolutions, F(4 × 4, 3 × 3) (Lavin and Gray 2015,
+arXiv:1509.09308): (4 + 2)² multiplications give 16 outputs, where the convolution takes 144. cuDNN uses it in FP32. Of
+the 29 such convolutions that baidu-research/DeepBench measured on V100, each in three directions
+(results/train/DeepBench_NV_V100.xlsx), the direct form would take 1.7 to 2.1 times as long in the median, and
+`winograd_work` 1.02 to 1.05 times; on T4 1.9 to 2.4, and 1.16 to 1.19."""
+WINOGRAD_POINTS = (WINOGRAD_TILE + 2) ** 2
+
+
+def winograd_work(shapes: Sequence[tuple[int, ...]], sizes: Sequence[float], flops: float) -> tuple[float, float]:
+    """Operations of the products, and bytes (FP32) that the transforms move, of a convolution in Winograd's form.
+
+    `shapes` and `sizes` are those of its trace: input and weight, or gradient of the output, input and weight; batch,
+    m, n, k and `flops` of the direct form. Zeros unless its filters are 3 × 3, its stride 1 and its groups one.
+    """
+    groups, positions, outputs, _ = sizes
+    planes = [shape for shape in shapes if len(shape) == 4]
+    if groups != 1 or len(planes) < 2 or planes[-1][2:] != (3, 3):
+        return 0.0, 0.0
+    batch, inputs, height, width = planes[-2]
+    if 2 * positions < batch * height * width:
+        return 0.0, 0.0
+    tiles = batch * math.ceil(height / WINOGRAD_TILE) * math.ceil(width / WINOGRAD_TILE)
+    products = 2.0 * WINOGRAD_POINTS * tiles * inputs * outputs
+    per_point = tiles * (inputs + outputs) + inputs * outputs
+    moved = 4.0 * (WINOGRAD_POINTS * per_point + positions * (inputs + outputs) + 9 * inputs * outputs)
+    kernels = flops / (2 * positions * 9 * inputs * outputs)  # launches; a backward has two in each
+    return kernels * products, kernels * moved
+
 
 SCATTERED_PER_US = 1500.0
 """Elements that one multiprocessor writes where a kernel computes the place of each input element (PyTorch's

@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from amp_core.forecast.kernel_classes import ATTENTION_SHARE, BANDWIDTH_SHARES, shape_share
+from amp_core.forecast.kernel_classes import (
+    ATTENTION_SHARE,
+    BANDWIDTH_SHARES,
+    WINOGRAD_POINTS,
+    WINOGRAD_TILE,
+    shape_share,
+)
 from amp_core.hardware.data_sheets import Rates
 
 Floats = npt.NDArray[np.float64]
@@ -126,6 +132,8 @@ class Work:
     transposed: Floats
     sm_us: Floats
     serial_us: Floats
+    winograd_flops: Floats
+    winograd_bytes: Floats
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Self:
@@ -148,6 +156,8 @@ class Work:
             transposed=column("transposed"),
             sm_us=column("sm_us"),
             serial_us=column("serial_us"),
+            winograd_flops=column("winograd_flops"),
+            winograd_bytes=column("winograd_bytes"),
         )
 
 
@@ -189,6 +199,13 @@ def _times(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
         per_us *= shape_share(*work.sizes, speeds.sms)
     busy = work.sm_us / (speeds.sms * speeds.latency) if speeds.sms else np.zeros_like(work.sm_us)
     products = np.where(work.flops > 0, np.fmax(work.flops / per_us, busy), 0.0)
+    if recipe == "fp32" and work.sizes is not None and speeds.sms is not None and work.winograd_flops.any():
+        _, m, n, k = work.sizes
+        points = np.full_like(m, WINOGRAD_POINTS)
+        share = shape_share(points, m / WINOGRAD_TILE**2, n, k / 9, speeds.sms)
+        plain = rates.gb_per_s * speeds.bandwidth * 1e3
+        winograd = work.winograd_flops / (rates.fp32 * speeds.cuda_cores * 1e6 * share) + work.winograd_bytes / plain
+        products = np.where(work.winograd_flops > 0, np.fmin(products, winograd), products)  # the library takes it
     latency = np.fmax(work.count * MIN_KERNEL_US, work.serial_us / speeds.latency)
     latency = np.where(work.flops > 0, latency, np.fmax(latency, busy))
     return np.stack([products, moved / bytes_per_us, latency])

@@ -3,7 +3,7 @@
 >>> wide, narrow = traces_of_run(run)
 >>> wide.work.columns
 Index(['op', 'phase', 'count', 'flops', 'bytes', 'narrow', 'kind', 'batch', 'm', 'n', 'k',
-       'transposed', 'sm_us', 'serial_us'], dtype='object')
+       'transposed', 'sm_us', 'serial_us', 'winograd_flops', 'winograd_bytes'], dtype='object')
 
 A run is traced in one recipe; its step in the other recipe is derived. From autocast to FP32 this is exact except for
 fused kernels: 16-bit values become 32-bit ones and the casts disappear. From FP32 to autocast it is an estimate: which
@@ -28,6 +28,7 @@ from amp_core.forecast.kernel_classes import (
     SCATTERED_PER_US,
     is_scattered,
     kernel_class,
+    winograd_work,
 )
 from amp_core.formats import autocast_dtypes, element_bytes, format_of
 from amp_core.hardware import autocast_ops
@@ -35,7 +36,8 @@ from amp_core.schema import RunError
 from amp_core.store.run import Run
 
 _SIZES = ("batch", "m", "n", "k")
-_COLUMNS = ["op", "phase", "count", "flops", "bytes", "narrow", "kind", *_SIZES, "transposed", "sm_us", "serial_us"]
+_OTHERS = ("transposed", "sm_us", "serial_us", "winograd_flops", "winograd_bytes")
+_COLUMNS = ["op", "phase", "count", "flops", "bytes", "narrow", "kind", *_SIZES, *_OTHERS]
 _TENSORS_PER_LAUNCH = 36
 """Tensors per launch of a multi-tensor kernel over four lists: `depth_to_max_tensors` in PyTorch's
 ATen/native/cuda/MultiTensorApply.cuh."""
@@ -79,7 +81,8 @@ class StepTrace:
     moved by its kernels), narrow (multiplies 16-bit factors), kind (of `BANDWIDTH_SHARES`, `product` or `attention`);
     batch, m, n, k (sizes of the product, NaN where not known), transposed (bytes that cuDNN moves to bring a
     convolution that is not channels last into the layout of tensor cores), sm_us (time of one multiprocessor, if it did
-    all alone), serial_us (time that no multiprocessor shortens)."""
+    all alone), serial_us (time that no multiprocessor shortens), winograd_flops and winograd_bytes (of the products and
+    of the transforms, if `winograd_work` replaces the convolution; else 0)."""
     memory: StepMemory
 
 
@@ -99,7 +102,7 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
         runs = kernel_class(op, flops)
         kind, transposed = runs.kind, 0.0
         sizes: tuple[float, ...] = (math.nan,) * 4
-        sm_us = 0.0
+        sm_us, winograd = 0.0, (0.0, 0.0)
         narrow = _is_narrow(dtypes[0])
         if not shapes:  # the optimizer's operators: multi-tensor kernels on CUDA
             traffic, count = _OPTIMIZER_PASSES * written, math.ceil(count / _TENSORS_PER_LAUNCH)
@@ -116,12 +119,14 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
             kind, sizes = _product(op, row["in_shapes"], flops / count)
             if kind == "depthwise":
                 sm_us, narrow = flops / DEPTHWISE_FLOP_PER_US / (2 if narrow else 1), False
-            if "conv" in op and kind == "product" and not channels_last:
-                transposed = 2 * traffic
-        work.append((op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed, sm_us, 0.0))
+            if "conv" in op and kind == "product":
+                transposed = 0.0 if channels_last else 2 * traffic
+                winograd = winograd_work(shapes, sizes, flops)
+        work.append((op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed, sm_us, 0.0, *winograd))
         if op == "native_layer_norm_backward" and len(shapes) > 4:  # a second kernel for the weight's gradient
             serial_us = count * LAYER_NORM_ROW_US * math.prod(shapes[2])  # shapes: gradient, input, mean, …, weight
-            work.append((op, row["phase"], count, 0.0, traffic * 2 / 3, narrow, kind, *sizes, 0.0, 0.0, serial_us))
+            moved = traffic * 2 / 3
+            work.append((op, row["phase"], count, 0.0, moved, narrow, kind, *sizes, 0.0, 0.0, serial_us, 0.0, 0.0))
     return pd.DataFrame(work, columns=_COLUMNS)
 
 

@@ -140,15 +140,19 @@ def _rows(
     rows: list[dict[str, Any]] = []
     for (of, step), values in sorted(logs.values.items()):
         if of == rank:
-            known = _readable(values) if (of, step) in logs.digits else dict(values)
-            rows += [{"step": step} | row for row in make(known)]
+            rows += [{"step": step} | row for row in make(_readable(values, logs.rounded.get((of, step), set())))]
     return rows
 
 
-def _readable(values: dict[Statistic, float]) -> dict[Statistic, float]:
-    """Numbers from text that are known to two digits; shares in percent are readable from 0 on."""
+def _readable(values: dict[Statistic, float], rounded: set[Statistic]) -> dict[Statistic, float]:
+    """What is known to two digits at least, of numbers some of which are `rounded` to four decimals; shares in percent
+    are readable from 0 on."""
     bounds = (*PERCENT, "min", "max", "mean", "dynamic_range", "dynamic_range_top", "dynamic_range_bottom")
-    return {s: v for s, v in values.items() if s.name in bounds or not math.isfinite(v) or abs(v) >= MIN_TEXT_VALUE}
+    return {
+        s: v
+        for s, v in values.items()
+        if s not in rounded or s.name in bounds or not math.isfinite(v) or abs(v) >= MIN_TEXT_VALUE
+    }
 
 
 def _quantized_rows(recipe: str | None, values: dict[Statistic, float]) -> list[dict[str, Any]]:

@@ -44,8 +44,11 @@ _VALUE = re.compile(
     r"iteration=(?P<step>\d{1,15})\s+value=(?P<value>[-+.\deE]+|nan|[-+]?inf)\s*"
 )
 _GEMM = re.compile(
-    r"(?:.* - )?(?P<layer>\S+): Tensor: (?P<tensor>\w+), gemm (?P<gemm>\w+) - (?P<how>High precision|.*quantization.*)"
+    r"(?:.* - )?LAYER=(?P<layer>\S+): Tensor: (?P<tensor>\w+), gemm (?P<gemm>fprop|dgrad|wgrad) - "
+    r"(?P<how>High Precision|(?:FP8 )?Quantize)"
 )
+"""Lines of `log_messages_about_plans` of transformer_engine/debug/pytorch/debug_quantization.py, behind the layer from
+nvdlfw_inspect/utils.py. What a feature of the tool changes itself ("modify_tensor()") may be in either precision."""
 _RANK = re.compile(r"globalrank-(\d{1,6})")
 
 
@@ -69,8 +72,8 @@ class TELogs:
     """When the first number of that rank and step was written, seconds since 1970."""
     gemms: dict[str, dict[tuple[str, str], bool]] = field(default_factory=dict)
     """By layer: whether the operand of a product (`activation`, `fprop`) is quantized."""
-    digits: set[tuple[int, int]] = field(default_factory=set)
-    """Ranks and steps whose numbers have four decimals, from text."""
+    rounded: dict[tuple[int, int], set[Statistic]] = field(default_factory=dict)
+    """By rank and step: what is known to four decimals alone, from text."""
     unknown: set[str] = field(default_factory=set)
     """Names that no statistic has."""
 
@@ -123,10 +126,9 @@ def _read_text(path: Path, logs: TELogs) -> None:
             except ValueError:
                 continue
             key = rank, int(match["step"])
-            _add(logs, key, match["name"].strip(), value, _seconds(match["time"]))
-            logs.digits.add(key)
+            _add(logs, key, match["name"].strip(), value, _seconds(match["time"]), rounded=True)
         elif (gemm := _GEMM.fullmatch(line)) is not None:
-            logs.gemms.setdefault(gemm["layer"], {})[gemm["tensor"], gemm["gemm"]] = gemm["how"] != "High precision"
+            logs.gemms.setdefault(gemm["layer"], {})[gemm["tensor"], gemm["gemm"]] = gemm["how"] != "High Precision"
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -140,18 +142,20 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _read_events(path: Path, logs: TELogs) -> None:
     for tag, points in read_log(path).scalars.items():
-        name = tag if parse_name(tag) is not None else tag.rpartition("/")[2]
+        name = tag.rpartition("/")[2]  # without the folder of the event file: names of layers have dots, not slashes
         for point in points:
             wall = point.wall_s if math.isfinite(point.wall_s) else None
-            _add(logs, (0, point.step), name, point.value, wall)
+            _add(logs, (0, point.step), name, point.value, wall, rounded=False)
 
 
-def _add(logs: TELogs, key: tuple[int, int], name: str, value: float, wall_s: float | None) -> None:
+def _add(logs: TELogs, key: tuple[int, int], name: str, value: float, wall_s: float | None, *, rounded: bool) -> None:
     statistic = parse_name(name)
     if statistic is None:
         logs.unknown.add(name[:200])
         return
     logs.values.setdefault(key, {})[statistic] = value
+    inexact = logs.rounded.setdefault(key, set())
+    (inexact.add if rounded else inexact.discard)(statistic)
     if wall_s is not None:
         logs.wall_s.setdefault(key, wall_s)
 

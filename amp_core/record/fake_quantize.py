@@ -65,7 +65,7 @@ def fake_quantize(
     A tensor of zeros stays zero. Raises `RunError` for a bad argument.
     """
     recipe = recipe if isinstance(recipe, Recipe) else find_recipe(recipe)
-    _check(tensor, axis, tensor_amax, kind)
+    _check(tensor, axis, tensor_amax, kind, generator)
     block, element = recipe.block_of(kind), recipe.element_of(kind)
     values = tensor.detach().to(torch.float32)
     if not values.numel():
@@ -248,12 +248,15 @@ def _hadamard(values: torch.Tensor) -> torch.Tensor:
     return values / math.sqrt(_HADAMARD)
 
 
-def _check(tensor: object, axis: object, tensor_amax: object, kind: object) -> None:
+def _check(tensor: object, axis: object, tensor_amax: object, kind: object, generator: object) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise RunError(f"tensor={type(tensor).__name__} is not a torch.Tensor; give the tensor to quantize")
     if not tensor.is_floating_point():
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise RunError(f"tensor has dtype {dtype}, which is not real floating point; give FP32, BF16 or FP16 values")
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise RunError(f"tensor has layout {layout}; give a dense tensor, such as tensor.to_dense()")
     dims = max(tensor.dim(), 1)
     if isinstance(axis, bool) or not isinstance(axis, int) or not -dims <= axis < dims:
         raise RunError(
@@ -261,6 +264,8 @@ def _check(tensor: object, axis: object, tensor_amax: object, kind: object) -> N
         )
     if kind not in OPERANDS:
         raise RunError(f"kind={kind!r} is unknown; choose one of {', '.join(OPERANDS)}")
+    if not isinstance(generator, torch.Generator | None):
+        raise RunError(f"generator={generator!r:.80} is not a torch.Generator; give one, or None")
     if tensor_amax is None:
         return
     number = isinstance(tensor_amax, int | float) and not isinstance(tensor_amax, bool)

@@ -48,14 +48,17 @@ def write_text(folder: Path, statistics: Mapping[str, float] = STATISTICS, rank:
 
 
 def write_gemms(folder: Path) -> None:
+    """As DebugQuantizer writes its plans."""
     place = folder / "nvdlfw_inspect_logs"
     place.mkdir()
-    lines = []
-    for layer, how in ((LAYER, "FP8 quantization"), ("transformer_layer.layernorm_mlp.fc1", "High precision")):
+    lines = ["2026-03-01 12:00:00,000 - INFO - Default logging to a file enabled at log"]
+    for layer, how in ((LAYER, "FP8 Quantize"), ("transformer_layer.layernorm_mlp.fc1", "High Precision")):
+        plans = {("activation", "fprop"): how, ("weight", "fprop"): how, ("gradient", "wgrad"): "modify_tensor()"}
         lines += [
-            f"2026-03-01 12:00:00,000 - INFO - {layer}: Tensor: {tensor}, gemm {gemm} - {how}"
-            for tensor, gemm in (("activation", "fprop"), ("weight", "fprop"), ("gradient", "wgrad"))
+            f"2026-03-01 12:00:00,000 - INFO - LAYER={layer}: Tensor: {tensor}, gemm {gemm} - {plan}"
+            for (tensor, gemm), plan in plans.items()
         ]
+        lines.append(f"2026-03-01 12:00:00,000 - INFO - LAYER={layer}: Tensor: output, gemm None - High Precision")
     (place / "nvdlfw_inspect_globalrank-0.log").write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -137,6 +140,22 @@ def test_tensorboard_logs_become_the_same_rows_with_all_digits(tmp_path: Path) -
     gradient = row(frame, step=2, kind="output_grad")
     assert gradient["scale"] == pytest.approx(1e5) and gradient["amax"] == pytest.approx(4e-5)
     assert row(frame, step=0, kind="activation")["underflow_frac"] == 0.0125
+
+
+def test_both_logs_of_one_training_are_the_same_rows_with_all_digits(tmp_path: Path) -> None:
+    """The tool writes text beside the event files of a writer that it is given."""
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(write_text(tmp_path / "log") / "tensorboard")) as writer:
+        for step in (0, 2):
+            writer.add_scalar(f"{LAYER}_gradient_cur_amax", STATISTICS[f"{LAYER}_gradient_cur_amax"], step)
+    assert import_te([tmp_path / "log"], tmp_path / "run").layers == 1
+    frame = load_run(tmp_path / "run").quantized
+    assert len(frame) == 2 * len(frame["kind"].unique())
+    gradient = row(frame, step=2, kind="output_grad")
+    assert gradient["amax"] == pytest.approx(4e-5) and pd.isna(gradient["scale"])  # 0.0000 in the text
 
 
 def test_block_recipes_have_a_product_per_orientation(tmp_path: Path) -> None:

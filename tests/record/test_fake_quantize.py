@@ -346,6 +346,7 @@ def test_the_input_stays_and_magnitudes_keep_their_order(numbers: list[float], n
         ((torch.ones(3, dtype=torch.int64), "nvfp4"), r"^tensor has dtype int64"),
         ((torch.ones(3, dtype=torch.bool), "nvfp4"), r"^tensor has dtype bool"),
         ((torch.ones(3, dtype=torch.complex64), "nvfp4"), r"^tensor has dtype complex64"),
+        ((torch.ones(3, 4).to_sparse(), "nvfp4"), r"^tensor has layout sparse_coo; give a dense tensor"),
     ],
 )
 def test_a_wrong_tensor_or_recipe_is_one_sentence(arguments: tuple, says: str) -> None:
@@ -362,6 +363,7 @@ def test_a_wrong_tensor_or_recipe_is_one_sentence(arguments: tuple, says: str) -
         ({"tensor_amax": -1.0}, r"^tensor_amax=-1.0 is not a magnitude"),
         ({"tensor_amax": "6"}, r"^tensor_amax='6' is not a magnitude"),
         ({"tensor_amax": torch.ones(2)}, r"^tensor_amax=tensor\(\[1., 1.\]\) is not a magnitude"),
+        ({"generator": 3}, r"^generator=3 is not a torch.Generator"),
         ({"kind": "bias"}, r"^kind='bias' is unknown; choose one of weight, activation, output_grad$"),
     ],
 )
