@@ -11,7 +11,7 @@ from pages.parts.words import percent
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import write
 from tests.synthetic_kernels import columns, kernel, kernels, window
-from tests.traces.made import GEMM
+from tests.traces.made import GEMM, Made
 from tests.traces.made import write as write_trace
 from tests.traces.test_timeline import two_streams
 from tests.traces.test_two_traces import forward
@@ -202,6 +202,16 @@ def test_compare_takes_traces_without_steps(home, open_app, tmp_path):
         import_traces([file], home.runs / name)
     app = open_app("pages/compare_runs.py", **{"with": ["run/fp32", "run/amp"]})
     assert not app.exception and "in the profiled window" in words(app)
+
+
+def test_a_trace_in_16_bits_is_not_said_to_become_as_fast_in_16_bits(home, open_app, tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(GEMM, 10, 980, 2)
+    import_traces([write_trace(tmp_path / "t.json", trace.document())], home.runs / "half")
+    shown = words(open_app(TENSOR_CORES, run="run/half"))
+    assert "16 bits for all GEMM/conv would not make this run faster" in shown
 
 
 def test_step_cost_draws_the_timeline_of_a_step_and_saves_it(home, open_app, tmp_path):

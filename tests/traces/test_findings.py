@@ -278,6 +278,7 @@ def test_the_step_of_a_finding_is_that_of_the_step_cost(tmp_path):
     by_code = {c.code: (c.saved_us, c.lead_us) for c in savings.ranked}
     assert by_code["waiting-for-data"] == (pytest.approx((600 + 300) / 3), pytest.approx(100))
     assert "24 % of the step and 0.100 ms before its first kernel" in diagnose(run)[0].title
+    assert any("first of 3 steps, the GPU was idle for 0.400 ms (0.133 ms per step)" in n for n in step_cost(run).notes)
 
 
 def test_the_profilers_own_time_is_no_idle_time_of_a_trace_without_steps(tmp_path):

@@ -280,9 +280,14 @@ def _lead(windows: pd.DataFrame) -> list[str]:
     lead = windows["lead_us"].fillna(0.0)
     if not (lead >= NOTABLE_LEAD_FRAC * windows["wall_us"]).any():
         return []
+    longest = lead.idxmax()
+    steps, idle_ms = windows["steps"].fillna(1.0)[longest], lead[longest] / 1e3
+    when, each = "Before that", ""
+    if steps > 1:
+        when, each = f"Before the first of {steps:.0f} steps", f" ({number(idle_ms / steps, 'ms')} per step)"
     return [
-        "The step starts with its first kernel, as the GPU marks it. Before that, the GPU was idle for "
-        f"{number(lead.max() / 1e3, 'ms')} while the host was already in the step; that time is not included."
+        f"A step starts with its first kernel, as the GPU marks it. {when}, the GPU was idle for "
+        f"{number(idle_ms, 'ms')}{each} while the host was already in the step; that time is not included."
     ]
 
 

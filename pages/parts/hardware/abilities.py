@@ -34,6 +34,8 @@ def _gpus() -> list[Gpu]:
 
 WORTH_RATIO = 1.1
 """A recipe is not recommended to a profiled run that it would speed up by less."""
+LEAST_SHOWN_RATIO = 1.005
+"""A smaller gain would be shown as 1.00 × as fast."""
 
 
 def show_this_machine() -> None:
@@ -65,9 +67,10 @@ def show_machine_of(run: Run) -> None:
             gain = bound.half_expected if bound is not None else None
             _gpu_lines(gpus, run, advise=gain is None or gain >= WORTH_RATIO)
             if gain is not None:
-                faster = f"{words.number(gain)} × as fast"
                 hardly = "" if gain >= WORTH_RATIO else "only "
-                st.markdown(f"By Step cost, 16 bits for all GEMM/conv would make this run {hardly}{faster}.")
+                faster = f"make this run {hardly}{words.number(gain)} × as fast"
+                effect = "not make this run faster" if gain < LEAST_SHOWN_RATIO else faster
+                st.markdown(f"By Step cost, 16 bits for all GEMM/conv would {effect}.")
         else:
             flags = environment.get("cpu_16bit")
             _cpu_lines(str(cpu), [str(f) for f in flags] if isinstance(flags, list) else None, run, advise=True)
