@@ -50,7 +50,7 @@ LONG_CALL_US = 50.0
 """Calls that neither wait nor allocate return sooner: a launch takes a few microseconds, also under the profiler."""
 _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
-_ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
+_ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn_|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):")
 
 
 MEMORY = "[memory]"

@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from amp_core import load_run
-from amp_core.findings import diagnose
+from amp_core.findings import GUIDE, diagnose
 from tests.findings.other_forms import FAULTS, HEALTHY, Form
+from tests.findings.zoo import ZOO
 
 
 def _params(forms: list[Form]) -> list[object]:
@@ -37,6 +39,12 @@ def test_a_fault_in_another_form_is_named_with_its_place(form: Form, tmp_path: P
     assert named, [(f.code, f.where) for f in findings]
     assert form.where in named[0].where
     assert named[0].where
+
+
+def test_every_code_has_two_forms_beside_the_first_of_the_zoo() -> None:
+    forms = Counter(code for form in FAULTS for code in form.code.split("|"))
+    cases = Counter(case.code for case in ZOO)
+    assert not [code for code in GUIDE if cases[code] + forms[code] < 3]
 
 
 @pytest.mark.parametrize("form", _params(HEALTHY))

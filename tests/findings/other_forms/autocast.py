@@ -10,7 +10,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.findings.other_forms.form import fault
-from tests.findings.other_forms.loops import BF, H, adam, amp, bf16, ce, fp16, lm_loss, pure, scaler, step, watched
+from tests.findings.other_forms.loops import (
+    BF,
+    H,
+    adam,
+    amp,
+    bf16,
+    ce,
+    fp16,
+    lm_loss,
+    pure,
+    scaler,
+    step,
+    usual_loss,
+    watched,
+)
 from tests.findings.other_forms.models import CNN, GPT, Block, Checkpointed, Net, decorated_cnn, images, tokens, vectors
 
 
@@ -207,3 +221,55 @@ def recomputation_without_autocast_raises(into):
     m = Net(forward, inp=nn.Linear(64, 16), mid=nn.Linear(16, 16), out=nn.Linear(16, 10))
     with contextlib.suppress(RuntimeError):
         bf16(m, vectors(3), into)
+
+
+def _cached_without_gradients(m, data, into, names, run, dtype=BF):
+    """`run(batch)` comes before the loss in the same region. torch before 2.10 then left weights without gradients."""
+    o = adam(m)
+    with watched(m, o, into):
+        for b in data:
+            with amp(dtype):
+                with torch.no_grad():
+                    run(b)
+                value = usual_loss(m, b)
+            value.backward()
+            for name, p in m.named_parameters():
+                if name in names:
+                    p.grad = None
+            step(o)
+
+
+@fault("autocast-cache-no-grad", "blocks.0.attn.qkv.weight")
+def pseudo_labels_in_the_region_of_the_loss(into):
+    m = GPT()
+    names = {"blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight", "head.weight"}
+    _cached_without_gradients(m, tokens(4), into, names, lambda b: m(b[:, :-1]).argmax(-1))
+
+
+@fault("autocast-cache-no-grad", "fc.weight")
+def validation_in_the_region_of_the_loss(into):
+    m = CNN(bn=False)
+    _cached_without_gradients(m, images(4), into, {"fc.weight"}, lambda b: m(b[0]).argmax(1))
+
+
+def _audited(m, data, into, loss):
+    o, s = (adam(m), scaler(1.0))
+    with watched(m, o, into, s) as rec:
+        for b in data:
+            with amp():
+                value = loss(b)
+            s.scale(value).backward()
+            rec.audit(lambda b=b: loss(b))
+            step(o, s)
+
+
+@fault("amp-loss-gap", each_time=True)
+def audit_of_a_language_model_without_loss_scale(into):
+    m = GPT()
+    _audited(m, tokens(3), into, lambda t: usual_loss(m, t) * 1e-5)
+
+
+@fault("amp-loss-gap")
+def audit_of_a_cnn_with_a_tiny_loss(into):
+    m = CNN(bn=False)
+    _audited(m, images(3), into, lambda b: usual_loss(m, b) * 1e-5)

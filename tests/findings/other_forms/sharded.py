@@ -13,6 +13,7 @@ from amp_core.store.writer import RunWriter
 from tests.findings.other_forms.form import fault, healthy
 from tests.findings.other_forms.loops import BF, adam, amp, bf16, ce, lm_loss, sgd, step, watched
 from tests.findings.other_forms.models import CNN, GPT, images, tokens, vectors
+from tests.findings.zoo.jobs import ended_by_a_scheduler
 from tests.record.sharded import one_process
 
 FP32 = torch.float32
@@ -261,3 +262,13 @@ def second_encoder_in_a_thread_pool(into):
             return self.head(torch.cat([now.float(), later.result().float()], -1))
 
     bf16(Two(), vectors(4), into)
+
+
+@fault("killed-by-scheduler", "slurm job 12")
+def job_that_another_took_the_place_of(into):
+    ended_by_a_scheduler(into, "preemption", "PREEMPTED")
+
+
+@fault("killed-by-scheduler", "slurm job 12")
+def job_whose_node_failed(into):
+    ended_by_a_scheduler(into, "node failure", "NODE_FAIL")
