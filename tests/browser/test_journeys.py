@@ -6,11 +6,19 @@ import re
 
 import pytest
 
+from amp_core import diagnose, load_run
+from amp_core.analysis import step_cost
+from amp_core.findings import diagnosis
+from amp_core.text.formatting import duration
+from pages.parts.words import unbroken
 from tests.serve.running import app
 from tests.synthetic import write
 from tests.traces.made import training
 from tests.waiting import wait_for
 
+VERDICT = "22 of 375 steps after calibration were skipped because the loss scale grows too often"
+ORIGIN = "Origin: tokens.weight (weight gradients), in 14 of 22 skips after calibration"
+PATCH = "init_scale=2.0**14"
 MAX_SCREENS = 3
 HEIGHT = "() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight / window.innerHeight"
 TOP_OF_FIRST_CHART = "() => document.querySelector('.js-plotly-plot').getBoundingClientRect().top"
@@ -49,11 +57,19 @@ def drawn(tab):
 
 def test_a_newcomer_reads_what_this_is_and_dismisses_the_tour_for_good(library, new_tab):
     tab = new_tab().open(f"{library.base}/")
-    reads(tab, "shows whether PyTorch training in mixed precision is healthy", "Nothing wrong was found")
+    reads(tab, "shows whether PyTorch training in mixed precision is healthy, what it loses, what it gains over FP32")
+    reads(tab, "Nothing wrong was found", "Nothing needs to change")
     drawn(tab)
     follow(tab, "Open fp16-overflow")
-    reads(tab, "The sample fp16-overflow is open.", "Against fp32")
+    reads(
+        tab, "The sample fp16-overflow is open.", "Against fp32", VERDICT, ORIGIN, "convergence parity unknown (1 seed)"
+    )
+    assert PATCH in tab.page.locator('[data-testid="stCode"]').first.inner_text()
     drawn(tab)
+    follow(tab, "See it on Compare")
+    reads(tab, VERDICT, ORIGIN, "6.71 × slower, 18.3\u00a0% less memory, convergence parity unknown (1 seed)")
+    drawn(tab)
+    follow(tab, "Overview")
     tab.page.get_by_role("button", name="Dismiss").click()
     tab.rest()
     tab.open(f"{library.base}/?run=sample/fp16-underflow")  # a new session
@@ -64,18 +80,29 @@ def test_a_newcomer_reads_what_this_is_and_dismisses_the_tour_for_good(library, 
 
 def test_the_reader_of_a_failing_run_comes_from_the_verdict_to_the_tensor(library, new_tab):
     tab = new_tab().open(f"{library.base}/?run=sample/fp16-overflow")
-    reads(tab, "warning", "What to change")
+    reads(tab, "1 warning found.", VERDICT, ORIGIN, "What to change")
     follow(tab, "Loss scale")
-    reads(tab, "40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10\u00a0%, baseline 0\u00a0%")
+    reads(
+        tab,
+        VERDICT,
+        ORIGIN,
+        PATCH,
+        "40 steps of 400 (10.0\u00a0%) skipped",
+        "Skipped steps 10\u00a0%, baseline 0\u00a0%",
+    )
+    reads(tab, "began at 2³⁴, ended at 2¹⁷ and ranged from 2¹⁶ to 2³⁴", "2¹⁴ is recommended")
     drawn(tab)
     follow(tab, "Number ranges")
-    reads(tab, "hold infinities or NaN")
+    reads(tab, VERDICT, ORIGIN, "hold infinities or NaN, first in head, only at step 0")
+    drawn(tab)
+    follow(tab, "Layer detail")  # opens on the origin
+    reads(tab, "tokens.weight (weight gradients, float32) first held infinities or NaN at step 0")
     drawn(tab)
     tab.open(f"{library.base}/layer-detail?run=sample/fp16-overflow&kind=weight_grad&layer=tokens.weight&steps=0-60")
     reads(tab, "tokens.weight (weight gradients", "Magnitudes")
     drawn(tab)
     follow(tab, "Memory")  # the steps stay
-    reads(tab, "Peak tensor memory")
+    reads(tab, VERDICT, "Peak tensor memory 3.06\u00a0MiB, at the start of backward: mostly activations")
     assert "steps=0-60" in tab.page.url
     assert not tab.exceptions() and not tab.wrong
 
@@ -88,10 +115,16 @@ def test_dropped_traces_become_a_run_whose_answer_stands_beside_the_field(librar
     answer = tab.page.get_by_text("step is in the library and chosen")
     answer.wait_for()
     assert answer.bounding_box()["y"] < 900
+    (head,) = library.runs.rglob("step*/run.json")
+    run = load_run(head.parent)
+    verdict = diagnosis(run, diagnose(run)).verdict.removesuffix(".")
     follow(tab, "Overview")
-    reads(tab, "Step cost", "Tensor cores")
+    reads(tab, verdict)
     follow(tab, "Step cost")
-    reads(tab, "step")
+    reads(tab, verdict, f"A step takes {unbroken(duration(step_cost(run).step_us / 1e6))}")
+    drawn(tab)
+    follow(tab, "Tensor cores")
+    reads(tab, verdict, "GEMM/conv on tensor cores", "Where kernel time goes")
     noise = tmp_path / "noise.json"
     noise.write_text("no trace")
     tab.open(f"{library.base}/library")
