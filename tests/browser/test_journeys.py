@@ -88,7 +88,7 @@ def test_the_reader_of_a_failing_run_comes_from_the_verdict_to_the_tensor(librar
         ORIGIN,
         PATCH,
         "40 steps of 400 (10.0\u00a0%) skipped",
-        "Skipped steps 10\u00a0%, baseline 0\u00a0%",
+        "Skipped steps 40 of 400 (10.0\u00a0%), baseline 0 of 400",
     )
     reads(tab, "began at 2³⁴, ended at 2¹⁷ and ranged from 2¹⁶ to 2³⁴", "2¹⁴ is recommended")
     drawn(tab)
