@@ -25,16 +25,19 @@ def summary(view: Overview) -> str:
 
 
 def of_profile(run: Run) -> None:
-    """A run without steps, such as an imported trace: what the profiler recorded, and the pages that show it."""
+    """A run without steps, such as an imported trace: its findings, and the pages of what the profiler recorded."""
+    head.ending(run)
     use = loaders.analysed(tensor_core_use, run)
     share = "" if use.tensor_frac is None else f", {words.percent(use.tensor_frac)} of it on tensor cores"
-    work = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}" if use.kernel_us else "Traced operators"
+    work = "Traced operators. " if len(run.ops) else ""
+    if use.kernel_us:
+        work = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}. "
     diagnosed = loaders.analysed(diagnose, run)
     planned = run.head.config.get("steps")
-    missing = isinstance(planned, int) and planned > 0
+    missing = isinstance(planned, int) and planned > 0 and run.status == "finished"
     if missing:
         st.warning(f"{words.plural(planned, 'step')} were planned and none is here: the run's folder is not complete.")
-    headline = loaders.analysed(first_sentence, run) or f"{work}. No training steps were recorded."
+    headline = loaders.analysed(first_sentence, run) or (work and f"{work}No training steps were recorded.")
     findings.banner(diagnosed, headline, ended_well=not missing, run=run)
     head.profiled(run)
     findings.causes(diagnosed, run)

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import Run, RunError
-from amp_core.analysis import baseline_changes
+from amp_core.analysis import baseline_changes, scale_summary
 from pages.parts import bar, loaders, words
 from pages.parts.library.run_list import Entry
 
@@ -96,18 +96,27 @@ def differences(shown: Run) -> None:
         return
     changes = loaders.analysed(baseline_changes, [*bases, shown]).set_index("metric")
     metrics = BY_PAGE.get(st.session_state.get("address.page", ""), EVERYWHERE)
-    texts = [difference(metric, changes.loc[metric]) for metric in metrics if metric in changes.index]
+    texts = [
+        skipped(shown, bases[0]) if metric == "skip_frac" else difference(metric, changes.loc[metric])
+        for metric in metrics
+        if metric in changes.index
+    ]
     if texts:
         line = f"Against **{words.escape(entry.name)}**: {' · '.join(texts)}"
         st.markdown(words.unbroken(line), help=NOISE_HELP)
+
+
+def skipped(shown: Run, base: Run) -> str:
+    """`Skipped steps 1 of 400, baseline 0 of 400`: of a few steps, a percentage would be false precision."""
+    counts = [loaders.analysed(scale_summary, one) for one in (shown, base)]
+    own, others = (words.share_of(about.skips, about.attempts) for about in counts)
+    return f"{LABELS['skip_frac']} {own}, baseline {others}"
 
 
 def difference(metric: str, change: "pd.Series[Any] | Mapping[str, Any]") -> str:
     """One row of `baseline_changes` as text: `Loss +3.6 % (within noise −3.7 % to +3.7 %)`."""
     value, base = float(change["value"]), float(change["baseline"])
     label = LABELS[metric]
-    if metric == "skip_frac":
-        return f"{label} {words.number(100 * value, '%', 2)}, baseline {words.number(100 * base, '%', 2)}"
     if value != value:
         return f"{label} not finite"
     low, high = float(change["low"]), float(change["high"])

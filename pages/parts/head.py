@@ -7,6 +7,7 @@ from amp_core import Run
 from amp_core.analysis.steps import emulated, recipe
 from amp_core.settings.catalog import EMULATED
 from pages.parts import bar, baseline, empty, loaders, picker, words
+from pages.parts.diagnosed import chain
 from pages.parts.library.run_list import Entry
 from pages.parts.overview import findings
 
@@ -61,7 +62,9 @@ def run(chosen: Entry | None = None, table: str = "steps", *, overview: bool = F
                 "Read what is new", icon=":material/refresh:", type="tertiary", help="Overview follows by itself."
             )
     traced = any(opened.table(name).num_rows for name, *_ in PROFILED)
-    if opened.steps.empty and not opened.table(table).num_rows and not (overview and traced):
+    absent = opened.steps.empty and not opened.table(table).num_rows
+    # A fault may be why there are no steps: Overview shows it with its code, other pages in short.
+    if absent and not (overview and (traced or chain(opened).cause is not None)):
         ending(opened)
         if opened.is_live:
             empty.nothing("This run has recorded no step yet.")
@@ -70,6 +73,7 @@ def run(chosen: Entry | None = None, table: str = "steps", *, overview: bool = F
             st.info("This page needs training steps, and this run has none. It has a profiler trace:")
             profiled(opened)
             st.stop()
+        findings.trail(opened)
         empty.nothing("This run has no steps.", sample=True)
     shown = bar.in_range(opened)
     if not overview:

@@ -6,11 +6,19 @@ import re
 
 import pytest
 
+from amp_core import diagnose, load_run
+from amp_core.analysis import step_cost
+from amp_core.findings import diagnosis
+from amp_core.text.formatting import duration
+from pages.parts.words import unbroken
 from tests.serve.running import app
 from tests.synthetic import write
 from tests.traces.made import training
 from tests.waiting import wait_for
 
+VERDICT = "22 of 375 steps after calibration were skipped because the loss scale grows too often"
+ORIGIN = "Origin: tokens.weight (weight gradients), in 14 of 22 skips after calibration"
+PATCH = "init_scale=2.0**14"
 MAX_SCREENS = 3
 HEIGHT = "() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight / window.innerHeight"
 TOP_OF_FIRST_CHART = "() => document.querySelector('.js-plotly-plot').getBoundingClientRect().top"
@@ -43,11 +51,19 @@ def drawn(tab):
 
 def test_a_newcomer_reads_what_this_is_and_dismisses_the_tour_for_good(library, new_tab):
     tab = new_tab().open(f"{library.base}/")
-    tab.reads("shows whether PyTorch training in mixed precision is healthy", "Nothing wrong was found")
+    tab.reads("shows whether PyTorch training in mixed precision is healthy, what it loses, what it gains over FP32")
+    tab.reads("Nothing wrong was found", "Nothing needs to change")
     drawn(tab)
     follow(tab, "Open fp16-overflow")
-    tab.reads("The sample fp16-overflow is open.", "Against fp32")
+    tab.reads(
+        "The sample fp16-overflow is open.", "Against fp32", VERDICT, ORIGIN, "convergence parity unknown (1 seed)"
+    )
+    assert PATCH in tab.page.locator('[data-testid="stCode"]').first.inner_text()
     drawn(tab)
+    follow(tab, "See it on Compare")
+    tab.reads(VERDICT, ORIGIN, "6.71 × slower, 18.3\u00a0% less memory, convergence parity unknown (1 seed)")
+    drawn(tab)
+    follow(tab, "Overview")
     tab.page.get_by_role("button", name="Dismiss").click()
     tab.rest()
     tab.open(f"{library.base}/?run=sample/fp16-underflow")  # a new session
@@ -58,18 +74,28 @@ def test_a_newcomer_reads_what_this_is_and_dismisses_the_tour_for_good(library, 
 
 def test_the_reader_of_a_failing_run_comes_from_the_verdict_to_the_tensor(library, new_tab):
     tab = new_tab().open(f"{library.base}/?run=sample/fp16-overflow")
-    tab.reads("warning", "What to change")
+    tab.reads("1 warning found.", VERDICT, ORIGIN, "What to change")
     follow(tab, "Loss scale")
-    tab.reads("40 steps of 400 (10.0\u00a0%) skipped", "Skipped steps 10\u00a0%, baseline 0\u00a0%")
+    tab.reads(
+        VERDICT,
+        ORIGIN,
+        PATCH,
+        "40 steps of 400 (10.0\u00a0%) skipped",
+        "Skipped steps 40 of 400 (10.0\u00a0%), baseline 0 of 400",
+    )
+    tab.reads("began at 2³⁴, ended at 2¹⁷ and ranged from 2¹⁶ to 2³⁴", "2¹⁴ is recommended")
     drawn(tab)
     follow(tab, "Number ranges")
-    tab.reads("hold infinities or NaN")
+    tab.reads(VERDICT, ORIGIN, "hold infinities or NaN, first in head, only at step 0")
+    drawn(tab)
+    follow(tab, "Layer detail")  # opens on the origin
+    tab.reads("tokens.weight (weight gradients, float32) first held infinities or NaN at step 0")
     drawn(tab)
     tab.open(f"{library.base}/layer-detail?run=sample/fp16-overflow&kind=weight_grad&layer=tokens.weight&steps=0-60")
     tab.reads("tokens.weight (weight gradients", "Magnitudes")
     drawn(tab)
     follow(tab, "Memory")  # the steps stay
-    tab.reads("Peak tensor memory")
+    tab.reads(VERDICT, "Peak tensor memory 3.06\u00a0MiB, at the start of backward: mostly activations")
     assert "steps=0-60" in tab.page.url
     assert not tab.exceptions() and not tab.wrong
 
@@ -82,10 +108,16 @@ def test_dropped_traces_become_a_run_whose_answer_stands_beside_the_field(librar
     answer = tab.page.get_by_text("step is in the library and chosen")
     answer.wait_for()
     assert answer.bounding_box()["y"] < 900
+    (head,) = library.runs.rglob("step*/run.json")
+    run = load_run(head.parent)
+    verdict = diagnosis(run, diagnose(run)).verdict.removesuffix(".")
     follow(tab, "Overview")
-    tab.reads("Step cost", "Tensor cores")
+    tab.reads(verdict)
     follow(tab, "Step cost")
-    tab.reads("step")
+    tab.reads(verdict, f"A step takes {unbroken(duration(step_cost(run).step_us / 1e6))}")
+    drawn(tab)
+    follow(tab, "Tensor cores")
+    tab.reads(verdict, "GEMM/conv on tensor cores", "Where kernel time goes")
     noise = tmp_path / "noise.json"
     noise.write_text("no trace")
     tab.open(f"{library.base}/library")

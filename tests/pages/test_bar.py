@@ -128,3 +128,10 @@ def test_pages_without_steps_open_no_run(pair, open_app):
         assert page in pages()
         app = open_app(page, run="run/amp")
         assert not [one for one in app.slider if one.label == "Steps"] and app.selectbox(key="run").value == "run/amp"
+
+
+def test_skipped_steps_of_run_and_baseline_are_counts(home, open_app):
+    write(home.runs / "reference", "fp32", steps=40)
+    write(home.runs / "amp", "static", steps=40)
+    shown = words(open_app("pages/loss_scale.py", run="run/amp", baseline="run/reference"))
+    assert "Skipped steps 0 of 40, baseline 0 of 40" in shown

@@ -11,9 +11,11 @@ import pytest
 from amp_core import RunError, diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.findings import GUIDE, diagnosis
+from amp_core.findings.registry import RULES
 from amp_core.report import report_html
 from amp_core.text.formatting import scale, sentence
 from amp_core.traces import import_traces
+from pages.parts.overview.findings import PAGES
 from tests.app_test import OVERVIEW
 from tests.findings.zoo import ZOO
 from tests.pages.conftest import words
@@ -35,7 +37,11 @@ OF_A_RUN = (
 )
 RECORDED = sorted((Path(__file__).parents[1] / "traces" / "recorded").glob("*.json.gz"))
 """Parts of traces that other people recorded."""
-ONE_PER_FAMILY = {GUIDE[case.code].family: case for case in reversed(ZOO) if not case.benign}.values()
+FAULTS = [case for case in reversed(ZOO) if not case.benign]
+ONE_PER_FAMILY = {GUIDE[case.code].family: case for case in FAULTS}.values()
+RANKED = sorted(GUIDE.values(), key=lambda entry: (entry.order, entry.code))
+MODULES = {entry.code: rule.__module__.rpartition(".")[2] for entry, rule in zip(RANKED, RULES, strict=True)}
+ONE_PER_MODULE = {MODULES[case.code]: case for case in FAULTS}
 
 
 def diagnosis_of(folder):
@@ -147,6 +153,27 @@ def test_every_page_of_a_fault_of_each_family(case, home, open_app, capsys):
     case.write(home.runs / "a", True)
     check_texts(home.runs / "a", capsys)
     check_pages(open_app, home.runs / "a", OF_A_RUN)
+
+
+def test_each_module_of_rules_has_a_planted_fault():
+    assert set(ONE_PER_MODULE) == set(MODULES.values())
+
+
+def test_a_run_whose_steps_were_not_recorded_says_why(home, open_app):
+    (case,) = (case for case in ZOO if case.name == "no_steps")
+    case.write(home.runs / "a", True)
+    assert load_run(home.runs / "a").steps.empty
+    check_pages(open_app, home.runs / "a", ("pages/loss_scale.py", "pages/step_cost.py"))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("module", ONE_PER_MODULE)
+def test_overview_and_the_page_of_the_evidence_of_a_fault_of_each_module(module, home, open_app):
+    ONE_PER_MODULE[module].write(home.runs / "a", True)
+    cause = diagnosis_of(home.runs / "a").cause
+    assert cause is not None
+    page, _ = PAGES.get(GUIDE[cause.code].page, (COMPARE, ""))
+    check_pages(open_app, home.runs / "a", [page] if page != COMPARE else [])  # Compare needs a second run
 
 
 @pytest.mark.whole

@@ -46,7 +46,7 @@ MAX_RESUMED_SKIPS = 8
         "about one skip in several hundred), or if the initial scale needed more than 25 halvings, or 8 in a "
         "resumed training.",
         advice="As information, it needs no change: a GradScaler starts high, backs off at an overflow, and tries a "
-        "larger scale after each growth interval. As a warning, every skip wastes a step: use the default "
+        "larger scale after each growth interval. As a warning, every skip wastes a batch: use the default "
         "`growth_interval=2000` if the scale grows too often, and `init_scale=2.0**16` if it started too high.",
     )
 )
@@ -128,7 +128,7 @@ def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) ->
         limit=MAX_SKIP_FRAC,
         unit="share of steps",
         advice=(
-            f"The scale doubles {every}, overflows, and halves again, so each doubling wastes a step. A healthy "
+            f"The scale doubles {every}, overflows, and halves again, so each doubling wastes a batch. A healthy "
             "scaler skips about one step in several hundred; the default growth interval is 2000."
             + (f" init_scale alone caused the {early:,} skips in calibration." if more else "")
         ),
@@ -148,7 +148,7 @@ def _begins_too_high(run: Run, skips: int, limit: int, attempts: int, steps: tup
         limit=float(limit),
         unit="skipped steps",
         advice=(
-            "Each skipped step halves the scale and wastes a step. Lower `init_scale`; if the scale was restored, "
+            "Each skipped step halves the scale and wastes a batch. Lower `init_scale`; if the scale was restored, "
             "check that its checkpoint belongs to this training."
         ),
     )
@@ -166,7 +166,7 @@ def _begins_too_high(run: Run, skips: int, limit: int, attempts: int, steps: tup
         threshold=(
             "3 or more, and more than 2 % of these steps: PyTorch expects about one skip in several hundred steps."
         ),
-        advice="Each skipped step wastes a step; look for what these batches have in common, such as outliers in "
+        advice="Each skipped step wastes a batch; look for what these batches have in common, such as outliers in "
         "the data, a loss term that spikes, or a loss scale that the program sets itself. Clip or drop outliers, "
         "leave the scale to the scaler, or use bfloat16.",
         snippet="before = scaler.get_scale()\n"

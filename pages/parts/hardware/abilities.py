@@ -6,6 +6,8 @@ abilities.show_machine_of(run)    # from the run's head
 Where the library has runs of a recipe on that machine, their speed decides instead of what the machine promises.
 """
 
+import itertools
+from collections import defaultdict
 from collections.abc import Collection
 
 import streamlit as st
@@ -32,6 +34,8 @@ def _gpus() -> list[Gpu]:
         return []
 
 
+MAX_RUNS = 3
+"""Most runs of a precision whose speeds are read."""
 WORTH_RATIO = 1.1
 """A recipe is not recommended to a profiled run that it would speed up by less."""
 LEAST_SHOWN_RATIO = 1.005
@@ -104,18 +108,18 @@ def _advice(advice: Advice, run: Run | None) -> None:
 
 
 def _same_task(run: Run) -> list[Run]:
-    """One run of each other precision that trained the task of `run`, the baseline of the page first."""
+    """A few other runs of each precision that trained the task of `run`, the baseline of the page first."""
     entries: dict[str, Entry] = st.session_state["entries"]
     first = bar.baseline()
     config = run.head.config
-    chosen: dict[object, Entry] = {}
+    chosen: dict[object, list[Entry]] = defaultdict(list)
     for entry in (*([first] if first is not None else []), *entries.values()):
         other = entry.config or {}
         alike = entry.readable and entry.status == "finished" and all(other.get(n) == config.get(n) for n in TASK)
-        if alike and other.get("precision") in RECIPES and other.get("precision") != config.get("precision"):
-            chosen.setdefault(other["precision"], entry)
+        if alike and other.get("precision") in RECIPES and len(chosen[other["precision"]]) < MAX_RUNS:
+            chosen[other["precision"]].append(entry)
     runs = []
-    for entry in chosen.values():
+    for entry in itertools.chain.from_iterable(chosen.values()):
         try:
             runs.append(loaders.open_run(entry))
         except RunError:  # Library shows why

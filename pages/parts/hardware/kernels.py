@@ -126,7 +126,7 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
 
 def added_up(run: Run, step: int | None, cpu: bool) -> None:
     """Kernel time, summed by a chosen key; on a CPU the kernels are its operators."""
-    with st.expander("All operators" if cpu else "All kernels", expanded=cpu):
+    with st.expander("All operators" if cpu else "All kernels"):
         _table_of_all(run, step, cpu)
 
 

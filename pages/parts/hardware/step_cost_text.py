@@ -44,9 +44,7 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
     if bound.unknown_frac >= MIN_SHARE_FRAC:
         sentence += f", and {words.percent(bound.unknown_frac)} is unclassified"
     if bound.cuda_core_frac < MIN_SHARE_FRAC and bound.tf32_frac < MIN_SHARE_FRAC:
-        return (
-            f"{sentence}: 16-bit tensor cores have nothing left to take over. The bound counts all GEMM/conv as free."
-        )
+        return f"{sentence}, so 16 bits there would save hardly any of it. The bound counts all GEMM/conv as free."
     if bound.cuda_core_frac >= MIN_SHARE_FRAC:
         only = bound.tf32_frac < MIN_SHARE_FRAC and bound.unknown_frac < MIN_SHARE_FRAC
         removing = "Removing it" if only else "Removing GEMM/conv on CUDA cores"

@@ -39,6 +39,12 @@ def test_the_fastest_measured_recipe_is_tried_first(tmp_path, bf16_ms, fp16_ms, 
     assert advice.recipe == recipe and advice.why.replace("\u00a0", " ").endswith(why)
 
 
+def test_the_fastest_run_of_a_precision_counts(tmp_path):
+    slow, fast, fp32 = (recorded(tmp_path, *run) for run in (("bf16", 35.0), ("bf16", 12.0), ("fp32", 10.0)))
+    told = [after_measurement(BF16, measured_recipes(runs)).why for runs in ([slow, fp32, fast], [fast, fp32, slow])]
+    assert told[0] == told[1] and told[0].replace("\u00a0", " ").endswith("BF16 AMP is 1.20 × slower than FP32.")
+
+
 def test_advice_stands_where_its_recipe_was_not_measured_there(tmp_path):
     fp16 = recorded(tmp_path, "fp16", 40.0)
     fp32 = recorded(tmp_path, "fp32", 10.0)
