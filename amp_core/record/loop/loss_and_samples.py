@@ -227,7 +227,7 @@ class LossAndSamples:
         if not losses:
             return None, samples
         if len(losses) == 1:
-            return widened(losses[0]), samples
+            return losses[0], samples
         return torch.stack([widened(loss.to(losses[0].device)) for loss in losses]).sum(), samples
 
     def forget(self) -> None:
@@ -273,7 +273,8 @@ class LossAndSamples:
             if weight is None:
                 if value.numel() != 1:
                     return None, True
-                parts.append((value if token is not None else value.clone()).reshape(()))  # a token has its own
+                single = value if token is not None else value.clone()  # a token has its own
+                parts.append(single.reshape(()) if single.dim() else single)
             elif value.dim() > 1 and value.numel() > 1 and any(output() is root for output in self._outputs):
                 return None, True
             else:
