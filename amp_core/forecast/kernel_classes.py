@@ -57,7 +57,8 @@ DEPTHWISE_FLOP_PER_US = 15e3
 """Operations of one multiprocessor in a depthwise convolution in FP32, which loads each factor anew; in 16 bits twice
 as many. PyTorch 1.9 ran 24 convolutions of 7 × 7 over (64, 384, R, R) in FP32 in 14.4, 54.8 and 228.6 ms for R = 16, 32
 and 64 on the 68 of an RTX 2080 Ti, which is 1.03 to 1.08 TFLOP/s; 31 × 31 in 171.4, 734.8 and 3090.4 ms, 1.50 to 1.69
-(Ding et al. 2022, arXiv:2203.06717, table 1). That is the forward pass; gradients are taken to be as fast."""
+(Ding et al. 2022, arXiv:2203.06717; also table 1 of their later paper on UniRepLKNet). That is the forward pass;
+gradients are taken to be as fast."""
 
 WINOGRAD_TILE = 4
 """Outputs of a tile's edge in Winograd's algorithm for 3 × 3 convolutions, F(4 × 4, 3 × 3) (Lavin and Gray 2015,

@@ -200,12 +200,21 @@ def _times(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
     busy = work.sm_us / (speeds.sms * speeds.latency) if speeds.sms else np.zeros_like(work.sm_us)
     products = np.where(work.flops > 0, np.fmax(work.flops / per_us, busy), 0.0)
     if recipe == "fp32" and work.sizes is not None and speeds.sms is not None and work.winograd_flops.any():
-        _, m, n, k = work.sizes
-        points = np.full_like(m, WINOGRAD_POINTS)
-        share = shape_share(points, m / WINOGRAD_TILE**2, n, k / 9, speeds.sms)
-        plain = rates.gb_per_s * speeds.bandwidth * 1e3
-        winograd = work.winograd_flops / (rates.fp32 * speeds.cuda_cores * 1e6 * share) + work.winograd_bytes / plain
-        products = np.where(work.winograd_flops > 0, np.fmin(products, winograd), products)  # the library takes it
+        products = np.where(work.winograd_flops > 0, np.fmin(products, _winograd_us(work, rates, speeds)), products)
     latency = np.fmax(work.count * MIN_KERNEL_US, work.serial_us / speeds.latency)
     latency = np.where(work.flops > 0, latency, np.fmax(latency, busy))
     return np.stack([products, moved / bytes_per_us, latency])
+
+
+def _winograd_us(work: Work, rates: Rates, speeds: Speeds) -> Floats:
+    """The time of convolutions in Winograd's form, of which libraries take the faster; NaN for other rows."""
+    assert work.sizes is not None and speeds.sms is not None
+    _, positions, outputs, k = work.sizes
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = work.flops * WINOGRAD_POINTS / (9 * WINOGRAD_TILE**2)  # if no tile reached beyond the image
+        rounded = work.winograd_flops / whole
+    tiles = positions / WINOGRAD_TILE**2 * rounded
+    share = shape_share(np.full_like(k, WINOGRAD_POINTS), tiles, outputs, k / 9, speeds.sms)
+    products = work.winograd_flops / (rates.fp32 * speeds.cuda_cores * 1e6 * share)
+    result: Floats = products + work.winograd_bytes / (rates.gb_per_s * speeds.bandwidth * 1e3)
+    return result

@@ -22,10 +22,10 @@ precision, optimizer and memory format (one GPU each):
   of 2023. FP32 is TF32 from Ampere on, as such containers have it; in `fp16-pure` the weights are in FP16 too.
 
 The shares of each GPU (`amp_core.forecast.efficiency`) were fitted to the rows that are not `held_out`; the constants
-of `kernel_classes` were chosen with all rows in view, but those of layer norms, depthwise convolutions and scattered
-elements, which come from other measurements: the rows of ConvNeXt and Swin only showed that something was missing. The
-rows that are `unseen` were collected and forecast once before the last of these changes (22.7 % off on average), and
-nothing was fitted to them.
+of `kernel_classes` were chosen with all rows in view, but those of layer norms, depthwise convolutions, scattered
+elements and Winograd's form, which come from other measurements: the rows of ConvNeXt, Swin and VGG only showed that
+something was missing. The rows that are `unseen` were collected and forecast once before the last two of these changes
+(22.7 % off on average), and nothing was fitted to them.
 """
 
 import argparse
