@@ -26,6 +26,7 @@ from amp_core.quantization import (
     FINE_OCTAVES,
     OCTAVES,
     OPERANDS,
+    Block,
     Recipe,
     block_name,
 )
@@ -60,23 +61,26 @@ def quantized(
     if table.empty:
         name = recipes[0].name
         raise RunError(
-            f"format={name!r} has a scale per {_per(recipes[0])}, but the run was recorded without blocks; record "
-            "one with watch(…, blocks=True) or ampscope train --blocks"
+            f"format={name!r} has a scale per {_per(recipes[0].block)}, but the run was recorded without blocks; "
+            "record one with watch(…, blocks=True) or ampscope train --blocks"
         )
     if step is not None:
         before = table["step"][table["step"] <= step]
         table = table[table["step"] == before.max()] if len(before) else table[:0]
     frames = []
+    present = set(table["kind"])
     for recipe in recipes:
-        parts = [_of_recipe(run, table, recipe, kind) for kind in kinds if kind in OPERANDS]
-        frames += [part for part in parts if not part.empty]
-        if table.empty or any(len(part) for part in parts) or not set(table["kind"]) & set(kinds):
-            continue
-        recorded = ", ".join(sorted(set(table["block"])))
-        raise RunError(
-            f"format={recipe.name!r} has a scale per {_per(recipe)}, but the run recorded blocks of {recorded}; "
-            "record it again with this version"
-        )
+        for kind in (k for k in kinds if k in OPERANDS and k in present):
+            wanted = (table["kind"] == kind) & (table["block"] == block_name(recipe.block_of(kind)))
+            wanted &= table["scaling"] == recipe.key
+            if not wanted.any():
+                recorded = ", ".join(sorted(set(table["block"])))
+                raise RunError(
+                    f"format={recipe.name!r} has a scale per {_per(recipe.block_of(kind))}, but the run recorded "
+                    f"blocks of {recorded}; record it again with this version"
+                )
+            frames.append(_of_recipe(run, table[wanted & (table["nonzero"] > 0)], recipe, kind))
+    frames = [frame for frame in frames if not frame.empty]
     if not frames:
         return pd.DataFrame(columns=COLUMNS)
     rows = pd.concat(frames, ignore_index=True)
@@ -96,15 +100,13 @@ def product_errors(predictions: pd.DataFrame) -> pd.DataFrame:
     ].reset_index(drop=True)
 
 
-def _per(recipe: Recipe) -> str:
-    name = block_name(recipe.block)
+def _per(block: Block) -> str:
+    name = block_name(block)
     return f"block of {name} values" if name.isdigit() else name
 
 
-def _of_recipe(run: Run, table: pd.DataFrame, recipe: Recipe, kind: str) -> pd.DataFrame:
-    """The rows of one recipe and kind, one per step."""
-    wanted = (table["kind"] == kind) & (table["block"] == block_name(recipe.block_of(kind)))
-    rows = table[wanted & (table["scaling"] == recipe.key) & (table["nonzero"] > 0)]
+def _of_recipe(run: Run, rows: pd.DataFrame, recipe: Recipe, kind: str) -> pd.DataFrame:
+    """The losses of one recipe and kind, from the rows of `blocks` with its scaling."""
     if rows.empty:
         return rows
     element = recipe.element_of(kind)

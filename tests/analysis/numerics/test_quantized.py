@@ -161,6 +161,10 @@ def test_a_run_without_these_blocks_says_what_is_missing(tmp_path, monkeypatch):
         RunError, match=r"^format='mxfp4-64' .* recorded blocks of 128, 128x128, 16, .*; record it again"
     ):
         what_if(run, "mxfp4-64")
+    tiled = dataclasses.replace(RECIPES["fp8-block"], name="fp8-64", block=64)  # its weights' tiles were recorded
+    monkeypatch.setitem(RECIPES, tiled.name, tiled)
+    with pytest.raises(RunError, match=r"^format='fp8-64' has a scale per block of 64 values, but the run recorded"):
+        what_if(run, ["mxfp8", "fp8-64"])
 
 
 def test_fp8_is_scaled_by_its_largest_value_over_amax_or_by_a_power_of_two(tmp_path):
