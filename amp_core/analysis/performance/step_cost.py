@@ -280,8 +280,8 @@ def _lead(windows: pd.DataFrame) -> list[str]:
     lead = windows["lead_us"].fillna(0.0)
     if not (lead >= NOTABLE_LEAD_FRAC * windows["wall_us"]).any():
         return []
-    longest = lead.idxmax()
-    steps, idle_ms = windows["steps"].fillna(1.0)[longest], lead[longest] / 1e3
+    longest = int(lead.to_numpy().argmax())
+    steps, idle_ms = float(windows["steps"].fillna(1.0).iloc[longest]), float(lead.iloc[longest]) / 1e3
     when, each = "Before that", ""
     if steps > 1:
         when, each = f"Before the first of {steps:.0f} steps", f" ({number(idle_ms / steps, 'ms')} per step)"
