@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.run_labels import unique_labels
+from amp_core.analysis.steps import attempts, whole_number
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 from amp_core.text import formatting
@@ -168,6 +169,8 @@ def _values(run: Run) -> pd.DataFrame:
     """Step, kind, name, numel, and what is compared of each: rms and mean magnitude without the loss scale, over all
     ranks."""
     steps = run.steps[["step", "loss", "grad_norm"]].groupby("step", as_index=False).mean()
+    if (whole_number(run.head.config.get("shards")) or 1) > 1:  # each rank's norm is that of its shards
+        steps["grad_norm"] = steps["step"].map(attempts(run).set_index("step")["grad_norm"])
     single = steps.melt("step", var_name="kind", value_name="rms").dropna(subset="rms").assign(name="")
     single["mean"] = single["rms"]
     tensors = run.tensors()

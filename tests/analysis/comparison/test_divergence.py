@@ -134,6 +134,21 @@ def test_a_run_on_two_ranks_is_compared_for_the_whole_batch(tmp_path: Path) -> N
     assert (where.kind, where.name) == ("output_grad", "up")
 
 
+def test_the_norm_of_sharded_gradients_is_that_of_all_shards(tmp_path: Path) -> None:
+    """DDP has the whole norm on each rank, FSDP2 that of each rank's shards."""
+
+    def two_ranks(name: str, config: dict[str, object], norms: list[float]) -> Run:
+        with RunWriter(tmp_path / name, config=config, world_size=2) as writer:
+            columns = {"step": [0, 0], "loss": [1.0, 1.0], "rank": [0, 1], "grad_norm": norms}
+            writer.append("steps", columns)
+        return load_run(tmp_path / name)
+
+    replicated = two_ranks("ddp", {"parallel": "ddp", "shards": 1}, [5.0, 5.0])
+    assert first_difference(replicated, two_ranks("fsdp", {"parallel": "fsdp", "shards": 2}, [3.0, 4.0])).step is None
+    other = first_difference(replicated, two_ranks("other", {"parallel": "fsdp", "shards": 2}, [4.0, 4.0]))
+    assert other.kind == "grad_norm"
+
+
 def test_a_loss_that_is_nan_in_one_run_alone_is_a_difference(tmp_path: Path) -> None:
     a, b = (
         load_run(write_rows(tmp_path / str(i), steps={"step": [0, 1], "loss": [1.0, loss]}))
