@@ -63,7 +63,7 @@ def test_unrecorded_values_are_not_shown_as_zero(home, open_app):
         writer.append("steps", {"step": [0, 1], "skipped": [None, None], "step_ms": [1.0, 1.0]})
     app = open_app(run="run/a")
     assert [card.label for card in app.metric] == ["Step time"]
-    assert "Not recorded: loss, loss scale, skipped steps, samples per s, peak memory." in words(app)
+    assert "Not recorded: loss, loss scale, skipped steps, samples/s, peak memory." in words(app)
     assert "Skipped steps were not recorded." in words(app)
 
 
