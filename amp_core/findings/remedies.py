@@ -20,7 +20,7 @@ FP32_RANGE_DTYPES = ("float32", "bfloat16")
 _FINITE_SAMPLES = """\
 finite = x.isfinite().flatten(1).all(1)
 x, y = x[finite], y[finite]"""
-_SLOWER = """\
+SLOWER = """\
 for group in optimizer.param_groups:
     group["lr"] /= 10
 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)   # before each step"""
@@ -89,7 +89,7 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
         return Remedy(
             "The training diverged: the loss grew while every value was still finite, so the number format is not "
             "the cause. Lower the learning rate, add warm-up, or clip the gradients.",
-            _SLOWER,
+            SLOWER,
         )
     if cause.phase == "backward" and cause.where == LOSS:
         return _DERIVATIVE
@@ -148,7 +148,7 @@ def statistics_remedy(run: Run, cause: Cause | None) -> Remedy | None:
         return Remedy(
             "The training diverged until non-finite values entered the running statistics; the number format is not "
             "the cause. Lower the learning rate or clip the gradients, and reset the statistics.",
-            f"{_SLOWER}\n\n{_RESET}",
+            f"{SLOWER}\n\n{_RESET}",
         )
     if cause is None and compute_dtype(run) not in FP32_RANGE_DTYPES:
         return None

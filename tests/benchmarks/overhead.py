@@ -13,7 +13,8 @@ sampled; and `budget`, with `budget=0.03`. For each the table has
 - the true difference per step, median over the turns, by the wall clock and by processor time, and `watch_ms` ÷ each:
   1 if the report is correct.
 
-On a busy machine only processor time means something: see `docs/evidence.md`.
+On a busy machine only processor time means something. With `chrt -f 20` Linux stops a process for 50 ms of each second
+that it computes, which the wall clock counts and processor time does not.
 """
 
 import argparse

@@ -33,6 +33,7 @@ BY_HARM = [
     "half-model",
     "batchnorm-poisoned",
     "loss-nonfinite",
+    "loss-diverged",
     "scale-collapse",
     "fp16-without-scaler",
     "gradient-underflow",

@@ -49,6 +49,38 @@ def test_healthy_runs_raise_no_warning_whatever_the_seed(seed: int, tmp_path: Pa
         assert not [f for f in diagnose(run) if f.severity != "info"]
 
 
+RISE = [2.0] * 20 + [2.0 * 3.0**k for k in range(1, 11)]
+NORMS = [1.0] * 20 + [3.0 ** (k / 2) for k in range(1, 11)]
+
+
+def diverged(into: Path, loss: list[float], norms: list[float] | None) -> list[Finding]:
+    columns = {"step": list(range(len(loss))), "loss": loss} | ({} if norms is None else {"grad_norm": norms})
+    return [f for f in diagnose(load_run(write_rows(into, steps=columns))) if f.code == "loss-diverged"]
+
+
+def test_a_finite_loss_that_rises_without_end_diverged(tmp_path: Path) -> None:
+    (finding,) = diverged(tmp_path / "run", RISE, NORMS)
+    assert (finding.where, finding.steps, finding.value) == ("learning rate", (0, 29), pytest.approx(3.0**10))
+    assert "learning rate" in finding.advice and "while every value was finite" in finding.title
+
+
+@pytest.mark.parametrize(
+    ("loss", "norms"),
+    [
+        (RISE[:-4], NORMS[:-4]),  # 729-fold
+        (RISE, [1.0] * 30),  # the objective changes, the updates do not
+        (RISE, None),  # norms are not known
+        ([*RISE, 2.0, 1.9, 1.8], [*NORMS, 1.0, 1.0, 1.0]),  # it recovered
+        ([2.0] * 29 + [1e6], [1.0] * 29 + [1e3]),  # one bad batch
+        ([*RISE, float("nan")], [*NORMS, float("nan")]),  # `loss-nonfinite` names it
+        (RISE[::-1], NORMS[::-1]),  # it learns
+        ([-x for x in RISE], NORMS),  # a reward
+    ],
+)
+def test_no_other_loss_diverged(loss: list[float], norms: list[float] | None, tmp_path: Path) -> None:
+    assert diverged(tmp_path / "run", loss, norms) == []
+
+
 def test_an_unrecorded_loss_is_not_called_non_finite(tmp_path: Path) -> None:
     missing = write_rows(tmp_path / "a", steps={"step": [0, 1, 2], "loss": [1.0, None, None]})
     assert codes(load_run(missing)) == []

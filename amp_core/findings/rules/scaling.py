@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.numerics.what_if import GRADIENTS
+from amp_core.analysis.steps import attempts
 from amp_core.findings import remedies
-from amp_core.findings.first_cause import Cause, first_cause, stretch_end
+from amp_core.findings.first_cause import Cause, divergence, failing_steps, first_cause, stretch_end
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import scaler_with_bf16
@@ -24,11 +25,15 @@ from amp_core.findings.signals import signals
 from amp_core.findings.snippets import BF16
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
+from amp_core.text import formatting
 
 MAX_STRETCHES = 32
 """Most stretches of failing steps whose cause is searched."""
 MIN_COLLAPSE_SKIPS = 5
 """This number of skips in a row below a scale of 1 is not calibration."""
+MIN_RISE_RATIO, MIN_NORM_RATIO = 1000.0, 10.0
+"""A finite loss that rose so much, and the norms of gradients with it, diverged: no objective that changes during a
+training does both."""
 HIGH_SCALE = 2.0**24
 """At this scale 2^-48 is not zero in FP16."""
 FAR_FROM_OVERFLOW_RATIO = 2.0**-8
@@ -119,6 +124,49 @@ def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
         return None
     largest = FORMATS["fp16"].max_value  # on a GPU only the dtype of the loss is known
     return Cause(first, "forward", "loss", "", "float16", None, largest, clean=False)
+
+
+@rule(
+    Entry(
+        code="loss-diverged",
+        severity="error",
+        family=LOSS_SCALING,
+        order=205,
+        what="The loss rose without end while every value was finite: the training diverged.",
+        signal="The recorded loss and the norm of the gradients.",
+        threshold="Every loss since the rise began is above all earlier ones, and the last are 1,000 times as high, "
+        "with gradients 10 times as large. If the loss was not finite in the end, `loss-nonfinite` has it.",
+        advice="A loss that grows while all values are finite is not a matter of the number format: the updates are "
+        "too large. Lower the learning rate, add warm-up, or clip the gradients.",
+        snippet=remedies.SLOWER,
+        page="",
+    )
+)
+def loss_diverged(run: Run) -> list[Finding]:
+    """`loss-diverged`: the loss rose a thousandfold and is still finite."""
+    frame = attempts(run)
+    loss = frame["loss"][frame["has_loss"]]
+    if loss.empty or not np.isfinite(loss).all():
+        return []
+    cause = divergence(run, int(frame["step"].iloc[-1]) + 1)
+    failing = failing_steps(run)
+    if cause is None or (rise := cause.value or 0.0) < MIN_RISE_RATIO or (len(failing) and failing[-1] > cause.step):
+        return []
+    norms = frame["grad_norm"].dropna().to_numpy(dtype=float)
+    if len(norms) < 4 or not np.median(norms[-3:]) >= MIN_NORM_RATIO * np.median(norms[: len(norms) // 2]):
+        return []
+    title = f"The loss rose {formatting.number(rise)}-fold, while every value was finite, up to step {cause.step:,}"
+    return [
+        make_finding(
+            "loss-diverged",
+            title,
+            cause.where,
+            steps=(int(frame["step"].iloc[0]), cause.step),
+            value=rise,
+            limit=MIN_RISE_RATIO,
+            unit="times the loss before",
+        )
+    ]
 
 
 @rule(

@@ -152,6 +152,17 @@ def diverges_in_fp16(into: Path, faulty: bool) -> None:
     _regression(into, torch.float16, 30.0 if faulty else 0.1)
 
 
+@case("loss-diverged", "learning rate")
+def rises_without_end(into: Path, faulty: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, 8)
+    loop = Loop(into, model, optimizer=torch.optim.SGD(model.parameters(), lr=10.0 if faulty else 0.1))
+    with loop.watched():
+        for x, _ in batches(20):
+            loop.backward(F.mse_loss(model(x), x[:, :8]))
+            loop.step()
+
+
 @case("bf16-model-in-fp16", "Net")
 def bfloat16_checkpoint(into: Path, faulty: bool) -> None:
     torch.manual_seed(0)
