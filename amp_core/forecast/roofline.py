@@ -199,22 +199,22 @@ def _times(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
         per_us *= shape_share(*work.sizes, speeds.sms)
     busy = work.sm_us / (speeds.sms * speeds.latency) if speeds.sms else np.zeros_like(work.sm_us)
     products = np.where(work.flops > 0, np.fmax(work.flops / per_us, busy), 0.0)
-    if recipe == "fp32" and work.sizes is not None and speeds.sms is not None and work.winograd_flops.any():
-        products = np.where(work.winograd_flops > 0, np.fmin(products, _winograd_us(work, rates, speeds)), products)
+    if recipe == "fp32" and work.sizes is not None and speeds.sms is not None:
+        threes = work.winograd_flops > 0
+        products[threes] = np.fmin(products[threes], _winograd_us(work, threes, rates, speeds))
     latency = np.fmax(work.count * MIN_KERNEL_US, work.serial_us / speeds.latency)
     latency = np.where(work.flops > 0, latency, np.fmax(latency, busy))
     return np.stack([products, moved / bytes_per_us, latency])
 
 
-def _winograd_us(work: Work, rates: Rates, speeds: Speeds) -> Floats:
-    """The time of convolutions in Winograd's form, of which libraries take the faster; NaN for other rows."""
+def _winograd_us(work: Work, which: npt.NDArray[np.bool_], rates: Rates, speeds: Speeds) -> Floats:
+    """The time of convolutions in Winograd's form, of which libraries take the faster."""
     assert work.sizes is not None and speeds.sms is not None
-    _, positions, outputs, k = work.sizes
-    with np.errstate(divide="ignore", invalid="ignore"):
-        whole = work.flops * WINOGRAD_POINTS / (9 * WINOGRAD_TILE**2)  # if no tile reached beyond the image
-        rounded = work.winograd_flops / whole
+    _, positions, outputs, k = (size[which] for size in work.sizes)
+    flops = work.winograd_flops[which]
+    rounded = flops / (work.flops[which] * WINOGRAD_POINTS / (9 * WINOGRAD_TILE**2))  # by tiles beyond the image
     tiles = positions / WINOGRAD_TILE**2 * rounded
     share = shape_share(np.full_like(k, WINOGRAD_POINTS), tiles, outputs, k / 9, speeds.sms)
-    products = work.winograd_flops / (rates.fp32 * speeds.cuda_cores * 1e6 * share)
-    result: Floats = products + work.winograd_bytes / (rates.gb_per_s * speeds.bandwidth * 1e3)
+    products = flops / (rates.fp32 * speeds.cuda_cores * 1e6 * share)
+    result: Floats = products + work.winograd_bytes[which] / (rates.gb_per_s * speeds.bandwidth * 1e3)
     return result

@@ -74,6 +74,15 @@ def test_convolutions_of_3_by_3_run_in_winograds_form_in_fp32(size, channels, fo
     assert convolution_ms("V100", backward=True, **given) == pytest.approx(backward_ms, rel=0.25)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_step_with_and_without_such_convolutions_is_forecast_silently():
+    with torch.device("meta"):
+        for first in (nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(4, 8, 1)):
+            model = nn.Sequential(first, nn.Flatten(), nn.Linear(8 * 64, 4))
+            work = Work.of(work_of(model, torch.randn(2, 4, 8, 8)))
+            assert device_time(work, named_part("V100")[1], "fp32", efficiency_of("V100").range().likely).total_us > 0
+
+
 def test_winograds_form_is_for_filters_of_3_by_3_with_stride_1_in_one_group():
     in_3_by_3 = convolution_ms("V100")
     assert convolution_ms("V100", kernel_size=5, padding=2) > 3 * in_3_by_3
