@@ -39,13 +39,10 @@ hues = run_colours(compared.table, charts.dark())
 
 def result() -> None:
     """The ratios of each recipe, and its loss beside the baseline's."""
-    left, right = charts.grid("compare")
     if not under_way:
-        with left:
-            together.losses(runs)
+        together.losses(runs)
     if compared.recipes["loss_change_frac"].notna().any():
-        with right:
-            charts.show(deviation_figure(compared.recipes, charts.dark(), hues=hues), "compare.deviation", half=True)
+        charts.show(deviation_figure(compared.recipes, charts.dark(), hues=hues), "compare.deviation")
     comparison.tables(compared)
     costs.relative_findings(runs)
 

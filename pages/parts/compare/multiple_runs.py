@@ -32,7 +32,7 @@ def losses(runs: Sequence[Run], points: int = POINTS) -> None:
         )
         log = st.toggle("Log loss axis", key="compare.log")
     curves = LOSSES.frame(runs, loaders.analysed, x=x, points=points)
-    charts.show(LOSSES.figure(curves, charts.dark(), log=log), "compare.loss", half=True)
+    charts.show(LOSSES.figure(curves, charts.dark(), log=log), "compare.loss")
 
 
 def follow(entries: Sequence[Entry], begun: int) -> None:
