@@ -117,7 +117,7 @@ class PositionTables(Observer):
 
     def _send(self, step: int) -> None:
         tables = []
-        for name, buffer in named_buffers(self._model):
+        for name, buffer in ((n, b) for n, b in named_buffers(self._model) if has_values(b)):
             if buffer.dtype in NARROW and name.rpartition(".")[2].endswith(("inv_freq", "freqs", "frequencies")):
                 self._writer.event(
                     "rounded positions", name, step=step, op="frequencies", dtype=dtype_name(buffer.dtype)
