@@ -35,7 +35,10 @@ def make_server(roots: list[Path]) -> Any:
 
     def tool(title: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
         # One text per answer: a structured copy beside it would double its size.
-        return server.tool(title=title, annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
+        register: Callable[[Callable[..., str]], Callable[..., str]] = server.tool(
+            title=title, annotations=ToolAnnotations(read_only_hint=True), structured_output=False
+        )
+        return register
 
     @tool("List runs")
     def list_runs(contains: str = "") -> str:

@@ -151,7 +151,7 @@ def _is_position_table(buffer: torch.Tensor) -> bool:
     return (
         buffer.is_floating_point() and buffer.element_size() > 1 and rows > MIN_ROWS
         and _width(buffer) < rows and buffer.numel() == rows * _width(buffer)
-        and type(buffer) is torch.Tensor and has_values(buffer)
+        and type(buffer) is torch.Tensor
     )  # fmt: skip
 
 
