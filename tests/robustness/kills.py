@@ -14,6 +14,7 @@ import collections
 import faulthandler
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -114,6 +115,7 @@ def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, re
     if child == 0:
         try:
             os.dup2(os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # with its traceback
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
             faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             fails_at = time.monotonic() + lasts if end == "exception" else float("inf")
@@ -124,11 +126,8 @@ def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, re
         finally:
             os._exit(1)
 
-    def has_ended() -> bool:
-        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
     try:
-        wait_for(lambda: notes.stat().st_size or has_ended())
+        wait_for(lambda: notes.stat().st_size or _has_ended(child))
         time.sleep(lasts)
         reported = _steps(notes)
         if end == "power cut":
@@ -140,7 +139,7 @@ def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, re
         elif end != "exception":
             number_of = {"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}[end]
             os.kill(child, number_of)
-        wait_for(has_ended)
+        _wait_for_end(child, stacks)
     except BaseException as error:  # else it would continue forever
         os.kill(child, signal.SIGUSR1)
         time.sleep(1.0)
@@ -150,6 +149,27 @@ def _ended(room: Path, folder: Path, kind: str, end: str, rng: random.Random, re
     finally:
         os.waitpid(child, 0)
     return folder, reported if end == "power cut" else _steps(notes)  # after a power cut, the copy may lack noted steps
+
+
+def _has_ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _wait_for_end(child: int, stderr: Path) -> None:
+    """Wait until the child has ended; interrupt it again each time Python ignored an interrupt."""
+    seen = 0
+    while not _has_ended(child):
+        ignored = _ignored_interrupts(stderr)
+        if ignored > seen:
+            os.kill(child, signal.SIGINT)
+        seen = ignored
+        wait_for(lambda seen=seen: _has_ended(child) or _ignored_interrupts(stderr) > seen)
+
+
+def _ignored_interrupts(stderr: Path) -> int:
+    """The number of interrupts that came during a finalizer, where Python reports them and goes on: a user presses
+    Ctrl+C again."""
+    return len(re.findall(r"^Exception ignored(?s:.)*?^KeyboardInterrupt", stderr.read_text(), re.MULTILINE))
 
 
 def _steps(notes: Path) -> set[int]:
