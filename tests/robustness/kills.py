@@ -167,8 +167,8 @@ def _wait_for_end(child: int, stderr: Path) -> None:
 
 
 def _ignored_interrupts(stderr: Path) -> int:
-    """The number of interrupts that came during a finalizer, where Python reports them and goes on: a user presses
-    Ctrl+C again."""
+    """The number of interrupts that came during a finalizer or a callback of the garbage collector. Python reports
+    these and goes on: a user presses Ctrl+C again."""
     return len(re.findall(r"^Exception ignored(?s:.)*?^KeyboardInterrupt", stderr.read_text(), re.MULTILINE))
 
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ends forked chi
 
 
 def test_no_row_is_lost_however_a_writer_ends() -> None:
-    """In a process of its own: a fork of a test process that has run thousands of tests would also run the finalizers
-    of what they left, and an interrupt during one is ignored by Python."""
+    """In a process of its own: a fork of a test process inherits Hypothesis' callback of the garbage collector, and
+    Python ignores an interrupt that comes during one."""
     times = len(KINDS) * len(ENDS)
     program = f"import json; from tests.robustness.kills import end_all; print(json.dumps(end_all({times})))"
     done = subprocess.run(
