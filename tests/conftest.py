@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until the first test: what a collection of tests creates stays
     if config.getoption("--cpu"):
         config.pluginmanager.register(ProcessorTime())
 
@@ -80,6 +81,7 @@ def _small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
