@@ -56,13 +56,13 @@ MODELS = {
         Stack(nn.Conv2d(3, 32, 3), [Conv(32) for _ in range(4)],
               nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), c), torch.empty(16, 3, 34, 34)),
     "transformer": lambda c: (
-        Stack(nn.Embedding(1000, 128), [transformer(128, 0.0) for _ in range(4)], nn.Linear(128, 10), c),
+        Stack(nn.Embedding(1000, 128), [transformer(128, 0.0) for _ in range(2)], nn.Linear(128, 10), c),
         torch.ones(8, 64, dtype=torch.long)),
     "dropout": lambda c: (
-        Stack(nn.Linear(128, 128), [transformer(128, 0.1) for _ in range(3)], nn.Linear(128, 10), c),
+        Stack(nn.Linear(128, 128), [transformer(128, 0.1) for _ in range(2)], nn.Linear(128, 10), c),
         torch.empty(8, 96, 128)),
     "recurrent": lambda c: (
-        Stack(nn.Linear(128, 128), [Recurrent() for _ in range(3)], nn.Linear(128, 10), c), torch.empty(16, 64, 128)),
+        Stack(nn.Linear(128, 128), [Recurrent() for _ in range(2)], nn.Linear(128, 10), c), torch.empty(64, 8, 128)),
 }  # fmt: skip
 
 
@@ -110,10 +110,14 @@ def test_the_peak_is_that_of_torchs_tracker(amp_dtype):
 
 @pytest.mark.whole
 @pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_peak_is_that_of_torchs_tracker_for_every_model_and_precision(name, amp_dtype, checkpointed):
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "transformer"])
+def test_the_peak_of_every_other_model_is_that_of_torchs_tracker(name, amp_dtype, checkpointed):
     check(name, amp_dtype, checkpointed)
+
+
+def test_the_peak_in_fp16_is_that_of_torchs_tracker():
+    check("mlp", torch.float16, True)  # a value has as many bytes as in BF16, which the other tests compare
 
 
 def test_the_peak_of_another_batch_follows_from_the_traced_one_and_is_what_the_largest_batch_fits():
