@@ -21,7 +21,8 @@ from amp_core.record import watch
 from amp_core.schema import TABLES
 from amp_core.store.writer import RunWriter
 from tests.analysis.test_contract import NEED_GRADIENTS, OF_A_RUN, OF_RUNS, calls
-from tests.figures.test_contract import FRAMES, drawn
+from tests.figures.test_contract import OF_A_RUN as FIGURES_OF_A_RUN
+from tests.figures.test_contract import drawn
 from tests.synthetic import write
 
 KEYS = {"step", "rank", "index", "exp_min", "capped_min", "optimizer"}
@@ -40,7 +41,7 @@ def everything(run: Run) -> None:
     for function in OF_RUNS.values():
         for arguments in calls(function, [run, run]):
             function(*arguments)
-    for name in FRAMES:
+    for name in FIGURES_OF_A_RUN:
         drawn(name, run)
 
 
@@ -92,8 +93,9 @@ def test_runs_with_odd_numbers_raise_nothing(how: str, scenario: str, runs: dict
     everything(load_run(tmp_path / "odd"))
 
 
-@pytest.mark.parametrize("scenario", ["calibrating", "bf16", "fp32"])
-@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("steps", "scenario"), [*((steps, "calibrating") for steps in (0, 1, 2)), (1, "bf16"), (2, "fp32")]
+)
 def test_runs_with_few_steps_raise_nothing(steps: int, scenario: str, tmp_path: Path) -> None:
     everything(load_run(write(tmp_path / "run", scenario, steps=steps)))
 
@@ -122,8 +124,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, None])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float16) for name in MODELS), ("beside", torch.bfloat16), ("between", None), ("alone", None)],
+)
 def test_runs_with_an_empty_layer_raise_nothing(name: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()

@@ -13,7 +13,7 @@ import pytest
 from amp_core import Run
 from amp_core.figures.browser import for_browser
 from amp_core.figures.colours import INK, PAGE, QUIET
-from tests.figures.test_contract import FRAMES, drawn
+from tests.figures.test_contract import FRAMES, drawn, shown
 from tests.paths import ROOT
 
 
@@ -27,7 +27,7 @@ def same(sent: Any, value: Any) -> bool:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", FRAMES)
 def test_plotly_detects_that_nothing_has_changed(name: str, dark: bool, runs: dict[str, Run]) -> None:
-    figure = drawn(name, runs["overflowing"], dark)
+    figure = shown(name, runs["overflowing"], dark)
     record = json.loads(json.dumps(for_browser(figure, dark), allow_nan=False))
     assert not {"meta", "template"} & set(record["layout"])
     for trace, sent in zip(figure.data, record["data"], strict=True):

@@ -129,33 +129,44 @@ TIMELINE = pd.DataFrame(
 )
 """What `timeline_bars` makes of a step."""
 
-FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
+
+@functools.lru_cache(maxsize=1)
+def with_itself(run: Run) -> analysis.Comparison:
+    """Two figures show it; a run is compared once."""
+    return analysis.compare([run, run])
+
+
+OF_A_RUN: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "loss_figure": lambda run: (analysis.loss_curves([run]),),
     "scale_figure": lambda run: (analysis.scale_trace(run), analysis.skip_episodes(run)),
     "grad_norm_figure": lambda run: (analysis.scale_trace(run),),
     "memory_figure": lambda run: (analysis.memory_trace(run),),
     "memory_parts_figure": lambda run: (analysis.memory_breakdown(run).parts.assign(run=run.name),),
     "memory_moments_figure": lambda run: (analysis.memory_moments(run),),
-    "device_figure": lambda run: (of_steps(run, analysis.device_samples(profiled())),),
     "phase_figure": lambda run: (analysis.phase_times(run),),
     "exponent_heatmap": lambda run: (analysis.exponent_shares(run, kind(run)),),
-    "exponent_change_figure": lambda run: (of_steps(run, CHANGES[CHANGES["name"] == "head"]), "fp32", "fp32"),
-    "difference_figure": lambda run: (of_steps(run, CHANGES), "fp32", "difference in lost updates (percentage points)"),
-    "exponent_change_heatmap": lambda run: (of_steps(run, CHANGES), "fp32"),
     "step_heatmap": lambda run: (analysis.shares_over_steps(run, kind(run)),),
     "class_bars": lambda run: (analysis.class_shares(run, kind(run)),),
-    "compare_bars": lambda run: (analysis.compare([run, run]).table, "speed_ratio"),
-    "deviation_figure": lambda run: (analysis.compare([run, run]).recipes,),
-    "agreement_figure": lambda run: (of_steps(run, AGREEMENT),),
+    "compare_bars": lambda run: (with_itself(run).table, "speed_ratio"),
+    "deviation_figure": lambda run: (with_itself(run).recipes,),
     "exponents_over_time": lambda run: (of_a_tensor(layer_exponents, run, ["step", "exponent", "share"]),),
     "classes_over_time": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "magnitude_figure": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "underflow_figure": lambda run: (analysis.what_if(run, ("fp16",), (-20,), (kind(run),)),),
+    "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
+    "rank_figure": lambda run: (analysis.rank_table(run),),
+}
+"""What each figure draws of a run."""
+
+OF_NO_RUN: dict[str, Callable[[Run], tuple[Any, ...]]] = {
+    "device_figure": lambda run: (of_steps(run, analysis.device_samples(profiled())),),
+    "exponent_change_figure": lambda run: (of_steps(run, CHANGES[CHANGES["name"] == "head"]), "fp32", "fp32"),
+    "difference_figure": lambda run: (of_steps(run, CHANGES), "fp32", "difference in lost updates (percentage points)"),
+    "exponent_change_heatmap": lambda run: (of_steps(run, CHANGES), "fp32"),
+    "agreement_figure": lambda run: (of_steps(run, AGREEMENT),),
     "tensor_core_figure": lambda run: (of_steps(run, analysis.tensor_core_shares(profiled())),),
     "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
-    "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
     "layer_error_figure": lambda run: (of_steps(run, LAYERS), 0.15),
-    "rank_figure": lambda run: (analysis.rank_table(run),),
     "timeline_figure": lambda run: (of_steps(run, TIMELINE),),
     "rank_scale_figure": lambda run: (of_steps(run, APART),),
     "precision_figure": lambda run: (of_steps(run, analysis.precision_cells(traced())),),
@@ -167,8 +178,10 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     ),
     "block_figure": lambda run: (of_steps(run, quantized_values([0.01] * 15 + [100.0], "nvfp4")), "NVFP4"),
 }
-"""What each figure draws. Formats belong to no run, and few runs have kernels: for a run without steps theirs are
-empty too."""
+"""What the others draw: formats belong to no run, and few runs have kernels. For a run without steps theirs are empty
+too."""
+
+FRAMES = OF_A_RUN | OF_NO_RUN
 
 DRAWN = {
     name
@@ -185,15 +198,27 @@ def drawn(name: str, run: Run, dark: bool = False) -> go.Figure:
         return getattr(figures, name)(*FRAMES[name](run), dark=dark)
 
 
+@functools.cache
+def shown(name: str, run: Run, dark: bool = False) -> go.Figure:
+    """A figure that several tests look at; do not modify it."""
+    return drawn(name, run, dark)
+
+
 def test_every_figure_is_under_test() -> None:
     assert set(FRAMES) == DRAWN and len(DRAWN) >= 10
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
 def test_every_figure_of_every_run_is_complete(scenario: str, runs: dict[str, Run]) -> None:
-    for name in FRAMES:
+    for name in OF_A_RUN:
         with note_on_error(name):
             assert_sound(drawn(name, runs[scenario]))
+
+
+@pytest.mark.parametrize("name", OF_NO_RUN)
+def test_every_figure_of_other_numbers_is_complete(name: str, runs: dict[str, Run]) -> None:
+    assert_sound(shown(name, runs["overflowing"]))
+    assert_sound(shown(name, runs["empty"]))
 
 
 def assert_sound(figure: go.Figure) -> None:
@@ -232,14 +257,14 @@ def explicit(trace: Any) -> bool:
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_figure_without_data_shows_only_a_sentence(name: str, runs: dict[str, Run]) -> None:
-    figure = drawn(name, runs["empty"])
+    figure = shown(name, runs["empty"])
     assert not figure.data
     assert figure.layout.meta["alt"].endswith(figure.layout.annotations[0].text)
 
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_dark_and_light_differ_only_in_colour(name: str, runs: dict[str, Run]) -> None:
-    light, dark = drawn(name, runs["overflowing"]), drawn(name, runs["overflowing"], dark=True)
+    light, dark = shown(name, runs["overflowing"]), shown(name, runs["overflowing"], dark=True)
     assert light.to_json() != dark.to_json()
     assert len(light.data) == len(dark.data)
     assert light.layout.meta == dark.layout.meta
@@ -248,14 +273,14 @@ def test_dark_and_light_differ_only_in_colour(name: str, runs: dict[str, Run]) -
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_background_font_and_grid_are_left_to_the_page(name: str, runs: dict[str, Run]) -> None:
-    layout = drawn(name, runs["overflowing"]).layout
+    layout = shown(name, runs["overflowing"]).layout
     assert layout.paper_bgcolor is layout.plot_bgcolor is layout.font.color is None
     assert layout.xaxis.gridcolor is layout.yaxis.gridcolor is None
 
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_numbers_are_sent_as_32_bit_arrays(name: str, runs: dict[str, Run]) -> None:
-    for trace in drawn(name, runs["overflowing"]).data:
+    for trace in shown(name, runs["overflowing"]).data:
         for axis in {"x", "y", "z"} & set(trace):
             values = trace[axis]
             if values[0] is None or isinstance(values[0], str):
@@ -272,7 +297,7 @@ BARE = re.compile(
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_every_axis_has_a_unit(name: str, runs: dict[str, Run]) -> None:
-    layout = drawn(name, runs["overflowing"]).layout
+    layout = shown(name, runs["overflowing"]).layout
     for axis in (layout.xaxis, layout.yaxis):
         title = axis.title.text or ""
         if title.startswith("share"):
@@ -285,7 +310,7 @@ def test_every_axis_has_a_unit(name: str, runs: dict[str, Run]) -> None:
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_hover_texts_describe_their_numbers(name: str, runs: dict[str, Run]) -> None:
-    figure = drawn(name, runs["overflowing"])
+    figure = shown(name, runs["overflowing"])
     for trace in figure.data:
         if trace.hoverinfo == "skip":
             continue
@@ -315,7 +340,7 @@ STACKED = {
 @pytest.mark.parametrize("name", FRAMES)
 def test_nothing_relies_on_hue_alone(name: str, dark: bool, runs: dict[str, Run]) -> None:
     named = [
-        trace for trace in drawn(name, runs["overflowing"], dark).data if trace.name and trace.showlegend is not False
+        trace for trace in shown(name, runs["overflowing"], dark).data if trace.name and trace.showlegend is not False
     ]
     named = [trace for trace in named if trace.type != "heatmap" and trace.hoverinfo != "skip"]
     if name in STACKED:
@@ -349,13 +374,13 @@ def lightness_apart(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_live_update_keeps_the_zoom(name: str, runs: dict[str, Run]) -> None:
-    early, late = drawn(name, runs["overflowing"]).layout, drawn(name, runs["healthy"]).layout
+    early, late = shown(name, runs["overflowing"]).layout, shown(name, runs["healthy"]).layout
     assert early.uirevision and (early.uirevision == late.uirevision or early.title.text != late.title.text)
 
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_the_numbers_of_every_figure_are_available_as_data(name: str, runs: dict[str, Run]) -> None:
-    figure = drawn(name, runs["overflowing"])
+    figure = shown(name, runs["overflowing"])
     table = chart_data(figure)
     assert len(table) and {"trace", "x", "y"} <= set(table)
     assert chart_csv(figure).count(b"\n") == len(table) + 1
