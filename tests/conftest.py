@@ -58,6 +58,8 @@ LONG = (
     "tests/train/",
     "tests/tune/",
     "tests/views/",
+    "tests/pages/test_one_diagnosis",
+    "tests/robustness/test_hostile",
 )
 
 
