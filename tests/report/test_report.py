@@ -27,7 +27,7 @@ def test_a_report_says_which_precision_was_requested_and_which_was_seen(tmp_path
     run = load_run(write_rows(tmp_path / "a", steps={"step": [0, 1], "loss": [1.0, 0.5]}, model=model))
     shown = html.unescape(str(texts.precision(precision_settings(run))))
     assert "MixedPrecisionPolicy.reduce_dtype requests FP32 reduction; BF16 was observed." in shown
-    assert "<td>reduction</td><td>FP32</td>" in shown and EVIL not in shown
+    assert "reduction</th><td>FP32</td>" in shown and EVIL not in shown
 
 
 def packed(page, key):
