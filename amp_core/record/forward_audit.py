@@ -30,9 +30,9 @@ def forward_audit(
     Holds a copy of the FP32 outputs of one batch. Compiled code runs in eager mode, since hooks do not reach into its
     graphs.
     """
-    with eager(), _outputs(model) as reference:
+    with eager(), module_outputs(model) as reference:
         replay.in_fp32()
-    with eager(), _outputs(model) as recipe:
+    with eager(), module_outputs(model) as recipe:
         if products is None:
             replay.in_recipe(loss_scale)
         else:
@@ -48,7 +48,7 @@ def forward_audit(
 
 
 @contextmanager
-def _outputs(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+def module_outputs(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Copies of the modules' first floating-point outputs, by name, of the forwards inside."""
     outputs: dict[str, torch.Tensor] = {}
 

@@ -12,6 +12,7 @@ import torch
 
 from amp_core.quantization import RECIPES, find_recipe, is_recipe
 from amp_core.record.audit import Replay, audit
+from amp_core.record.compiled_audit import compiled_audit
 from amp_core.record.forward_audit import forward_audit
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.sampling import Sampling
@@ -126,6 +127,7 @@ class Recorder:
         precision: str | None = None,
         *,
         forward: bool = False,
+        compiled: bool = False,
     ) -> None:
         """Measure what the recipe loses of each gradient, by replaying one batch in FP32 and in the recipe.
 
@@ -138,6 +140,9 @@ class Recorder:
 
         `forward`: also measure how far the output of each module is from that in FP32, `run.forward_audits`; takes the
         time of two more passes. Compiled code runs in eager mode for them, which an event says.
+
+        `compiled`: also measure how far the output of each module in compiled code is from that in eager mode,
+        `run.compiled_audits`; compiles the forward once more. Raises `RunError` if nothing is compiled.
         """
         if not self._steps.precision.known and not self._steps.last:
             raise RunError("audit was called before the model's first forward; call it after training has started")
@@ -182,6 +187,9 @@ class Recorder:
                     if has_compiled():
                         detail = "outputs of modules, in eager mode: hooks do not reach into compiled graphs"
                         self.writer.event("audited", detail=detail, step=self._steps.last)
+                if compiled:
+                    differences = compiled_audit(replay, unwrapped(self._model), self._steps.last, recipe)
+                    self.writer.append("audits", differences)
             finally:
                 self._steps.auditing = False
             self.writer.append("audits", rows)

@@ -299,6 +299,42 @@ def test_the_layers_of_a_compiled_model_are_audited_in_eager_mode_and_nothing_is
     torch._dynamo.reset()
 
 
+def test_compiled_code_is_compared_with_eager_mode_layer_by_layer(tmp_path):
+    """The compiler here computes one layer wrongly."""
+    torch._dynamo.reset()
+
+    def wrong(graph, inputs):
+        norm = next(node for node in graph.graph.nodes if "batch_norm" in str(node.target))
+        with graph.graph.inserting_after(norm):
+            scaled = graph.graph.call_function(torch.mul, (norm, 1.01))
+        norm.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+        scaled.meta = dict(norm.meta)
+        graph.recompile()
+        return graph.forward
+
+    torch.manual_seed(0)
+    model = Noisy()
+    compiled = torch.compile(model, backend=wrong)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 6)
+    with watch(compiled, optimizer, into=tmp_path / "a") as rec:
+        for _ in range(2):
+            compiled(x).square().mean().backward()
+            optimizer.step()
+        rec.audit(lambda: compiled(x).square().mean(), compiled=True)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        compiled(x)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs  # those of the program are still there
+    with watch(model, optimizer, into=tmp_path / "b") as rec:
+        model(x).square().mean().backward()
+        with pytest.raises(RunError, match="ran none that torch names"):
+            rec.audit(lambda: model(x).square().mean(), compiled=True)
+    rows = load_run(tmp_path / "a").compiled_audits.set_index("name")["rel_error"]
+    assert list(rows.index) == ["first", "norm", "drop", "last"]
+    assert rows["first"] == 0.0 and rows["norm"] == pytest.approx(0.01, rel=0.05) and rows["last"] > 0
+    torch._dynamo.reset()
+
+
 def test_training_is_the_same_bit_for_bit_with_forward_audits(tmp_path):
     states = []
     for audited in (False, True):
