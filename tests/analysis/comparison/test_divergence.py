@@ -179,8 +179,8 @@ def test_an_audit_of_compiled_code_names_the_layer_of_the_forward(tmp_path: Path
         "rel_error": [0, 1e-4, 0.1],
     }
     a, b = (
-        load_run(write_rows(tmp_path / name, steps={"step": [0], "loss": [loss]}, audits=audits))
-        for name, loss, audits in (("a", 1.0, {}), ("b", 1.1, audited))
+        load_run(write_rows(tmp_path / name, steps={"step": [0], "loss": [loss]}, **audits))
+        for name, loss, audits in (("a", 1.0, {}), ("b", 1.1, {"audits": audited}))
     )
     where = first_difference(a, b)
     assert (where.kind, where.layer, where.layer_difference) == ("loss", "norm", 1e-4)

@@ -84,8 +84,9 @@ class _OpChecker(StepMode):
         self._written = 0
         self._reported: set[tuple[str, str, float | None]] = set()
         self.narrow_ops = NarrowOps(self._write_event)
-        # Module, multiplications and output size of each product in FP32 within an autocast region.
-        self._wide: list[tuple[str, float, tuple[int, int]]] = []
+        # Module, multiplications, output size and shape of the factor of each product in FP32 in an autocast region.
+        self._wide: list[tuple[str, float, tuple[int, int], tuple[int, ...]]] = []
+        self._in_16_bits: set[tuple[str, tuple[int, ...]]] = set()  # modules and factors of products in 16 bits
         self._selected: set[tuple[int, int]] = set()  # sizes of scores among which a maximum was selected
         self._all = 0.0
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
@@ -136,18 +137,20 @@ class _OpChecker(StepMode):
         self._all += work
         if out.dtype in NARROW and _autocast_enabled():
             self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + work
+            self._in_16_bits.add((running_module(self._model), tuple(factor.shape)))
         if wide and work:  # an empty tensor takes no work
-            self._wide.append((running_module(self._model), work, size_by_row(out)))
+            self._wide.append((running_module(self._model), work, size_by_row(out), tuple(factor.shape)))
 
     def write(self) -> None:
         """Write the modules with most FP32 products, as shares of all. What operators lose in 16 bits is on its way.
 
-        A router's product is in FP32 on purpose: its scores are compared.
+        A router's product is in FP32 on purpose: its scores are compared. So is that of a layer which ran in 16 bits
+        too, as a critic does whose gradient penalty is computed in FP32.
         """
         self.narrow_ops.send()
         wide: dict[str, float] = {}
-        for name, work, size in self._wide:
-            if size not in self._selected:
+        for name, work, size, factor in self._wide:
+            if size not in self._selected and (name, factor) not in self._in_16_bits:
                 wide[name] = wide.get(name, 0.0) + work
         for name, work in sorted(wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
