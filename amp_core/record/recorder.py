@@ -22,6 +22,7 @@ from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import unwrapped, written_class
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.risky_ops import operators_inspected
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.quantized_products import QuantizedProducts
 from amp_core.record.stats.measure import compile_ahead
@@ -139,7 +140,8 @@ class Recorder:
         before the first forward, for an unknown precision, and where no linear layer can be quantized.
 
         `forward`: also measure how far the output of each module is from that in FP32, `run.forward_audits`; takes the
-        time of two more passes. Compiled code runs in eager mode for them, which an event says.
+        time of two more passes. Compiled code runs in eager mode for them, which an event says; its operators are
+        inspected then, as those of eager code are in the first step.
 
         `compiled`: also measure how far the output of each module in compiled code is from that in eager mode,
         `run.compiled_audits`; compiles the forward once more. Raises `RunError` if nothing is compiled.
@@ -182,9 +184,11 @@ class Recorder:
                 rows = audit(replay, [n for n, _ in named], scales, self._steps.last, recipe, products)
                 if forward:
                     model = unwrapped(self._model)
-                    outputs = forward_audit(replay, model, scales[0], self._steps.last, recipe, products)
+                    step, unseen = self._steps.last, has_compiled()
+                    inspecting = operators_inspected(self.writer, model, step) if unseen else None
+                    outputs = forward_audit(replay, model, step, recipe, products, inspecting)
                     self.writer.append("audits", outputs)
-                    if has_compiled():
+                    if unseen:
                         detail = "outputs of modules, in eager mode: hooks do not reach into compiled graphs"
                         self.writer.event("audited", detail=detail, step=self._steps.last)
                 if compiled:

@@ -5,9 +5,10 @@ not keep a divisor from being zero, and a mask of -1e9 is -inf there. The module
 something to report, from the Python frames of the operator's callers.
 """
 
+import contextlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +36,28 @@ MAX_EPS = 1e-3
 MAX_EVENTS = 50
 MAX_OPERATORS = 20_000
 """Operators that are inspected; of a longer first step, only these."""
+OPERATORS = "operators"
+"""The name of the event that reports an inspection in an audit."""
+UNSEEN_OPERATORS = (
+    "operators within compiled graphs: logits, routers, norms, positions, masks, eps and long sums are not inspected "
+    "there; `rec.audit(lambda: loss_fn(model(x), y), forward=True)` inspects those of one batch, in eager mode"
+)
 BANNED = ("binary_cross_entropy",)
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1, "_convolution": 1}
 """Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums. Not those
 with a vector, such as the power iteration of spectral norm: no Tensor Core runs them."""
+
+
+@contextlib.contextmanager
+def operators_inspected(writer: RunWriter, model: torch.nn.Module, step: int) -> Iterator[None]:
+    """Inspect the operators within likewise, for code that the observer cannot see into: compiled code that runs in
+    eager mode here."""
+    checker = _OpChecker(writer, model, step, lambda: False)
+    with checker:
+        yield
+    checker.write()
+    checker.narrow_ops.finish(True)
+    writer.event("audited", OPERATORS, "the operators of one batch, in eager mode", step)
 
 
 class FirstOperators(StepOperators):
@@ -49,7 +68,10 @@ class FirstOperators(StepOperators):
         self._writer = writer
         self._model = unwrapped(model)
         self._arriving: _OpChecker | None = None  # what it measured is still on the device
-        self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would cause a recompilation
+        self._done = mode_would_uncompile()  # a mode around a graph would cause a recompilation
+        if is_compiled(model):
+            self._done = True
+            writer.event("warning", name="not recorded", detail=UNSEEN_OPERATORS)
 
     def step_began(self, step: int) -> None:
         self.stop()
