@@ -92,6 +92,14 @@ _PART = Remedy(
     "above: another profiler, another mode that intercepts operators, or too little memory.",
     'watch(model, optimizer, into="runs/b")',
 )
+_UPDATES = Remedy(
+    "The optimizer's step cannot be repeated on copies, so that what rounding takes from its updates is not known; "
+    "16-bit weights that no longer change at all are reported nevertheless. An optimizer can be repeated if its step "
+    "changes only parameters and state.",
+    "class Own(torch.optim.Optimizer):\n"
+    "    def step(self, closure=None):\n"
+    "        ...   # writes to parameters in group['params'] and to self.state alone",
+)
 _COMPILED = Remedy(
     "What compiled code computes in 16 bits inside a graph is not visible, so that no finding about it does not mean "
     "that there is nothing to find. Audit one batch, which runs the same code in eager mode.",
@@ -110,6 +118,7 @@ _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
     ("loss and gradients: XLA", "info", _XLA),
     ("kernels of steps", "warning", _PART),
     ("modules of kernels", "warning", _PART),
+    ("updates: the step of", "info", _UPDATES),
     ("operators within compiled graphs", "info", _COMPILED),
     ("operators:", "info", _PART),
     ("what memory is made of", "info", _PART),

@@ -195,3 +195,35 @@ def normalizing_flow_in_bf16(into):
         return (0.5 * z.square().sum(-1) - volume).mean()
 
     bf16(m, vectors(12), into, loss=loss)
+
+
+@healthy(each_time=True)
+def critic_whose_penalty_is_computed_in_fp32(into):
+    m = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
+
+    def loss(m, b):
+        with amp(BF, enabled=False):
+            x = b[0].clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(m(x).sum(), x, create_graph=True)
+        return m(b[0]).float().mean() - m(-b[0]).float().mean() + (gradient.norm(dim=1) - 1).square().mean()
+
+    bf16(m, vectors(12), into, loss=loss)
+
+
+@healthy(each_time=True)
+def discriminator_beside_a_generator_with_its_own_scaler(into):
+    """The generator, its optimizer and its scaler are not watched."""
+    generator, critic = (nn.Linear(8, 64), nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)))
+    og, oc, sg, sc = (adam(generator), adam(critic), scaler(), scaler())
+    with watched(critic, oc, into, sc):
+        for x, _ in vectors(12):
+            with amp():
+                fake = generator(torch.randn(len(x), 8))
+                loss = F.softplus(-critic(x).float()).mean() + F.softplus(critic(fake.detach()).float()).mean()
+            sc.scale(loss).backward()
+            step(oc, sc)
+            with amp():
+                loss = F.softplus(-critic(fake).float()).mean()
+            sg.scale(loss).backward()
+            step(og, sg)
+            critic.zero_grad()
