@@ -227,3 +227,37 @@ def discriminator_beside_a_generator_with_its_own_scaler(into):
             sg.scale(loss).backward()
             step(og, sg)
             critic.zero_grad()
+
+
+@fault("half-accumulation", each_time=True)
+def hooks_sum_gradients_in_bf16(into):
+    """They take the gradients away; the optimizer is given their sums in FP32."""
+    _summed_by_hooks(into, BF)
+
+
+@healthy(each_time=True)
+def hooks_sum_gradients_in_fp32(into):
+    _summed_by_hooks(into, torch.float32)
+
+
+def _summed_by_hooks(into, dtype):
+    m = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
+    sums = {name: torch.zeros_like(p, dtype=dtype) for name, p in m.named_parameters()}
+
+    def add(p, name):
+        sums[name].add_(p.grad.to(dtype))
+        p.grad = None
+
+    for name, p in m.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: add(p, name))
+    o = adam(m)
+    with watched(m, o, into):
+        for i, (x, y) in enumerate(vectors(16)):
+            with amp(BF):
+                out = m(x)
+            F.cross_entropy(out.float(), y).backward()
+            if i % 4 == 3:
+                for name, p in m.named_parameters():
+                    p.grad = sums[name].float() / 4
+                    sums[name].zero_()
+                step(o)
