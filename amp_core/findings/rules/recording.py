@@ -93,7 +93,7 @@ _PART = Remedy(
     'watch(model, optimizer, into="runs/b")',
 )
 _UPDATES = Remedy(
-    "The optimizer's step cannot be repeated on copies, so that what rounding takes from its updates is not known; "
+    "The optimizer's step cannot be repeated on copies, so that what its updates lose to rounding is not known; "
     "16-bit weights that no longer change at all are reported nevertheless. An optimizer can be repeated if its step "
     "changes only parameters and state.",
     "class Own(torch.optim.Optimizer):\n"
