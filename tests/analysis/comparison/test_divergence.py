@@ -171,6 +171,25 @@ def test_without_activations_a_difference_in_the_backward_may_be_of_the_forward(
     assert ("the cause may lie in the forward" in where.sentence) == unseen
 
 
+def test_layers_are_in_the_order_of_their_calls_not_of_the_model(tmp_path: Path) -> None:
+    """As in GPT-2, whose activation function is registered after the layer that it precedes."""
+    model = {"layers": {"fc": "Linear", "proj": "Linear", "act": "GELU"}}
+    same = {"step": [0] * 3, "kind": ["activation"] * 3, "name": ["fc", "act", "proj"], "numel": [4] * 3}
+    same |= {count: [0] * 3 for count in ("inf", "nan")}
+    a, b = (
+        load_run(
+            write_rows(
+                tmp_path / str(i),
+                model=model,
+                steps={"step": [0], "loss": [1.0]},
+                tensors=same | {"rms": [1.0, rms, rms], "abs_sum": [4.0, 4 * rms, 4 * rms]},
+            )
+        )
+        for i, rms in enumerate((1.0, 1.1))
+    )
+    assert first_difference(a, b).name == "act"
+
+
 def test_an_audit_of_compiled_code_names_the_layer_of_the_forward(tmp_path: Path) -> None:
     audited = {
         "step": [1] * 3,
