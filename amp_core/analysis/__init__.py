@@ -46,7 +46,11 @@ from amp_core.analysis.performance.memory_breakdown import (
     memory_steps,
 )
 from amp_core.analysis.performance.precision_map import PrecisionMap, precision_cells, precision_map
-from amp_core.analysis.performance.precision_settings import precision_settings
+from amp_core.analysis.performance.precision_settings import (
+    format_labels,
+    precision_disagreements,
+    precision_settings,
+)
 from amp_core.analysis.performance.step_cost import StepCost, phase_cost, step_cost
 from amp_core.analysis.performance.step_time import PHASES, SpeedSummary, phase_times, speed_summary
 from amp_core.analysis.performance.tensor_cores import (
@@ -98,6 +102,7 @@ __all__ = [
     "exponent_shares",
     "first_difference",
     "first_runs",
+    "format_labels",
     "forward_differences",
     "gradient_agreement",
     "kernel_table",
@@ -125,6 +130,7 @@ __all__ = [
     "phase_cost",
     "phase_times",
     "precision_cells",
+    "precision_disagreements",
     "precision_map",
     "precision_settings",
     "predicted_and_audited",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from amp_core.analysis import precision_settings
 from amp_core.findings import Finding, diagnosis, first_sentence
 from amp_core.schema.documents import versioned
 from amp_core.store.run import Run
@@ -13,8 +14,9 @@ def diagnosis_document(run: Run, findings: Sequence[Finding], muted: Collection[
     """What `diagnose` found in `run` as values that JSON can hold, without the codes in `muted`.
 
     Keys: schema, run, status, end_reason, first_sentence, diagnosis (of `Diagnosis`: verdict, cause, where, origin,
-    evidence, advice, patch, skips, loss_scale), findings (the fields of `Finding`), muted (the codes that were found
-    and left out). NaN and infinities are text.
+    evidence, advice, patch, skips, loss_scale), findings (the fields of `Finding`), precision (the rows of
+    `precision_settings`: what was requested and observed in each stage), muted (the codes that were found and left
+    out). NaN and infinities are text.
     """
     shown = [f for f in findings if f.code not in muted]
     return versioned(
@@ -25,9 +27,15 @@ def diagnosis_document(run: Run, findings: Sequence[Finding], muted: Collection[
             "first_sentence": first_sentence(run),
             "diagnosis": _plain(diagnosis(run, shown).to_dict()),
             "findings": [_plain(f.to_dict()) for f in shown],
+            "precision": _precision(run),
             "muted": sorted({f.code for f in findings} & set(muted)),
         }
     )
+
+
+def _precision(run: Run) -> list[dict[str, Any]]:
+    rows = precision_settings(run).to_dict("records")
+    return [{str(key): None if isinstance(v, float) else v for key, v in row.items()} for row in rows]  # NaN: unknown
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

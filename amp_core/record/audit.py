@@ -70,16 +70,24 @@ class Replay:
             )
         return gradients
 
+    def forward(self) -> None:
+        """The forward alone, as the run computes it."""
+        with _unchanged(self._model, self._device):
+            self._loss(self._region())
+
     def in_recipe(self, loss_scale: float) -> list[torch.Tensor | None]:
         """Gradients as the run computes them, multiplied by `loss_scale`."""
-        kind, dtype = self._device.type, self._autocast_dtype
-        region = None
-        if dtype is not None or torch.is_autocast_enabled(kind):  # some devices have no autocast
-            region = autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=True)
         with _unchanged(self._model, self._device):
-            return self._gradients(loss_scale, region)
+            return self._gradients(loss_scale, self._region())
 
-    def _gradients(self, loss_scale: float, region: Any = None) -> list[torch.Tensor | None]:
+    def _region(self) -> Any:
+        """The autocast region of the recipe; None if autocast is off and has to stay so."""
+        kind, dtype = self._device.type, self._autocast_dtype
+        if dtype is not None or torch.is_autocast_enabled(kind):  # some devices have no autocast
+            return autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=True)
+        return None
+
+    def _loss(self, region: Any = None) -> torch.Tensor:
         alone = self._model.no_sync() if isinstance(self._model, DistributedDataParallel) else nullcontext()
         with torch.enable_grad(), alone, region if region is not None else nullcontext():
             loss = self._closure()
@@ -87,6 +95,10 @@ class Replay:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise RunError(f"closure returned {got}; it must return the loss of one batch, one number")
         self.loss = float(loss.detach())
+        return loss
+
+    def _gradients(self, loss_scale: float, region: Any = None) -> list[torch.Tensor | None]:
+        loss = self._loss(region)
         # autograd.grad neither writes .grad nor runs accumulation hooks: DDP's reducers, optimizers in backward.
         grads = torch.autograd.grad(loss * loss_scale, self._parameters, allow_unused=True)
         return [local_values(g) if g is not None else None for g in grads]

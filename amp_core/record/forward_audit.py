@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,22 +19,23 @@ from amp_core.record.torch_internals.compiling import eager
 def forward_audit(
     replay: Replay,
     model: torch.nn.Module,
-    loss_scale: float,
     step: int,
     precision: str,
     products: QuantizedProducts | None = None,
+    inspecting: AbstractContextManager[Any] | None = None,
 ) -> dict[str, list[Any]]:
     """Rows of `audits`: the first output of each module in its first call, in the order of the calls. With `products`,
     the recipe is FP32 with those quantized.
 
     Holds a copy of the FP32 outputs of one batch. Compiled code runs in eager mode, since hooks do not reach into its
-    graphs.
+    graphs. `inspecting` is a context around the forward in the recipe.
     """
-    with eager(), _outputs(model) as reference:
+    with eager(), module_outputs(model) as reference:
         replay.in_fp32()
-    with eager(), _outputs(model) as recipe:
+    with eager(), module_outputs(model) as recipe:
         if products is None:
-            replay.in_recipe(loss_scale)
+            with inspecting or nullcontext():
+                replay.forward()
         else:
             replay.in_fp32(products)
     names = [name for name in reference if name in recipe and reference[name].shape == recipe[name].shape]
@@ -48,7 +49,7 @@ def forward_audit(
 
 
 @contextmanager
-def _outputs(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+def module_outputs(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Copies of the modules' first floating-point outputs, by name, of the forwards inside."""
     outputs: dict[str, torch.Tensor] = {}
 

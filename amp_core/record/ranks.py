@@ -67,6 +67,18 @@ def computed_in(model: torch.nn.Module) -> str | None:
     return None
 
 
+def communication_hook(model: torch.nn.Module) -> str | None:
+    """The name of the hook by which DDP reduces gradients, one of Python or one of torch's own; None without one."""
+    for hook, _ in own.held(model, "_comm_hooks") or ():
+        name = str(getattr(hook, "__name__", type(hook).__name__))
+        if name != "_reducer_allreduce_and_upcast_hook":  # DDP's own, for its `mixed_precision`
+            return name
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        name = model._get_ddp_logging_data().get("comm_hook", "")
+        return name.rpartition(".")[2] if name.startswith("BuiltinCommHookType") else None
+    return None
+
+
 def _shards(parameter: torch.Tensor) -> int:
     """The number of shards of a DTensor; 0 for any other tensor."""
     if not hasattr(parameter, "placements"):

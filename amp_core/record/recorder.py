@@ -12,6 +12,7 @@ import torch
 
 from amp_core.quantization import RECIPES, find_recipe, is_recipe
 from amp_core.record.audit import Replay, audit
+from amp_core.record.compiled_audit import compiled_audit
 from amp_core.record.forward_audit import forward_audit
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.sampling import Sampling
@@ -21,6 +22,7 @@ from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import unwrapped, written_class
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.risky_ops import operators_inspected
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.quantized_products import QuantizedProducts
 from amp_core.record.stats.measure import compile_ahead
@@ -126,6 +128,7 @@ class Recorder:
         precision: str | None = None,
         *,
         forward: bool = False,
+        compiled: bool = False,
     ) -> None:
         """Measure what the recipe loses of each gradient, by replaying one batch in FP32 and in the recipe.
 
@@ -137,7 +140,11 @@ class Recorder:
         before the first forward, for an unknown precision, and where no linear layer can be quantized.
 
         `forward`: also measure how far the output of each module is from that in FP32, `run.forward_audits`; takes the
-        time of two more passes. Compiled code runs in eager mode for them, which an event says.
+        time of two more passes. Compiled code runs in eager mode for them, which an event says; its operators are
+        inspected then, as those of eager code are in the first step.
+
+        `compiled`: also measure how far the output of each module in compiled code is from that in eager mode,
+        `run.compiled_audits`; compiles the forward once more. Raises `RunError` if nothing is compiled.
         """
         if not self._steps.precision.known and not self._steps.last:
             raise RunError("audit was called before the model's first forward; call it after training has started")
@@ -177,11 +184,16 @@ class Recorder:
                 rows = audit(replay, [n for n, _ in named], scales, self._steps.last, recipe, products)
                 if forward:
                     model = unwrapped(self._model)
-                    outputs = forward_audit(replay, model, scales[0], self._steps.last, recipe, products)
+                    step, unseen = self._steps.last, has_compiled()
+                    inspecting = operators_inspected(self.writer, model, step) if unseen else None
+                    outputs = forward_audit(replay, model, step, recipe, products, inspecting)
                     self.writer.append("audits", outputs)
-                    if has_compiled():
+                    if unseen:
                         detail = "outputs of modules, in eager mode: hooks do not reach into compiled graphs"
                         self.writer.event("audited", detail=detail, step=self._steps.last)
+                if compiled:
+                    differences = compiled_audit(replay, unwrapped(self._model), self._steps.last, recipe)
+                    self.writer.append("audits", differences)
             finally:
                 self._steps.auditing = False
             self.writer.append("audits", rows)

@@ -18,6 +18,7 @@ from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import computes
 from amp_core.record.model.parameters import device_of, learning_rate, named_modules, named_parameters, unwrapped
 from amp_core.record.model.unwrap import (
+    fabric_precision,
     reachable_scaler,
     requested_precision,
     scaler_of,
@@ -25,7 +26,7 @@ from amp_core.record.model.unwrap import (
     unwrap_scaler,
 )
 from amp_core.record.observer import Observer
-from amp_core.record.observers import precision_settings
+from amp_core.record.observers import precision_asked, precision_settings
 from amp_core.record.observers.blocks import BlockWatch
 from amp_core.record.observers.defaults import default_signals
 from amp_core.record.observers.device import DeviceSampler
@@ -166,6 +167,8 @@ def watch(
     }
     if asked := requested_precision(given):
         settings |= {"framework": "accelerate", "requested_precision": asked}
+    if asked := fabric_precision(given):
+        settings |= {"framework": "fabric", "fabric_precision": asked}
     if cast := ranks.computed_in(model):
         settings["precision"] = recipe_in_use(model, optimizers, scaler, cast, torch.device("cpu"))
     writer = TrainingWriter(
@@ -173,7 +176,7 @@ def watch(
         name=name,
         config=settings | dict(config or {}),
         environment=environment(),
-        model=model_summary(unwrapped(model)) | {"precision_asked": precision_settings.asked(model)},
+        model=model_summary(unwrapped(model)) | {"precision_asked": precision_asked.asked(model, given)},
         rank=rank,
         world_size=world_size,
         resume=resume,

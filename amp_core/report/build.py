@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from amp_core._version import __version__
-from amp_core.analysis import compare, overview, step_cost, unique_labels
+from amp_core.analysis import compare, overview, precision_settings, step_cost, unique_labels
 from amp_core.analysis.steps import recipe
 from amp_core.figures.browser import plotly_script
 from amp_core.findings import Finding, diagnose, diagnosis, first_sentence
@@ -74,6 +74,7 @@ def _of_run(charts: chart_html.Charts, name: str, run: Run, findings: list[Findi
             _section(
                 "Numbers" if alone else f"{name}: numbers",
                 texts.numbers(overview(run), step_cost(run)),
+                texts.precision(precision_settings(run)),
                 chart_html.of_run(charts, run),
             ),
             _section("Settings and environment" if alone else f"{name}: settings", texts.settings(run)),

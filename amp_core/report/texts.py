@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from amp_core.analysis import Comparison, Overview, StepCost
+from amp_core.analysis import Comparison, Overview, StepCost, format_labels, precision_disagreements
 from amp_core.analysis.comparison.answer import parity_in_words
 from amp_core.analysis.performance.memory import MemorySummary
 from amp_core.findings import Diagnosis, Finding
@@ -202,6 +202,22 @@ def _profiled_numbers(cost: StepCost) -> Html:
         ("Device", cost.device_name or formatting.NONE),
     ]
     return join([table((), rows), offered("Numbers", pd.DataFrame(rows, columns=["number", "value"]))])
+
+
+def precision(asked: pd.DataFrame) -> Html | None:
+    """The requested and the observed precision of each stage, and where they differ; nothing where neither is known."""
+    if asked.empty:
+        return None
+    rows = [
+        [row.stage, format_labels(row.asked), row.source or formatting.NONE, format_labels(row.seen)]
+        for row in asked.itertuples()
+    ]
+    return join(
+        [
+            *(tag("p", tag("b", sentence)) for sentence in precision_disagreements(asked)),
+            table(("Stage", "Requested", "By", "Observed"), rows, "Requested and observed precision"),
+        ]
+    )
 
 
 def settings(run: Run) -> Html:

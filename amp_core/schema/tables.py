@@ -433,7 +433,12 @@ TABLES: dict[str, Table] = {
                 _column("nonfinite", "i", "elements that are infinite or NaN in the recipe"),
                 _RANK,
                 _column("loss_change", "f", "loss of the batch in the recipe minus that in FP32"),
-                _column("kind", "s", "weight_grad, or activation: the module's output", "weight_grad"),
+                _column(
+                    "kind",
+                    "s",
+                    "weight_grad; activation: the module's output; compiled: that in compiled code against eager mode",
+                    "weight_grad",
+                ),
             ),
         ),
         Table(

@@ -183,6 +183,13 @@ class Run:
         return frame[frame["kind"] == "activation"].reset_index(drop=True)
 
     @property
+    def compiled_audits(self) -> "pd.DataFrame":
+        """How far the outputs of modules in compiled code are from those in eager mode, in the order of the forward:
+        `rec.audit(…, compiled=True)`."""
+        frame = self._frame("audits")
+        return frame[frame["kind"] == "compiled"].reset_index(drop=True)
+
+    @property
     def updates(self) -> "pd.DataFrame":
         """The update ledger: what rounding took from updates of weights and from weight decay."""
         return self._frame("updates")

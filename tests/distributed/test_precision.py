@@ -3,6 +3,7 @@
 import pytest
 
 from amp_core import diagnose
+from amp_core.analysis import precision_settings
 
 
 def warnings_of(done):
@@ -13,6 +14,19 @@ def warnings_of(done):
 @pytest.mark.parametrize("how", ["bf16-ddp", "bf16-fsdp"])
 def test_a_sound_training_of_two_ranks_has_no_warnings(trained, how):
     assert warnings_of(trained(how)) == set()
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    [
+        ("bf16-ddp", "float32"),
+        ("bf16-fsdp", "float32"),
+        ("bf16-ddp-reduce", "float16"),
+        ("bf16-fsdp-reduce", "bfloat16"),
+    ],
+)
+def test_the_dtype_of_the_reduction_is_seen(trained, how, dtype):
+    assert precision_settings(trained(how).run).set_index("stage").loc["reduction", "seen"] == dtype
 
 
 @pytest.mark.parametrize(

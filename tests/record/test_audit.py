@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from amp_core import RunError, load_run
+from amp_core import RunError, diagnose, load_run
 from amp_core.record import watch
 from amp_core.record.audit import COLUMNS, compare_gradients
 
@@ -296,6 +296,78 @@ def test_the_layers_of_a_compiled_model_are_audited_in_eager_mode_and_nothing_is
     run = load_run(tmp_path / "a")
     assert run.forward_audits["name"].tolist() == ["first", "norm", "drop", "last"]
     assert run.events.loc[run.events["kind"] == "audited", "detail"].str.contains("eager mode").all()
+    torch._dynamo.reset()
+
+
+class UnitLength(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-8)
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def test_operators_in_compiled_code_are_inspected_by_a_forward_audit(audited, tmp_path):
+    """Without one, the run says that they were not inspected."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), UnitLength(), nn.Linear(8, 2))
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 6)
+
+    def loss():
+        with torch.autocast("cpu", dtype=torch.float16):
+            return compiled(x).square().mean().float()
+
+    with watch(compiled, optimizer, into=tmp_path / "a") as rec:
+        for _ in range(2):
+            loss().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if audited:
+            rec.audit(loss, forward=True)
+    findings = {f.code: f for f in diagnose(load_run(tmp_path / "a"))}
+    assert ("eps-rounds-to-zero" in findings) == audited
+    if audited:
+        assert findings["eps-rounds-to-zero"].where == "1" and "recording-incomplete" not in findings
+    else:
+        gap = findings["recording-incomplete"]
+        assert gap.severity == "info" and "operators within compiled graphs" in gap.title
+    torch._dynamo.reset()
+
+
+def test_compiled_code_is_compared_with_eager_mode_layer_by_layer(tmp_path):
+    """The compiler here computes one layer wrongly."""
+    torch._dynamo.reset()
+
+    def wrong(graph, inputs):
+        norm = next(node for node in graph.graph.nodes if "batch_norm" in str(node.target))
+        with graph.graph.inserting_after(norm):
+            scaled = graph.graph.call_function(torch.mul, (norm, 1.01))
+        norm.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+        scaled.meta = dict(norm.meta)
+        graph.recompile()
+        return graph.forward
+
+    torch.manual_seed(0)
+    model = Noisy()
+    compiled = torch.compile(model, backend=wrong)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 6)
+    with watch(compiled, optimizer, into=tmp_path / "a") as rec:
+        for _ in range(2):
+            compiled(x).square().mean().backward()
+            optimizer.step()
+        rec.audit(lambda: compiled(x).square().mean(), compiled=True)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        compiled(x)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs  # those of the program are still there
+    with watch(model, optimizer, into=tmp_path / "b") as rec:
+        model(x).square().mean().backward()
+        with pytest.raises(RunError, match="ran none that torch names"):
+            rec.audit(lambda: model(x).square().mean(), compiled=True)
+    rows = load_run(tmp_path / "a").compiled_audits.set_index("name")["rel_error"]
+    assert list(rows.index) == ["first", "norm", "drop", "last"]
+    assert rows["first"] == 0.0 and rows["norm"] == pytest.approx(0.01, rel=0.05) and rows["last"] > 0
     torch._dynamo.reset()
 
 

@@ -12,13 +12,22 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.__main__ import main
-from amp_core.analysis import compare
-from amp_core.report import report_html
+from amp_core.analysis import compare, precision_settings
+from amp_core.report import report_html, texts
 from amp_core.store.writer import RunWriter
 from amp_core.text.html import tag
 from tests.synthetic import SAMPLES, write, write_rows
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+def test_a_report_says_which_precision_was_requested_and_which_was_seen(tmp_path):
+    asked = [{"stage": "reduction", "dtype": "float32", "source": "MixedPrecisionPolicy.reduce_dtype"}, EVIL]
+    model = {"precision_asked": asked, "precision_seen": {"reduction": "bfloat16"}}
+    run = load_run(write_rows(tmp_path / "a", steps={"step": [0, 1], "loss": [1.0, 0.5]}, model=model))
+    shown = html.unescape(str(texts.precision(precision_settings(run))))
+    assert "MixedPrecisionPolicy.reduce_dtype requests FP32 reduction; BF16 was observed." in shown
+    assert "reduction</th><td>FP32</td>" in shown and EVIL not in shown
 
 
 def packed(page, key):

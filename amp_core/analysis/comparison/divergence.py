@@ -62,6 +62,12 @@ class FirstDifference:
     """Whether the runs differ first in the backward, with losses that are not equal and no activations in both: the
     difference may have begun in the forward."""
 
+    layer: str | None = None
+    """Where the difference is or may be of the forward, the first module whose output differed from eager mode in an
+    audit of compiled code in either run; None without one."""
+    layer_difference: float | None = None
+    """Its relative difference in that audit."""
+
     @property
     def sentence(self) -> str:
         """The answer in a sentence."""
@@ -84,6 +90,13 @@ class FirstDifference:
                 " Activations, which a compiled graph hides, were not recorded in both runs, and the losses are not "
                 "equal: the cause may lie in the forward."
             )
+        if self.layer is not None and self.layer_difference is not None:
+            before += (
+                f" In an audit of the compiled code, {self.layer} is the first module whose output differs from eager "
+                f"mode, by {_percent(self.layer_difference)}."
+            )
+        elif self.forward_unseen or self.kind == "loss":
+            before += " If one of them is compiled, rec.audit(…, compiled=True) names the layer of the forward."
         of = f"the {self.phase}" if self.phase != "optimizer" else "the preceding optimizer step"
         return f"They diverge at step {self.step:,}, in {of}, first in {what}: {apart}; {floor}.{before}"
 
@@ -118,6 +131,8 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
         none = FirstDifference(None, None, None, None, float(apart["difference"].max()), None, None, table)
         return replace(none, compared=_compared(apart))
     row = beyond.iloc[0]
+    unseen = _forward_unseen(apart[apart["step"] == row["step"]], str(row["phase"]))
+    layer = _in_compiled_code((first, second)) if unseen or row["kind"] == "loss" else None
     sampled = apart.loc[~apart["kind"].isin(["loss", "grad_norm"]) & (apart["step"] < row["step"]), "step"]
     return FirstDifference(
         int(row["step"]),
@@ -129,8 +144,19 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
         int(sampled.max()) if len(sampled) else None,
         table,
         _compared(apart),
-        _forward_unseen(apart[apart["step"] == row["step"]], str(row["phase"])),
+        unseen,
+        *(layer or (None, None)),
     )
+
+
+def _in_compiled_code(runs: Sequence[Run]) -> tuple[str, float] | None:
+    """The first module whose output in compiled code was more than rounding away from eager mode, and how far."""
+    for run in runs:
+        audits = run.compiled_audits
+        last = audits[audits["step"] == audits["step"].max()]
+        for row in last[last["rel_error"] > MIN_FLOOR].itertuples():
+            return str(row.name), float(row.rel_error)
+    return None
 
 
 def _compared(apart: pd.DataFrame) -> str:
@@ -236,8 +262,11 @@ def _by_tensor(apart: pd.DataFrame, beyond: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(run: Run) -> dict[str, int]:
-    """Places of modules and parameters in the order of the model."""
-    modules = list(run.head.model.get("layers") or {})
+    """Places of modules and parameters in the order of the forward, where activations were recorded: rows are in the
+    order of the calls, and modules may be called in another order than they were registered in. Others are in the
+    order of the model."""
+    called = list(dict.fromkeys(run.tensors(kind="activation")["name"]))
+    modules = [*called, *(name for name in run.head.model.get("layers") or {} if name not in set(called))]
     places = {name: 2 * place for place, name in enumerate(modules)}
     for parameter in run.head.model.get("shapes") or {}:
         places[parameter] = places.get(parameter.rpartition(".")[0], 2 * len(modules)) - 1  # its gradient comes after

@@ -157,7 +157,8 @@ def unscale_per_microbatch(run: Run) -> list[Finding]:
     twice = signals(run, "unscaled twice")
     if not twice.empty:
         return [_unscaled_twice(run, int(twice["optimizer"].iloc[0]))]
-    every = _orders_while_all_step(run)
+    # Where scalers alternate, as in a GAN, `update` may be that of a scaler whose optimizer is not watched.
+    every = [] if run.head.config.get("scalers_in_turn") else _orders_while_all_step(run)
     bad = [(first, last) for first, last, calls in every if _mixes_scaled(calls)]
     if not bad:
         return []

@@ -92,6 +92,19 @@ _PART = Remedy(
     "above: another profiler, another mode that intercepts operators, or too little memory.",
     'watch(model, optimizer, into="runs/b")',
 )
+_UPDATES = Remedy(
+    "The optimizer's step cannot be repeated on copies, so that what its updates lose to rounding is not known; "
+    "16-bit weights that no longer change at all are reported nevertheless. An optimizer can be repeated if its step "
+    "changes only parameters and state.",
+    "class Own(torch.optim.Optimizer):\n"
+    "    def step(self, closure=None):\n"
+    "        ...   # writes to parameters in group['params'] and to self.state alone",
+)
+_COMPILED = Remedy(
+    "What compiled code computes in 16 bits inside a graph is not visible, so that no finding about it does not mean "
+    "that there is nothing to find. Audit one batch, which runs the same code in eager mode.",
+    "rec.audit(lambda: loss_fn(model(x), y), forward=True)",
+)
 _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
     ("watching failed", "warning", _FAILED),
     ("what was held back", "warning", _FAILED),
@@ -105,6 +118,8 @@ _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
     ("loss and gradients: XLA", "info", _XLA),
     ("kernels of steps", "warning", _PART),
     ("modules of kernels", "warning", _PART),
+    ("updates: the step of", "info", _UPDATES),
+    ("operators within compiled graphs", "info", _COMPILED),
     ("operators:", "info", _PART),
     ("what memory is made of", "info", _PART),
     ("device samples from now on", "info", _PART),
@@ -241,10 +256,13 @@ def _reported_gaps(run: Run) -> list[_Gap]:
     """The recorder's warnings, each reason once."""
     frame = signals(run, "warning")
     frame = frame[frame["name"].isin(["not recorded", "steps lost", "include"])]
+    audited = "operators" in set(signals(run, "audited")["name"])
     gaps: dict[str, _Gap] = {}
     for name, detail, step in zip(frame["name"], frame["detail"].astype(str), frame["step"], strict=True):
         since = int(step) if step == step else None
         if detail in gaps or any(known in detail for known in _EXPECTED) or _is_device_reason(detail):
+            continue
+        if detail.startswith("operators within compiled graphs") and audited:
             continue
         if "a GradScaler is at work" in detail and fp16_without_scaler(run):
             continue  # reported by that finding

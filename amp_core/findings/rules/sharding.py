@@ -57,15 +57,15 @@ def half_reduction(run: Run) -> list[Finding]:
     elif isinstance(hook, str) and (named := _NARROW_HOOK.search(hook)):
         dtype = "bfloat16" if named[1] else "float16" if named[2] else "16 bits"
         where, how = hook, f"the communication hook is {hook}"
+    elif asked is None and default in SIGNIFICANT_BITS and shards > 1:
+        dtype, where, how = str(default), "reduce_dtype", f"reduce_dtype is not set, and param_dtype is {default}"
+        severity = None if shards >= MANY_SHARDS else "info"
     elif (reduced := settings.get("reduced")) in SIGNIFICANT_BITS:
         dtype, where = str(reduced), str(hook or "all_reduce")
         how = f"all_reduce is called with tensors in {reduced}"
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
         how = f"the DDP model's gradients are in {dtype}"
-    elif asked is None and default in SIGNIFICANT_BITS and shards > 1:
-        dtype, where, how = str(default), "reduce_dtype", f"reduce_dtype is not set, and param_dtype is {default}"
-        severity = None if shards >= MANY_SHARDS else "info"
     else:
         return []
     return [

@@ -52,6 +52,13 @@ def _of_fabric(optimizer: Any) -> Any:
     return getattr(getattr(held(optimizer, "_strategy"), "precision", None), "scaler", None)
 
 
+def fabric_precision(optimizers: Iterable[Any]) -> str | None:
+    """The precision requested by `Fabric(precision=…)`, e.g. `bf16-mixed`; None without Fabric."""
+    strategies = (held(o, "_strategy") for o in optimizers)
+    asked = (getattr(getattr(strategy, "precision", None), "precision", None) for strategy in strategies)
+    return next((word for word in asked if isinstance(word, str)), None)
+
+
 def reachable_scaler(frame: FrameType | None) -> Any:
     """The only enabled GradScaler that is reachable from a loop at `frame`: a local variable of it or of its callers, a
     global, or an attribute of a caller's `self`. None if there is none, or more than one."""

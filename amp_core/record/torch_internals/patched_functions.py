@@ -197,7 +197,11 @@ backward = Shared(torch.autograd, "backward")
 """`loss.backward()` calls it by name."""
 grad = Shared(torch.autograd, "grad")
 reduced = Shared(torch.distributed, "all_reduce")
-"""As loops and DDP's communication hooks call it. A collective that DDP or FSDP itself starts does not come by here."""
+"""As loops, DDP's communication hooks and DeepSpeed call it. What DDP itself reduces does not come by here."""
+reduced_to_one = Shared(torch.distributed, "reduce")
+reduce_scattered = Shared(torch.distributed, "reduce_scatter_tensor")
+reduce_scattered_single = Shared(torch.distributed, "reduce_scatter_single")
+"""As FSDP2 calls it in newer versions of torch; up to 2.12 it calls `reduce_scatter_tensor`."""
 scheduled = Shared(lr_scheduler.LRScheduler, "step")
 """All schedulers of torch except `ReduceLROnPlateau`; composed ones call it once for each part."""
 scheduled_on_plateau = Shared(lr_scheduler.ReduceLROnPlateau, "step")

@@ -68,6 +68,7 @@ class UpdateLedger(Observer):
         self._observed: dict[int, list[Part]] = {}  # of optimizers whose steps are not repeated
         self._sent: list[Comparison | Standing] = []
         self._refused: set[str] = set()  # optimizers' classes, and tensors
+        self._stopped: set[str] = set()  # optimizers' classes that are not observed any more
         self._unasked: set[str] = set()  # optimizers' classes whose code is not run
         self._step = 0
         self._position = 0
@@ -119,7 +120,7 @@ class UpdateLedger(Observer):
             return
         self._names = {id(p): n for n, p in named_parameters(self._model)}
         for index, optimizer in enumerate(self._optimizers):
-            if type(optimizer).__name__ not in self._refused:
+            if type(optimizer).__name__ not in self._stopped:
                 self._handles += [
                     before_step(functools.partial(self._call, self._before_step, index), optimizer),
                     after_step(functools.partial(self._call, self._after_step, index), optimizer),
@@ -131,7 +132,7 @@ class UpdateLedger(Observer):
         self._handles, self._before, self._observed = [], {}, {}
 
     def _call(self, work: Callable[..., None], index: int, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        if type(optimizer).__name__ in self._refused:
+        if type(optimizer).__name__ in self._stopped:
             return
         begun = time.perf_counter()
         try:
@@ -141,6 +142,7 @@ class UpdateLedger(Observer):
             self._refuse(optimizer, str(error))
         except Exception as error:
             self._detach()
+            self._stopped.add(type(optimizer).__name__)
             self._refuse(optimizer, f"stopped with {type(error).__name__}: {error}")
         self._spent_s += time.perf_counter() - begun
 
@@ -157,7 +159,7 @@ class UpdateLedger(Observer):
         kind = type(optimizer).__name__
         if kind not in self._unasked:
             self._unasked.add(kind)
-            detail = f"those of {kind} are compared with `watch(…, updates=True)`, which runs its `step` on copies"
+            detail = f"those of {kind} are compared with watch(…, updates=True), which runs its step on copies"
             self._writer.event("phase change", name="updates", detail=detail, step=self._step)
 
     def _before_step(self, index: int, *given: Any, **named: Any) -> None:
@@ -170,9 +172,11 @@ class UpdateLedger(Observer):
         self._before.pop(index, None)
         optimizer = self._optimizers[index]
         most = self._most_elements(optimizer)
-        parts = list(parts_of(optimizer, self._names, most, narrow_only=not self._all_weights))
-        if parts and not self._all_weights and is_own_code(optimizer):
-            self._report_unasked(optimizer)
+        refused = type(optimizer).__name__ in self._refused
+        parts = list(parts_of(optimizer, self._names, most, narrow_only=refused or not self._all_weights))
+        if refused or (parts and not self._all_weights and is_own_code(optimizer)):
+            if not refused:
+                self._report_unasked(optimizer)
             if self._compared:  # before its first step an optimizer has no state that shows a cure
                 self._observed[index] = [part for part in parts if may_stand(part, optimizer)]
             return

@@ -6,8 +6,8 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import PrecisionMap
-from amp_core.formats import FORMATS, format_of
+from amp_core.analysis import PrecisionMap, format_labels, precision_disagreements
+from amp_core.formats import FORMATS
 from amp_core.hardware.autocast_ops import POLICIES, READ_AT
 from pages.parts import address, empty, tables, words
 from pages.parts import cards as card_parts
@@ -159,21 +159,10 @@ def settings(asked: pd.DataFrame) -> None:
     if asked.empty:
         return
     st.header("Requested and observed precision", anchor=False)
-    wrong = asked[asked["differs"]]
-    for row in wrong.itertuples():
-        st.warning(
-            f"{words.escape(row.source)} requests {_labels(row.asked)} {row.stage}; {_labels(row.seen)} was observed.",
-            icon=":material/warning:",
-        )
-    table = asked.assign(asked=asked["asked"].map(_labels), seen=asked["seen"].map(_labels))
+    for sentence in precision_disagreements(asked):
+        st.warning(words.escape(sentence), icon=":material/warning:")
+    table = asked.assign(asked=asked["asked"].map(format_labels), seen=asked["seen"].map(format_labels))
     show(table, SETTINGS, "The requested and the observed precision in each stage of the first step.")
-
-
-def _labels(dtypes: object) -> str:
-    """Several dtypes as the app writes formats; an en dash for none."""
-    if not isinstance(dtypes, str):
-        return words.NONE
-    return ", ".join(form.label if (form := format_of(name)) else name for name in dtypes.split(", "))
 
 
 def elsewhere(view: PrecisionMap) -> None:

@@ -68,7 +68,8 @@ def why_none(run: Run) -> str:
     """Why the run has no row of the update ledger, and how to record one."""
     reasons = [r.removeprefix("updates: ") for r in not_recorded_reasons(run) if r.startswith("updates: ")]
     if reasons:
-        return f"No update was compared: {words.escape(words.sentence(reasons[-1]))} {HOW}"
+        how = "" if run.head.config.get("updates") else f" {HOW}"
+        return f"No update was compared: {words.escape(words.sentence(reasons[-1]))}{how}"
     unasked = run.events.loc[run.events["name"] == "updates", "detail"]
     if len(unasked):
         return f"No update was compared: {words.escape(words.sentence(unasked.iloc[-1]))}"

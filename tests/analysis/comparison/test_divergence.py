@@ -171,6 +171,45 @@ def test_without_activations_a_difference_in_the_backward_may_be_of_the_forward(
     assert ("the cause may lie in the forward" in where.sentence) == unseen
 
 
+def test_layers_are_in_the_order_of_their_calls_not_of_the_model(tmp_path: Path) -> None:
+    """As in GPT-2, whose activation function is registered after the layer that it precedes."""
+    model = {"layers": {"fc": "Linear", "proj": "Linear", "act": "GELU"}}
+    same = {"step": [0] * 3, "kind": ["activation"] * 3, "name": ["fc", "act", "proj"], "numel": [4] * 3}
+    same |= {count: [0] * 3 for count in ("inf", "nan")}
+    a, b = (
+        load_run(
+            write_rows(
+                tmp_path / str(i),
+                model=model,
+                steps={"step": [0], "loss": [1.0]},
+                tensors=same | {"rms": [1.0, rms, rms], "abs_sum": [4.0, 4 * rms, 4 * rms]},
+            )
+        )
+        for i, rms in enumerate((1.0, 1.1))
+    )
+    assert first_difference(a, b).name == "act"
+
+
+def test_an_audit_of_compiled_code_names_the_layer_of_the_forward(tmp_path: Path) -> None:
+    audited = {
+        "step": [1] * 3,
+        "name": ["first", "norm", "head"],
+        "kind": ["compiled"] * 3,
+        "rel_error": [0, 1e-4, 0.1],
+    }
+    a, b = (
+        load_run(write_rows(tmp_path / name, steps={"step": [0], "loss": [loss]}, **audits))
+        for name, loss, audits in (("a", 1.0, {}), ("b", 1.1, {"audits": audited}))
+    )
+    where = first_difference(a, b)
+    assert (where.kind, where.layer, where.layer_difference) == ("loss", "norm", 1e-4)
+    assert "norm is the first module whose output differs from eager mode, by 0.0100 %" in where.sentence
+    assert (
+        "compiled=True"
+        in first_difference(a, load_run(write_rows(tmp_path / "c", steps={"step": [0], "loss": [2.0]}))).sentence
+    )
+
+
 def test_runs_of_other_seeds_or_without_a_common_step_are_refused(tmp_path: Path) -> None:
     a, b = (
         load_run(write_rows(tmp_path / str(seed), config={"seed": seed}, steps={"step": [0], "loss": [1.0]}))

@@ -195,3 +195,69 @@ def normalizing_flow_in_bf16(into):
         return (0.5 * z.square().sum(-1) - volume).mean()
 
     bf16(m, vectors(12), into, loss=loss)
+
+
+@healthy(each_time=True)
+def critic_whose_penalty_is_computed_in_fp32(into):
+    m = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
+
+    def loss(m, b):
+        with amp(BF, enabled=False):
+            x = b[0].clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(m(x).sum(), x, create_graph=True)
+        return m(b[0]).float().mean() - m(-b[0]).float().mean() + (gradient.norm(dim=1) - 1).square().mean()
+
+    bf16(m, vectors(12), into, loss=loss)
+
+
+@healthy(each_time=True)
+def discriminator_beside_a_generator_with_its_own_scaler(into):
+    """The generator, its optimizer and its scaler are not watched."""
+    generator, critic = (nn.Linear(8, 64), nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)))
+    og, oc, sg, sc = (adam(generator), adam(critic), scaler(), scaler())
+    with watched(critic, oc, into, sc):
+        for x, _ in vectors(12):
+            with amp():
+                fake = generator(torch.randn(len(x), 8))
+                loss = F.softplus(-critic(x).float()).mean() + F.softplus(critic(fake.detach()).float()).mean()
+            sc.scale(loss).backward()
+            step(oc, sc)
+            with amp():
+                loss = F.softplus(-critic(fake).float()).mean()
+            sg.scale(loss).backward()
+            step(og, sg)
+            critic.zero_grad()
+
+
+@fault("half-accumulation", each_time=True)
+def hooks_sum_gradients_in_bf16(into):
+    """They take the gradients away; the optimizer is given their sums in FP32."""
+    _summed_by_hooks(into, BF)
+
+
+@healthy(each_time=True)
+def hooks_sum_gradients_in_fp32(into):
+    _summed_by_hooks(into, torch.float32)
+
+
+def _summed_by_hooks(into, dtype):
+    m = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
+    sums = {name: torch.zeros_like(p, dtype=dtype) for name, p in m.named_parameters()}
+
+    def add(p, name):
+        sums[name].add_(p.grad.to(dtype))
+        p.grad = None
+
+    for name, p in m.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: add(p, name))
+    o = adam(m)
+    with watched(m, o, into):
+        for i, (x, y) in enumerate(vectors(16)):
+            with amp(BF):
+                out = m(x)
+            F.cross_entropy(out.float(), y).backward()
+            if i % 4 == 3:
+                for name, p in m.named_parameters():
+                    p.grad = sums[name].float() / 4
+                    sums[name].zero_()
+                step(o)

@@ -1,6 +1,7 @@
 """The precision that was asked of frameworks, beside the dtypes that were seen in real trainings."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -11,8 +12,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from amp_core import diagnose, load_run, watch
-from amp_core.analysis import precision_settings
-from amp_core.record.observers.precision_settings import asked
+from amp_core.analysis import precision_disagreements, precision_settings
+from amp_core.record.observers.precision_asked import asked
 from tests.record.sharded import one_process
 
 
@@ -59,6 +60,23 @@ def test_ddps_communication_hook_is_named(tmp_path: Path) -> None:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         frame = trained(tmp_path / "run", model)
     assert settings(frame)["reduction"] == ("float16", "DDP communication hook fp16_compress_hook")
+    assert seen(frame)["reduction"] == "float16"
+
+
+def test_a_hook_of_torchs_own_is_named() -> None:
+    with one_process():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+        model._register_builtin_comm_hook(torch.distributed.BuiltinCommHookType.FP16_COMPRESS)
+        found = asked(model)
+    assert found == [
+        {"stage": "reduction", "dtype": "float16", "source": "DDP communication hook FP16_COMPRESS"},
+    ]
+
+
+def test_ddp_without_a_hook_reduces_gradients_as_they_are(tmp_path: Path) -> None:
+    with one_process():
+        frame = trained(tmp_path / "run", torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8)), cast=True)
+    assert seen(frame)["reduction"] == "float32"
 
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use")
@@ -106,6 +124,75 @@ def test_megatrons_accumulation_is_seen(tmp_path: Path) -> None:
     for p in model.parameters():
         p.main_grad = torch.zeros_like(p, dtype=torch.float32)  # type: ignore[attr-defined]
     assert seen(trained(tmp_path / "run", model, torch.bfloat16))["accumulation"] == "float32"
+
+
+def test_micro_batches_are_summed_in_the_dtype_of_gradients(tmp_path: Path) -> None:
+    model = torch.nn.Linear(8, 8).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for _ in range(2):
+            model(torch.randn(4, 8, dtype=torch.bfloat16)).float().sum().backward()
+        optimizer.step()
+    assert seen(precision_settings(load_run(tmp_path / "run")))["accumulation"] == "bfloat16"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_megatrons_settings_stand_beside_its_buffers(wide: bool, tmp_path: Path) -> None:
+    """Its optimizer updates FP32 copies; `main_grad` belongs to the model's own parameters."""
+    dtype = torch.float32 if wide else torch.bfloat16
+    model = torch.nn.Linear(8, 8).to(torch.bfloat16)
+    model.ddp_config = SimpleNamespace(grad_reduce_in_fp32=wide)  # type: ignore[assignment]
+    copies = [p.detach().float() for p in model.parameters()]
+    optimizer = torch.optim.Adam(copies, lr=1e-3)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        model(torch.randn(4, 8, dtype=torch.bfloat16)).float().sum().backward()
+        for parameter, copy in zip(model.parameters(), copies, strict=True):
+            parameter.main_grad = parameter.grad.to(dtype)  # type: ignore[attr-defined, union-attr]
+            copy.grad = parameter.main_grad.float()  # type: ignore[attr-defined]
+        optimizer.step()
+    frame = precision_settings(load_run(tmp_path / "run"))
+    source = f"Megatron `grad_reduce_in_fp32={wide}`"
+    name = str(dtype).removeprefix("torch.")
+    assert settings(frame) == {"accumulation": (name, source), "reduction": (name, source)}
+    assert (seen(frame)["accumulation"], seen(frame)["weights"]) == (name, "float32")
+
+
+def test_accelerates_plugin_says_what_it_asks_of_each_stage(tmp_path: Path) -> None:
+    class FullyShardedDataParallelPlugin:
+        mixed_precision_policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
+
+    model = torch.nn.Linear(8, 8)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.accelerator_state = SimpleNamespace(
+        mixed_precision="bf16", fsdp_plugin=FullyShardedDataParallelPlugin(), distributed_type="FSDP"
+    )
+    with watch(model, optimizer, into=tmp_path / "run"):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    frame = precision_settings(load_run(tmp_path / "run"))
+    plugin = "FullyShardedDataParallelPlugin.mixed_precision_policy"
+    assert frame.loc[frame["asked"].notna(), ["stage", "asked", "source"]].to_numpy().tolist() == [
+        ["compute", "bfloat16", f"{plugin}.param_dtype"],
+        ["compute", "bfloat16", "Accelerator(mixed_precision='bf16')"],
+        ["reduction", "bfloat16", f"{plugin}.reduce_dtype"],
+    ]
+    assert precision_disagreements(frame)[1] == (
+        "Accelerator(mixed_precision='bf16') requests BF16 compute; FP32 was observed."
+    )
+
+
+def test_fabrics_precision_stands_beside_what_it_did(tmp_path: Path) -> None:
+    fabric = pytest.importorskip("lightning.fabric", reason="lightning is not installed").Fabric
+    launched = fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    inner = torch.nn.Linear(8, 8)
+    model, optimizer = launched.setup(inner, torch.optim.SGD(inner.parameters(), lr=0.1))
+    with watch(model, optimizer, into=tmp_path / "run"):
+        launched.backward(model(torch.randn(4, 8)).sum())
+        optimizer.step()
+    frame = precision_settings(load_run(tmp_path / "run"))
+    source = "Fabric(precision='bf16-mixed')"
+    assert settings(frame) == {"weights": ("float32", source), "compute": ("bfloat16", source)}
+    assert not frame["differs"].any() and seen(frame)["compute"] == "bfloat16"
 
 
 class DeepSpeedEngine(torch.nn.Linear):

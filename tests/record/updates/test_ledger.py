@@ -286,6 +286,17 @@ def test_an_optimizer_that_cannot_be_repeated_is_named_once(make: Any, why: str,
     assert CountingSgd.steps - before in (0, STEPS)
 
 
+def test_16_bit_weights_that_never_change_are_found_where_the_step_cannot_be_repeated(tmp_path: Path) -> None:
+    model = network().to(torch.bfloat16)
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=1e-9))
+    with watch(model, optimizer, into=tmp_path / "run", every=1, updates=True):
+        for _ in range(5):
+            model(torch.randn(4, next(model.parameters()).shape[1]).bfloat16()).float().square().mean().backward()
+            optimizer.step()
+    codes = {f.code: f.severity for f in diagnose(load_run(tmp_path / "run"))}
+    assert codes["lost-weight-updates"] == "warning" and codes["recording-incomplete"] == "info"
+
+
 def test_code_of_the_program_is_not_run_unasked(tmp_path: Path) -> None:
     before = CalledSgd.calls
     assert updates_of(lambda p: CalledSgd(p, lr=1e-2), tmp_path / "run").empty

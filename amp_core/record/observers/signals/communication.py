@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from amp_core.record.model import own
-from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.model.parameters import has_values, in_backward, local_values, named_parameters, unwrapped
+from amp_core.record.model.parameters import has_values, local_values, named_parameters, unwrapped
 from amp_core.record.observer import Observer
+from amp_core.record.observers.reductions import Reductions
+from amp_core.record.ranks import communication_hook
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
-from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
 FIRST_STEPS = 3
@@ -37,9 +37,7 @@ class Communication(Observer):
         self._model = model
         self._states: list[Any] = []  # of FSDP2's modules
         self._facts: dict[str, Any] = {}
-        self._sizes: set[int] = set()  # of the parameters
-        # A patched collective within a compiled graph would break the graph.
-        self._listens = torch.distributed.is_available() and not is_compiled(model)
+        self._reductions = Reductions(model, self._on_reduce)
 
     def step_began(self, step: int) -> None:
         if not self._facts:
@@ -47,13 +45,11 @@ class Communication(Observer):
             self._facts = _settings(self._model, self._states)
             if any(self._facts.values()):
                 self._write()
-        self.awake = step < FIRST_STEPS and (self._listens or (bool(self._states) and not self._facts["unsynced"]))
+        reduces = self._reductions.possible or (bool(self._states) and not self._facts["unsynced"])
+        self.awake = step < FIRST_STEPS and reduces
 
     def backward_began(self) -> None:
-        if self._listens and torch.distributed.is_initialized():
-            self._sizes = {p.numel() for p in own.parameters(self._model)}
-            patched_functions.reduced.listen(self._on_reduce)
-            self._listens = False
+        self._reductions.listen()
         groups = [g for state in self._states if (g := getattr(state, "_fsdp_param_group", None)) is not None]
         if any(getattr(group, "reduce_grads", True) is False for group in groups):
             self._facts["unsynced"] = True
@@ -61,20 +57,15 @@ class Communication(Observer):
 
     def step_ended(self, step: int) -> None:
         if step >= FIRST_STEPS - 1:
-            patched_functions.reduced.unlisten(self._on_reduce)
+            self._reductions.close()
 
     def close(self) -> None:
-        patched_functions.reduced.unlisten(self._on_reduce)
+        self._reductions.close()
 
-    def _on_reduce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Within backward, a hook of DDP reduces gradients, but tensor parallelism activations."""
-        tensor = args[0] if args else kwargs.get("tensor")
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in NARROW:
-            return
-        largest = max(self._sizes, default=0)
-        if (tensor.numel() in self._sizes or tensor.numel() > largest) and (self._facts["hook"] or not in_backward()):
+    def _on_reduce(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype in NARROW:
             self._facts["reduced"] = dtype_name(tensor.dtype)
-            patched_functions.reduced.unlisten(self._on_reduce)
+            self._reductions.close()
             self._write()
 
     def _write(self) -> None:
@@ -94,12 +85,10 @@ def _settings(model: torch.nn.Module, states: Sequence[Any]) -> dict[str, Any]:
     for field in DTYPES:
         given = [dtype for p in policies if isinstance(dtype := getattr(p, field, None), torch.dtype)]
         facts[field] = dtype_name(given[0]) if given else None
-    hooks = own.held(model, "_comm_hooks")
-    first = hooks[0][0] if isinstance(hooks, list) and hooks else None
     main = (own.held(p, "main_grad") for p in own.parameters(unwrapped(model)))
     narrow = next((g.dtype for g in main if isinstance(g, torch.Tensor) and g.dtype in NARROW), None)
     return facts | {
-        "hook": str(getattr(first, "__name__", "")),
+        "hook": communication_hook(model) or "",
         "main_grad": dtype_name(narrow) if narrow is not None else None,
         "unsynced": False,
     }

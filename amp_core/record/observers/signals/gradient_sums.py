@@ -6,7 +6,8 @@
         total += p.grad
 
 Such tensors have the shapes of the parameters, as averages and copies of weights do. They are sums of gradients if one
-micro-batch changes them by its gradient, and they were not zero before.
+micro-batch changes them by its gradient, and they were not zero before. Where hooks take the gradients away within
+backward, they are if the optimizer is given their values as gradients.
 """
 
 import sys
@@ -29,6 +30,9 @@ MAX_ELEMENTS = 4096
 MAX_ERROR = 0.25
 """Relative error with which the change has to be a multiple of the gradient: rounding a sum in bfloat16 has a few
 hundredths, a copy of another batch's gradient 0.7 and more."""
+MAX_ERROR_OF_VALUES = 1e-5
+"""Relative error with which the optimizer's gradient has to be a multiple of the sum: dividing it in float32 has 1e-7,
+a gradient that was rounded to 16 bits 1e-3."""
 
 
 @dataclass
@@ -78,6 +82,8 @@ class GradientSums(Observer):
     def _compare(self, kept: _Sum) -> None:
         """Between this backward and the one before, the loop has added the gradient of the one before."""
         tensor, grad = kept.copy.tensors(self._named).get(kept.name), self._named[kept.name].grad
+        if tensor is not None and grad is None:
+            kept.before, kept.grad = _first(tensor), None
         if tensor is None or grad is None or local_values(grad).numel() != local_values(tensor).numel():
             return
         now = _first(tensor)
@@ -88,6 +94,22 @@ class GradientSums(Observer):
             self._sent.append((kept, transfer))
         kept.before, kept.grad = now, _first(grad)
 
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what not in ("scaler.step", "optimizer.step") or self._step not in STEPS:
+            return
+        with torch.no_grad(), without_torch_function():
+            for kept in self._sums:
+                grad = self._named[kept.name].grad
+                if kept.before is None or kept.grad is not None or grad is None:
+                    continue
+                given = _first(grad)
+                if len(given) == len(kept.before):
+                    transfer = HostTransfer()
+                    transfer.put("given", torch.stack([kept.before @ kept.before, given @ given, kept.before @ given]))
+                    transfer.send()
+                    self._sent.append((kept, transfer))
+        self._sums = []
+
     def step_ended(self, step: int) -> None:
         self._write(wait=False)
 
@@ -97,10 +119,15 @@ class GradientSums(Observer):
     def _write(self, *, wait: bool) -> None:
         while self._sent and self._sent[0][1].ready(wait):
             kept, transfer = self._sent.pop(0)
-            changes, befores, grads, change_by_grad, before_by_grad = transfer.values("sums")
-            # A copy of the last gradient was zero, or is a multiple of it already.
-            new = before_by_grad**2 < (1 - MAX_ERROR**2) * befores * grads
-            if new and changes > 0 and change_by_grad**2 >= (1 - MAX_ERROR**2) * changes * grads:
+            if transfer.has("given"):
+                sums, grads, both = transfer.values("given")
+                found = grads > 0 and both**2 >= (1 - MAX_ERROR_OF_VALUES**2) * sums * grads
+            else:
+                changes, befores, grads, change_by_grad, before_by_grad = transfer.values("sums")
+                # A copy of the last gradient was zero, or is a multiple of it already.
+                new = before_by_grad**2 < (1 - MAX_ERROR**2) * befores * grads
+                found = new and changes > 0 and change_by_grad**2 >= (1 - MAX_ERROR**2) * changes * grads
+            if found:
                 config = dict(self._writer.head.config) | {"gradient_sums": dtype_name(kept.dtype)}
                 self._writer.update_head(config=config)
 

@@ -5,9 +5,10 @@ not keep a divisor from being zero, and a mask of -1e9 is -inf there. The module
 something to report, from the Python frames of the operator's callers.
 """
 
+import contextlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +36,28 @@ MAX_EPS = 1e-3
 MAX_EVENTS = 50
 MAX_OPERATORS = 20_000
 """Operators that are inspected; of a longer first step, only these."""
+OPERATORS = "operators"
+"""The name of the event that reports an inspection in an audit."""
+UNSEEN_OPERATORS = (
+    "operators within compiled graphs: logits, routers, norms, positions, masks, eps and long sums are not inspected "
+    "there; `rec.audit(lambda: loss_fn(model(x), y), forward=True)` inspects those of one batch, in eager mode"
+)
 BANNED = ("binary_cross_entropy",)
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1, "_convolution": 1}
 """Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums. Not those
 with a vector, such as the power iteration of spectral norm: no Tensor Core runs them."""
+
+
+@contextlib.contextmanager
+def operators_inspected(writer: RunWriter, model: torch.nn.Module, step: int) -> Iterator[None]:
+    """Inspect the operators within likewise, for code that the observer cannot see into: compiled code that runs in
+    eager mode here."""
+    checker = _OpChecker(writer, model, step, lambda: False)
+    with checker:
+        yield
+    checker.write()
+    checker.narrow_ops.finish(True)
+    writer.event("audited", OPERATORS, "the operators of one batch, in eager mode", step)
 
 
 class FirstOperators(StepOperators):
@@ -49,7 +68,10 @@ class FirstOperators(StepOperators):
         self._writer = writer
         self._model = unwrapped(model)
         self._arriving: _OpChecker | None = None  # what it measured is still on the device
-        self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would cause a recompilation
+        self._done = mode_would_uncompile()  # a mode around a graph would cause a recompilation
+        if is_compiled(model):
+            self._done = True
+            writer.event("warning", name="not recorded", detail=UNSEEN_OPERATORS)
 
     def step_began(self, step: int) -> None:
         self.stop()
@@ -84,8 +106,9 @@ class _OpChecker(StepMode):
         self._written = 0
         self._reported: set[tuple[str, str, float | None]] = set()
         self.narrow_ops = NarrowOps(self._write_event)
-        # Module, multiplications and output size of each product in FP32 within an autocast region.
-        self._wide: list[tuple[str, float, tuple[int, int]]] = []
+        # Module, multiplications, output size and shape of the factor of each product in FP32 in an autocast region.
+        self._wide: list[tuple[str, float, tuple[int, int], tuple[int, ...]]] = []
+        self._in_16_bits: set[tuple[str, tuple[int, ...]]] = set()  # modules and factors of products in 16 bits
         self._selected: set[tuple[int, int]] = set()  # sizes of scores among which a maximum was selected
         self._all = 0.0
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
@@ -136,18 +159,20 @@ class _OpChecker(StepMode):
         self._all += work
         if out.dtype in NARROW and _autocast_enabled():
             self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + work
+            self._in_16_bits.add((running_module(self._model), tuple(factor.shape)))
         if wide and work:  # an empty tensor takes no work
-            self._wide.append((running_module(self._model), work, size_by_row(out)))
+            self._wide.append((running_module(self._model), work, size_by_row(out), tuple(factor.shape)))
 
     def write(self) -> None:
         """Write the modules with most FP32 products, as shares of all. What operators lose in 16 bits is on its way.
 
-        A router's product is in FP32 on purpose: its scores are compared.
+        A router's product is in FP32 on purpose: its scores are compared. So is that of a layer which ran in 16 bits
+        too, as a critic does whose gradient penalty is computed in FP32.
         """
         self.narrow_ops.send()
         wide: dict[str, float] = {}
-        for name, work, size in self._wide:
-            if size not in self._selected:
+        for name, work, size, factor in self._wide:
+            if size not in self._selected and (name, factor) not in self._in_16_bits:
                 wide[name] = wide.get(name, 0.0) + work
         for name, work in sorted(wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
