@@ -42,8 +42,8 @@ def show_missing(page: str) -> None:
         return
     st.session_state["picker.missing"] = (missing, instead, page)
     shown = chosen()
-    other = f" What follows is another run, {words.escape(label(shown))}." if shown is not None else ""
-    st.warning(f"There is no run {words.escape(missing)} here.{other}", icon=":material/link_off:")
+    other = f"; what follows is another run, {words.escape(label(shown))}" if shown is not None else ""
+    st.warning(f"There is no run {words.escape(missing)} here{other}.", icon=":material/link_off:")
 
 
 @callbacks.uninterrupted
@@ -119,8 +119,8 @@ def _follow_address(entries: dict[str, Entry]) -> None:
         return
     asked, missing = st.query_params.get("run"), None
     if asked and asked != st.session_state.get("picker.address"):
-        if asked in entries:
-            address.set_value("run", asked)
+        if (key := run_list.key_of(entries, asked)) is not None:
+            address.set_value("run", key)
         else:
             missing = asked
     # A pass that was under way when the run was renamed sends the old label, which is no option any more.
