@@ -24,7 +24,13 @@ HEIGHT = "() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight 
 TOP_OF_FIRST_CHART = "() => document.querySelector('.js-plotly-plot').getBoundingClientRect().top"
 TICKS = """() => [...document.querySelector('.js-plotly-plot').querySelectorAll('.xtick text')]
   .map((one) => one.getBoundingClientRect()).map(({left, right}) => [left, right])"""
-PLOT_HEIGHT = "() => document.querySelector('.js-plotly-plot')._fullLayout._size.h"
+LEGEND_END = "() => document.querySelector('.js-plotly-plot .legend').getBoundingClientRect().right"
+WHOLE_PLOT = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(chart => {
+  const {_size} = chart._fullLayout, {t, b} = chart.layout.margin;
+  const reserved = parseFloat(getComputedStyle(chart.parentElement).containIntrinsicHeight);
+  const inView = chart.getBoundingClientRect().height <= chart.closest('.stElementContainer').clientHeight + 1;
+  return inView && _size.h >= reserved - t - b - 2}).length"""
+"""Charts whose legend takes nothing from the plot, and that are not cut off."""
 RANGES = """() => [...document.querySelectorAll('.js-plotly-plot')]
   .filter(c => c._fullLayout.xaxis.title.text === 'step')
   .map(c => c._fullLayout.xaxis.range.map(Math.round))"""
@@ -172,4 +178,5 @@ def test_charts_with_many_labels_can_be_read_on_a_phone(library, new_tab):
     assert len(ticks) > 3 and all(right <= left + 1 for (_, right), (left, _) in itertools.pairwise(ticks))
     tab.open(f"{library.base}/step-cost?run=sample/fp16-overflow")
     tab.page.locator(".js-plotly-plot .main-svg").first.wait_for()
-    assert tab.page.evaluate(PLOT_HEIGHT) > 100  # a legend in one column would leave a sixth of that
+    wait_for(lambda: tab.page.evaluate(WHOLE_PLOT) == 1)
+    assert tab.page.evaluate(LEGEND_END) <= 390
