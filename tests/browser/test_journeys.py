@@ -22,6 +22,7 @@ PATCH = "init_scale=2.0**14"
 MAX_SCREENS = 3
 HEIGHT = "() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight / window.innerHeight"
 TOP_OF_FIRST_CHART = "() => document.querySelector('.js-plotly-plot').getBoundingClientRect().top"
+END_OF_FIRST_CHART = "() => document.querySelector('.js-plotly-plot').getBoundingClientRect().bottom"
 TICKS = """() => [...document.querySelector('.js-plotly-plot').querySelectorAll('.xtick text')]
   .map((one) => one.getBoundingClientRect()).map(({left, right}) => [left, right])"""
 LEGEND_END = "() => document.querySelector('.js-plotly-plot .legend').getBoundingClientRect().right"
@@ -167,6 +168,19 @@ def test_an_address_that_names_no_page_shows_overview_and_says_so(library, new_t
     follow(tab, "Loss scale")
     assert not tab.page.get_by_text("There is no page").count()
     assert not tab.exceptions()
+
+
+def test_format_lab_answers_on_the_first_screen_of_a_laptop(library, new_tab):
+    tab = new_tab()
+    tab.page.set_viewport_size({"width": 1366, "height": 768})
+    tab.open(f"{library.base}/format-lab?run=sample/fp16-overflow")
+    for section in ("Number", "Blocks of 8 and 4 bits"):
+        tab.page.get_by_role("tab", name=section).click()
+        tab.page.locator(".js-plotly-plot .main-svg").first.wait_for()
+        wait_for(lambda: tab.page.evaluate(END_OF_FIRST_CHART) < 768)
+    tab.page.get_by_role("tab", name="Glossary").click()
+    tab.page.get_by_text("Precision map shows which operator").first.wait_for()
+    assert tab.page.evaluate(HEIGHT) * 768 < 2700
 
 
 def test_charts_with_many_labels_can_be_read_on_a_phone(library, new_tab):
