@@ -172,8 +172,8 @@ def _analyse() -> None:
 
 
 def analyse_first_page() -> None:
-    """Analyse the run that Overview opens with, and its baseline, and draw a figure: only samples, which take 0.8 s, since
-    the server answers after that."""
+    """Analyse the run that Overview opens with, and its baseline, and draw a figure. The server answers after that, so
+    only samples are, which take 0.8 s."""
     entries = run_list.listing()
     first = run_list.preferred(entries)
     if first is None or entries[first].origin != "sample":
