@@ -37,9 +37,11 @@ def one_number() -> None:
     table = stored_values(value)
     with answer:
         head.headline(formats.headline(typed, table))
-    tables.show(formats.table(table), column_config=formats.COLUMNS, alt="The number in each format.")
-    with st.expander("Its bits in each format"):
-        st.code(formats.bit_rows(table), language=None)
+    left, ranges = charts.grid("number")
+    with left:
+        tables.show(formats.table(table), column_config=formats.COLUMNS, alt="The number in each format.")
+        with st.expander("Its bits in each format"):
+            st.code(formats.bit_rows(table), language=None)
 
     st.header("With a loss scale, in FP16", anchor=False)
     address.take("scale", "lab.scale", prediction.power_in_range, 16)
@@ -58,7 +60,8 @@ def one_number() -> None:
         )
         if mark
     ]
-    charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "lab.ranges")
+    with ranges:
+        charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "lab.ranges", half=True)
 
 
 def format_claims() -> None:

@@ -60,7 +60,8 @@ with right:
 ranges.against_baseline(run, kind, layers, depth)
 with st.expander("Tensor by tensor, in numbers"):
     if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.MIN_SHOWN_FRAC).any(axis=None):
-        charts.show(CLASSES.figure(classes, charts.dark()), "ranges.classes")
+        with st.container(key="wide-classes"):
+            charts.show(CLASSES.figure(classes, charts.dark()), "ranges.classes")
     opened = ranges.table(classes, kind)
 here = None if step is None else (step, step)
 for point in clicked[:1]:

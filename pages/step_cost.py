@@ -22,11 +22,10 @@ if bound is None:
 else:
     step_cost_text.show_cards(cost, bound)
 changes = beside.changes(run) if step is None else None
-with st.container(key="wide-parts"):
-    if changes is None:
-        charts.view(STEP_COST, run, "step_cost.parts", step=step)
-    else:
-        charts.show(STEP_COSTS.figure(changes, charts.dark()), "step_cost.beside.bars")
+if changes is None:
+    charts.view(STEP_COST, run, "step_cost.parts", step=step)
+else:
+    charts.show(STEP_COSTS.figure(changes, charts.dark()), "step_cost.beside.bars")
 if bound is not None:
     outlook = step_cost_text.outlook(cost, bound)
     st.caption(words.unbroken(" ".join([profiled.coverage(run, step), outlook, *cost.notes])))

@@ -14,11 +14,12 @@ from typing import Any
 
 from amp_core.figures.figure_spec import FigureSpec
 
-PAGE_WIDTH_PX = 520
-"""Width of a chart in one of two columns, the narrowest that a wide screen shows."""
+COLUMN_PX, PAGE_PX = 500, 1000
+"""Width of a chart in one of two columns, and across the page. On a phone it is 360 pixels: the app measures there what
+the legend takes, and makes the chart higher (pages/parts/chart_sync.js)."""
 
 
-def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False, width_px: int = PAGE_WIDTH_PX) -> int:
+def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False, width_px: int = COLUMN_PX) -> int:
     """Height of the legend of these traces in a chart of that width, pixels; 0 if plotly draws none, as for
     a single trace unless `always`."""
     shown = [t for t in traces if t["type"] != "heatmap" and t.get("showlegend") is not False]

@@ -15,7 +15,8 @@ from amp_core.figures.style import empty_figure, finish
 from amp_core.text.formatting import number
 
 _LABEL_CHARS = 75
-"""Characters that fit on the longest bar on a narrow page; shorter parts have their label only in the legend."""
+"""Characters that fit on the longest bar in a column; shorter parts have their label only in the legend."""
+_TEXT_PX = 12
 _ORDER = list(PARTS)
 
 
@@ -54,8 +55,7 @@ def step_cost_figure(
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            constraintext="none",
-            textfont={"color": ink[dark], "size": 12},
+            textfont={"color": ink[dark], "size": _TEXT_PX},
             customdata=shares,
             hovertemplate=f"{label}: %{{x:.3g}} ms, %{{customdata}} of the whole<extra></extra>",
         )
@@ -70,6 +70,7 @@ def step_cost_figure(
         230 + 70 * len(runs),
         barmode="stack",
         bargap=0.25,
+        uniformtext={"mode": "hide", "minsize": _TEXT_PX},  # what does not fit, as on a phone
         margin={"l": 24 if runs == [""] else 64, "t": 52, "b": 48},
     )
 

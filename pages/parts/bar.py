@@ -14,6 +14,7 @@ from streamlit.navigation.page import StreamlitPage
 from amp_core import Run, RunError
 from amp_core.analysis import baseline_index
 from pages.parts import address, loaders, picker
+from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 
 NO_BASELINE = "none"
@@ -91,7 +92,7 @@ def _baseline(entries: dict[str, Entry]) -> None:
         st.session_state["bar.task"] = here
         st.session_state.pop("bar.asked", None)
     options = [*others, NO_BASELINE]
-    address.take("baseline", "bar.asked", address.choice(options))
+    address.take("baseline", "bar.asked", lambda text: address.choice(options)(run_list.key_of(entries, text) or text))
     asked = st.session_state.get("bar.asked")
     address.set_value("baseline", asked if asked in options else default)
     chosen = st.selectbox(

@@ -41,8 +41,33 @@
   // Wide charts scroll sideways on a phone (style.py): by keyboard too, once the region can have the focus.
   const focusable = () =>
     document.querySelectorAll("[class*='st-key-wide-']:not([tabindex])").forEach((one) => (one.tabIndex = 0));
-  if (window.matchMedia("(max-width: 767px)").matches) {
-    new MutationObserver(focusable).observe(document.body, { subtree: true, childList: true });
+
+  // On a narrow page legends and labels take more than was reserved (amp_core/figures/margins.py), and Plotly takes it
+  // from the plot. The chart becomes higher instead. Its legend is placed by a share of the height, so that changes too.
+  const grow = (chart) => {
+    if (!chart._fullLayout?._size || !chart.layout?.margin) return;
+    const { _size, height, legend } = chart._fullLayout;
+    const { margin } = chart.layout;
+    const reserved = parseFloat(getComputedStyle(chart.parentElement).containIntrinsicHeight);
+    if (!(reserved > 0)) return; // full screen
+    const above = legend ? (1 - legend.y) * height : 0;
+    chart.ampscopeAbove ??= above;
+    const more = Math.max(0, Math.round(_size.t + _size.b - margin.t - margin.b - (above - chart.ampscopeAbove)));
+    const basis = more ? `${reserved + more}px` : "";
+    const box = chart.closest(".stElementContainer");
+    if (box.style.flexBasis !== basis) box.style.flexBasis = basis;
+    const y = 1 - chart.ampscopeAbove / (reserved + more);
+    if (legend && Math.abs(legend.y - y) > 0.005) window.Plotly.relayout(chart, { "legend.y": y });
+  };
+  if (window.matchMedia("(max-width: 900px)").matches) {
+    let due = false;
+    const narrow = () => {
+      due = false;
+      focusable();
+      document.querySelectorAll(".stPlotlyChart > .js-plotly-plot").forEach(grow);
+    };
+    const soon = () => due || ((due = true), requestAnimationFrame(narrow));
+    new MutationObserver(soon).observe(document.body, { subtree: true, childList: true });
   }
 
   document.addEventListener("pointerover", (event) => {

@@ -10,15 +10,13 @@ from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from amp_core.figures.browser import for_browser
-from amp_core.figures.margins import legend_px
+from amp_core.figures.margins import PAGE_PX, legend_px
 from amp_core.figures.style import grow_for_legend
 from amp_core.views import View
 from pages.parts import loaders, tables
 
 SYNC = Path(__file__).with_name("chart_sync.js").read_text()
 """Crosshair and zoom of one chart over steps in all others on the page."""
-HALF_PX, WIDE_PX = 500, 1000
-"""Width of a chart in a column and across the page, pixels. Where a page is narrower, Plotly makes room itself."""
 _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
 
 
@@ -63,9 +61,9 @@ def show(figure: go.Figure, key: str, *, clicks: bool = False, half: bool = Fals
     tables.remember_chart(key, title, figure)
     record = for_browser(figure, dark())
     always = record["layout"].get("showlegend") is True
-    width = HALF_PX if half else WIDE_PX
-    more = legend_px(record["data"], always, width) - legend_px(record["data"], always)
-    grow_for_legend(record["layout"], more)
+    if not half:  # what `finish` reserved is for a column
+        less = legend_px(record["data"], always, PAGE_PX) - legend_px(record["data"], always)
+        grow_for_legend(record["layout"], less)
     # Streamlit identifies a chart by its content
     record["layout"]["datarevision"] = 0
     if clicks:

@@ -2,6 +2,7 @@
 
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
+from streamlit.runtime.scriptrunner import RerunException
 
 from amp_core import RunError
 from pages.parts import address, bar, charts, empty, picker, release_memory, signin, spellings, style, tables
@@ -17,7 +18,7 @@ def show(page: StreamlitPage) -> None:
     bar.show(page)
     tables.begin()
     charts.begin()
-    notes = st.container()
+    notes, interrupted = st.container(), False
     with notes:
         spellings.show_unknown(page)
         picker.show_missing(at)
@@ -28,7 +29,12 @@ def show(page: StreamlitPage) -> None:
             tables.offer()
     except RunError as error:  # a run that cannot be read, wherever the page noticed it
         empty.unreadable(error)
+    except RerunException:
+        interrupted = True
+        raise
     finally:  # a page may stop early
         with notes:
             address.show_refused()
+        if not interrupted:
+            picker.drawn()
     release_memory.collect_soon()

@@ -8,8 +8,8 @@ import streamlit as st
 from amp_core.text.glossary import TERMS, explained
 from pages.parts.overview import findings
 
-WIDTH = 480
-"""Pixels of a card: two fit side by side on a page of usual width."""
+WIDTH = 340
+"""Pixels of a card: three fit side by side on a laptop."""
 
 
 def tip(name: str) -> str:
@@ -19,12 +19,12 @@ def tip(name: str) -> str:
 
 def show() -> None:
     """All terms, each with a link to the page that shows it on the chosen run."""
-    with st.container(horizontal=True):
+    icon = ":material/query_stats:"
+    with st.container(horizontal=True, gap="small", key="glossary"):
         for term in TERMS.values():
             with st.container(border=True, width=WIDTH, height="stretch"):
                 st.markdown(f"**{term.name}.** {term.text}")
                 file, page = findings.PAGES[term.page]
                 run = st.session_state.get("run")
                 query = {"run": run} if run else None
-                st.page_link(file, label=f"On your run: {page}", icon=":material/query_stats:", query_params=query)
-                st.caption(f"It shows {term.shows}.")
+                st.page_link(file, label=f"{page} shows {term.shows}", icon=icon, query_params=query)

@@ -4,9 +4,13 @@ from collections.abc import Iterable
 
 import streamlit as st
 
-from pages.parts import address, words
+from pages.parts import address, callbacks, words
 from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
+
+WANTED = "picker.wanted"
+"""The run that a callback chose, and the one before it, until a pass has drawn it. A pass that interrupts begins with
+what the browser showed before."""
 
 
 def listed() -> dict[str, Entry]:
@@ -23,7 +27,7 @@ def show(entries: dict[str, Entry]) -> None:
     # A value set in one pass is lost if the next pass arrives before the browser drew the first: it then shows, and
     # later sends, the widget's own default.
     at_first = keys.index(st.session_state["run"])
-    st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_count_turn)
+    st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_picked)
     st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
 
 
@@ -38,22 +42,37 @@ def show_missing(page: str) -> None:
         return
     st.session_state["picker.missing"] = (missing, instead, page)
     shown = chosen()
-    other = f" What follows is another run, {words.escape(label(shown))}." if shown is not None else ""
-    st.warning(f"There is no run {words.escape(missing)} here.{other}", icon=":material/link_off:")
+    other = f"; what follows is another run, {words.escape(label(shown))}" if shown is not None else ""
+    st.warning(f"There is no run {words.escape(missing)} here{other}.", icon=":material/link_off:")
 
 
-def _count_turn() -> None:
-    st.session_state["picker.turn"] = st.session_state.get("picker.turn", 0) + 1
+@callbacks.uninterrupted
+def _picked() -> None:
+    wanted, before = callbacks.do(st.session_state.get, WANTED, (None, None))
+    if wanted is not None and callbacks.do(st.session_state.get, "run") == before:  # what the browser still shows
+        callbacks.put("run", wanted)
+        return
+    callbacks.put(WANTED, (None, None))
+    callbacks.put("picker.turn", callbacks.do(st.session_state.get, "picker.turn", 0) + 1)
 
 
+@callbacks.uninterrupted
 def mark_deleted(key: str) -> None:
     """Note that this run was deleted here: showing another one then needs no notice."""
-    st.session_state["picker.let_go"] = key
+    callbacks.put("picker.let_go", key)
 
 
+@callbacks.uninterrupted
 def choose(key: str) -> None:
     """Make `key` the chosen run. For callbacks: the picker must not have been drawn yet in this pass."""
-    st.session_state["run"] = key
+    wanted, before = callbacks.do(st.session_state.get, WANTED, (None, None))
+    callbacks.put(WANTED, (key, before if wanted is not None else callbacks.do(st.session_state.get, "run")))
+    callbacks.put("run", key)
+
+
+def drawn() -> None:
+    """After a pass that was not interrupted: the browser knows the chosen run."""
+    st.session_state[WANTED] = (None, None)
 
 
 def chosen() -> Entry | None:
@@ -92,11 +111,16 @@ def compare_address(keys: list[str]) -> dict[str, str | list[str]]:
 
 
 def _follow_address(entries: dict[str, Entry]) -> None:
-    """Take over a run from the address if it changed there: a deep link, or the browser's Back button."""
+    """Take over a run that a callback chose, or one from the address if it changed there: a deep link, or the browser's
+    Back button."""
+    wanted, _ = st.session_state.get(WANTED, (None, None))
+    if wanted in entries:
+        st.session_state["run"] = wanted
+        return
     asked, missing = st.query_params.get("run"), None
     if asked and asked != st.session_state.get("picker.address"):
-        if asked in entries:
-            address.set_value("run", asked)
+        if (key := run_list.key_of(entries, asked)) is not None:
+            address.set_value("run", key)
         else:
             missing = asked
     # A pass that was under way when the run was renamed sends the old label, which is no option any more.

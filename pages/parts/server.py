@@ -18,13 +18,14 @@ LISTENS_S = 0.2
 
 @asynccontextmanager
 async def ready(_app: st.App) -> AsyncIterator[None]:
-    """What pages need is there before the first visitor is let in, and the samples are analysed meanwhile."""
+    """What pages need is there before the first visitor is let in, and the other samples are analysed meanwhile."""
     from pages.parts import warm_up  # not at the top: its caches need the runtime, which exists only now
 
     # Without this the server would take `pages/` for Streamlit's old scheme until `st.navigation`, which sets the same,
     # has run once: the first visitor of a page's address would see "Page not found" first.
     PagesManager.uses_pages_directory = False
     warm_up.prepare_process()
+    warm_up.analyse_first_page()
     warm_up.analyse_samples()
     if not st.get_option("server.headless"):  # `streamlit run` does not open an `st.App` itself
         asyncio.get_running_loop().call_later(LISTENS_S, cli_util.open_browser, address())

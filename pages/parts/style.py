@@ -29,6 +29,7 @@ LAYOUT = (
     " .st-key-bar [data-testid='stWidgetLabel'] {min-height: 1rem; margin-bottom: 0}"
     " [data-testid='stMetric'] > div {padding: 0.35rem 0.75rem}"
     " [data-testid='stMetricValue'] {font-size: 1.35rem}"
+    " .st-key-glossary [data-testid='stPageLink'] * {white-space: normal}"
     f" {GRID} {{gap: 0.75rem}} {GRID} > * {{min-width: min(100%, 27rem)}}"
     " .st-key-bar [data-testid='stWidgetLabel'] p {font-size: 0.75rem}"
     # The logo takes so much of a narrow header that the menu would end beyond its edge.

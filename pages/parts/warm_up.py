@@ -1,6 +1,7 @@
 """Work done before a user waits for it: imports, analyses of samples and of the pages after Overview.
 
     warm_up.prepare_process()           # before the server answers
+    warm_up.analyse_first_page()        # likewise
     warm_up.analyse_samples()           # as the server starts
     warm_up.analyse_other_pages(run)    # when Overview is drawn
     warm_up.load_widgets()              # likewise
@@ -11,11 +12,13 @@ Measured with tests/browser/measure.py, one part switched off at a time, on two 
 |---|---|
 | `disable_nagle` | each small answer takes 48 ms instead of 1 |
 | imports in `prepare_process` | the first page takes 840 ms of the server's processor time instead of 460 |
-| `analyse_samples` | the first visit of Library takes 710 ms of it instead of 100, the first page 445 instead of 275 |
+| `analyse_first_page` | the first page's pass takes 850 to 1,090 ms of it instead of 140 to 200 |
+| `analyse_samples` | the first visit of Library takes 710 ms of it instead of 100 |
 | `analyse_other_pages` | seven page changes take 1,270 ms of it instead of 530 |
 | `load_widgets` | the first page change takes 0.4 s longer, of which 0.1 s in the browser's main thread |
 
 `prepare_process` also freezes (`gc.freeze`) the objects that imports make: a collection spends 80 ms on them.
+`analyse_first_page` takes 0.8 s, but before the browser, the server's messages and Python's lock compete with it.
 `analyse_samples` waits some seconds, since the first visitor would share two cores and the GIL with it.
 """
 
@@ -71,6 +74,8 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 _analysing = threading.Lock()
 PAUSE_S = 3.0
 """Time from the server's start: the first seconds belong to the first visitor's page."""
+DRAWING_S = 1.0
+"""Time that a page has to be sent and drawn before the others are analysed."""
 
 
 def prepare_process() -> None:
@@ -100,7 +105,7 @@ def disable_nagle() -> None:
 
 
 def analyse_samples() -> threading.Thread:
-    """Analyse the samples in a thread, the one on the first page first."""
+    """Analyse the samples in a thread."""
     thread = threading.Thread(target=_analyse_yielding, name="ampscope-ahead", daemon=True)
     thread.start()
     return thread
@@ -130,6 +135,7 @@ def load_widgets() -> None:
 
 
 def _analyse_pages(run: Run) -> None:
+    time.sleep(DRAWING_S)
     try:
         for function in LOSS_SCALE_ANALYSES:
             with contextlib.suppress(*REPORTED_BY_PAGE):  # without gradients there is no window: the page says so
@@ -157,17 +163,25 @@ def _analyse_yielding() -> None:
 
 def _analyse() -> None:
     time.sleep(PAUSE_S)
+    try:
+        for entry in run_list.listing().values():
+            if entry.origin == "sample":
+                _analyse_for_library(entry)
+    except REPORTED_BY_PAGE:
+        return
+
+
+def analyse_first_page() -> None:
+    """Analyse the run that Overview opens with, and its baseline, and draw a figure. The server answers after that, so
+    only samples are, which take 0.8 s."""
     entries = run_list.listing()
     first = run_list.preferred(entries)
-    base = entries.get(bar.default_baseline(entries, first) or "") if first is not None else None
-    samples = [entry for entry in entries.values() if entry.origin == "sample"]
-    soon = [entry for entry in samples if entry.key == first or entry is base]
+    if first is None or entries[first].origin != "sample":
+        return
+    base = entries.get(bar.default_baseline(entries, first) or "")
     try:
-        runs = {entry.key: _analyse_for_library(entry) for entry in soon}
-        if first in runs:
-            _draw_ahead(runs[first], runs.get(base.key) if base is not None else None)
-        for entry in samples:
-            _analyse_for_library(entry)
+        run = _analyse_for_library(entries[first])
+        _draw_ahead(run, _analyse_for_library(base) if base is not None else None)
     except REPORTED_BY_PAGE:
         return
 

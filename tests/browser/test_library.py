@@ -32,7 +32,7 @@ def test_label_delete_undo_compare_and_share(library, tmp_path):
     page.get_by_label("Name", exact=True).fill("Baseline")
     page.get_by_label("Tags, with commas between").fill("paper, lstm")
     page.get_by_role("button", name="Save").click()
-    page.get_by_test_id("stToast").get_by_text("Saved").wait_for()
+    page.get_by_text("The label of first was saved.").wait_for()
     wait_for(lambda: label_of(runs / "first").tags == ("paper", "lstm"))
     page.keyboard.press("Escape")
     tab.rest()
@@ -43,7 +43,7 @@ def test_label_delete_undo_compare_and_share(library, tmp_path):
     assert not (runs / "first").exists() and "run=run%2Ffirst" not in page.url
     tab.rest()
     page.get_by_role("button", name="Undo", exact=True).click()
-    page.get_by_test_id("stToast").get_by_text("first was restored").wait_for()
+    page.get_by_text("first was restored.").wait_for()
     tab.rest()
     assert len(load_run(runs / "first").steps) == 30 and label_of(runs / "first").tags == ("paper", "lstm")
     assert "run=run%2Ffirst" in page.url and not page.get_by_text("Deleted:").count()

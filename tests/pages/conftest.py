@@ -48,6 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def warming(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Overview prepare other pages in the background, as it does for users."""
     monkeypatch.setattr(warm_up, "analyse_other_pages", FURTHER)
+    monkeypatch.setattr(warm_up, "DRAWING_S", 0.0)
 
 
 @pytest.fixture

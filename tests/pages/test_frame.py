@@ -130,13 +130,23 @@ def test_deep_link_opens_its_run_on_its_page(home, open_app):
     assert app.query_params["run"] == "run/deep"
 
 
+def test_the_name_alone_opens_an_own_run(home, open_app):
+    for folder in ("b", "cmp/a"):
+        write(home.runs / folder, "healthy", steps=30)
+    app = open_app(run="cmp/a", baseline="b")
+    assert app.session_state["run"] == app.query_params["run"] == "run/cmp/a"
+    assert app.session_state["bar.baseline"] == "run/b" and not app.warning
+    app = open_app("pages/compare_runs.py", run="run/b", **{"with": ["b", "cmp/a"]})
+    assert app.multiselect(key="compare.runs").value == ["run/b", "run/cmp/a"] and not app.warning
+
+
 @pytest.mark.parametrize("address", ["run/nowhere", "run/../../etc", "/etc/passwd", "sample/"])
 def test_an_unknown_run_in_the_address_has_a_notice(home, open_app, address):
     write(home.runs / "here", "healthy")
     app = open_app(run=address)
     assert not app.exception
     assert app.session_state["run"] == "run/here"
-    assert f"There is no run {address.replace('_', '')} here. What follows is another run, here." in words(app)
+    assert f"There is no run {address.replace('_', '')} here; what follows is another run, here." in words(app)
     app.run()
     assert "There is no run" in words(app)  # until a run is chosen or the page changes
     app.switch_page("pages/loss_scale.py").run()
@@ -149,7 +159,7 @@ def test_a_run_that_disappears_is_replaced_with_a_notice(home, open_app):
     app = open_app("pages/number_ranges.py", run="run/open")
     shutil.rmtree(path)
     app.run()
-    assert "There is no run run/open here. What follows is another run, here." in words(app)
+    assert "There is no run run/open here; what follows is another run, here." in words(app)
     app.selectbox(key="run").select("run/here").run()
     assert app.session_state["run"] == "run/here"
 

@@ -38,11 +38,12 @@ def test_the_first_page_and_the_findings_of_each_sample_are_analysed_ahead(monke
     monkeypatch.setattr(warm_up, "PAUSE_S", 0.0)
     monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # the analyses of other pages
     interval = sys.getswitchinterval()
+    ahead = analyses_of(monkeypatch, warm_up.analyse_first_page)
+    page = analyses_of(monkeypatch, open_app)
+    assert page and page <= ahead
     ahead = analyses_of(monkeypatch, lambda: warm_up.analyse_samples().join())
     assert sys.getswitchinterval() == pytest.approx(interval)
     assert not [thread for thread in threading.enumerate() if thread.name == "ampscope-ahead"]
-    page = analyses_of(monkeypatch, open_app)
-    assert page and page <= ahead
     samples = [entry.path for entry in run_list.listing().values() if entry.origin == "sample"]
     for function in (overview, diagnose):
         assert {(function.__qualname__, (path,), (), ()) for path in samples} <= ahead

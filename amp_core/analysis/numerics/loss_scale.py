@@ -94,6 +94,10 @@ def _skip_episodes(run: Run) -> pd.DataFrame:
 
 def scale_summary(run: Run) -> ScaleSummary:
     """The loss scale in a few numbers."""
+    return run.cached(["steps", "events"], _scale_summary)
+
+
+def _scale_summary(run: Run) -> ScaleSummary:
     trace = attempts(run)
     scales = trace["loss_scale"].dropna().to_numpy()
     skips, count = int(trace["skipped"].sum()), len(trace)

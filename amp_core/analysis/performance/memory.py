@@ -35,6 +35,10 @@ class MemorySummary:
 
 def memory_trace(run: Run) -> pd.DataFrame:
     """One row per step at which memory was measured: step, time_s (s), allocated_bytes, peak_bytes (highest so far)."""
+    return run.cached_frame(["steps"], _memory_trace)
+
+
+def _memory_trace(run: Run) -> pd.DataFrame:
     frame = attempts(run)[["step", "time_s", "memory_allocated_bytes", "memory_peak_bytes"]]
     frame = frame.rename(columns=lambda c: c.removeprefix("memory_"))
     for column in ("allocated_bytes", "peak_bytes"):

@@ -5,6 +5,7 @@ import streamlit as st
 from amp_core import Run, RunError
 from amp_core.analysis.performance.kernels import is_trace
 from pages.parts import address, empty, loaders, picker, words
+from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 
 MAX_RUNS = 15
@@ -16,7 +17,7 @@ def pick() -> list[Entry]:
     known = [key for key, entry in entries.items() if entry.readable or entry.under_way]
     if not known:
         empty.no_runs()
-    linked = st.query_params.get_all("with")
+    linked = [run_list.key_of(entries, asked) or asked for asked in st.query_params.get_all("with")]
     asked = [key for key in linked if key in known]
     for key in linked:
         if key not in entries:

@@ -15,8 +15,7 @@ def show(run: Run) -> None:
     rows = loaders.analysed(timeline, run)
     if rows.empty:
         return
-    with st.container(key="wide-timeline"):
-        charts.view(TIMELINE, run, "step_cost.timeline")
+    charts.view(TIMELINE, run, "step_cost.timeline")
     if text := sentence(device_use(rows)):
         st.caption(text)
     st.download_button(

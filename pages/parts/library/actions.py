@@ -10,7 +10,7 @@ import streamlit as st
 
 from amp_core.library.labels import Label, label_of, write_label
 from amp_core.library.permissions import current
-from pages.parts import picker, words
+from pages.parts import callbacks, picker, words
 from pages.parts.library import messages, run_table, trash
 from pages.parts.library.run_list import Entry
 from pages.parts.start import again
@@ -18,39 +18,44 @@ from pages.parts.start import again
 STAYS = {"sample": "Samples cannot be deleted.", "elsewhere": "It is stored elsewhere; delete it there."}
 
 
+@callbacks.uninterrupted
 def delete_run(entry: Entry) -> None:
     """Callback of Delete: move the run to the trash, and offer Undo."""
     with messages.refusals():
-        st.session_state["library.undo"] = trash.delete(entry)
+        callbacks.put("library.undo", trash.delete(entry))
         picker.mark_deleted(entry.key)
 
 
+@callbacks.uninterrupted
 def restore_run(run: trash.DeletedRun) -> None:
     """Callback of Undo and Restore."""
-    st.session_state.pop("library.undo", None)
+    callbacks.put("library.undo", None)
     with messages.refusals():
         picker.choose(trash.restore(run))
-        st.toast(f"{words.escape(run.path.name)} was restored.", icon=":material/undo:")
+        messages.success(f"{run.path.name} was restored.")
 
 
+@callbacks.uninterrupted
 def empty_trash() -> None:
     """Callback of "Remove all for good"."""
-    st.session_state.pop("library.undo", None)
+    callbacks.put("library.undo", None)
     with messages.refusals():
         trash.empty()
-        st.toast("The trash is empty.", icon=":material/delete_forever:")
+        messages.success("The trash is empty.")
 
 
+@callbacks.uninterrupted
 def save_label(entry: Entry) -> None:
     """Callback of the label form."""
-    typed = {name: st.session_state[f"library.{name}.{entry.key}"] for name in ("name", "tags", "note")}
+    fields = ("name", "tags", "note")
+    typed = {name: callbacks.do(st.session_state.__getitem__, f"library.{name}.{entry.key}") for name in fields}
     with messages.refusals():
         current().check_change("label a run")
         # The field starts with the run's name: unchanged, it is not a label. Empty restores the recorded name.
         name = label_of(entry.path).name if typed["name"] == entry.name else typed["name"]
         write_label(entry.path, Label(name, tuple(typed["tags"].split(",")), typed["note"]))
-        picker.choose(st.session_state["run"])  # otherwise the browser keeps the old name
-        st.toast("Saved.", icon=":material/check:")
+        picker.choose(callbacks.do(st.session_state.__getitem__, "run"))  # otherwise the browser keeps the old name
+        messages.success(f"The label of {entry.path.name} was saved.")
 
 
 def show_trash() -> None:

@@ -1,42 +1,66 @@
-"""The result of an upload or of an action on a run: kept by callbacks, shown at the top of Library.
+"""The results of uploads and of actions on runs: kept by callbacks, shown in Library.
 
 with messages.refusals():
     trash.delete(entry)
+    messages.success("a was deleted.")
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import words
+from pages.parts import callbacks, words
 
 MESSAGE_S = 10.0
+SEEN_S = 1.0
+"""A message that was first drawn less than this before the next one may not have reached the browser."""
+KEPT = "library.said"
+
+
+@dataclass
+class _Message:
+    good: bool
+    sentence: str
+    run: str | None = None
+    if_chosen: str = ""
+    shown_at: float | None = None
+
+    def text(self) -> str:
+        chosen = self.run is not None and self.run == st.session_state.get("run")
+        return words.escape(self.if_chosen if chosen else self.sentence)
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Keep the sentence of a `RunError` or `OSError` that the block raises: a callback cannot draw on the page."""
+    """Keep the sentence of a `RunError` or `OSError` that the block raises."""
     try:
         yield
     except (RunError, OSError) as error:
-        st.session_state["library.said"] = ("error", words.sentence(error))
+        _keep(_Message(False, words.sentence(error)))
 
 
-def success(sentence: str) -> None:
-    """Keep a sentence about what was done."""
-    st.session_state["library.said"] = ("success", sentence)
+def success(sentence: str, run: str | None = None, if_chosen: str = "") -> None:
+    """Keep a sentence about what was done; while the run with the key `run` is the chosen one, it reads `if_chosen`."""
+    _keep(_Message(True, sentence, run, if_chosen))
 
 
 def show() -> None:
-    """Draw the last message, for `MESSAGE_S`: the page may run again by itself at once."""
-    message = st.session_state.get("library.said")
-    shown_message, since = st.session_state.get("library.told", (None, 0.0))
-    if message is not None and message is not shown_message:
-        since = time.monotonic()
-        st.session_state["library.told"] = (message, since)
-    if message is not None and time.monotonic() - since < MESSAGE_S:
-        kind, sentence = message
-        (st.success if kind == "success" else st.error)(words.escape(sentence))
+    """Draw each message for `MESSAGE_S`: the page may run again by itself at once."""
+    now = time.monotonic()
+    kept: list[_Message] = st.session_state.get(KEPT, [])
+    for message in kept:
+        if message.shown_at is None:
+            message.shown_at = now
+        if now - message.shown_at < MESSAGE_S:
+            (st.success if message.good else st.error)(message.text())
+
+
+@callbacks.uninterrupted
+def _keep(message: _Message) -> None:
+    now, kept = time.monotonic(), callbacks.do(st.session_state.get, KEPT, [])
+    unseen = [other for other in kept if other.shown_at is None or now - other.shown_at < SEEN_S]
+    callbacks.put(KEPT, [*unseen, message])

@@ -171,6 +171,11 @@ def _unlisted(root: Path, key: str) -> list[Entry]:
     return []
 
 
+def key_of(entries: Mapping[str, Entry], asked: str) -> str | None:
+    """The key of the run that an address asks for; of an own run, its name alone will do. None if there is none."""
+    return next((key for key in (asked, f"run/{asked}") if key in entries), None)
+
+
 def preferred(entries: Mapping[str, Entry]) -> str | None:
     """The key to open by default: the newest run that is no sample, else a healthy FP16 sample, else any sample."""
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from amp_core import RunError
@@ -33,20 +33,25 @@ _upload_slots = threading.BoundedSemaphore(2)
 """Uploads that are read at the same time, in all sessions: each may take gigabytes while it is checked."""
 
 
-def take(files: Sequence[tuple[str, bytes]], progress: Callable[[str], None] | None = None) -> list[str]:
+def take(files: Sequence[tuple[str, bytes]], progress: Callable[[str], None] | None = None) -> Iterator[str]:
     """Import what was uploaded, given as name or relative path and content: packed runs, a run folder, the traces of
-    one run, or logs of Transformer Engine, as their names and first bytes tell. Returns the runs' keys. `progress` is
-    called with what has been read of traces, in words."""
+    one run, or logs of Transformer Engine, as their names and first bytes tell. Yields the key of each run once it is
+    in the library. `progress` is called with what has been read of traces, in words."""
     if any(PurePosixPath(path).name == "run.json" for path, _ in files):
         if all(path == "run.json" for path, _ in files):
             raise RunError("run.json alone is the head of a run; choose its folder under Other sources, or pack it")
-        return [take_folder(files)]
+        yield take_folder(files)
+        return
     zips = [(name, data) for name, data in files if name.lower().endswith(".zip") or data.startswith(ZIP)]
     traces = [file for file in files if file not in zips and file[0].lower().endswith((".json", ".gz"))]
     if not zips and not traces:
         logs = [file for file in files if file[0].lower().endswith(".log") or "tfevents" in file[0]]
-        return [take_te_logs(logs) if logs else take_folder(files)]
-    return [*(take_zip(name, data) for name, data in zips), *([take_traces(traces, progress)] if traces else [])]
+        yield take_te_logs(logs) if logs else take_folder(files)
+        return
+    for name, data in zips:
+        yield take_zip(name, data)
+    if traces:
+        yield take_traces(traces, progress)
 
 
 def take_zip(file_name: str, data: bytes) -> str:

@@ -2,11 +2,13 @@
 
 import streamlit as st
 
-from pages.parts import picker, words
+from pages.parts import callbacks, picker, words
 from pages.parts.library import messages, upload
 
 FILES, FOLDER = "files", "folder"
-_READING = ":material/hourglass_top:"
+TAKEN = "library.taken"
+"""Streamlit's numbers of the files that were read, imported or refused."""
+READING = ":material/hourglass_top:"
 
 
 def show() -> None:
@@ -42,23 +44,36 @@ def _field(kind: str, label: str, types: list[str] | None, several: object, help
 
 def _key(kind: str) -> str:
     """The key of the current upload field for this kind of file."""
-    return f"library.take.{kind}.{st.session_state.setdefault(f'library.turn.{kind}', 0)}"
+    return f"library.take.{kind}.{callbacks.do(st.session_state.get, _turn(kind), 0)}"
 
 
+def _turn(kind: str) -> str:
+    return f"library.turn.{kind}"
+
+
+@callbacks.uninterrupted
 def _take(kind: str, key: str) -> None:
-    """Callback of the upload field with that key: import the files and choose the run, or keep the error sentence. A
-    file that was dropped while another was read may still arrive in the previous field."""
-    files = st.session_state.get(key)
+    """Callback of the upload field with that key: import the files, choose the last run, and keep the answer. A file
+    that was dropped while another was read comes with that one, in the previous field."""
+    seen = callbacks.do(st.session_state.get, TAKEN, frozenset())
+    files = [file for file in callbacks.do(st.session_state.get, key) or () if file.file_id not in seen]
     if not files:
         return
-    message = st.toast(f"Reading {words.escape(files[0].name)} …", icon=_READING)
+    toast = callbacks.do(st.toast, f"Reading {words.escape(files[0].name)} …", icon=READING)
+
+    def progress(line: str) -> None:
+        callbacks.do(toast.toast, f"{words.escape(line[:1].upper() + line[1:])} …", icon=READING)
+
+    taken: list[str] = []
     with messages.refusals():
-        taken = upload.take(
-            [(file.name, file.getvalue()) for file in files],
-            lambda line: message.toast(f"{words.escape(line[:1].upper() + line[1:])} …", icon=_READING),
-        )
+        # Runs that were imported before an error stay in the list.
+        taken.extend(upload.take([(file.name, file.getvalue()) for file in files], progress))
+    if taken:
         picker.choose(taken[-1])
-        names = ", ".join(key.rsplit("/", 1)[-1] for key in taken)
-        messages.success(f"{names} {'is' if len(taken) == 1 else 'are'} in the library and chosen.")
+        names = [run.rsplit("/", 1)[-1] for run in taken]
+        sentence = f"{', '.join(names)} {'is' if len(taken) == 1 else 'are'} in the library"
+        chosen = "and chosen" if len(taken) == 1 else f"and {names[-1]} is chosen"
+        messages.success(f"{sentence}.", taken[-1], f"{sentence} {chosen}.")
+    callbacks.put(TAKEN, seen.union(file.file_id for file in files))
     if key == _key(kind):  # an empty field, for this kind alone: the same file may be uploaded again
-        st.session_state[f"library.turn.{kind}"] += 1
+        callbacks.put(_turn(kind), callbacks.do(st.session_state.get, _turn(kind), 0) + 1)

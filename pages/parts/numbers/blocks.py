@@ -39,21 +39,22 @@ WHY = (
 def show() -> None:
     """Draw the values, one block in one recipe, and the table of all recipes."""
     st.header("A block in 8 or 4 bits", anchor=False)
-    st.markdown(WHY)
-    st.pills("For example", list(EXAMPLES), key="lab.values_example", on_change=_take_example)
+    answer = st.container()
+    left, right = charts.grid("block")
+    left.pills("For example", list(EXAMPLES), key="lab.values_example", on_change=_take_example)
     st.session_state.setdefault("lab.values", _text(EXAMPLES["An outlier"]))
-    typed = st.text_area(
+    typed = left.text_area(
         "Values of a tensor, along the contraction: paste your own",
         key="lab.values",
-        height=110,
+        height=150,
         persist_state="session",
     )
     try:
         values = parse_values(typed)
     except RunError as error:
-        st.error(words.escape(words.sentence(error)))
+        answer.error(words.escape(words.sentence(error)))
         return
-    with st.container(horizontal=True, vertical_alignment="bottom"):
+    with left.container(horizontal=True, vertical_alignment="bottom"):
         address.take("recipe", "lab.recipe", lambda name: name if name in RECIPES else None, "mxfp8-e4m3")
         name = st.selectbox(
             "Recipe", list(RECIPES), key="lab.recipe", format_func=lambda r: RECIPES[r].label, width=230
@@ -64,8 +65,10 @@ def show() -> None:
         at = int(st.number_input("Block", 1, blocks, min(blocks, 1), key="lab.block", width=110)) - 1
     frame = quantized_values(values, name)
     block = frame[frame["block"] == at]
-    st.markdown(sentence(block, RECIPES[name].label))
-    charts.show(block_figure(block, RECIPES[name].label, charts.dark()), "lab.block_figure")
+    answer.markdown(sentence(block, RECIPES[name].label))
+    with right:
+        charts.show(block_figure(block, RECIPES[name].label, charts.dark()), "lab.block_figure", half=True)
+    st.markdown(WHY)
     with st.expander("Value by value"):
         tables.show(by_value(block), height=320, alt="The values of the block before and after.")
     effects = recipe_effects(values, int(block["value"].abs().idxmax()))

@@ -87,19 +87,19 @@ def bit_rows(table: pd.DataFrame) -> str:
 
 
 def table(result: pd.DataFrame) -> pd.DataFrame:
-    """Stored value, neighbours and errors as text."""
+    """Stored value, errors and neighbours as text."""
     rows = list(result.itertuples())
     return pd.DataFrame(
         {
             "Format": result["label"],
             "Class": [KINDS[k] for k in result["kind"]],
             "Stored value": [words.exactly(v) for v in result["value"]],
-            "Next below": [words.exactly(v) for v in result["below"]],
-            "Next above": [words.exactly(v) for v in result["above"]],
-            "Absolute error": [NEARLY if r.abs_error == 0 and not r.exact else words.number(r.abs_error) for r in rows],
             "Relative error": [
                 NEARLY if r.rel_error == 0 and not r.exact else words.percent(r.rel_error) for r in rows
             ],
+            "Absolute error": [NEARLY if r.abs_error == 0 and not r.exact else words.number(r.abs_error) for r in rows],
+            "Next below": [words.exactly(v) for v in result["below"]],
+            "Next above": [words.exactly(v) for v in result["above"]],
         }
     )
 

@@ -1,0 +1,81 @@
+"""Library: a callback whose pass the browser's next request interrupts gives its answer, once.
+
+The browser sends that request before it has seen any answer, so it comes with the older choice of a run.
+"""
+
+from streamlit.proto.WidgetStates_pb2 import WidgetStates
+from streamlit.runtime.scriptrunner import RerunData, get_script_run_ctx
+from streamlit.runtime.uploaded_file_manager import UploadedFileRec
+
+from pages.parts.library import actions, trash, upload
+from tests.pages.conftest import words
+from tests.pages.test_run_library import LIBRARY, button
+from tests.synthetic import write
+
+
+def request(states: WidgetStates) -> None:
+    """What Streamlit does when the browser asks for a pass with these values of its widgets."""
+    context = get_script_run_ctx()
+    assert context is not None and context.script_requests is not None
+    data = RerunData(context.query_string, states, context.page_script_hash)
+    assert context.script_requests.request_rerun(data)
+
+
+def then_request(function, states):
+    """`function`, followed by such a request."""
+
+    def followed(*arguments):
+        result = function(*arguments)
+        request(states)
+        return result
+
+    return followed
+
+
+def test_files_dropped_while_another_is_read_are_imported_once_and_answered(home, open_app, monkeypatch):
+    write(home.runs / "a", "healthy", steps=30)
+    app = open_app(LIBRARY, run="run/a")
+    field = app.get("file_uploader")[0].upload("b.zip", b"b")
+    read = []
+
+    def take(files, progress):
+        (name,) = [name.removesuffix(".zip") for name, _ in files]
+        read.append(name)
+        if name == "b":
+            field.upload("c.zip", b"c")
+            for number, file, data, kind in field._files:
+                record = UploadedFileRec(number, file, kind, data)
+                get_script_run_ctx().uploaded_file_mgr.add_file("test session id", record)
+            states.widgets.add().CopyFrom(field._widget_state)
+            request(states)
+        progress("reading: 50% of 2 MiB")
+        write(home.runs / "uploads" / name, "healthy", steps=30)
+        yield f"run/uploads/{name}"
+
+    monkeypatch.setattr(upload, "take", take)
+    states = app._tree.get_widget_states()
+    del states.widgets[[state.id for state in states.widgets].index(field.id)]
+    field.run()
+    assert not app.exception and read == ["b", "c"]
+    assert app.session_state["run"] == app.query_params["run"] == "run/uploads/c"
+    assert "b is in the library." in words(app) and "c is in the library and chosen." in words(app)
+    app.selectbox(key="run").select("run/uploads/b").run()
+    assert "b is in the library and chosen." in words(app) and "c is in the library." in words(app)
+
+
+def test_an_interrupted_deletion_restore_and_label_are_answered(home, open_app, monkeypatch):
+    for name in ("a", "b"):
+        write(home.runs / name, "healthy", steps=30)
+    app = open_app(LIBRARY, run="run/a")
+    monkeypatch.setattr(trash, "delete", then_request(trash.delete, app._tree.get_widget_states()))
+    button(app, "Delete").click().run()
+    assert "a was deleted." in words(app).replace("*", "") and "There is no run" not in words(app)
+    monkeypatch.setattr(trash, "restore", then_request(trash.restore, app._tree.get_widget_states()))
+    button(app, "Undo").click().run()
+    assert app.session_state["run"] == app.query_params["run"] == "run/a" and "a was restored." in words(app)
+    next(t for t in app.text_input if t.key == "library.name.run/a").set_value("mine")
+    monkeypatch.setattr(actions, "write_label", then_request(actions.write_label, app._tree.get_widget_states()))
+    button(app, "Save").click().run()
+    assert "The label of a was saved." in words(app) and app.session_state["entries"]["run/a"].name == "mine"
+    app.selectbox(key="run").select("run/b").run()  # back at once: the run that was restored is not held
+    assert app.session_state["run"] == app.query_params["run"] == "run/b" and not app.exception
