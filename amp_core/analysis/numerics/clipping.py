@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from amp_core.analysis.steps import attempts
 from amp_core.store.run import Run
+from amp_core.text.formatting import number
 
 MIN_STEPS = 5
 """Fewest steps with the same norm of all gradients."""
@@ -43,7 +44,7 @@ def clipped_while_scaled(run: Run) -> tuple[str, tuple[int, int]] | None:
     if len(norms) >= MIN_STEPS and norms.min() < norms.max():
         at = _common(norms)
         if at is not None and _change(norms) < max(MAX_CHANGE, MAX_CHANGE_OF_LOSS * _change(losses)):
-            return f"a norm of {at:.3g}", (int(trace["step"].iloc[0]), int(trace["step"].iloc[-1]))
+            return f"a norm of {number(at)}", (int(trace["step"].iloc[0]), int(trace["step"].iloc[-1]))
     return _in_tensors(run, set(trace["step"]))
 
 
@@ -59,7 +60,7 @@ def _in_tensors(run: Run, made: set[int]) -> tuple[str, tuple[int, int]] | None:
     norms = frame["rms"].to_numpy(dtype=float) * np.sqrt(frame["numel"].to_numpy(dtype=float))
     for what, values in (("a largest value", frame["absmax"].to_numpy(dtype=float)), ("a norm per tensor", norms)):
         if (at := _common(values)) is not None:
-            return f"{what} of {at:.3g}", (int(frame["step"].min()), int(frame["step"].max()))
+            return f"{what} of {number(at)}", (int(frame["step"].min()), int(frame["step"].max()))
     return None
 
 
