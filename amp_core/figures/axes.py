@@ -12,6 +12,7 @@ import numpy as np
 
 from amp_core.figures.colours import SHARES
 from amp_core.formats import Format
+from amp_core.text.formatting import number
 
 
 def power_of_two(value: float) -> str:
@@ -19,7 +20,7 @@ def power_of_two(value: float) -> str:
     if not math.isfinite(value) or value <= 0:
         return f"{value:g}"
     exponent = math.log2(value)
-    return power_html(round(exponent)) if abs(exponent - round(exponent)) < 1e-9 else f"{value:.3g}"
+    return power_html(round(exponent)) if abs(exponent - round(exponent)) < 1e-9 else number(value)
 
 
 def power_html(exponent: int) -> str:

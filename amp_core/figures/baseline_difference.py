@@ -12,6 +12,7 @@ from amp_core.figures.colours import colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import ORNAMENT, compact_array, error_bars, vertical_line
 from amp_core.figures.style import empty_figure, finish
+from amp_core.text.formatting import number
 
 MAX_ROWS = 12
 
@@ -70,8 +71,8 @@ def difference_figure(
         marker={"color": hue, "size": 9, "symbol": ["circle" if out else "circle-open" for out in shown["outside"]]},
         name="difference (hollow: within the noise)",
         text=[
-            f"{factor * row['value']:.3g}{unit}, {baseline} {factor * row['baseline']:.3g}{unit}"
-            + (f" ± {factor * row['noise']:.2g}{unit}" if row["noise"] == row["noise"] else "")
+            f"{number(factor * row['value'])}{unit}, {baseline} {number(factor * row['baseline'])}{unit}"
+            + (f" ± {number(factor * row['noise'], digits=2)}{unit}" if row["noise"] == row["noise"] else "")
             for row in shown.to_dict("records")
         ],
         hovertemplate="%{y}: %{text}<extra></extra>",
@@ -81,6 +82,6 @@ def difference_figure(
     figure.categories(names, tick_names(names))
     alt = (
         f"{title}: {int(changes['outside'].sum()):,} of {total:,} rows differ from {baseline} by more than its noise; "
-        f"the largest difference is {change[0]:.3g}{unit}, of {names[0]}."
+        f"the largest difference is {number(change[0])}{unit}, of {names[0]}."
     )
     return finish(figure, title, alt, min(1400, 150 + 26 * len(names)))

@@ -12,6 +12,7 @@ from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import compact_array, error_bars, horizontal_line
 from amp_core.figures.style import empty_figure, finish
 from amp_core.schema import RunError
+from amp_core.text.formatting import number
 
 _SHOWN = {
     "speedup": ("Speed-up over FP32", "times as fast as FP32 with TF32 off", "×"),
@@ -50,7 +51,10 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
             name=recipe.upper(),
             marker={"color": hue, "size": 11, "symbol": _SYMBOLS[list(RECIPES).index(recipe)]},
             error_y=error_bars(value, low, high, hue, 2, 6),
-            hovertext=[f"{v:.3g} {unit}, likely {a:.3g} to {b:.3g}" for v, a, b in zip(value, low, high, strict=True)],
+            hovertext=[
+                f"{number(v, unit)}, likely {number(a)} to {number(b)}"
+                for v, a, b in zip(value, low, high, strict=True)
+            ],
             hovertemplate=f"%{{x}}, %{{fullData.name}}: {what.lower()} %{{hovertext}}, forecast<extra></extra>",
         )
     if column == "speedup":
@@ -58,8 +62,8 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
     figure.yaxis(title=axis, rangemode="tozero")
     figure.xaxis(title="GPU", type="category", categoryarray=list(dict.fromkeys(known["gpu"])), categoryorder="array")
     summary = "; ".join(
-        f"{row['gpu']} {row['recipe']} {row[column]:.3g} {unit} ({row[f'{column}_low']:.3g} to "
-        f"{row[f'{column}_high']:.3g})"
+        f"{row['gpu']} {row['recipe']} {number(row[column], unit)} ({number(row[f'{column}_low'])} to "
+        f"{number(row[f'{column}_high'])})"
         for row in known.to_dict("records")
     )
     return finish(figure, title, f"{title}: {summary}.", 360, scattermode="group", scattergap=0.35)

@@ -17,6 +17,7 @@ from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.marks import MAX_CROSSES
 from amp_core.figures.shapes import NO_Y, STROKES, bridge_gaps, compact_array, stroke_points, vertical_line
 from amp_core.figures.style import empty_figure, finish, set_layout
+from amp_core.text.formatting import number
 
 _DELTA_PX = 130
 """Height of the panel of differences."""
@@ -85,7 +86,7 @@ def loss_figure(
             )
             descriptions.append(f"the loss of {run} is not finite from {x} {at:g} on")
         else:
-            descriptions.append(f"{run} goes from {curve['loss'].iloc[0]:.3g} to {curve['loss'].iloc[-1]:.3g}")
+            descriptions.append(f"{run} goes from {number(curve['loss'].iloc[0])} to {number(curve['loss'].iloc[-1])}")
     set_layout(figure, xaxis={"title": _X_TITLES[x], "range": step_range(curves[x])})
     set_layout(figure, yaxis={"title": "loss", "type": "log" if log else "linear"})
     alt = f"Loss over {_X_TITLES[x]}: {'; '.join(descriptions)}."
@@ -213,11 +214,11 @@ def memory_figure(
             fill=fill,
             fillcolor=with_opacity(hue, 0.12),
             name=name,
-            hovertemplate=f"%{{y:.3g}} {unit} held",
+            hovertemplate=f"%{{y:,.3~r}} {unit} held",
         )
     set_layout(figure, xaxis={"title": "step", "range": step_range(trace["step"])})
     set_layout(figure, yaxis={"title": f"memory ({unit})", "range": [0, 1.1 * top / size]})
-    alt = f"Memory, {what}, over {len(trace):,} steps; highest {top / size:.3g} {unit}."
+    alt = f"Memory, {what}, over {len(trace):,} steps; highest {number(top / size, unit)}."
     return finish(figure, f"{title}: {what}", alt, hovermode="x unified")
 
 

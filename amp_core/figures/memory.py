@@ -14,6 +14,7 @@ from amp_core.figures.colours import MEMORY, colour, hatching, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
 from amp_core.figures.style import empty_figure, finish
+from amp_core.text.formatting import number
 
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
 
@@ -39,14 +40,14 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
             y=runs,
             name=label,
             marker={"color": MEMORY[category][dark], "line": {"width": 0}, "pattern": hatching(category, dark)},
-            hovertemplate=f"%{{y}}: %{{x:.3g}} {unit} of {label}<extra></extra>",
+            hovertemplate=f"%{{y}}: %{{x:,.3~r}} {unit} of {label}<extra></extra>",
         )
     figure.xaxis(title=f"memory ({unit})", rangemode="tozero")
     figure.categories(runs, [shorten(str(run), 24) for run in runs])
     summary = "; ".join(
         f"{run}: "
         + ", ".join(
-            f"{r.label} {r.bytes / size:.3g} {unit}" for r in known[known["run"] == run].itertuples() if r.bytes
+            f"{r.label} {number(r.bytes / size, unit)}" for r in known[known["run"] == run].itertuples() if r.bytes
         )
         for run in runs
     )
@@ -82,7 +83,7 @@ def memory_moments_figure(
             "memory",
             fillpattern=hatching(category, dark),
             name=labels[category],
-            hovertemplate=f"%{{y:.3g}} {unit} held",
+            hovertemplate=f"%{{y:,.3~r}} {unit} held",
         )
     if not tensors_only:
         figure.add_scatter(
@@ -91,7 +92,7 @@ def memory_moments_figure(
             mode="lines",
             line={"color": colour("limit", dark), "width": 1.4, "dash": "dot", "shape": "vh"},
             name="highest in between",
-            hovertemplate=f"%{{y:.3g}} {unit} held",
+            hovertemplate=f"%{{y:,.3~r}} {unit} held",
         )
     figure.add_scatter(  # the hover text of the moment, once for all traces
         x=x,
@@ -115,7 +116,7 @@ def memory_moments_figure(
         )  # fmt: skip
     figure.xaxis(title="moments of the step, in order", range=[0, last])
     figure.yaxis(title=f"memory ({unit})", range=[0, 1.08 * top / size])
-    alt = f"{title}: {len(moments)} moments; highest {top / size:.3g} {unit}, from {', '.join(shown)}."
+    alt = f"{title}: {len(moments)} moments; highest {number(top / size, unit)}, from {', '.join(shown)}."
     return finish(
         figure, title, alt, 430, hovermode="x unified",
         margin={"l": 64, "t": 64, "b": 48},

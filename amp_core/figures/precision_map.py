@@ -15,6 +15,7 @@ from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import INVISIBLE_MARKER
 from amp_core.figures.style import empty_figure, finish
 from amp_core.formats import FORMATS, narrowest_first
+from amp_core.text.formatting import number
 
 _OTHER_COLOURS = {"mixed": ("#C9AE6A", "#BFA45F"), "fp64": ("#2B2F33", "#F2F4F5")}
 """Colours of cells that are not recipes, light and dark."""
@@ -111,7 +112,7 @@ def _add_hover(figure: FigureSpec, cells: pd.DataFrame) -> None:
 
 def _hover_text(module: str, op: str, ran: str, count: int, members: int, flops: float, policy: str) -> str:
     among = f" in {members:,} modules" if members > 1 else ""
-    work = f", {flops:.3g} operations" if flops == flops else ""
+    work = f", {number(flops)} operations" if flops == flops else ""
     decided = f"<br>autocast: {policy}" if policy else ""
     return f"{module}<br>{op}: {_format_label(ran)}, {count:,} calls{among}{work}{decided}"
 

@@ -15,6 +15,7 @@ from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import compact_array
 from amp_core.figures.step_time import PHASE_NAMES
 from amp_core.figures.style import empty_figure, finish
+from amp_core.text.formatting import number
 
 _TITLE = "Where each rank's step goes"
 _MAX_BARS = 64
@@ -50,12 +51,12 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
             insidetextanchor="middle",
             textangle=0,
             textfont={"color": PARTS.get(phase, UNKNOWN_PART)[2][dark]},
-            hovertemplate=f"%{{y}}: %{{x:.3g}} ms of each step go to {phase}<extra></extra>",
+            hovertemplate=f"%{{y}}: %{{x:,.3~r}} ms of each step go to {phase}<extra></extra>",
         )
     figure.xaxis(title="median time of a step (ms)", rangemode="tozero")
     figure.yaxis(type="category", autorange="reversed", showgrid=False)
     slowest = known.iloc[int(known["step_ms"].fillna(-1.0).to_numpy().argmax())]
-    alt = f"{_TITLE}: {len(known)} ranks; rank {slowest['rank']} takes longest with {slowest['step_ms']:.3g} ms."
+    alt = f"{_TITLE}: {len(known)} ranks; rank {slowest['rank']} takes longest with {number(slowest['step_ms'], 'ms')}."
     return finish(figure, _TITLE, alt, 190 + 34 * len(known), barmode="stack", bargap=0.3)
 
 

@@ -57,7 +57,7 @@ def step_cost_figure(
             textangle=0,
             textfont={"color": ink[dark], "size": _TEXT_PX},
             customdata=shares,
-            hovertemplate=f"{label}: %{{x:.3g}} ms, %{{customdata}} of the whole<extra></extra>",
+            hovertemplate=f"{label}: %{{x:,.3~r}} ms, %{{customdata}} of the whole<extra></extra>",
         )
     per = str(parts["per"].iloc[0]) if "per" in parts else "step"
     figure.xaxis(title=f"time of a {per} (ms)", rangemode="tozero")

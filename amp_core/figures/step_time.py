@@ -45,7 +45,7 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
             "phases",
             fillpattern=hatching(column.removesuffix("_ms"), dark),
             name=PHASE_NAMES[column],
-            hovertemplate="%{y:.3g} ms of the step",
+            hovertemplate="%{y:,.3~r} ms of the step",
         )
         figure.data[-1]["line"] |= {"shape": "hvh"}  # a step has one time, and nothing lies between two steps
     figure.xaxis(title="step", range=step_range(times["step"]))
@@ -66,7 +66,7 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
             customdata=compact_array(total[beyond]),
             hovertemplate="%{customdata:,.3g} ms in all, beyond the axis<extra></extra>",
         )
-    middle = ", ".join(f"{PHASE_NAMES[c]} {times[c].median():.3g} ms" for c in known)
+    middle = ", ".join(f"{PHASE_NAMES[c]} {number(times[c].median(), 'ms')}" for c in known)
     return finish(
         figure,
         title,

@@ -17,6 +17,7 @@ from amp_core.figures.lines import cell_edges
 from amp_core.figures.shapes import INVISIBLE_MARKER, compact_array
 from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.schema import RunError
+from amp_core.text.formatting import number
 
 MAX_CLICKABLE_CELLS = 600
 """Largest number of cells with an invisible marker, since a heatmap's own cells report no clicks; merge steps to stay
@@ -162,7 +163,7 @@ def _hover_texts(shares: pd.DataFrame, column: str) -> list[str]:
             text = "no such value"
         elif column == "absmax":
             power = f" (2<sup>{np.log2(value):.1f}</sup>)" if value > 0 else ""
-            text = f"largest finite magnitude {value:.3g}{power}"
+            text = f"largest finite magnitude {number(value)}{power}"
         else:
             text = f"{percent(value)} {_COLUMNS[column].share_text}"
         share = row["nonfinite_frac"]

@@ -12,6 +12,7 @@ from amp_core.figures.axes import shorten
 from amp_core.figures.colours import PARTS, PHASES, UNKNOWN_PART, pattern
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import empty_figure, finish
+from amp_core.text.formatting import number
 
 _ORDER = [*PHASES, *PARTS]
 _NAME_CHARS = 80
@@ -44,7 +45,7 @@ def timeline_figure(bars: pd.DataFrame, dark: bool = False, title: str = "Timeli
                 "pattern": pattern("." if is_phase else hatch, dark, 6, 0.2),
             },
             customdata=[[name + more] for name, more in zip(names, counts, strict=True)],
-            hovertemplate=f"{label}: %{{customdata[0]}}<br>from %{{base:.4g}} ms for %{{x:.3g}} ms<extra></extra>",
+            hovertemplate=f"{label}: %{{customdata[0]}}<br>from %{{base:,.4~r}} ms for %{{x:,.3~r}} ms<extra></extra>",
         )
     step = bars["step"].iloc[0]
     figure.xaxis(title=f"time since the {'window' if np.isnan(step) else 'step'} began on the device (ms)")
@@ -53,7 +54,7 @@ def timeline_figure(bars: pd.DataFrame, dark: bool = False, title: str = "Timeli
     kernels = int(bars.loc[bars["lane"] != PHASE_LANE, "count"].sum())
     streams = len([lane for lane in lanes if lane != PHASE_LANE])
     length = bars["end_ms"].max() - bars["start_ms"].min()
-    alt = f"{whole}: {kernels:,} kernels on {streams} streams over {length:.3g} ms."
+    alt = f"{whole}: {kernels:,} kernels on {streams} streams over {number(length, 'ms')}."
     return finish(figure, whole, alt, 240 + 34 * len(lanes), barmode="overlay", bargap=0.2)
 
 

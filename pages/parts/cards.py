@@ -14,6 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 from amp_core import Run
 from amp_core.analysis import Overview, memory_trace, scale_trace, sparkline
 from amp_core.analysis.steps import attempts
+from amp_core.text.formatting import number
 from pages.parts import glossary, words
 
 ACROSS = 6
@@ -161,6 +162,7 @@ def _picture(label: str, course: list[float]) -> str:
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 40" preserveAspectRatio="none">'
         f'<polyline points="{points}" {style}/></svg>'
     )
-    alt = f"{label} over the run: from {values[0]:.3g} to {values[-1]:.3g}, between {low:.3g} and {high:.3g}"
+    first, last, lowest, highest = map(number, (values[0], values[-1], low, high))
+    alt = f"{label} over the run: from {first} to {last}, between {lowest} and {highest}"
     encoded = base64.b64encode(svg.encode()).decode()
     return f'<img src="data:image/svg+xml;base64,{encoded}" alt="{alt}" style="width:100%;height:40px;display:block">'

@@ -116,7 +116,7 @@ def test_every_recipe_of_the_engine_has_a_colour() -> None:
 def test_powers_of_two_are_written_as_such() -> None:
     assert power_of_two(65536.0) == "2<sup>16</sup>"
     assert power_of_two(2.0**-14) == "2<sup>−14</sup>"
-    assert power_of_two(1000.0) == "1e+03"
+    assert power_of_two(1000.0) == "1,000"
     assert power_of_two(0.0) == "0" and power_of_two(float("nan")) == "nan"
 
 

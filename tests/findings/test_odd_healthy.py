@@ -86,6 +86,20 @@ def sharpness_aware_minimisation(loop: Loop) -> None:
 
 
 @odd
+def whole_data_at_a_low_rate(loop: Loop) -> None:
+    """Each step has the same batch, so all gradients have about the same norm; they are clipped once unscaled."""
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=2e-5)
+    (x, y), *_ = batches(1)
+    with loop.watched():
+        for _ in range(12):
+            loop.backward(loop.loss(x, y))
+            if loop.scaler is not None:
+                loop.scaler.unscale_(loop.optimizer)
+            nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+            loop.step()
+
+
+@odd
 def gradient_penalty(loop: Loop) -> None:
     loop.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8))
     loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-3)

@@ -82,7 +82,7 @@ def activation_overflow(run: Run) -> list[Finding]:
     """`activation-overflow`: FP16 outputs beyond 65504, or within a factor of 2 of it."""
     cause = _first_overflow(run)
     if cause is not None:
-        size = f", from inputs of up to {cause.value:.3g}" if cause.value is not None else ""
+        size = f", from inputs of up to {formatting.number(cause.value)}" if cause.value is not None else ""
         last = signals(run, "non-finite output")["step"].max()
         in_loss = cause.where == LOSS
         what = f"Operator {cause.op} of the loss" if in_loss else f"The output of {cause.where} ({cause.op})"

@@ -217,7 +217,7 @@ def scale_collapse(run: Run) -> list[Finding]:
     return [
         make_finding(
             "scale-collapse",
-            f"{skips:,} steps in a row were skipped and the loss scale fell to {lowest:.3g}"
+            f"{skips:,} steps in a row were skipped and the loss scale fell to {formatting.scale(lowest)}"
             + (f"; {cause.in_words()}" if cause else ""),
             (cause.where if cause else str(worst["tensors"])) or "loss scale",
             severity="error" if lost else "warning",
@@ -259,9 +259,10 @@ def scale_unbounded(run: Run) -> list[Finding]:
     norms = trace["grad_norm"].to_numpy()
     first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
     if np.isfinite(norms).any() and not np.nan_to_num(norms).any():
-        title = f"The loss scale grew {summary.growths:,} times to {summary.last:.3g} while every gradient was zero"
+        grown_to = formatting.scale(summary.last)
+        title = f"The loss scale grew {summary.growths:,} times to {grown_to} while every gradient was zero"
     elif summary.last >= HIGH_SCALE and not _backed_off(trace) and _far_from_overflow(run):
-        title = f"The loss scale grew to {summary.last:.3g} and no gradient comes near overflow"
+        title = f"The loss scale grew to {formatting.scale(summary.last)} and no gradient comes near overflow"
     else:
         return []
     return [

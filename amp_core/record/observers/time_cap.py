@@ -9,6 +9,7 @@ if cap.allows(step):          # else this sampled step is left out, and an event
 import time
 
 from amp_core.store.writer import RunWriter
+from amp_core.text.formatting import duration
 
 MAX_TIME_FRAC = 0.01
 """Share of the time of training that measuring takes unless all steps are sampled."""
@@ -33,7 +34,7 @@ class TimeCap:
         allowed = self._all_sampled or self._processor_s < FREE_S or share <= MAX_TIME_FRAC
         if not allowed and self.sampled == self.measured:
             detail = (
-                f"recording a step takes {1e3 * self._spent_s / max(self.measured, 1):.3g} ms; sampled steps are "
+                f"recording a step takes {duration(self._spent_s / max(self.measured, 1))}; sampled steps are "
                 f"skipped to stay within {MAX_TIME_FRAC:.0%} of the time; every=1 records all"
             )
             self._writer.event("phase change", name=self._name, detail=detail, step=step)
