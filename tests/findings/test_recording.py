@@ -97,6 +97,7 @@ def test_calls_for_one_of_two_optimizers_do_not_count_for_the_other(tmp_path: Pa
         ("include", "include='x' and exclude=None leave no tensor to measure", "warning", "include, exclude"),
         ("not recorded", "kernels of steps 5 to 7: another profiler is running", "warning", "kernels of steps 5 to 7"),
         ("not recorded", "operators: another TorchDispatchMode was active", "info", "operators"),
+        ("not recorded", "blocks: the model has no linear layer", "info", "blocks"),
         ("not recorded", "output_grad: hooks do not reach into a compiled graph", None, ""),
         ("not recorded", "output_grad: layers of Keras do not show theirs", None, ""),
         ("not recorded", "operators: the run ended before step 20", None, ""),
@@ -127,6 +128,7 @@ def test_warnings_of_the_recorder_are_reported(
         (UNSEEN, "outside the graph"),
         ("loss scale and skipped steps: a GradScaler is at work that watch was not given", "the scaler"),
         ("operators: another TorchDispatchMode was active", "another mode"),
+        ("blocks: the model has no linear layer", "operands of linear layers"),
     ],
 )
 def test_the_advice_fits_the_reason(text: str, advised: str, tmp_path: Path) -> None:

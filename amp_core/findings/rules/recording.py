@@ -105,6 +105,11 @@ _COMPILED = Remedy(
     "that there is nothing to find. Audit one batch, which runs the same code in eager mode.",
     "rec.audit(lambda: loss_fn(model(x), y), forward=True)",
 )
+_BLOCKS = Remedy(
+    "Blocks are measured of the operands of linear layers, which are what 8 and 4 bits would quantise: `torch.nn.Linear` "
+    "with its subclasses, and GPT-2's `Conv1D`. Record a model without such layers without them.",
+    'watch(model, optimizer, into="runs/a", blocks=False)',
+)
 _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
     ("watching failed", "warning", _FAILED),
     ("what was held back", "warning", _FAILED),
@@ -121,6 +126,7 @@ _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
     ("updates: the step of", "info", _UPDATES),
     ("operators within compiled graphs", "info", _COMPILED),
     ("operators:", "info", _PART),
+    ("blocks: the model has no linear layer", "info", _BLOCKS),
     ("what memory is made of", "info", _PART),
     ("device samples from now on", "info", _PART),
 )
