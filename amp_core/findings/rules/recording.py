@@ -106,8 +106,8 @@ _COMPILED = Remedy(
     "rec.audit(lambda: loss_fn(model(x), y), forward=True)",
 )
 _BLOCKS = Remedy(
-    "Blocks are measured of the operands of linear layers, which are what 8 and 4 bits would quantise: `torch.nn.Linear` "
-    "with its subclasses, and GPT-2's `Conv1D`. Record a model without such layers without them.",
+    "Blocks are measured of the operands of linear layers, which are what 8 and 4 bits would quantise: "
+    "`torch.nn.Linear` with its subclasses, and GPT-2's `Conv1D`. Record a model without such layers without them.",
     'watch(model, optimizer, into="runs/a", blocks=False)',
 )
 _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
