@@ -15,7 +15,7 @@ from amp_core.figures.style import grow_for_legend
 from amp_core.views import View
 from pages.parts import loaders, tables
 
-SYNC = Path(__file__).with_name("chart_sync.js").read_text()
+SYNC = Path(__file__).with_name("chart_sync.js").read_text(encoding="utf-8")
 """Crosshair and zoom of one chart over steps in all others on the page."""
 _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
 
