@@ -97,7 +97,7 @@ def test_calls_for_one_of_two_optimizers_do_not_count_for_the_other(tmp_path: Pa
         ("include", "include='x' and exclude=None leave no tensor to measure", "warning", "include, exclude"),
         ("not recorded", "kernels of steps 5 to 7: another profiler is running", "warning", "kernels of steps 5 to 7"),
         ("not recorded", "operators: another TorchDispatchMode was active", "info", "operators"),
-        ("not recorded", "blocks: the model has no linear layer", "info", "blocks"),
+        ("not recorded", "blocks: the model has no linear layer", "warning", "blocks"),
         ("not recorded", "output_grad: hooks do not reach into a compiled graph", None, ""),
         ("not recorded", "output_grad: layers of Keras do not show theirs", None, ""),
         ("not recorded", "operators: the run ended before step 20", None, ""),

@@ -126,7 +126,7 @@ _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
     ("updates: the step of", "info", _UPDATES),
     ("operators within compiled graphs", "info", _COMPILED),
     ("operators:", "info", _PART),
-    ("blocks: the model has no linear layer", "info", _BLOCKS),
+    ("blocks: the model has no linear layer", "warning", _BLOCKS),
     ("what memory is made of", "info", _PART),
     ("device samples from now on", "info", _PART),
 )

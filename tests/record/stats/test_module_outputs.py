@@ -169,7 +169,7 @@ def test_weights_are_measured_with_kind_weight(tmp_path):
 def test_a_compiled_model_reports_once_which_kinds_are_missing(tmp_path):
     train(tmp_path / "run", torch.bfloat16, wrap=lambda m: torch.compile(m, backend="eager"))
     run = load_run(tmp_path / "run")
-    warnings = run.events[(run.events.kind == "warning") & run.events.detail.str.contains("compiled graph")]
+    warnings = run.events[(run.events.kind == "warning") & run.events.detail.str.contains("into a compiled graph")]
     assert len(warnings) == 1 and warnings.detail.iloc[0].startswith("output_grad")
     assert set(run.tensors().kind) == {"weight_grad"}
 
