@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from amp_core.record.audit import COLUMNS, COUNTS, Replay, compare_gradients
-from amp_core.record.forward_audit import module_outputs
+from amp_core.record.audit import Replay
+from amp_core.record.forward_audit import compared_outputs, module_outputs
 from amp_core.record.model.modules import computes
 from amp_core.record.model.parameters import named_modules
 from amp_core.record.torch_internals.compiling import eager
@@ -39,14 +39,7 @@ def compiled_audit(replay: Replay, model: torch.nn.Module, step: int, precision:
         raise RunError(
             "compiled=True compares compiled code with eager mode, but the closure ran none that torch names"
         )
-    both = [name for name in reference if name in outputs and reference[name].shape == outputs[name].shape]
-    packed = [compare_gradients(reference[name], outputs[name], 1.0) for name in both]
-    rows = torch.stack([p.to(packed[0].device) for p in packed]).tolist() if packed else []
-    columns: dict[str, list[Any]] = {
-        c: [int(row[i]) if c in COUNTS else row[i] for row in rows] for i, c in enumerate(COLUMNS)
-    }
-    same = {"step": step, "loss_scale": 1.0, "precision": precision, "kind": "compiled"}
-    return columns | {"name": both} | {name: [value] * len(rows) for name, value in same.items()}
+    return compared_outputs(reference, outputs, step, precision, "compiled")
 
 
 def _with_outputs(names: dict[str, str], outputs: dict[str, torch.Tensor]) -> AbstractContextManager[Any]:

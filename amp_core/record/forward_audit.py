@@ -3,7 +3,7 @@
 >>> rows = forward_audit(replay, model, 1.0, step, "bf16")     # rows of `audits` of the kind `activation`
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -38,13 +38,20 @@ def forward_audit(
                 replay.forward()
         else:
             replay.in_fp32(products)
-    names = [name for name in reference if name in recipe and reference[name].shape == recipe[name].shape]
-    packed = [compare_gradients(reference[name], recipe[name], 1.0) for name in names]
+    return compared_outputs(reference, recipe, step, precision, "activation")
+
+
+def compared_outputs(
+    reference: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor], step: int, precision: str, kind: str
+) -> dict[str, list[Any]]:
+    """Rows of `audits` of that kind: the outputs of the modules that are in both, in the order of `reference`."""
+    names = [name for name in reference if name in outputs and reference[name].shape == outputs[name].shape]
+    packed = [compare_gradients(reference[name], outputs[name], 1.0) for name in names]
     rows = torch.stack([p.to(packed[0].device) for p in packed]).tolist() if packed else []
     columns: dict[str, list[Any]] = {
         c: [int(row[i]) if c in COUNTS else row[i] for row in rows] for i, c in enumerate(COLUMNS)
     }
-    same = {"step": step, "loss_scale": 1.0, "precision": precision, "kind": "activation"}
+    same = {"step": step, "loss_scale": 1.0, "precision": precision, "kind": kind}
     return columns | {"name": names} | {name: [value] * len(rows) for name, value in same.items()}
 
 

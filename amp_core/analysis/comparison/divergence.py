@@ -265,8 +265,8 @@ def _places(run: Run) -> dict[str, int]:
     """Places of modules and parameters in the order of the forward, where activations were recorded: rows are in the
     order of the calls, and modules may be called in another order than they were registered in. Others are in the
     order of the model."""
-    called = list(dict.fromkeys(run.tensors(kind="activation")["name"]))
-    modules = [*called, *(name for name in run.head.model.get("layers") or {} if name not in set(called))]
+    called = run.tensors(kind="activation")["name"]
+    modules = dict.fromkeys([*called, *(run.head.model.get("layers") or {})])
     places = {name: 2 * place for place, name in enumerate(modules)}
     for parameter in run.head.model.get("shapes") or {}:
         places[parameter] = places.get(parameter.rpartition(".")[0], 2 * len(modules)) - 1  # its gradient comes after
