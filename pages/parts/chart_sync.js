@@ -3,6 +3,8 @@
 (() => {
   if (window.ampscopeSync) return;
   window.ampscopeSync = true;
+  // Plotly draws a chart again when any font of the page arrives. That of code is mostly the last: load it before charts.
+  document.fonts.load("1rem 'Source Code Pro'");
   const overSteps = (chart) => chart._fullLayout?.xaxis?.title?.text === "step";
   const others = (chart) =>
     [...document.querySelectorAll(".js-plotly-plot")].filter((other) => other !== chart && overSteps(other));

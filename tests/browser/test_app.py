@@ -22,8 +22,10 @@ COUNTING = """new MutationObserver(() => {
   for (const chart of document.querySelectorAll('.js-plotly-plot')) if (chart.on && chart.again === undefined) {
     chart.again = 0;
     chart.on('plotly_beforeplot', () => {chart.again += 1});
-  }}).observe(document, {subtree: true, childList: true});"""
-"""Counts how often each chart is drawn after the first time."""
+  }}).observe(document, {subtree: true, childList: true});
+document.fonts[Symbol.iterator] = function* () {};"""
+"""Counts how often each chart is drawn after the first time. When the fonts of a page arrive depends on the machine, so
+Plotly finds none to wait for."""
 MARGINS = """() => [...document.querySelectorAll('.js-plotly-plot')].map((chart) => ({
   title: chart._fullLayout.title.text, again: chart.again, given: chart._fullLayout.margin,
   taken: chart._fullLayout._size}))"""

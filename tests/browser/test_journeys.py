@@ -138,10 +138,16 @@ def test_the_bar_stays_on_a_small_screen_and_charts_share_their_zoom(library, ne
     tab.page.set_viewport_size({"width": 1366, "height": 768})
     tab.open(f"{library.base}/loss-scale?run=sample/fp16-overflow")
     tab.page.locator(".js-plotly-plot .main-svg").nth(1).wait_for()
-    box = tab.page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
-    tab.page.mouse.move(box["x"] + 100, box["y"] + 60)
-    tab.page.mouse.move(box["x"] + 120, box["y"] + 60)
-    wait_for(lambda: tab.page.locator(".ampscope-crosshair").count() == 2)
+    plot = tab.page.locator(".js-plotly-plot .nsewdrag").first
+
+    def crossed():  # what loads above the chart moves it away from the pointer
+        box = plot.bounding_box()
+        tab.page.mouse.move(box["x"] + 100, box["y"] + 60)
+        tab.page.mouse.move(box["x"] + 120, box["y"] + 60)
+        return tab.page.locator(".ampscope-crosshair").count() == 2 and plot.bounding_box() == box
+
+    wait_for(crossed)
+    box = plot.bounding_box()
     tab.page.mouse.down()
     tab.page.mouse.move(box["x"] + 220, box["y"] + 60, steps=4)
     tab.page.mouse.up()
