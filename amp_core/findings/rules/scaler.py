@@ -181,8 +181,10 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
         family=TRAINING_LOOP,
         order=340,
         what="Training was resumed with the optimizer's state but a fresh scaler, which calibrates again.",
-        signal="The optimizer's step count at the start, and whether the scaler has clean steps or a restored scale.",
-        threshold="An optimizer that has stepped, with a scaler that has not.",
+        signal="The optimizer's step count at the start, and whether the scaler has clean steps or a restored scale; "
+        "scalers that replace another.",
+        threshold="An optimizer that has stepped, with a scaler that has not; or a scaler that replaces another, with "
+        f"more than {MAX_CHANGE_RATIO:g} times its loss scale, and skips its first step.",
         advice="The loss scale starts from its initial value again, which costs skipped steps and a bump in the "
         "loss. Save and load `scaler.state_dict()` in the checkpoint.",
         snippet="torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
@@ -197,6 +199,10 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
 )
 def scaler_state_not_restored(run: Run) -> list[Finding]:
     """`scaler-state-not-restored`: the optimizer has the state of earlier steps, the scaler does not."""
+    return _resumed(run) or _replaced(run)
+
+
+def _resumed(run: Run) -> list[Finding]:
     resumed = facts(run.head.config, "resumed")
     if resumed.get("optimizer") is not True or resumed.get("scaler") is not False:
         return []
@@ -204,19 +210,38 @@ def scaler_state_not_restored(run: Run) -> list[Finding]:
     first = int(begun.iloc[-1]) if len(begun) else 0
     if first and _recorded_before(run, first, resumed.get("first_scale")):
         return []  # the scaler's state was loaded just after its scale had changed
+    return [_fresh_scaler(run, "Training was resumed with a fresh GradScaler", first, resumed.get("first_scale"))]
+
+
+def _replaced(run: Run) -> list[Finding]:
+    """A scaler that replaces another during training, with a scale that overflows at once where the other's did not."""
+    changes = signals(run, "phase change")
+    changes = changes[(changes["name"] == "scaler") & changes["step"].notna()]
+    if changes.empty:
+        return []
+    first = int(changes["step"].iloc[-1])
+    frame = run.table("steps").select(["step", "loss_scale"]).to_pandas().dropna()
+    before = frame[frame["step"] < first]["loss_scale"]
+    after = frame[frame["step"] >= first]["loss_scale"]
+    if before.empty or after.empty or not after.iloc[0] > MAX_CHANGE_RATIO * before.iloc[-1]:
+        return []
+    if first not in skip_episodes(run)["first"].to_numpy():
+        return []
+    return [_fresh_scaler(run, "A fresh GradScaler replaced the one of earlier steps", first, after.iloc[0])]
+
+
+def _fresh_scaler(run: Run, what: str, first: int, scale: object) -> Finding:
+    """`what` happened before step `first`, and the scaler began with `scale`."""
     skips = skip_episodes(run)
     start = skips[(skips["first"] >= first) & (skips["first"] < first + CALIBRATION_STEPS)]["skips"].sum()
-    scale = resumed.get("first_scale")
-    return [
-        make_finding(
-            "scaler-state-not-restored",
-            f"Training was resumed with a fresh GradScaler, which skipped {int(start):,} of its first steps",
-            "GradScaler",
-            steps=(first, min(first + CALIBRATION_STEPS, last_step(run) or 0)),
-            value=float(scale) if isinstance(scale, int | float) else None,
-            unit="loss scale",
-        )
-    ]
+    return make_finding(
+        "scaler-state-not-restored",
+        f"{what}, which skipped {int(start):,} of its first steps",
+        "GradScaler",
+        steps=(first, min(first + CALIBRATION_STEPS, last_step(run) or 0)),
+        value=float(scale) if isinstance(scale, int | float) else None,
+        unit="loss scale",
+    )
 
 
 def _recorded_before(run: Run, step: int, scale: object) -> bool:

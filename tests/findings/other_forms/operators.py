@@ -331,6 +331,18 @@ def contrastive_scale_overflows_in_the_loss(into):
     contrastive(into, 1e6)
 
 
+@fault("activation-overflow", "loss", each_time=True)
+def similarities_in_half_precision_times_a_constant_in_the_loss(into):
+    """Each row becomes NaN in the softmax, as if it was masked."""
+    m = nn.Linear(64, 16)
+
+    def loss(m, b):
+        a = m(b[0]) / m(b[0]).norm(dim=-1, keepdim=True)
+        return ce(1e6 * (a @ a.T), torch.arange(len(a)))
+
+    fp16(m, vectors(8), into, loss=loss)
+
+
 @healthy()
 def contrastive_scale_as_usual(into):
     contrastive(into, 14.0)

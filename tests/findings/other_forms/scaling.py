@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.findings.other_forms.form import fault
+from tests.findings.other_forms.form import fault, healthy
 from tests.findings.other_forms.loops import (
     BF,
     H,
@@ -342,6 +342,28 @@ def sgd_momentum_resumed(into):
     o2 = sgd(m2, 0.05, momentum=0.9)
     o2.load_state_dict(o.state_dict())
     Trainer(m2, o2, torch.amp.GradScaler("cpu")).fit(series(10), into)
+
+
+@fault("scaler-state-not-restored", "GradScaler", each_time=True)
+def new_scaler_in_a_second_phase(into):
+    second_phase(into, 2.0**40)
+
+
+@healthy(each_time=True)
+def new_scaler_with_the_scale_of_the_first_phase(into):
+    second_phase(into, 2.0**10)
+
+
+def second_phase(into, first_scale):
+    m = CNN()
+    o = adam(m)
+    s = scaler(2.0**10)
+    with watched(m, o, into, s):
+        for i, b in enumerate(images(16)):
+            if i == 8:
+                s = scaler(first_scale)
+            scaled_backward(m, b, s)
+            step(o, s)
 
 
 @fault("shared-backoff", "scaler.update")

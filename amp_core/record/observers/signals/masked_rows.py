@@ -4,9 +4,11 @@
 
 It reads what autograd has saved, before backward. Tensors that were saved under hooks, as checkpointing and offloading
 do, are left alone: unpacking them would run the program's code. Rows that are NaN for another reason do not count:
-the scores before the mask must be finite, by the values that the product of queries and keys saved.
+the scores before the mask must be finite, by the values that the product of queries and keys saved, and by what it is
+multiplied with.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -64,31 +66,65 @@ def _rows_at(node: Any) -> int:
     dim = node._saved_dim if name in _SOFTMAX else None
     bad = result.isnan().all(_signed(dim)) if dim is not None and result.dim() else result == float("-inf")
     count = int(bad.sum())
-    return count if count and node.next_functions and _is_finite(node.next_functions[0][0]) else 0
+    return count if count and node.next_functions and _was_finite(node.next_functions[0][0]) else 0
 
 
-def _is_finite(node: Any) -> bool:
+def _was_finite(node: Any) -> bool:
     """Whether what `node` computes was finite before it was masked."""
-    waiting, visited = [node], 0
-    while waiting and visited < MAX_SCORE_NODES:
-        node, visited = waiting.pop(), visited + 1
-        if node is None:  # a constant
-            continue
-        name = node.name().removeprefix("torch::autograd::")
-        if name in _FACTORS:
-            a, b = (_saved(node, factor) for factor, _ in _FACTORS[name])
-            if b is None and a is not None:  # saved only if the gradient of the other factor is needed
-                b = _variable(node.next_functions[_FACTORS[name][1][1]][0])
-            if a is None or b is None or not _product_fits(a, b):
-                return False
-        elif name == "AccumulateGrad":
-            if not bool(node.variable.detach().isfinite().all()):
-                return False
-        elif _base(name) in _ELEMENTWISE or _base(name) in _VIEWS:
-            waiting += [following for following, _ in node.next_functions]
-        else:
-            return False
-    return not waiting
+    return _bound(node, [MAX_SCORE_NODES]) < math.inf
+
+
+def _bound(node: Any, budget: list[int]) -> float:
+    """No magnitude that `node` computed was above this before it was masked; infinite where one may have overflowed, or
+    if that cannot be told. `budget` is the number of operators that may still be visited."""
+    if node is None:  # a constant
+        return 0.0
+    budget[0] -= 1
+    if budget[0] < 0:
+        return math.inf
+    name = node.name().removeprefix("torch::autograd::")
+    if name in _FACTORS:
+        return _bound_of_product(node, name)
+    if name == "AccumulateGrad":
+        return _largest(node.variable.detach())
+    base = _base(name)
+    if base not in _ELEMENTWISE and base not in _VIEWS:
+        return math.inf
+    if base == "Mul":
+        bound = _factor(node, 0, "self", budget) * _factor(node, 1, "other", budget)
+    elif base == "Div":
+        divisor = _saved(node, "other")
+        smallest = float(divisor.abs().amin()) if divisor is not None and divisor.numel() else 0.0
+        bound = _factor(node, 0, "self", budget) / smallest if smallest else math.inf
+    else:
+        bound = sum(_bound(following, budget) for following, _ in node.next_functions)
+    return bound if bound < torch.finfo(node._input_metadata[0].dtype).max else math.inf
+
+
+def _factor(node: Any, place: int, name: str, budget: list[int]) -> float:
+    """The bound of one input of a product of elements; a constant is saved there."""
+    following = node.next_functions[place][0]
+    if following is not None:
+        return _bound(following, budget)
+    constant = _saved(node, name)
+    return math.inf if constant is None else _largest(constant)
+
+
+def _bound_of_product(node: Any, name: str) -> float:
+    """By the norms of rows of the first factor, and of the second as a whole: it may be transposed."""
+    a, b = (_saved(node, factor) for factor, _ in _FACTORS[name])
+    if b is None and a is not None:  # saved only if the gradient of the other factor is needed
+        b = _variable(node.next_functions[_FACTORS[name][1][1]][0])
+    if a is None or b is None:
+        return math.inf
+    bound = float(a.float().norm(dim=-1).amax() * b.float().norm(dim=(-2, -1)).amax())
+    return bound if bound < torch.finfo(a.dtype).max else math.inf
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest magnitude; infinite if a value is NaN, and 0 of no values."""
+    largest = float(values.abs().amax()) if values.numel() else 0.0
+    return math.inf if math.isnan(largest) else largest
 
 
 def _base(name: str) -> str:
@@ -106,13 +142,6 @@ def _variable(node: Any) -> torch.Tensor | None:
             return None
         node = node.next_functions[0][0]
     return None
-
-
-def _product_fits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether no element of `a @ b` can overflow, by the norms of rows of `a`, and of `b` as a whole: it may be
-    transposed."""
-    largest = a.float().norm(dim=-1).amax() * b.float().norm(dim=(-2, -1)).amax()
-    return bool(largest < torch.finfo(a.dtype).max)
 
 
 def _saved(node: Any, name: str) -> torch.Tensor | None:
