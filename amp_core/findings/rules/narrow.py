@@ -146,8 +146,9 @@ def half_router(run: Run) -> list[Finding]:
         "module, in the first step; 16-bit running statistics that the first steps update.",
         threshold="One such layer. torch's own norms accumulate in float32 whatever their input; a bfloat16 mean of "
         "squares is off by up to 2^-9, which scales the whole row (transformers casts to float32 in LlamaRMSNorm).",
-        advice="A bfloat16 running average stops changing once the change is below 2^-9 of it, and a variance loses "
-        "all its digits to cancellation. Compute statistics in float32 and cast the result.",
+        advice="In float16, squares of values above 255 overflow and the layer returns zeros; in bfloat16, a running "
+        "average stops changing once the change is below 2^-9 of it, and a variance loses its digits to cancellation. "
+        "Compute statistics in float32 and cast the result.",
         snippet="variance = x.float().square().mean(-1, keepdim=True)\n"
         "x = (x.float() * torch.rsqrt(variance + eps)).to(x.dtype) * weight",
         page="layer-detail",
