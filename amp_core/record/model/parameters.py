@@ -1,6 +1,6 @@
-"""Reads a model's parameters and gradients: their names, devices, and the values that this process holds."""
+"""Reads a model's parameters and gradients (names, devices, and the values that this process holds) and optimizers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -109,3 +109,12 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
     if isinstance(rate, torch.Tensor):  # a capturable optimizer's
         return float(rate) if rate.device.type == "cpu" else None
     return float(rate) if rate is not None else None
+
+
+def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    """Every tensor in the state of the optimizers: of each parameter, and what some keep beside it, as MADGRAD does a
+    step count."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            held = state.values() if isinstance(state, Mapping) else [state]
+            yield from (v for v in held if isinstance(v, torch.Tensor))

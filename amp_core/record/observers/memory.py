@@ -21,9 +21,15 @@ from torch.autograd import graph
 from amp_core.record.backends import backend_of
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled
-from amp_core.record.model.parameters import has_values, named_modules, named_parameters, unwrapped
+from amp_core.record.model.parameters import (
+    has_values,
+    named_modules,
+    named_parameters,
+    optimizer_tensors,
+    unwrapped,
+)
 from amp_core.record.observer import Observer
-from amp_core.record.observers.storages import Saved, optimizer_tensors, storage_of, storages
+from amp_core.record.observers.storages import Saved, storage_of, storages
 from amp_core.record.torch_internals.module_calls import after_call
 from amp_core.store.writer import RunWriter
 

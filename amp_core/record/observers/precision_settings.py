@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from amp_core.record.environment import stored_in
 from amp_core.record.model import own
 from amp_core.record.model.modules import tensors_in
-from amp_core.record.model.parameters import is_deepspeed
+from amp_core.record.model.parameters import is_deepspeed, optimizer_tensors
 from amp_core.record.observer import Observer
 from amp_core.record.observers.reductions import Reductions
 from amp_core.record.ranks import communication_hook, computed_in
@@ -66,8 +66,7 @@ class PrecisionSeen(Observer):
         self._reductions.close()
         if self._reduced:
             self._seen["reduction"] = _most_first(self._reduced)
-        states = (value for o in self._optimizers for state in o.state.values() for value in state.values())
-        self._note("optimizer state", (v for v in states if isinstance(v, torch.Tensor) and v.dim()))
+        self._note("optimizer state", (v for v in optimizer_tensors(self._optimizers) if v.dim()))
         cast = self._writer.head.config.get("autocast_dtype") or computed_in(self._model) or stored_in(self._model)
         seen = self._seen | ({"compute": str(cast)} if cast else {})
         self._writer.update_head(model=dict(self._writer.head.model) | {"precision_seen": seen})

@@ -15,7 +15,7 @@ import _thread
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -45,13 +45,6 @@ def storages(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[Key,
     """Bytes of each distinct storage behind `tensors` on `device`, by its address."""
     present = (storage_of(tensor, device) for tensor in tensors)
     return dict(storage for storage in present if storage is not None)
-
-
-def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
-    """Every tensor in the state of the optimizers."""
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            yield from (v for v in state.values() if isinstance(v, torch.Tensor))
 
 
 class Saved:

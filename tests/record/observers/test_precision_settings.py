@@ -297,3 +297,36 @@ def test_lightnings_precision_stands_beside_what_it_did(
     }
     assert not frame["differs"].any()
     assert (seen(frame)["weights"], seen(frame)["compute"]) == (weights, compute)
+
+
+class CountingOptimizer(torch.optim.Optimizer):
+    """Keeps a number and a tensor of its own beside the state of parameters, as SPAM and MADGRAD do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        own: Any = self.state
+        own["total"], own["k"] = 0, torch.zeros((), dtype=torch.long)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        own: Any = self.state
+        own["total"] += 1
+        own["k"] += 1
+        for p in self.param_groups[0]["params"]:
+            momentum = self.state[p].setdefault("momentum", torch.zeros_like(p, dtype=torch.bfloat16))
+            momentum.mul_(0.9).add_(p.grad)
+            p.sub_(0.1 * momentum)
+
+
+def test_an_optimizer_may_keep_values_of_no_parameter(tmp_path: Path) -> None:
+    model = torch.nn.Linear(8, 4)
+    optimizer = CountingOptimizer(model.parameters())
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for _ in range(3):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = load_run(tmp_path / "run")
+    assert seen(precision_settings(run))["optimizer state"] == "bfloat16"
+    assert not (run.events["kind"] == "warning").any()
+    assert run.memory["optimizer_bytes"].max() > 0

@@ -21,6 +21,7 @@ from amp_core.record.model.parameters import (
     named_buffers,
     named_modules,
     named_parameters,
+    optimizer_tensors,
     unwrapped,
 )
 from amp_core.record.observer import Observer
@@ -209,10 +210,7 @@ def _few(by_name: dict[str, Any]) -> dict[str, Any]:
 def _settings(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Any]:
     given = [p for group in optimizer.param_groups for p in group["params"]]
     states = {
-        dtype_name(value.dtype)
-        for state in optimizer.state.values()
-        for value in (state.values() if isinstance(state, dict) else ())
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+        dtype_name(value.dtype) for value in optimizer_tensors([optimizer]) if value.is_floating_point() and value.dim()
     }
     return {
         "class": type(optimizer).__name__,
