@@ -168,3 +168,33 @@ def test_sparse_gradients_are_recorded_by_their_stored_values(tmp_path, dtype):
     assert run.steps.grad_norm.tolist() == pytest.approx([n[0] for n in norms], rel=1e-2)
     rows = run.tensors(kind="weight_grad")
     assert (rows[COUNTS].sum(axis=1) == rows.numel).all() and (rows.numel <= 8 * 3 * 4).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_that_are_zeros_without_memory_are_recorded_as_zeros(tmp_path, dtype):
+    """Autograd makes such tensors for `torch.sgn`; their address is 0."""
+
+    class Signs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.out, self.bias = nn.Linear(6, 4), nn.Linear(6, 2), nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            return torch.cat([self.hidden(x).sgn(), self.out(x), self.bias.sgn().expand(len(x), 3)], 1)
+
+    torch.manual_seed(0)
+    model = Signs().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kinds = ("weight_grad", "weight", "output_grad", "activation")
+    with watch(model, optimizer, into=tmp_path / "run", every=2, kinds=kinds, blocks=True):
+        for _ in range(STEPS):
+            model(torch.randn(8, 6, dtype=dtype)).float().square().mean().backward()
+            assert model.bias.grad._is_zerotensor()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = load_run(tmp_path / "run")
+    assert not recording_errors(run) and (run.steps.grad_norm > 0).all()
+    zeros = [("weight_grad", "bias", 3), ("weight_grad", "hidden.weight", 24), ("output_grad", "hidden", 32)]
+    for kind, name, numel in zeros:
+        rows = run.tensors(kind=kind, name=name)
+        assert len(rows) == 3 and (rows.zero == numel).all()

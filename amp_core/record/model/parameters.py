@@ -69,7 +69,13 @@ def in_backward() -> bool:
 def local_values(grad: torch.Tensor) -> torch.Tensor:
     """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries, of a
     complex one its real and imaginary parts."""
-    if type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.requires_grad and not grad.is_complex():
+    if (
+        type(grad) is torch.Tensor
+        and grad.layout is torch.strided
+        and not grad.requires_grad
+        and not grad.is_complex()
+        and not grad._is_zerotensor()
+    ):
         return grad  # nearly all gradients
     grad = grad.detach()
     if hasattr(grad, "to_local"):
@@ -89,7 +95,12 @@ def _entry_points(grad: torch.Tensor) -> torch.Tensor:
 
 
 def real_values(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as real and imaginary parts, twice as many real values; any other as it is."""
+    """A complex tensor as real and imaginary parts, twice as many real values; any other as it is.
+
+    Zeros for which autograd takes no memory, such as the gradient of `torch.sgn`, get some: kernels read addresses.
+    """
+    if tensor._is_zerotensor():
+        tensor = tensor.clone()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

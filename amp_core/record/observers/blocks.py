@@ -23,6 +23,7 @@ from amp_core.record.model.parameters import (
     local_values,
     named_modules,
     named_parameters,
+    real_values,
     unwrapped,
 )
 from amp_core.record.observer import Observer
@@ -172,7 +173,7 @@ class BlockWatch(Observer):
             return
         if not measurable(tensor) or tensor.layout is not torch.strided or not tensor.numel():
             return
-        matrix = tensor.detach()
+        matrix = real_values(tensor.detach())
         matrix = matrix.reshape(1, -1) if matrix.dim() == 1 else matrix.flatten(0, -2)
         rows = measure_blocks(matrix, kind)
         numbers = [part for row in rows for part in (row.packed.flatten(), row.totals)]

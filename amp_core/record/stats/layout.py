@@ -208,3 +208,12 @@ def in_one_row(tensor: torch.Tensor) -> torch.Tensor:
 def by_stride(tensor: torch.Tensor) -> list[int]:
     """The dimensions of `tensor`, from the largest stride to the smallest."""
     return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+
+
+def addresses_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Where the values of each tensor are, for a kernel. Raises ValueError for values without memory, such as the zeros
+    that are the gradient of `torch.sgn`: reading them would end the process."""
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    if 0 in addresses and any(t.numel() for t, address in zip(tensors, addresses, strict=True) if not address):
+        raise ValueError("a tensor whose values have no memory")
+    return addresses

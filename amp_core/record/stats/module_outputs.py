@@ -159,6 +159,8 @@ class Outputs:
     @untraced
     def _on_grad(self, name: str, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None) -> Any:
         """Measure an output gradient. Returns the plan by which more of its sort can be measured, or None."""
+        if grad._is_zerotensor():
+            grad = grad.clone()  # kernels read addresses, and it has none
         if self._passing is not None and grad.is_cpu:
             try:
                 plan = self._add_quickly(name, module, grad, channels)
@@ -302,6 +304,7 @@ class _OutputGrad:
             and plan.laid_out == outputs._laid_out
             and grad.shape == plan.shape
             and grad.is_contiguous()
+            and not grad._is_zerotensor()
             and outputs._passing is not None
             and type(parameters := self._attributes.get("_parameters")) is dict
             and id(parameters.get("weight")) == plan.weight

@@ -14,13 +14,14 @@ _dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 
 
 def norms_of_plain(grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """What `norms` returns first, of gradients as backward left them; None unless all are dense FP32 tensors on a CPU.
+    """What `norms` returns first, of gradients as backward left them; None unless all are dense FP32 tensors on a CPU,
+    in memory of their own.
 
     Made of loops in C alone: it runs in every step, and Python takes more time over a small gradient than its norm.
     """
     if set(map(type, grads)) != {torch.Tensor} or set(map(_dtype, grads)) != {torch.float32}:
         return None
-    if not all(map(_is_cpu, grads)):
+    if not all(map(_is_cpu, grads)) or any(map(torch.Tensor._is_zerotensor, grads)):
         return None
     try:
         if not all(map(torch.Tensor.is_contiguous, grads)):

@@ -256,3 +256,11 @@ def test_a_forked_worker_can_measure_too(small_shares):
 
 def _in_worker(values):
     return measuring.measure([torch.from_numpy(values)])[0].numpy()
+
+
+def test_a_kernel_does_not_read_values_without_memory():
+    zeros = torch._efficientzerotensor((3,))
+    empty = torch.empty(0)
+    assert layout.addresses_of([empty, torch.ones(2)])[0] == 0
+    with pytest.raises(ValueError, match="no memory"):
+        measure.measure_cpu([torch.ones(2), zeros])

@@ -152,12 +152,15 @@ class StaleGradients(Observer):
 
 
 def _local_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    """The gradient whose memory backward adds to; this process's part of a sharded one. None for a sparse one."""
+    """The gradient whose memory backward adds to; this process's part of a sharded one. None for a sparse one, and for
+    zeros without memory."""
     grad = parameter.grad
     if grad is not None and hasattr(grad, "to_local"):
         with torch.no_grad():  # without grad it is the same tensor that FSDP2 adds to
             grad = grad.to_local()
-    return grad if type(grad) is torch.Tensor and grad.layout == torch.strided and not grad.is_meta else None
+    if type(grad) is not torch.Tensor or grad.layout != torch.strided or grad.is_meta or grad._is_zerotensor():
+        return None
+    return grad
 
 
 def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:

@@ -14,7 +14,7 @@ from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.record.stats.channels import ChannelMax
 from amp_core.record.stats.cuda import program
 from amp_core.record.stats.cuda.table import COLUMNS, Rows, on_device, rows, stretches
-from amp_core.record.stats.layout import Cap, dtype_name, in_one_row, packed_size
+from amp_core.record.stats.layout import Cap, addresses_of, dtype_name, in_one_row, packed_size
 
 PART = 8192
 """Values of one channel that a warp takes at a time, as the source has it."""
@@ -163,7 +163,7 @@ class Batch:
 
 
 def _lengths_and_addresses(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
-    return [t.numel() for t in tensors], [t.data_ptr() for t in tensors]
+    return [t.numel() for t in tensors], addresses_of(tensors)
 
 
 def _channel_rows(one: ChannelMax, out: int) -> Rows:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from amp_core.quantization import BINS, EIGHTHS, FINE_OCTAVES, OCTAVES
+from amp_core.record.stats.layout import addresses_of
 from amp_core.record.stats.numba.compiled import kept, pointer, taken
 from amp_core.record.stats.numba.thread_team import together
 
@@ -37,7 +38,7 @@ def distances_cpu(
     sums = np.zeros((parts, BINS + 1, _SUMS))
     tensors = [t.contiguous() for t in (magnitude, factor, top)]
     given = [0, height, width, *factor.shape, rows, columns, exponent, sums.ctypes.data, parts]
-    job = np.array([*given, *(t.data_ptr() for t in tensors)], np.int64)
+    job = np.array([*given, *addresses_of(tensors)], np.int64)
     if parts == 1:
         add_distances(job.ctypes.data)
     else:

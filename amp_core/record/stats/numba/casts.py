@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from amp_core.record.stats.host_buffers import host_buffer
+from amp_core.record.stats.layout import addresses_of
 from amp_core.record.stats.numba.compiled import kept, pointer
 
 CHUNK = 1 << 12
@@ -24,7 +25,7 @@ def losses_cpu(values: torch.Tensor, held: torch.Tensor, data: torch.Tensor | No
     tensors = [t.detach().to(torch.float32).contiguous() for t in (values, held, held if data is None else data)]
     squares, errors = host_buffer(2 * values.numel()).view(2, -1).unbind()
     counts = np.zeros(6)
-    addresses = [counts.ctypes.data, *(t.data_ptr() for t in (*tensors, squares, errors))]
+    addresses = [counts.ctypes.data, *addresses_of((*tensors, squares, errors))]
     job = np.array([values.numel(), *addresses], np.int64)
     count_losses(job.ctypes.data, top)
     if data is None:

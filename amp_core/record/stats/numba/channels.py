@@ -11,6 +11,7 @@ import numba
 import numpy as np
 import torch
 
+from amp_core.record.stats.layout import addresses_of
 from amp_core.record.stats.numba.compiled import kept, pointer
 
 
@@ -23,7 +24,8 @@ def channels_cpu(values: torch.Tensor, channels: int, inner: int, into: torch.Te
         into = torch.zeros(channels, dtype=values.dtype, device="cpu")
     if inner * channels:
         largest = largest_of_halves if values.dtype.itemsize == 2 else largest_of_singles
-        largest(values.data_ptr(), values.numel() // (channels * inner), channels, inner, into.data_ptr())
+        address, target = addresses_of((values, into))
+        largest(address, values.numel() // (channels * inner), channels, inner, target)
     return into
 
 

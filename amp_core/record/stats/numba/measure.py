@@ -13,7 +13,7 @@ import torch
 
 from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.record.stats.host_buffers import host_buffer
-from amp_core.record.stats.layout import LEADING, Cap, in_one_row
+from amp_core.record.stats.layout import LEADING, Cap, addresses_of, in_one_row
 from amp_core.record.stats.numba.kernels import (
     CAP,
     CAPPED_OUT,
@@ -69,7 +69,7 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
     packed = host_buffer(parts * int(ends[-1])).zero_().view(parts, -1)
     base = packed.data_ptr()
     tasks = np.empty((len(rows), COLUMNS), np.int64)
-    tasks[:, WHERE] = list(map(torch.Tensor.data_ptr, rows))
+    tasks[:, WHERE] = addresses_of(rows)
     tasks[:, LENGTH] = lengths
     tasks[:, CODE] = codes
     tasks[:, OUT] = starts[: len(rows)] * 8 + base
@@ -109,7 +109,10 @@ class PassingTensors:
         """
         if _CODE.get(tensor.dtype, _DOUBLE) >= _NARROWEST or tensor.numel() >= 2 * SHARE or not tensor.is_contiguous():
             return False
-        self.add_at(tensor.data_ptr(), *self.arguments(tensor, channels, inner, into))
+        address = tensor.data_ptr()
+        if not address:  # of zeros without memory, or of no values
+            return False
+        self.add_at(address, *self.arguments(tensor, channels, inner, into))
         return True
 
     @staticmethod

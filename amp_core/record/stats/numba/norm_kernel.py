@@ -13,6 +13,7 @@ import numba
 import numpy as np
 import torch
 
+from amp_core.record.stats.layout import addresses_of
 from amp_core.record.stats.numba.compiled import kept, pointer, prefetch, taken
 from amp_core.record.stats.numba.thread_team import together
 
@@ -30,7 +31,7 @@ of one part after those of the one before. After them come the address and the n
 def norms_cpu(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The 2-norm of each tensor, as FP64. They are FP32, contiguous and on the CPU."""
     job = array("q", (0, 0, len(tensors), 0))
-    job.extend(map(torch.Tensor.data_ptr, tensors))
+    job.extend(addresses_of(tensors))
     job.extend(map(torch.Tensor.numel, tensors))
     parts = max(1, min(torch.get_num_threads(), sum(job[ENTRIES + len(tensors) :]) // SHARE))
     sums = np.zeros((parts, len(tensors)))
