@@ -1,7 +1,7 @@
 """Shares of a data sheet's peaks that training reaches, by GPU, each with its source.
 
 >>> efficiency_of("NVIDIA L4").fp32
-0.4
+0.41
 """
 
 import re

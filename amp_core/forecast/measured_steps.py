@@ -1,7 +1,7 @@
 """How far a forecast may be off: by the GPU, and by the share of the step whose operators no measurement covers.
 
 >>> step_spread(trace.work, rates, "fp16", efficiency_of("NVIDIA A100-SXM4-80GB")).spread
-0.3
+0.28
 
 The operators below take 1 % or more of the time of a published step (tests/benchmarks/published_steps.csv), so the
 error of their kernels is known from whole steps. Of others, a fused attention or a recurrent layer, only the arithmetic
