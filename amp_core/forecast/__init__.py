@@ -8,8 +8,8 @@
 A roofline over the traced operators: each takes the longest of its multiplications at the speed of the part, its bytes
 at the part's bandwidth, and the minimum time of a kernel; the step takes their sum, or the host's time to launch them
 all. `kernel_classes` says how the kernels of an operator use a GPU, `efficiency` what share of its data sheet each GPU
-reaches, with sources. Each figure has a range. A measured run on a listed GPU is first compared with its own forecast,
-and the ratio corrects the forecasts for other GPUs.
+reaches, with sources, and `measured_steps` how far a forecast may be off. A measured run on a listed GPU is first
+compared with its own forecast, and the ratio corrects the forecasts for other GPUs.
 """
 
 from amp_core.forecast.baseline import step_time_changes

@@ -10,6 +10,7 @@ import pandas as pd
 from amp_core.analysis.steps import autocast_dtype
 from amp_core.analysis.steps import recipe as recipe_of
 from amp_core.forecast.efficiency import efficiency_of
+from amp_core.forecast.measured_steps import step_spread
 from amp_core.forecast.roofline import Work, device_time, why_not
 from amp_core.forecast.step_time import UNMODELLED_FRAC
 from amp_core.forecast.traced_work import traces_of_run
@@ -35,9 +36,12 @@ def step_time_changes(base: Run, run: Run, gpus: Sequence[str]) -> pd.DataFrame:
         name, rates = named_part(gpu)
         if why_not(rates, old) or why_not(rates, new):
             continue
-        speeds = efficiency_of(NAMES[name]).range()
+        of = efficiency_of(NAMES[name])
+        spreads = [step_spread(work, rates, recipe, of).spread for work, recipe in ((before, old), (now, new))]
+        speeds = of.range(max(spreads))
+        works = Work.of(before), Work.of(now)
         times = [
-            (device_time(before, rates, old, at).total_us, device_time(now, rates, new, at).total_us)
+            (device_time(works[0], rates, old, at).total_us, device_time(works[1], rates, new, at).total_us)
             for at in (speeds.likely, *speeds.corners())
         ]
         ratio, *ratios = (own / other for other, own in times)
@@ -47,13 +51,13 @@ def step_time_changes(base: Run, run: Run, gpus: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _work(run: Run) -> tuple[Work, str]:
+def _work(run: Run) -> tuple[pd.DataFrame, str]:
     """The traced step of a run in its own recipe, and the name of that recipe in the forecast."""
     wide, narrow = traces_of_run(run)
     recipe = recipe_of(run) or ""
     if recipe in ("fp32", "tf32"):
-        return Work.of(wide.work), recipe
+        return wide.work, recipe
     dtype = autocast_dtype(run)
     if dtype is None:
         raise RunError(f"recipe {recipe!r} of run {run.name!r} is not forecast; fp32, tf32 and autocast are")
-    return Work.of(narrow.work), FORMAT_OF_DTYPE[dtype].name
+    return narrow.work, FORMAT_OF_DTYPE[dtype].name

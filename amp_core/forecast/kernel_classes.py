@@ -57,8 +57,23 @@ DEPTHWISE_FLOP_PER_US = 15e3
 """Operations of one multiprocessor in a depthwise convolution in FP32, which loads each factor anew; in 16 bits twice
 as many. PyTorch 1.9 ran 24 convolutions of 7 × 7 over (64, 384, R, R) in FP32 in 14.4, 54.8 and 228.6 ms for R = 16, 32
 and 64 on the 68 of an RTX 2080 Ti, which is 1.03 to 1.08 TFLOP/s; 31 × 31 in 171.4, 734.8 and 3090.4 ms, 1.50 to 1.69
-(Ding et al. 2022, arXiv:2203.06717; also table 1 of their later paper on UniRepLKNet). That is the forward pass;
-gradients are taken to be as fast."""
+(Ding et al. 2022, arXiv:2203.06717; also table 1 of their later paper on UniRepLKNet). That is the forward pass, and
+both directions in 16 bits, where cuDNN has kernels of its own."""
+DEPTHWISE_BACKWARD_FRAC = 0.27
+"""Speed of the two gradients of a depthwise convolution in FP32, over the forward's. PyTorch runs its own kernels: that
+of the weight has one block for each channel and tap, which reads all images (ATen/native/cuda/DepthwiseConv2d.cu). The
+two kernels took 16.6 times the forward on A100, a speed of 0.12 (pytorch/pytorch#18631), and by pytorch/pytorch#129609
+it is 0.37 on a GPU that is not named; what whole steps of EfficientNet-B0 on A100 and V100
+(NVIDIA/DeepLearningExamples) and of ConvNeXt-Base on TITAN RTX (XHMY/torch_benchmark) leave for them gives 0.23, 0.52
+and 0.15. This is near the geometric mean of the five, 0.24."""
+
+BATCH_NORM_US = 0.0017
+"""Time that PyTorch's own batch norm takes for each element of a channel, at least, in each direction: its sums run in
+one block for each channel (`batch_norm_collect_statistics_kernel` and `batch_norm_backward_kernel` in
+ATen/native/cuda/Normalization.cuh), so that few channels of large images leave most of a GPU idle. cuDNN runs it
+where the weights are in FP32. With batch norms, VGG-16 in FP16 took longer by 8.5 ms on A100, 9.1 on TITAN RTX and 9.3
+on RTX 2080 Ti (ryujaehun/pytorch-gpu-benchmark), of which 5.2 to 6.8 are not traffic; a channel of them all has 1.65
+million elements."""
 
 WINOGRAD_TILE = 4
 """Outputs of a tile's edge in Winograd's algorithm for 3 × 3 convolutions, F(4 × 4, 3 × 3) (Lavin and Gray 2015,

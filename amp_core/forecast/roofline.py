@@ -58,8 +58,12 @@ class Range:
             yield replace(tensor, cuda_cores=cuda.cuda_cores, bandwidth=bandwidth.bandwidth, launch_us=launch.launch_us)
 
 
-LAUNCH_US = 8.0
-"""The host's time per eager operator, with autograd and dispatch: our own estimate."""
+LAUNCH_US = 30.0
+"""The host's time per eager operator, with Python, dispatch and autograd. From models whose steps wait for the host, 12
+images, on the hosts of an A100 and an RTX 3090 (ryujaehun/pytorch-gpu-benchmark): DenseNet-201 30, DenseNet-121 35,
+ResNet-50 and MobileNetV2 41 to 50. DenseNet-201 on the host of an H100: 28 (XHMY/torch_benchmark)."""
+LAUNCH_SPREAD = 1.7
+"""Ratio of a slow host to the likely one, and of that to a fast one: a desktop's took 18 µs on the same models."""
 
 MIN_KERNEL_US = 2.0
 """Shortest kernel: starting and draining it takes as long on the device."""

@@ -11,6 +11,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.steps import recipe as recipe_of
 from amp_core.forecast.efficiency import efficiency_of
 from amp_core.forecast.low_bits import BITS, quantized_work
+from amp_core.forecast.measured_steps import step_range, step_spread
 from amp_core.forecast.memory import largest_batch, memory_needed
 from amp_core.forecast.roofline import LAUNCH_US, DeviceTime, Range, Speeds, Work, device_time, why_not
 from amp_core.forecast.traced_work import StepTrace, traces_of_run
@@ -59,8 +60,8 @@ def forecast(
     gradients, optimizer, activations and temporaries of the traced batch), memory_bytes_low, memory_bytes_high,
     batch_low, batch_high (largest that fits), source (of the part's figures).
 
-    A range spans every combination of slow and fast in `efficiency`, by default that of each GPU
-    (`efficiency_of`). Raises `RunError` for an unknown part, for none,
+    A range spans every combination of slow and fast in `efficiency`, by default that of each GPU and step
+    (`step_range`). Raises `RunError` for an unknown part, for none,
     and for a share beyond 0 to 1.
     """
     if not gpus:
@@ -77,9 +78,10 @@ def forecast(
     rows = []
     for gpu in dict.fromkeys(gpus):
         name, rates = named_part(gpu)
-        speeds = efficiency or efficiency_of(NAMES[name]).range()
+        of = efficiency_of(NAMES[name])
         time = cache(lambda recipe, speeds, rates=rates: device_time(works[recipe], rates, recipe, speeds))
         for recipe, trace in by_recipe.items():
+            speeds = efficiency or step_range(trace.work, rates, recipe, of)
             rows.append(_row(name, rates, recipe, trace, time, factor or 1.0, speeds))
     given = {recipe: frac for recipe, frac in shares.items() if frac is not None}
     notes = _notes(wide, narrow, calibrated or _own_calibration(factor), list(dict.fromkeys(gpus)), given)
@@ -162,7 +164,8 @@ def _row(
         ratios.append(time("fp32", speeds).total_us / took)
         over_bf16.append(time("bf16", speeds).total_us / took)
         for end in (efficiency.slow, efficiency.fast):  # TF32 and 16 bits have different kernels
-            tf32_speeds = speeds if recipe == "tf32" else replace(speeds, tensor_cores=end.tensor_cores)
+            other = replace(speeds, tensor_cores=end.tensor_cores, tf32=end.tf32)
+            tf32_speeds = speeds if recipe == "tf32" else other
             over_tf32.append(time("tf32", tf32_speeds).total_us / took)
     if rates.tf32 is None:
         over_tf32 = [float("nan")]
@@ -207,6 +210,12 @@ def _speeds_note(gpu: str) -> str:
     )
 
 
+def _unlike_note(gpu: str, wide: StepTrace) -> str:
+    """What the forecast says of a model unlike those measured; empty for others."""
+    name, rates = named_part(gpu)
+    return step_spread(wide.work, rates, "fp32", efficiency_of(NAMES[name])).note
+
+
 def _notes(
     wide: StepTrace, narrow: StepTrace, calibrated: str, gpus: list[str], shares: dict[str, float]
 ) -> tuple[str, ...]:
@@ -215,6 +224,8 @@ def _notes(
         "know data loading, communication, compiled code or other programs.",
         *(_speeds_note(gpu) for gpu in gpus),
     ]
+    unlike = [note for gpu in gpus if (note := _unlike_note(gpu, wide))]
+    notes += unlike[:1]
     if shares:
         which = " and ".join(f"{100 * frac:.0f} % in {recipe.upper()}" for recipe, frac in shares.items())
         notes.append(

@@ -23,6 +23,8 @@ from amp_core.analysis.performance.gemm_shapes import Shape, product, shapes_of,
 from amp_core.analysis.performance.traced_ops import has_policies, traced_rows, traced_steps
 from amp_core.analysis.steps import attempts, emulated, median, recipe
 from amp_core.forecast.kernel_classes import (
+    BATCH_NORM_US,
+    DEPTHWISE_BACKWARD_FRAC,
     DEPTHWISE_FLOP_PER_US,
     LAYER_NORM_ROW_US,
     SCATTERED_PER_US,
@@ -38,7 +40,7 @@ from amp_core.store.run import Run
 _SIZES = ("batch", "m", "n", "k")
 _OTHERS = ("transposed", "sm_us", "serial_us", "winograd_flops", "winograd_bytes")
 _COLUMNS = ["op", "phase", "count", "flops", "bytes", "narrow", "kind", *_SIZES, *_OTHERS]
-_TENSORS_PER_LAUNCH = 36
+TENSORS_PER_LAUNCH = 36
 """Tensors per launch of a multi-tensor kernel over four lists: `depth_to_max_tensors` in PyTorch's
 ATen/native/cuda/MultiTensorApply.cuh."""
 _OPTIMIZER_PASSES = 3
@@ -102,10 +104,10 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
         runs = kernel_class(op, flops)
         kind, transposed = runs.kind, 0.0
         sizes: tuple[float, ...] = (math.nan,) * 4
-        sm_us, winograd = 0.0, (0.0, 0.0)
+        sm_us, serial_us, winograd = 0.0, 0.0, (0.0, 0.0)
         narrow = _is_narrow(dtypes[0])
         if not shapes:  # the optimizer's operators: multi-tensor kernels on CUDA
-            traffic, count = _OPTIMIZER_PASSES * written, math.ceil(count / _TENSORS_PER_LAUNCH)
+            traffic, count = _OPTIMIZER_PASSES * written, math.ceil(count / TENSORS_PER_LAUNCH)
         elif kind == "lookup":
             traffic = 2 * written
         else:
@@ -118,11 +120,16 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
         if flops and isinstance(row["in_shapes"], str):
             kind, sizes = _product(op, row["in_shapes"], flops / count)
             if kind == "depthwise":
-                sm_us, narrow = flops / DEPTHWISE_FLOP_PER_US / (2 if narrow else 1), False
+                speed = 2.0 if narrow else DEPTHWISE_BACKWARD_FRAC if op.endswith("backward") else 1.0
+                sm_us, narrow = flops / DEPTHWISE_FLOP_PER_US / speed, False
             if "conv" in op and kind == "product":
                 transposed = 0.0 if channels_last else 2 * traffic
                 winograd = winograd_work(shapes, sizes, flops)
-        work.append((op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed, sm_us, 0.0, *winograd))
+        if "batch_norm" in op and shapes and all(map(_is_narrow, dtypes)):  # in FP16 weights too, so not cuDNN's
+            serial_us = count * BATCH_NORM_US * math.prod(shapes[0]) / shapes[0][1]
+        work.append(
+            (op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed, sm_us, serial_us, *winograd)
+        )
         if op == "native_layer_norm_backward" and len(shapes) > 4:  # a second kernel for the weight's gradient
             serial_us = count * LAYER_NORM_ROW_US * math.prod(shapes[2])  # shapes: gradient, input, mean, …, weight
             moved = traffic * 2 / 3

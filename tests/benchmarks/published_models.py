@@ -31,6 +31,8 @@ IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit-small": ("ViT", {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}),
     "vit-base": ("ViT", {}),
     "vit-large": ("ViT", BERT_LARGE),
+    "vit-base-384": ("ViT", {"image_size": 384}),
+    "beit-base": ("Beit", {"use_relative_position_bias": True, "use_shared_relative_position_bias": False}),
     "convnext-tiny": ("ConvNext", {}),
     "convnext-small": ("ConvNext", {"depths": [3, 3, 27, 3]}),
     "convnext-large": ("ConvNext", {"depths": [3, 3, 27, 3], "hidden_sizes": [192, 384, 768, 1536]}),
@@ -38,12 +40,41 @@ IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "swin-tiny": ("Swin", {}),
     "swin-small": ("Swin", {"depths": [2, 2, 18, 2]}),
     "swin-base": ("Swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32]}),
+    "swinv2-base": (
+        "Swinv2",
+        {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], "window_size": 8, "image_size": 224},
+    ),
+    "swinv2-tiny": ("Swinv2", {"window_size": 8, "image_size": 256}),
+    "swinv2-small": ("Swinv2", {"depths": [2, 2, 18, 2], "window_size": 8, "image_size": 256}),
     "mobilenetv2": ("MobileNetV2", {"tf_padding": False}),
+    "poolformer-s24": ("PoolFormer", {"depths": [4, 4, 12, 4]}),
+    "mobilevit-s": ("MobileViT", {}),
+    "regnetx-032": (
+        "RegNet",
+        {"layer_type": "x", "depths": [2, 6, 15, 2], "hidden_sizes": [96, 192, 432, 1008], "groups_width": 48},
+    ),
+    "regnety-032": (
+        "RegNet",
+        {"layer_type": "y", "depths": [2, 5, 13, 1], "hidden_sizes": [72, 216, 576, 1512], "groups_width": 24},
+    ),
+    "levit-256": (
+        "Levit",
+        {"hidden_sizes": [256, 384, 512], "num_attention_heads": [4, 6, 8], "key_dim": [32, 32, 32]},
+    ),
     "efficientnet-b0": ("EfficientNet", {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}),
     "efficientnet-b4": ("EfficientNet", {"width_coefficient": 1.4, "depth_coefficient": 1.8, "hidden_dim": 1792}),
 }
-VGG = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-"""Channels of VGG-16's convolutions; 0 for pooling."""
+VGG = {"vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
+"""Convolutions of each stage, with 64, 128, 256, 512 and 512 channels."""
+RESIDUAL = {  # depths, width of the 3 × 3 convolutions over their outputs', groups, squeeze and excitation
+    "resnext50-32x4d": ((3, 4, 6, 3), 0.5, 32, False),
+    "resnext101-32x4d": ((3, 4, 23, 3), 0.5, 32, False),
+    "se-resnext101-32x4d": ((3, 4, 23, 3), 0.5, 32, True),
+    "se-resnet50": ((3, 4, 6, 3), 0.25, 1, True),
+    "wide-resnet50-2": ((3, 4, 6, 3), 0.5, 1, False),
+}
+DENSE = {"densenet121": (6, 12, 24, 16), "densenet201": (6, 12, 48, 32)}
+"""Layers of each block, which add 32 channels each."""
 
 
 def build(name: str, batch: int, length: int, channels_last: bool) -> Triple:
@@ -53,6 +84,8 @@ def build(name: str, batch: int, length: int, channels_last: bool) -> Triple:
             return _layer(name, batch, length)
         if name.startswith("bert"):
             return _bert(name, batch, length)
+        if name == "ssd300":
+            return _ssd(batch, channels_last)
         if name in GPT or name == "opt-13":
             return _language_model(name, batch, length)
         return _images(_image_model(name), batch, length, channels_last)
@@ -61,16 +94,28 @@ def build(name: str, batch: int, length: int, channels_last: bool) -> Triple:
 def _image_model(name: str) -> nn.Module:
     if name.startswith("vgg"):
         return _vgg(name)
-    return _resnext(name) if "resnext" in name else _hugging_face(name)
+    if name in DENSE:
+        return _densenet(DENSE[name])
+    if name == "mixer-base":
+        return _Mixer()
+    return _residual(name) if name in RESIDUAL else _hugging_face(name)
 
 
 def _bert(name: str, batch: int, length: int) -> Triple:
-    config = transformers.BertConfig(attn_implementation="eager", **({} if name == "bert-base-squad" else BERT_LARGE))
+    sizes = {} if name.startswith("bert-base") else BERT_LARGE
+    config = transformers.BertConfig(attn_implementation="eager", **sizes)
     tokens = torch.ones(batch, length, dtype=torch.long, device="cpu")
     ends = torch.zeros(batch, dtype=torch.long, device="cpu")
     if name.endswith("squad"):
-        model = transformers.BertForQuestionAnswering(config)
-        return model, [(tokens, ends)], lambda model, of: model(of[0], start_positions=of[1], end_positions=of[1]).loss
+        mask = torch.zeros(batch, 1, 1, length, device="meta")  # NVIDIA's program adds one to all scores
+
+        def squad_loss(model: nn.Module, of: Any) -> torch.Tensor:
+            tokens, ends, mask = of
+            loss = model(tokens, attention_mask=mask, start_positions=ends, end_positions=ends).loss
+            assert isinstance(loss, torch.Tensor)
+            return loss
+
+        return transformers.BertForQuestionAnswering(config), [(tokens, ends, mask)], squad_loss
     if name.endswith("pretraining"):
         masked = torch.zeros(batch * PREDICTED[length], dtype=torch.long, device="cpu")
         return _Pretraining(config), [(tokens, masked, ends)], lambda model, of: model(*of)
@@ -139,7 +184,7 @@ def _cross_entropy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 def _hugging_face(name: str) -> nn.Module:
     kind, changed = IMAGES[name]
-    attention = {"attn_implementation": "eager"} if kind in ("ViT", "Swin") else {}
+    attention = {"attn_implementation": "eager"} if kind in ("ViT", "Swin", "Swinv2", "Beit") else {}
     config = getattr(transformers, f"{kind}Config")(num_labels=1000, **changed, **attention)
     model = getattr(transformers, f"{kind}ForImageClassification")(config)
     assert isinstance(model, nn.Module)
@@ -147,18 +192,18 @@ def _hugging_face(name: str) -> nn.Module:
 
 
 class _Bottleneck(nn.Module):
-    """Of ResNeXt: 1 × 1, 3 × 3 in groups, 1 × 1; with squeeze and excitation if `se`."""
+    """1 × 1, 3 × 3 in groups, 1 × 1; with squeeze and excitation if `se`."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, se: bool, groups: int = 32) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, width: int, groups: int, se: bool) -> None:
         super().__init__()
-        width = outputs // 2
         self.body = nn.Sequential(
             nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
             nn.Conv2d(width, width, 3, stride, 1, groups=groups, bias=False), nn.BatchNorm2d(width),
             nn.ReLU(inplace=True), nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
         )  # fmt: skip
+        other = stride > 1 or inputs != outputs
         short = [nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)]
-        self.short = nn.Sequential(*(short if stride > 1 or inputs != outputs else ()))
+        self.short = nn.Sequential(*(short if other else ()))
         inner = outputs // 16
         squeeze = [nn.Linear(outputs, inner), nn.ReLU(inplace=True), nn.Linear(inner, outputs), nn.Sigmoid()]
         self.se = nn.Sequential(*squeeze) if se else None
@@ -170,32 +215,152 @@ class _Bottleneck(nn.Module):
         return F.relu_(out + self.short(x))
 
 
-def _resnext(name: str) -> nn.Module:
-    """`resnext101-32x4d` and `se-resnext101-32x4d` of NVIDIA/DeepLearningExamples."""
+def _bottlenecks(depths: tuple[int, ...], width: float, groups: int, se: bool, strides: tuple[int, ...]) -> nn.Module:
+    """The stem and stages of a residual network, whose 3 × 3 convolutions have `width` of its outputs' channels."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
     layers.append(nn.MaxPool2d(3, 2, 1))
     inputs = 64
-    for depth, outputs in ((3, 256), (4, 512), (23, 1024), (3, 2048)):
+    for stage, depth in enumerate(depths):
+        outputs = 256 << stage
         for i in range(depth):
-            stride = 2 if i == 0 and outputs > 256 else 1
-            layers.append(_Bottleneck(inputs, outputs, stride, name.startswith("se-")))
+            stride = strides[stage] if i == 0 else 1
+            layers.append(_Bottleneck(inputs, outputs, stride, round(outputs * width), groups, se))
             inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+    return nn.Sequential(*layers)
+
+
+def _residual(name: str) -> nn.Module:
+    """`resnext101-32x4d` and `se-resnext101-32x4d` of NVIDIA/DeepLearningExamples, and timm's models."""
+    body = _bottlenecks(*RESIDUAL[name], strides=(1, 2, 2, 2))
+    return nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+
+
+class _SSD(nn.Module):
+    """SSD300 of NVIDIA/DeepLearningExamples (PyTorch/Detection/SSD): ResNet-50's first three stages, and six heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths, inner = (1024, 512, 512, 256, 256, 256), (256, 256, 128, 128, 128)
+        self.stages = nn.ModuleList([_bottlenecks((3, 4, 6), 0.25, 1, False, strides=(1, 2, 1))])
+        for i, (inputs, outputs, width) in enumerate(zip(widths, widths[1:], inner, strict=False)):
+            second = nn.Conv2d(width, outputs, 3, 2 if i < 3 else 1, 1 if i < 3 else 0, bias=False)
+            layers = [nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+            layers += [second, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+            self.stages.append(nn.Sequential(*layers))
+        boxes = (4, 6, 6, 6, 4, 4)
+        self.places = nn.ModuleList(nn.Conv2d(w, n * 4, 3, padding=1) for w, n in zip(widths, boxes, strict=True))
+        self.classes = nn.ModuleList(nn.Conv2d(w, n * 81, 3, padding=1) for w, n in zip(widths, boxes, strict=True))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        places, classes = [], []
+        for stage, place, kind in zip(self.stages, self.places, self.classes, strict=True):
+            x = stage(x)
+            places.append(place(x).reshape(len(x), 4, -1))
+            classes.append(kind(x).reshape(len(x), 81, -1))
+        return torch.cat(places, 2), torch.cat(classes, 2)
+
+
+def _ssd(batch: int, channels_last: bool) -> Triple:
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    images = torch.empty(batch, 3, 300, 300).to(memory_format=layout)
+    kinds = torch.zeros(batch, 8732, dtype=torch.long, device="cpu")
+    boxes = torch.empty(batch, 4, 8732)
+
+    def loss_fn(model: nn.Module, of: Any) -> torch.Tensor:
+        places, classes = model(of[0])
+        wrong = F.cross_entropy(classes, of[1], reduction="none")
+        return (F.smooth_l1_loss(places, of[2], reduction="none").sum(1) + wrong).sum(1).mean()
+
+    model = _SSD().to(memory_format=layout)  # type: ignore[call-overload]
+    return model, [(images, kinds, boxes)], loss_fn
+
+
+class _Mixing(nn.Module):
+    """A layer of MLP-Mixer: over the patches, then over the channels."""
+
+    def __init__(self, patches: int, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.over_patches, self.over_channels = (
+            nn.Sequential(nn.Linear(size, inner), nn.GELU(), nn.Linear(inner, size))
+            for size, inner in ((patches, width // 2), (width, 4 * width))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.over_patches(self.norms[0](x).transpose(1, 2)).transpose(1, 2)
+        out = x + self.over_channels(self.norms[1](x))
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
+class _Mixer(nn.Module):
+    """MLP-Mixer B/16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 768, 16, 16)
+        self.body = nn.Sequential(*(_Mixing(196, 768) for _ in range(12)), nn.LayerNorm(768))
+        self.head = nn.Linear(768, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.head(self.body(self.stem(x).flatten(2).transpose(1, 2)).mean(1))
+        assert isinstance(out, torch.Tensor)
+        return out
 
 
 def _vgg(name: str) -> nn.Module:
     layers: list[nn.Module] = []
     inputs = 3
-    for outputs in VGG:
-        if not outputs:
-            layers.append(nn.MaxPool2d(2, 2))
-            continue
-        norm = [nn.BatchNorm2d(outputs)] if name.endswith("bn") else []
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(inplace=True)]
-        inputs = outputs
+    for depth, outputs in zip(VGG[name.removesuffix("-bn")], (64, 128, 256, 512, 512), strict=True):
+        for _ in range(depth):
+            norm = [nn.BatchNorm2d(outputs)] if name.endswith("bn") else []
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(inplace=True)]
+            inputs = outputs
+        layers.append(nn.MaxPool2d(2, 2))
     head = [nn.Linear(512 * 49, 4096), nn.ReLU(inplace=True), nn.Dropout()]
     head += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
     return nn.Sequential(*layers, nn.Flatten(), *head)
+
+
+class _DenseLayer(nn.Module):
+    """Of DenseNet: normalized, 1 × 1, normalized, 3 × 3; its 32 channels are joined to its inputs."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), nn.Conv2d(inputs, 128, 1, bias=False),
+            nn.BatchNorm2d(128), nn.ReLU(inplace=True), nn.Conv2d(128, 32, 3, padding=1, bias=False),
+        )  # fmt: skip
+
+    def forward(self, *earlier: torch.Tensor) -> torch.Tensor:
+        out = self.body(torch.cat(earlier, 1))
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
+class _DenseBlock(nn.Module):
+    def __init__(self, inputs: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_DenseLayer(inputs + 32 * i) for i in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = [x]
+        for layer in self.layers:
+            outputs.append(layer(*outputs))
+        return torch.cat(outputs, 1)
+
+
+def _densenet(depths: tuple[int, ...]) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+    layers.append(nn.MaxPool2d(3, 2, 1))
+    channels = 64
+    for depth in depths:
+        layers += [_DenseBlock(channels, depth), nn.BatchNorm2d(channels + 32 * depth), nn.ReLU(inplace=True)]
+        channels += 32 * depth
+        if depth != depths[-1]:
+            layers += [nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2, 2)]
+            channels //= 2
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
 
 def _images(model: nn.Module, batch: int, pixels: int, channels_last: bool) -> Triple:

@@ -5,71 +5,128 @@ precision, optimizer and memory format (one GPU each):
 
 - NeuSight: github.com/sitar-lab/NeuSight, scripts/asplos/label/GPU/MODEL-train-LENGTH-BATCH.json, `e2e_latency`:
   forward and backward in eager FP32 with TF32 off. The mixture of experts (Switch) is left out: its own program routes.
-- Lambda: github.com/lambdal/deeplearning-benchmark, pytorch/csv_v1_v2: NVIDIA's programs in NGC containers; FP32 is
-  TF32 from Ampere on; step time = batch / throughput. ResNet-50 on B200 is left out: as fast in FP32 as in FP16, so
-  bound by its data.
-- NVIDIA: github.com/NVIDIA/DeepLearningExamples (commit 729963dd), READMEs of resnet50v1.5, BERT, ResNeXt, SE-ResNeXt
-  and EfficientNet (batches of ConvNets/configs.yml): one GPU.
+- Lambda: github.com/lambdal/deeplearning-benchmark, pytorch/csv_v1_v2: NVIDIA's programs in NGC containers of 2022 on;
+  FP32 is TF32 from Ampere on; step time = batch / throughput. ResNet-50 on B200 is left out: as fast in FP32 as in
+  FP16, so bound by its data. "Lambda 2020": pytorch/results with config_v0, containers of 2020 and 2021; ResNet-50 with
+  `--data-backend pytorch` is left out, bound by its data. SSD300 is taken as channels first, which its logs do not say.
+- NVIDIA: github.com/NVIDIA/DeepLearningExamples (commit 729963dd), READMEs of resnet50v1.5, BERT, ResNeXt, SE-ResNeXt,
+  EfficientNet (batches of ConvNets/configs.yml) and SSD (channels last with AMP, its default): one GPU.
   Pre-training at sequence length 512 is left out: 19 sequences/s in FP32 on V100 are 19 TFLOP/s of its 15.7, so the
-  sequences were shorter.
+  sequences were shorter. BERT's SQuAD program (run_squad.py) in FP16 is apex O2, so all weights are in FP16
+  (`fp16-pure`), with FusedAdam; in FP32 and TF32 it runs BertAdam.
+- DLPerf: github.com/Oneflow-Inc/DLPerf, NVIDIADeepLearningExamples/PyTorch/BERT: BERT-base's pre-training on one V100.
 - timm: github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-{nhwc,nchw}-pt112-cu113-rtx3090.csv.
 - mli: github.com/mli/transformers-benchmarks (commit 3370b2b3), README: one layer of BERT-large, GPT-2 medium and
   T5-large in FP16, forward and backward, in an NGC container of 2022; the largest TFLOP/s of its table, taken to be
   those of the largest batch (as on the RTX 3090 Ti, whose tables it shows).
-- ryujaehun: github.com/ryujaehun/pytorch-gpu-benchmark (commit 3f47a9e2), CSV files: torchvision's VGG-16, forward and
-  backward of 12 images, medians. Its other models wait for the host at that batch.
-- torch_benchmark: github.com/XHMY/torch_benchmark (commit 1821379f), README: torchvision's models in an NGC container
-  of 2023. FP32 is TF32 from Ampere on, as such containers have it; in `fp16-pure` the weights are in FP16 too.
+- ryujaehun: github.com/ryujaehun/pytorch-gpu-benchmark (commit 3f47a9e2), CSV files, and those of its fork by lamikr:
+  torchvision's models, forward and backward of 12 images, medians; gradients are set to zero and summed anew. VGG-16
+  keeps the GPU busy; the others wait for the host (`launches`), and LAUNCH_US was chosen from them.
+- sandeepkumar: github.com/sandeepkumar-skb/pytorch_experiments, torchvision_exp: ResNet-50 on V100.
+- torch_benchmark: github.com/XHMY/torch_benchmark (commit 1821379f), README: torchvision's models, on RTX 4090 those of
+  Ubuntu and not of Windows (WSL), where ConvNeXt took 1.57 times as long. FP32 is TF32 from Ampere on in its NGC
+  container; on H100, with PyTorch 2.1.1 itself, only convolutions are in TF32. In `fp16-pure` the weights are in FP16
+  too. It averages 100 steps from the first on, so steps below 150 ms may be off by 10 % and more (`start-up`).
 
-The shares of each GPU (`amp_core.forecast.efficiency`) were fitted to the rows that are not `held_out`; the constants
-of `kernel_classes` were chosen with all rows in view, but those of layer norms, depthwise convolutions, scattered
-elements and Winograd's form, which come from other measurements: the rows of ConvNeXt, Swin and VGG only showed that
-something was missing. The rows that are `unseen` were collected and forecast once before the last two of these changes
-(22.7 % off on average), and nothing was fitted to them.
+Column `held_out`: the shares of each GPU (`amp_core.forecast.efficiency`) were first fitted to the rows with `no`. Each
+of the sets was collected when the model had been fixed, forecast once, and then used in turn: sets 1 to 3 also to fit
+shares and to choose constants, set 4 for the range of convolutions in groups, set 5 for the bandwidth of A100 40GB.
+docs/evidence.md has the errors of those first forecasts.
 """
 
 import argparse
 import csv
 import functools
 import itertools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from amp_core.forecast import StepTrace, efficiency_of
+from amp_core.forecast import Efficiency, efficiency_of
 from amp_core.forecast.calibration import MIN_OVERLAP, correction, overlap
+from amp_core.forecast.measured_steps import step_range
 from amp_core.forecast.roofline import Work, device_time
+from amp_core.forecast.traced_work import TENSORS_PER_LAUNCH
 from amp_core.hardware.data_sheets import NAMES, dense_rates
 from amp_core.settings.training import TrainConfig
 from amp_core.train.step_on_fake_tensors import traced
 from amp_core.train.workloads import Workload
 from tests.benchmarks.published_models import build
 
+APART = ("launches", "start-up")
+"""Rows that are not in the totals: steps that wait for the host, and averages with the start of the program."""
 FILE = Path(__file__).with_suffix(".csv")
 
 
+MASTER_BYTES, UNSCALE_BYTES = 28, 6
+"""Bytes for each parameter of apex's FusedAdam on 16-bit weights (weight, two averages in FP32 read and written,
+16-bit gradient read, 16-bit weight written), and of the gradient's unscaling before."""
+BERT_ADAM_PASSES, BERT_ADAM_OPS, BERT_ADAM_US = 32, 25, 10.0
+"""Of NVIDIA's BertAdam (DeepLearningExamples, BERT/optimization.py), which runs some 25 operators for each tensor, its
+norm and clipping among them: passes over the weights, operators, and the host's time for one of them without autograd.
+The program waits for the loss in each step, so the host cannot run ahead of them."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step without an optimizer's, that of the optimizer, and the model's parameters."""
+
+    step: pd.DataFrame
+    optimizer: pd.DataFrame
+    tensors: int
+    elements: int
+
+
 @functools.cache
-def trace(model: str, batch: int, length: int, optimizer: str, channels_last: bool, precision: str) -> StepTrace:
-    """The traced step; without an optimizer's step where the measurement has none."""
+def trace(model: str, batch: int, length: int, optimizer: str, channels_last: bool, precision: str) -> Traced:
+    """The traced step with `sgd` or `adamw`, in `fp32`, `fp16` (autocast) or `fp16-pure`."""
     own, batches, loss_fn = build(model, batch, length, channels_last)
     if precision == "fp16-pure":
         own = own.half()
         batches = [tuple(t.half() if t.is_floating_point() else t for t in batch) for batch in batches]
-    config = TrainConfig(workload="text-gpt", size="tiny", optimizer="sgd" if optimizer == "none" else optimizer)
-    return traced(config.resolved(), Workload(own, batches, loss_fn), batches[0], model, precision == "fp16")
+    config = TrainConfig(workload="text-gpt", size="tiny", optimizer=optimizer)
+    step = traced(config.resolved(), Workload(own, batches, loss_fn), batches[0], model, precision == "fp16")
+    last = step.work["phase"] == "optimizer"
+    parameters = list(own.parameters())
+    return Traced(step.work[~last], step.work[last], len(parameters), sum(p.numel() for p in parameters))
 
 
-def forecast_ms(row: dict[str, str]) -> tuple[float, float, float]:
-    """Likely, shortest and longest time of a step."""
-    work = _work(row)
+def _optimizer(traced: Traced, optimizer: str, width: int) -> pd.DataFrame:
+    """The optimizer's operators as the measured program ran them; weights have `width` bytes."""
+    if optimizer in ("sgd", "adamw"):
+        return traced.optimizer
+    rows: list[dict[str, Any]] = []
+    if optimizer == "fused-adam":
+        launches = math.ceil(traced.tensors / TENSORS_PER_LAUNCH)
+        rows = [
+            {"op": op, "count": launches, "bytes": float(each * traced.elements)}
+            for op, each in (("fused_adam", MASTER_BYTES), ("unscale", UNSCALE_BYTES))
+        ]
+    elif optimizer == "bert-adam":
+        count, moved = BERT_ADAM_OPS * traced.tensors, float(BERT_ADAM_PASSES * 4 * traced.elements)
+        rows = [{"op": "bert_adam", "count": count, "bytes": moved, "serial_us": BERT_ADAM_US * count}]
+    elif optimizer == "zero-grad":
+        size = float(width * traced.elements)
+        rows = [{"op": op, "count": traced.tensors, "bytes": n * size} for op, n in (("zero_", 1), ("add_", 3))]
+    others = {"phase": "optimizer", "narrow": False, "kind": "elementwise"}
+    table = pd.DataFrame([others | row for row in rows], columns=traced.step.columns)
+    unknown = ("batch", "m", "n", "k")
+    return table.fillna({column: 0.0 for column in table.columns if column not in unknown})
+
+
+def forecast_ms(row: Mapping[str, Any], of: Efficiency | None = None) -> tuple[float, float, float]:
+    """Likely, shortest and longest time of a step, with the shares `of` a GPU, by default those of the table."""
+    work, recipe = _work(row), row["precision"].removesuffix("-pure")
     device = NAMES.get(row["gpu"], row["gpu"])
-    rates, speeds = dense_rates(device), efficiency_of(device).range()
+    rates = dense_rates(device)
     assert rates is not None, row["gpu"]
+    speeds = step_range(work, rates, recipe, of or efficiency_of(device))
     times = [
-        device_time(Work.of(work), rates, row["precision"].removesuffix("-pure"), one).total_us / 1e3
-        for one in (speeds.likely, *speeds.corners())
+        device_time(Work.of(work), rates, recipe, one).total_us / 1e3 for one in (speeds.likely, *speeds.corners())
     ]
     return times[0], min(times), max(times)
 
@@ -82,16 +139,20 @@ def compared(wanted: str = "") -> pd.DataFrame:
         [row | dict(zip(("forecast_ms", "low_ms", "high_ms"), forecast_ms(row), strict=True)) for row in rows]
     )
     table["step_ms"] = table["step_ms"].astype(float)
+    return _with_errors(table)
+
+
+def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
     table["error"] = table["forecast_ms"] / table["step_ms"] - 1
     table["inside"] = table["step_ms"].between(table["low_ms"], table["high_ms"])
     return table
 
 
 def calibrated_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """One line per pair of measurements on the same GPU: whether their steps are similar, the error of the first, and
-    its error once the second has corrected it as `ampscope forecast --calibrate` would."""
+    """One line per pair of measurements of one source on the same GPU: whether their steps are similar, the error of
+    the first, and its error once the second has corrected it as `ampscope forecast --calibrate` would."""
     pairs = []
-    for gpu, rows in table.groupby("gpu"):
+    for (gpu, _), rows in table.groupby(["gpu", "source"]):
         device = NAMES.get(str(gpu), str(gpu))
         rates, spread = dense_rates(device), efficiency_of(device).spread
         assert rates is not None, gpu
@@ -105,10 +166,74 @@ def calibrated_errors(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(pairs, columns=["row", "similar", "error", "calibrated"])
 
 
+@functools.cache
+def _step(model: str, batch: int, length: int, optimizer: str, channels_last: bool, precision: str) -> pd.DataFrame:
+    known = optimizer if optimizer in ("sgd", "adamw") else "sgd"
+    found = trace(model, batch, length, known, channels_last, precision)
+    last = _optimizer(found, optimizer, 2 if precision == "fp16-pure" else 4)
+    return pd.concat([found.step, last], ignore_index=True) if len(last) else found.step
+
+
 def _work(row: Mapping[str, Any]) -> pd.DataFrame:
     how = row["model"], int(row["batch"]), int(row["length"]), row["optimizer"], row["channels_last"] == "yes"
-    work = trace(*how, row["precision"] if row["precision"].startswith("fp16") else "fp32").work
-    return work[work["phase"] != "optimizer"] if row["optimizer"] == "none" else work
+    return _step(*how, row["precision"] if row["precision"].startswith("fp16") else "fp32")
+
+
+def left_out(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows again, with shares that are fitted without those of the same source: from the shares of a part without
+    any measurement, by steps of 5 %, to the others of the same entry of the table."""
+    result = table.copy()
+    for _, rows in table.groupby(table["gpu"].map(lambda gpu: efficiency_of(NAMES.get(gpu, gpu)).source)):
+        for source, own in rows.groupby("source"):
+            shares = _fitted(rows[rows["source"] != source])
+            for at, row in own.iterrows():
+                result.loc[at, ["forecast_ms", "low_ms", "high_ms"]] = forecast_ms(row, _with(row, shares))
+    return _with_errors(result)
+
+
+def _with(row: Mapping[str, Any], shares: Mapping[str, float]) -> Efficiency:
+    return replace(efficiency_of(NAMES.get(row["gpu"], row["gpu"])), **shares)
+
+
+def _fitted(rows: pd.DataFrame) -> dict[str, float]:
+    """Shares with which the mean absolute logarithm of the error over `rows` is least, found one share at a time."""
+    shares = {name: getattr(efficiency_of("any other"), name) for name in ("fp32", "tf32", "half", "bandwidth")}
+    used = [name for name in shares if name != "bandwidth" and rows["precision"].str.startswith(_PRECISION[name]).any()]
+
+    def error(shares: Mapping[str, float]) -> float:
+        off = [abs(math.log(_likely_ms(row, shares) / row["step_ms"])) for _, row in rows.iterrows()]
+        return sum(off) / len(off)
+
+    if rows.empty:
+        return shares
+    best = error(shares)
+    for _ in range(_ROUNDS):
+        for name in (*used, "bandwidth"):
+            for factor in (1.05, 1 / 1.05):
+                while (tried := shares | {name: shares[name] * factor})[name] < _MAX_SHARE[name == "bandwidth"]:
+                    if (off := error(tried)) >= best:
+                        break
+                    shares, best = tried, off
+    return shares
+
+
+_PRECISION = {"fp32": "fp32", "tf32": "tf32", "half": "fp16"}
+_ROUNDS = 3
+_MAX_SHARE = (1.1, 0.96)
+
+
+def _likely_ms(row: Mapping[str, Any], shares: Mapping[str, float]) -> float:
+    rates = dense_rates(NAMES.get(row["gpu"], row["gpu"]))
+    assert rates is not None
+    work = _arrays(*(row[name] for name in ("model", "batch", "length", "optimizer", "channels_last", "precision")))
+    speeds = _with(row, shares).range().likely
+    return device_time(work, rates, row["precision"].removesuffix("-pure"), speeds).total_us / 1e3
+
+
+@functools.cache
+def _arrays(*how: str) -> Work:
+    names = ("model", "batch", "length", "optimizer", "channels_last", "precision")
+    return Work.of(_work(dict(zip(names, how, strict=True))))
 
 
 def summary(table: pd.DataFrame, by: str) -> str:
@@ -143,12 +268,17 @@ def main() -> None:
             "error",
         ]
         print(table[columns].round(3).to_string(index=False))
+    apart = table["held_out"].isin(APART)
+    print(summary(table[apart], "held_out"), end="\n\n")
+    table = table[~apart]
     for by in ("gpu", "model", "source", "precision", "held_out"):
         print(summary(table, by), end="\n\n")
+    print("Each source with shares that are fitted without it:", end="\n\n")
+    print(summary(left_out(table), "source"), end="\n\n")
     for similar, pairs in calibrated_errors(table).groupby("similar"):
         before, after = (100 * pairs.groupby("row")[name].mean().mean() for name in ("error", "calibrated"))
-        print(f"calibrated by a {'similar' if similar else 'different'} run on the same GPU, {len(pairs)} pairs: "
-              f"{before:.1f} % → {after:.1f} %")  # fmt: skip
+        print(f"calibrated by a {'similar' if similar else 'different'} run on the same GPU and of the same source, "
+              f"{len(pairs)} pairs: {before:.1f} % → {after:.1f} %")  # fmt: skip
 
 
 if __name__ == "__main__":

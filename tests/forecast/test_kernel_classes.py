@@ -112,18 +112,38 @@ def test_depthwise_convolutions_are_bound_by_memory_and_never_on_tensor_cores():
     ).bound_by != ("GEMM/conv")
 
 
-def test_a_large_depthwise_convolution_is_bound_by_its_taps_and_half_as_long_in_16_bits():
+def test_a_large_depthwise_convolution_is_bound_by_its_taps_and_its_gradients_are_slow_in_fp32():
     rates, speeds = named_part("RTX 3090")[1], efficiency_of("RTX 3090").range().likely
     x = torch.randn(8, 64, 64, 64, requires_grad=True)
 
     def taken(taps, amp):
         work = work_of(nn.Conv2d(64, 64, taps, padding=taps // 2, groups=64), x, amp=amp)
         depthwise = work[work["kind"] == "depthwise"]
-        return device_time(Work.of(depthwise), rates, "fp16" if amp else "fp32", speeds).device_us, depthwise
+        us = {
+            phase: device_time(Work.of(rows), rates, "fp16" if amp else "fp32", speeds).device_us
+            for phase, rows in depthwise.groupby("phase")
+        }
+        return us, depthwise.groupby("phase")["flops"].sum()
 
-    (large, work), (narrow, _), (small, _) = taken(7, False), taken(7, True), taken(3, False)
-    assert large == pytest.approx(work["flops"].sum() / 15e3 / 82) and large > 3 * small
-    assert narrow == pytest.approx(large / 2)
+    (large, flops), (narrow, _), (small, _) = taken(7, False), taken(7, True), taken(3, False)
+    assert large["forward"] == pytest.approx(flops["forward"] / 15e3 / 82) and large["forward"] > 3 * small["forward"]
+    assert large["backward"] == pytest.approx(2 * large["forward"] / 0.27)
+    assert narrow["forward"] == pytest.approx(large["forward"] / 2)
+    assert narrow["backward"] == pytest.approx(2 * narrow["forward"])
+
+
+def test_batch_norm_with_weights_in_16_bits_waits_for_the_elements_of_a_channel():
+    rates, speeds = named_part("A100")[1], efficiency_of("A100").range().likely
+    x = torch.randn(4, 8, 224, 224, requires_grad=True)
+
+    def forward_us(model, x, **how):
+        work = work_of(model, x, backward=False, **how)
+        return device_time(Work.of(work), rates, "fp16", speeds).device_us
+
+    channel = 4 * 224 * 224
+    half = forward_us(nn.BatchNorm2d(8).half(), x.half())
+    assert half == pytest.approx(channel * 0.0017)  # one block for each channel
+    assert forward_us(nn.BatchNorm2d(8), x, amp=True) < half / 10
 
 
 class Windows(nn.Module):

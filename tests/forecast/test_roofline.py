@@ -71,7 +71,7 @@ def test_the_table_of_data_sheets_is_consistent():
         assert short == name and rates.source
         assert rates.fp32 < rates.half and (rates.tf32 is None or rates.tf32 == pytest.approx(rates.half / 2, rel=0.02))
         assert rates.fp8 is None or rates.fp8 == pytest.approx(2 * rates.half, rel=0.02)
-        assert 200 < rates.gb_per_s < 10_000 and 10 < rates.memory_gb < 200
+        assert 200 < rates.gb_per_s < 10_000 and 7 < rates.memory_gb < 200
     with pytest.raises(RunError, match="gpu='GTX 1080'"):
         named_part("GTX 1080")
 
