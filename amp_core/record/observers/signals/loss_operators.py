@@ -31,8 +31,7 @@ class LossOperators(StepOperators):
     """Inspects a few steps after `arm` was called."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device) -> None:
-        super().__init__()
-        self._writer = writer
+        super().__init__(writer)
         self._on_cpu = device.type == "cpu"
         self._reported: int | None = None  # the first step whose row had a non-finite loss
         self._model = unwrapped(model)
@@ -103,7 +102,7 @@ class NonfiniteOrigins(StepMode):
         """The operator that a non-finite tensor comes from; None if the tensor is finite or came so from a module."""
         return self._origins[id(tensor)][1] if id(tensor) in self._origins else None
 
-    def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    def inspect_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         if self._paused or self._at_own_work():
             return
         bad = [t for t in _floating(out) if not bool(t.isfinite().all())]

@@ -21,7 +21,7 @@ from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import named_modules, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.narrow_ops import SELECTIONS, NarrowOps, size_by_row
-from amp_core.record.observers.signals.step_operators import StepMode, StepOperators, running_module
+from amp_core.record.observers.signals.step_operators import StepMode, StepOperators, report_error, running_module
 from amp_core.record.op_trace.call_sites import call_site
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals.compiling import mode_would_uncompile
@@ -55,6 +55,7 @@ def operators_inspected(writer: RunWriter, model: torch.nn.Module, step: int) ->
     checker = _OpChecker(writer, model, step, lambda: False)
     with checker:
         yield
+    report_error(writer, checker)
     checker.write()
     checker.narrow_ops.finish(True)
     writer.event("audited", OPERATORS, "the operators of one batch, in eager mode", step)
@@ -64,8 +65,7 @@ class FirstOperators(StepOperators):
     """Inspects the operators from the first forward to the backward that follows."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device) -> None:
-        super().__init__()
-        self._writer = writer
+        super().__init__(writer)
         self._model = unwrapped(model)
         self._arriving: _OpChecker | None = None  # what it measured is still on the device
         self._done = mode_would_uncompile()  # a mode around a graph would cause a recompilation
@@ -118,7 +118,7 @@ class _OpChecker(StepMode):
         """Inspect no more operators."""
         self._left = 0
 
-    def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    def inspect_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         if self._left and not self._at_own_work():
             self._left -= 1
             # Operators of the same call site are parts of one call that torch decomposed.

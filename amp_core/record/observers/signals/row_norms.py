@@ -70,4 +70,5 @@ class RowNorms:
 
 def is_root(name: str, args: Sequence[Any]) -> bool:
     """Whether an operator is a square root or its reciprocal."""
-    return name in ROOTS or (name == "pow" and len(args) > 1 and args[1] in (0.5, -0.5))
+    exponent = args[1] if name == "pow" and len(args) > 1 else None
+    return name in ROOTS or (isinstance(exponent, float) and abs(exponent) == 0.5)

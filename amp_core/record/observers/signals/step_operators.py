@@ -11,6 +11,7 @@ class FirstOperators(StepOperators):
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -22,10 +23,26 @@ from amp_core.record.observer import Observer
 from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.compiling import within_compiled
 from amp_core.record.torch_internals.quiet_mode import QuietMode
+from amp_core.store.writer import RunWriter
 
 
 class StepMode(QuietMode):
-    """A mode that inspects operators until it is paused."""
+    """A mode that inspects operators until it is paused, or an inspection fails."""
+
+    error: Exception | None = None
+    """An exception of an inspection; the training continues."""
+
+    def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Inspect an operator that has run. Never raises: see `error`."""
+        try:
+            self.inspect_op(func, args, kwargs, out)
+        except Exception as error:
+            self.error = error
+            self.pause()
+
+    def inspect_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Called with each operator after it has run."""
+        raise NotImplementedError
 
     def pause(self) -> None:
         """Inspect no more operators."""
@@ -38,7 +55,8 @@ class StepOperators(Observer):
     It is left before the optimizer steps: older torch versions do not compile an optimizer under a mode.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
         self._mode: StepMode | None = None
 
     @property
@@ -65,6 +83,7 @@ class StepOperators(Observer):
         if self._mode.leave():
             mode, self._mode = self._mode, None
             patched_functions.backward.unlisten(self._after_backward)
+            report_error(self._writer, mode)
             self.inspected(mode)
 
     def called(self, what: str, optimizer: int | None) -> None:
@@ -82,6 +101,13 @@ class StepOperators(Observer):
 
     def close(self) -> None:
         self.stop()
+
+
+def report_error(writer: RunWriter, mode: StepMode) -> None:
+    """Write that an inspection failed, if one did."""
+    if mode.error is not None:
+        why = f"operators: {type(mode).__name__} stopped: {type(mode.error).__name__}: {mode.error}"
+        writer.event("warning", name="not recorded", detail=why)
 
 
 def running_module(model: torch.nn.Module, frame: FrameType | None = None) -> str:

@@ -287,3 +287,38 @@ def test_large_float16_statistics_count_as_finite_unless_a_value_is_not(tmp_path
             optimizer.step()
     assert events(tmp_path / "run", "statistics")["name"].tolist() == (["1.running_var"] if variance != 60000 else [])
     assert load_run(tmp_path / "run").head.model["buffer_dtypes"].keys() == {"1.running_mean", "1.running_var"}
+
+
+class Powers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4) + 0.5)
+
+    def forward(self, x):
+        return (x.abs() + 0.5).pow(self.weight).sum()
+
+
+def train_powers(into: Path) -> None:
+    model = Powers().bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=into):
+        for _ in range(3):
+            model(torch.randn(4, 4, dtype=torch.bfloat16)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_an_exponent_may_be_a_tensor(tmp_path):
+    train_powers(tmp_path / "run")
+    assert events(tmp_path / "run", "warning").empty
+
+
+def test_an_inspection_of_operators_that_fails_does_not_reach_the_training(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ValueError("an operator that nobody thought of")
+
+    monkeypatch.setattr(risky_ops.NarrowOps, "check", fail)
+    train_powers(tmp_path / "run")
+    assert len(load_run(tmp_path / "run").steps) == 3
+    (detail,) = events(tmp_path / "run", "warning")["detail"]
+    assert "an operator that nobody thought of" in detail
