@@ -16,6 +16,7 @@ from typing import Any
 
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 MOMENTS = (
     "step_began",
@@ -155,7 +156,7 @@ class Observers:
                 call(*values)
             except Exception as error:
                 self._drop(observer)
-                what = f"{type(observer).__name__} stopped at {moment}: {type(error).__name__}: {error}"
+                what = f"{type(observer).__name__} stopped at {moment}: {in_one_line(error)}"
                 self._writer.event("warning", name="not recorded", detail=what)
         if moment == "step_began":
             awake = [observer.awake for observer in self._observers]

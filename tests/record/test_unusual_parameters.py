@@ -198,3 +198,22 @@ def test_gradients_that_are_zeros_without_memory_are_recorded_as_zeros(tmp_path,
     for kind, name, numel in zeros:
         rows = run.tensors(kind=kind, name=name)
         assert len(rows) == 3 and (rows.zero == numel).all()
+
+
+def test_a_sparse_parameter_does_not_end_the_record_of_memory(tmp_path):
+    class Adjacency(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.edges, self.hidden = nn.Parameter(torch.eye(5).to_sparse_csr()), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return torch.sparse.mm(self.edges, self.hidden(x))
+
+    model = Adjacency()
+    optimizer = torch.optim.SGD(model.hidden.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run", every=1):
+        for _ in range(STEPS):
+            model(torch.randn(5, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not not_recorded(load_run(tmp_path / "run")) and len(load_run(tmp_path / "run").memory)

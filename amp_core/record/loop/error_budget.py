@@ -10,6 +10,7 @@ True
 import logging
 
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 PAUSE_STEPS = 10
 """Steps without sampling after the first error; twice as many after each further one."""
@@ -33,8 +34,7 @@ class ErrorBudget:
         self._number += 1
         self._resume = step + PAUSE_STEPS * 2 ** (self._number - 1)
         spent = self._number == MAX_ERRORS
-        lines = str(error).strip().splitlines()
-        what = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+        what = in_one_line(error)
         if what not in self._reported or spent:
             self._reported.add(what)
             then = "nothing is recorded" if spent else f"nothing is sampled until step {self._resume}"

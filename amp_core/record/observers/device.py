@@ -21,6 +21,7 @@ from amp_core.record.backends.base import Sampled, SampleError, SampleSource
 from amp_core.record.observer import Observer
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 MIN_INTERVAL_S = 0.2
 """NVML's counters need more than 100 ms between two samples (nvml.h); below this their shares are coarse."""
@@ -93,7 +94,7 @@ class DeviceSampler(Observer):
                     lost_at = self._writer.time_s()
                 self._stop.wait(self._retry_s)
             except Exception as error:  # reported as an event, never propagated
-                self._report(f"device samples from now on: {type(error).__name__}: {error}")
+                self._report(f"device samples from now on: {in_one_line(error)}")
                 return
 
     def _samples(self, device: Sampled) -> Iterator[None]:

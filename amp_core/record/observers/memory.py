@@ -32,6 +32,7 @@ from amp_core.record.observer import Observer
 from amp_core.record.observers.storages import Saved, storage_of, storages
 from amp_core.record.torch_internals.module_calls import after_call
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 MAX_MODULES = 150
 """Modules whose end is a moment: in a deep model, those nearer to the root."""
@@ -156,7 +157,7 @@ class MemoryWatch(Observer):
         for name, module in _outer_modules(self._model):
             self._handles.append(after_call(module, self._after_module(name)))
         named = ((n, p) for n, p in named_parameters(self._model) if has_values(p))
-        trained = [(n, p) for n, p in named if p.requires_grad and p.is_leaf]
+        trained = [(n, p) for n, p in named if p.requires_grad and p.is_leaf and p.layout is torch.strided]
         stride = max(1, -(-len(trained) // MAX_GRADIENTS))
         for i, (name, parameter) in enumerate(trained):
             hook = self._after_gradient(parameter, name if i % stride == 0 or i == len(trained) - 1 else None)
@@ -220,7 +221,7 @@ class MemoryWatch(Observer):
             measure()
         except Exception as error:
             self._broken, self._step = True, None
-            detail = f"what memory is made of, from now on: {type(error).__name__}: {error}"
+            detail = f"what memory is made of, from now on: {in_one_line(error)}"
             self._writer.event("warning", name="not recorded", detail=detail)
 
     def _report_uncounted(self, why: str | None) -> None:

@@ -26,6 +26,7 @@ from amp_core.record.observer import Observer
 from amp_core.record.torch_internals.module_calls import after_call, before_call
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 from amp_core.traces.marks import MODULE, PHASE
 from amp_core.traces.read import read_trace
 
@@ -105,7 +106,7 @@ class ProfileWindow(Observer):
             profiler.start_trace()
         except Exception as error:
             self._over = True
-            self._not_recorded(f"{type(error).__name__}: {error}")
+            self._not_recorded(in_one_line(error))
             return
         self._profiler = profiler
         hindrance = "hooks do not reach into a compiled graph" if is_compiled(self._model) else None
@@ -114,7 +115,7 @@ class ProfileWindow(Observer):
                 self._modules.attach(unwrapped(self._model))
             except Exception as error:  # a module that accepts no hooks: kernels without module names are still useful
                 self._modules.detach()
-                hindrance = f"{type(error).__name__}: {error}"
+                hindrance = in_one_line(error)
         if hindrance is not None:
             self._writer.event("warning", name="not recorded", detail=f"modules of kernels: {hindrance}")
         self._begin_step(step)
@@ -148,7 +149,7 @@ class ProfileWindow(Observer):
             ]
             trace.write(self._writer, tables=("kernels", "windows", "collectives", "timeline"))
         except Exception as error:
-            self._not_recorded(f"{type(error).__name__}: {error}")
+            self._not_recorded(in_one_line(error))
 
     def _not_recorded(self, reason: str) -> None:
         what = f"kernels of steps {self._first} to {self._last - 1}: {reason}"

@@ -22,6 +22,7 @@ import torch
 from torch.autograd import graph
 
 from amp_core.record.model.parameters import in_backward, local_values
+from amp_core.text.errors import in_one_line
 
 Key = int
 """Address of a storage: two that live at the same time never share it."""
@@ -130,7 +131,7 @@ class Saved:
                 if storage is not None and storage[0] not in self._ignored:
                     self._count(kept, *storage, kind="autocast" if is_cast_of_weight(tensor) else "activations")
             except Exception as error:  # this runs within the program's own forward
-                self.counting, self.interrupted = False, f"{type(error).__name__}: {error}"
+                self.counting, self.interrupted = False, in_one_line(error)
         return kept
 
     def _count(self, kept: torch.Tensor, key: Key, size: int, kind: str) -> None:

@@ -20,6 +20,7 @@ from amp_core.record.op_trace.op_counter import OpCounter, OpCounterMode
 from amp_core.record.torch_internals.compiling import mode_would_uncompile, within_compiled
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 STEP = 2
 """Traced by default: the first steps allocate optimizer state and choose kernels."""
@@ -108,8 +109,7 @@ class OpTrace(Observer):
         detail = f"{seen}; autocast: {', '.join(sorted(regions)) or 'none'}"
         self._writer.event("traced", name="ops", detail=detail, step=self._step)
         if counter.error is not None:
-            error = f"{type(counter.error).__name__}: {counter.error}"
-            self._not_recorded(f"counting stopped after {seen}: {error}", self._step)
+            self._not_recorded(f"counting stopped after {seen}: {in_one_line(counter.error)}", self._step)
 
     def _not_recorded(self, why: str, step: int | None) -> None:
         self._writer.event("warning", name="not recorded", detail=f"operators: {why}", step=step)

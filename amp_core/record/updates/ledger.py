@@ -22,6 +22,7 @@ from amp_core.record.updates.held import Part, local, part_of, parts_of
 from amp_core.record.updates.replay import Replay, ReplayError, is_own_code
 from amp_core.record.updates.standing import Standing, may_stand
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 MAX_ELEMENTS = 2**22
 """Elements that are compared per step. Models of up to that many are compared whole; of larger ones every tensor has
@@ -143,7 +144,7 @@ class UpdateLedger(Observer):
         except Exception as error:
             self._detach()
             self._stopped.add(type(optimizer).__name__)
-            self._refuse(optimizer, f"stopped with {type(error).__name__}: {error}")
+            self._refuse(optimizer, f"stopped with {in_one_line(error)}")
         self._spent_s += time.perf_counter() - begun
 
     def _refuse(self, optimizer: torch.optim.Optimizer, why: str, tensor: str = "") -> None:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_core.record.backends import backend_of
 from amp_core.record.updates import bitsandbytes_steps
 from amp_core.record.updates.held import Part
+from amp_core.text.errors import in_one_line
 
 _HOOKS = ("step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post")
 _NOT_COPIED = frozenset(
@@ -71,7 +72,7 @@ class Replay:
             except ReplayError:
                 raise
             except Exception as error:
-                raise ReplayError(f"fails on copies: {type(error).__name__}: {error}") from error
+                raise ReplayError(f"fails on copies: {in_one_line(error)}") from error
         for part in copies:
             part.state = dict(stepped.state.get(part.weight, {}))
             part.weight = part.weight.detach()

@@ -24,6 +24,7 @@ from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.compiling import within_compiled
 from amp_core.record.torch_internals.quiet_mode import QuietMode
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 
 class StepMode(QuietMode):
@@ -106,7 +107,7 @@ class StepOperators(Observer):
 def report_error(writer: RunWriter, mode: StepMode) -> None:
     """Write that an inspection failed, if one did."""
     if mode.error is not None:
-        why = f"operators: {type(mode).__name__} stopped: {type(mode.error).__name__}: {mode.error}"
+        why = f"operators: {type(mode).__name__} stopped: {in_one_line(mode.error)}"
         writer.event("warning", name="not recorded", detail=why)
 
 
