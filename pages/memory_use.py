@@ -142,6 +142,6 @@ if step is not None and breakdown.total_bytes is not None:
     explanation(run, breakdown, step)
     difference(run)
 elif MEMORY.missing(run, loaders.analysed):
-    empty.nothing("Memory was not measured at any step of this run.", sample=True)
+    empty.nothing("Memory was not measured at any step of this run.", sample=True, run=run, tables=("memory",))
 else:
     over_time(run)

@@ -52,7 +52,8 @@ head.title("Tensor cores")
 run = head.run(table="kernels")
 if run.kernels.empty:
     abilities.show_machine_of(run)
-    empty.nothing(f"This run has no profiled window, so its kernels are not known. {profiled.HOW}", sample=True)
+    sentence = f"This run has no profiled window, so its kernels are not known. {profiled.HOW}"
+    empty.nothing(sentence, sample=True, run=run, tables=("kernels",))
 
 step = profiled.pick(run)
 use = loaders.analysed(tensor_core_use, run, step)

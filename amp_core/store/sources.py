@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.hardware.host import process_alive
-from amp_core.schema import TABLES, Head, RunError, Table
+from amp_core.schema import TABLES, DamageError, Head, RunError, Table
 from amp_core.store.segment_reader import File, Segment, read_parquet, read_stream
 from amp_core.store.untrusted.zip_directory import open_zip
 from amp_core.store.urls import Address
@@ -192,7 +192,7 @@ class ZipSource:
             with self._archive.open(str(self._root / name)) as member:
                 return member.read(most)
         except Exception as error:  # zipfile passes on what its decompressors raise, which has no common base
-            raise RunError(f"{self.path}:{name} is damaged: {str(error)[:200]}") from None
+            raise DamageError(f"{self.path}:{name} is damaged: {str(error)[:200]}") from None
 
 
 def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File]:
