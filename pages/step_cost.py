@@ -19,8 +19,8 @@ if cost.source == "nothing":
 bound = amdahl(cost)
 head.headline(step_cost_text.headline(cost, bound))
 if bound is None:
-    why = "The profiled windows cannot be read" if run.damaged("windows") else "No profiled window"
-    how = "" if run.damaged("windows") else f" {profiled.HOW}"
+    damaged = run.damaged("windows") or run.damaged("kernels")
+    why, how = ("The profiled windows cannot be read", "") if damaged else ("No profiled window", f" {profiled.HOW}")
     st.info(f"{why}: these are the recorded phases of the steps.{how}", icon=":material/info:")
 else:
     step_cost_text.show_cards(cost, bound)

@@ -1,4 +1,4 @@
-"""A run with a damaged table: what the others tell is read, and the damaged one is named once, with its file and why."""
+"""A run with a damaged table: what the others tell is read; the damaged one is named once, with its file and why."""
 
 import json
 import shutil
