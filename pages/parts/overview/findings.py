@@ -17,7 +17,7 @@ from amp_core.findings import GUIDE
 from amp_core.findings.rules.damage import DAMAGED_TABLE
 from amp_core.library.mutes import mute, muted
 from amp_core.library.permissions import current
-from pages.parts import loaders, words
+from pages.parts import callbacks, loaders, words
 from pages.parts.diagnosed import chain
 from pages.parts.numbers import tensor
 
@@ -229,8 +229,9 @@ def _muted(run: Run, codes: Sequence[str]) -> None:
             )
 
 
+@callbacks.uninterrupted
 def _mute(run: Run, code: str, on: bool = True) -> None:
     try:
         mute(run.path, code, on)
     except RunError as error:
-        st.toast(words.escape(words.sentence(error)), icon=":material/error:")
+        callbacks.toast(words.escape(words.sentence(error)), ":material/error:")
