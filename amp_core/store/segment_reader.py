@@ -257,4 +257,6 @@ class DamageAsRunError:
 
 
 def first_line(error: BaseException) -> str:
+    if "Parquet magic bytes not found" in str(error) or "Parquet file size is" in str(error):  # pyarrow's words
+        return "it is cut off, or not a Parquet file"
     return str(error).strip().split("\n")[0][:200].rstrip(".")
