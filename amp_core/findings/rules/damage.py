@@ -33,11 +33,22 @@ def damaged_table(run: Run) -> list[Finding]:
     damage = run.damage()
     if not damage:
         return []
-    first, *others = damage
-    title = f"The table {first} cannot be read: {damage[first]}"
-    if others:
-        title = f"{len(damage)} tables cannot be read: {'; '.join(damage.values())}"
+    subject = f"The table {next(iter(damage))}" if len(damage) == 1 else f"{len(damage)} tables"
+    title = f"{subject} cannot be read: {_in_words(damage)}"
     missing = "; ".join(TABLES[name].shows for name in damage)
     means, change = GUIDE[DAMAGED_TABLE].advice.split(". ")
     advice = Remedy(f"Not known therefore: {missing}. {means}. {change}")
     return [make_finding(DAMAGED_TABLE, title, ", ".join(damage), unit="", remedy=advice)]
+
+
+def _in_words(damage: dict[str, str]) -> str:
+    """The reasons, each once: a disk that was full cuts off several tables."""
+    files_by_cause: dict[str, list[str]] = {}
+    for reason in damage.values():
+        file, _, cause = reason.partition(" is damaged: ")
+        files_by_cause.setdefault(cause, []).append(file)
+    texts = []
+    for cause, files in files_by_cause.items():
+        verb = "is" if len(files) == 1 else "are"
+        texts += [f"{', '.join(files)} {verb} damaged: {cause}"] if cause else files
+    return "; ".join(texts)
