@@ -130,7 +130,8 @@ def against_baseline(run: Run, gpus: tuple[str, ...]) -> str:
 head.title("Forecast")
 run = head.run(table="ops")
 if not loaders.analysed(traced_steps, run):
-    empty.nothing(f"A forecast is computed from a traced step, and this run has no traced step. {HOW}", sample=True)
+    sentence = f"A forecast is computed from a traced step, and this run has no traced step. {HOW}"
+    empty.nothing(sentence, sample=True, run=run, tables=("ops",))
 answer = st.container()
 address.take("gpu", "forecast.gpus", address.several(gpu_names()), GPUS)
 choices = st.empty()

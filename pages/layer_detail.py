@@ -21,7 +21,8 @@ head.title("Layer detail")
 run = head.run()
 kinds = loaders.analysed(kinds_present, run)
 if not kinds:
-    empty.nothing("This run sampled no tensors. `watch(…, every=10)` samples them.", sample=True)
+    sentence = "This run sampled no tensors. `watch(…, every=10)` samples them."
+    empty.nothing(sentence, sample=True, run=run, tables=("tensors",))
 
 answer = st.container()
 kind, name = tensor.pick(run, kinds, chain(run).origin)

@@ -28,6 +28,8 @@ def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
     span = f"The scale {ends} and ranged from {words.scale(about.lowest)} to {words.scale(about.highest)}."
     if about.lowest == about.highest:
         span = f"The scale was constant at {words.scale(about.last)}."
+    if about.last is None:
+        span = "The loss scale was not recorded."
     if about.skips == 0:
         return f"No step was skipped. {span}"
     times = f"{words.plural(about.skips, 'step')} {of_attempts(about)} skipped"
@@ -42,15 +44,17 @@ def of_attempts(about: ScaleSummary) -> str:
 def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
     """The current loss scale, skipped steps, and how often the scale decreased and increased."""
     clean = f"growth interval {interval:,} steps" if isinstance(interval, int) else "growth interval not recorded"
+    known = about.last is not None
+    backoffs, growths = (f"{n:,} ×" if known else words.NONE for n in (about.backoffs, about.growths))
     left, right = cards.pairs()
     with left:
-        at_first = f"{words.scale(about.first)} at first"
+        at_first = f"{words.scale(about.first)} at first" if known else "not recorded"
         cards.card("Loss scale", words.scale(about.last), at_first, help_=glossary.tip("loss scaling"))
         cards.card("Skipped steps", words.count(about.skips), of_attempts(about), help_=glossary.tip("skipped step"))
     with right:
         down = f"in {words.plural(episodes, 'episode')} of skips" if episodes else "no step was skipped"
-        cards.card("Backed off", f"{about.backoffs:,} ×", down, help_=glossary.tip("backoff"))
-        cards.card("Grew", f"{about.growths:,} ×", clean, help_=glossary.tip("growth interval"))
+        cards.card("Backed off", backoffs, down, help_=glossary.tip("backoff"))
+        cards.card("Grew", growths, clean, help_=glossary.tip("growth interval"))
 
 
 def gradient_norm(run: Run) -> None:
@@ -97,7 +101,7 @@ ranks.agreement(run)
 casts.scales(run)
 
 if about.last is None and run.steps["grad_norm"].isna().all():
-    empty.nothing("`watch` records both, and the norm of the gradients.", sample=True)
+    empty.nothing("`watch` records the loss scale, skipped steps and the norm of the gradients.", sample=True)
 if not about.has_scaler:
     gradient_norm(run)
 

@@ -135,13 +135,14 @@ answer = st.container()
 step = pick_step(steps) if steps else None
 breakdown = loaders.analysed(memory_breakdown, run, step)
 with answer:
-    head.headline(headline(breakdown, len(run.steps)))
+    unreadable = "The memory breakdown of this run cannot be read."
+    head.headline(unreadable if run.damaged("memory") else headline(breakdown, len(run.steps)))
 if step is not None and breakdown.total_bytes is not None:
     with answer:
         numbers(breakdown, loaders.analysed(memory_phases, run, step))
     explanation(run, breakdown, step)
     difference(run)
 elif MEMORY.missing(run, loaders.analysed):
-    empty.nothing("Memory was not measured at any step of this run.", sample=True)
+    empty.nothing("Memory was not measured at any step of this run.", sample=True, run=run, tables=("memory",))
 else:
     over_time(run)

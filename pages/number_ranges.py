@@ -16,7 +16,10 @@ kinds = loaders.analysed(kinds_present, run)
 if not kinds:
     casts.losses(run)  # a run imported from Transformer Engine may have nothing else
     empty.nothing(
-        "This run sampled no tensors, so their ranges are not known. `watch(…, every=10)` samples them.", sample=True
+        "This run sampled no tensors, so their ranges are not known. `watch(…, every=10)` samples them.",
+        sample=True,
+        run=run,
+        tables=("tensors",),
     )
 
 answer = st.container()

@@ -13,12 +13,15 @@ run = head.run(table="windows")
 step = profiled.pick(run)
 cost = loaders.analysed(step_cost, run, step)
 if cost.source == "nothing":
-    empty.nothing(f"This run recorded neither times of its steps nor a profiled window. {profiled.HOW}", sample=True)
+    sentence = f"This run recorded neither times of its steps nor a profiled window. {profiled.HOW}"
+    empty.nothing(sentence, sample=True, run=run, tables=("windows", "kernels"))
 
 bound = amdahl(cost)
 head.headline(step_cost_text.headline(cost, bound))
 if bound is None:
-    st.info(f"No profiled window: these are the recorded phases of the steps. {profiled.HOW}", icon=":material/info:")
+    damaged = run.damaged("windows") or run.damaged("kernels")
+    why, how = ("The profiled windows cannot be read", "") if damaged else ("No profiled window", f" {profiled.HOW}")
+    st.info(f"{why}: these are the recorded phases of the steps.{how}", icon=":material/info:")
 else:
     step_cost_text.show_cards(cost, bound)
 changes = beside.changes(run) if step is None else None

@@ -22,6 +22,8 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
         )
     if use.has_tensor_cores is False:
         return f"{words.escape(Gpu(use.device_name, use.capability).in_words())} All GEMM/conv runs on CUDA cores."
+    if not use.kernel_us:
+        return "The times of this run's kernels were not recorded, so what tensor cores did is not known."
     if not use.matrix_us:
         return "No kernel of this window is GEMM/conv, so tensor cores have nothing to accelerate."
     share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
@@ -52,7 +54,8 @@ head.title("Tensor cores")
 run = head.run(table="kernels")
 if run.kernels.empty:
     abilities.show_machine_of(run)
-    empty.nothing(f"This run has no profiled window, so its kernels are not known. {profiled.HOW}", sample=True)
+    sentence = f"This run has no profiled window, so its kernels are not known. {profiled.HOW}"
+    empty.nothing(sentence, sample=True, run=run, tables=("kernels",))
 
 step = profiled.pick(run)
 use = loaders.analysed(tensor_core_use, run, step)

@@ -10,7 +10,7 @@ run = head.run()
 summary = loaders.analysed(update_summary, [run]).iloc[0]
 averages = loaders.analysed(average_losses, run)
 if not summary["tensors"] and averages.empty:
-    empty.nothing(updates.why_none(run))
+    empty.nothing(updates.why_none(run), run=run, tables=("updates", "averages"))
 
 head.headline(updates.headline(summary, averages))
 updates.cards(summary, averages)

@@ -80,7 +80,7 @@ def rank_ends(run: Run) -> list[RankEnd]:
     steps = run.table("steps").select(["step", "rank"]).to_pandas().groupby("rank")["step"].max()
     known = {int(r) for r in [*frame["rank"].dropna(), *steps.index]}
     live = run.is_live
-    if run.head.config.get("source") == "import":
+    if run.head.config.get("source") == "import" or run.damaged("events"):  # how each ended is not known
         return [RankEnd(rank, run.status, "", None, np.nan) for rank in sorted(known)]
     events_of_rank = {int(rank): rows for rank, rows in frame.sort_values("time_s", kind="stable").groupby("rank")}
     last_steps = {int(rank): int(step) for rank, step in steps.items()}

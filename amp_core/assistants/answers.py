@@ -132,7 +132,7 @@ class Answers:
     def _listed(self, root: Path, folder: Path) -> dict[str, Any]:
         record: dict[str, Any] = {"run": self._name(root, folder)}
         try:
-            seen = overview(load_run(folder))
+            seen = overview(load_run(folder).salvaged())
         except RunError as error:
             return record | {"status": "damaged", "reason": str(error)}
         return record | {

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from amp_core.findings import GUIDE, diagnose, diagnosis, first_sentence
     from amp_core.findings.document import diagnosis_document
 
-    opened = load_run(arguments.folder)
+    opened = load_run(arguments.folder).salvaged()
     for option in ("mute", "unmute"):
         for code in getattr(arguments, option):
             if code not in GUIDE:

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunError(
             f"out={arguments.out!r} is a different kind of file; give an HTML file, or one that does not exist yet"
         )
-    runs = [load_run(folder) for folder in arguments.folders]
+    runs = [load_run(folder).salvaged() for folder in arguments.folders]
     for opened in runs:
         opened.validate(full=not opened.is_live)
 

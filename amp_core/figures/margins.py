@@ -30,6 +30,11 @@ def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False, width_p
     return 19 + 19 * rows
 
 
+def more_legend_px(figure: FigureSpec) -> int:
+    """Height of the legend's rows after the first, for which a low figure has no room."""
+    return max(0, legend_px(figure.data) - legend_px((), always=True))
+
+
 def margins(figure: FigureSpec, given: dict[str, int], legend: bool) -> dict[str, int]:
     """The margins `given`, enlarged for axis titles, ticks and a `legend`."""
     x, y = figure.layout.get("xaxis", {}), figure.layout.get("yaxis", {})

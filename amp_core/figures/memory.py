@@ -12,6 +12,7 @@ from amp_core.analysis.performance.memory_breakdown import CATEGORIES
 from amp_core.figures.axes import shorten
 from amp_core.figures.colours import MEMORY, colour, hatching, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.margins import more_legend_px
 from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
 from amp_core.figures.style import empty_figure, finish
 from amp_core.text.formatting import number
@@ -51,7 +52,7 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
         )
         for run in runs
     )
-    height = 170 + 56 * len(runs)
+    height = 170 + 56 * len(runs) + more_legend_px(figure)
     alt = f"{title}: {summary}."
     return finish(figure, title, alt, height, barmode="stack", bargap=0.35)
 

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from amp_core.figures.axes import shorten, tick_names
 from amp_core.figures.colours import colour, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.margins import more_legend_px
 from amp_core.figures.shapes import INVISIBLE_MARKER
 from amp_core.figures.style import empty_figure, finish
 from amp_core.formats import FORMATS, narrowest_first
@@ -78,7 +79,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
         f"{title}: {len(modules):,} modules by {len(ops):,} operators; of {len(cells):,} cells {parts}; "
         f"{int(cells['stayed'].sum()):,} ran in FP32 though autocast has them in 16 bits."
     )
-    height = min(1400, max(320, 236 + 24 * len(modules)))
+    height = min(1400, max(344, 236 + 24 * len(modules))) + more_legend_px(figure)
     margin = {"l": 96, "r": 24, "t": 176, "b": 40}
     return finish(figure, title, alt, height, margin=margin)
 

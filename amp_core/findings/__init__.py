@@ -45,12 +45,15 @@ def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     """The findings of all rules on `run`, the worst first and causes before their consequences; empty if all is well.
     Those of a trace are ordered by possible savings.
 
-    With `baseline`, a run of the same task in FP32, also those of the rules that compare both. Raises `RunError` for
-    damaged tables.
+    With `baseline`, a run of the same task in FP32, also those of the rules that compare both. A damaged table is a
+    finding, `damaged-table`; damaged `steps` raise `RunError`.
     """
     check_run(run)
+    run = run.salvaged()
+    run.damage()  # found before a rule reads a sound part of a damaged table
     if baseline is not None:
         check_run(baseline, "baseline")
+        baseline = baseline.salvaged()
     findings = [finding for rule in RULES for finding in rule(run)]
     if baseline is not None:
         findings += [finding for rule in PAIRED_RULES for finding in rule(run, baseline)]

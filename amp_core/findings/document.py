@@ -16,8 +16,9 @@ def diagnosis_document(run: Run, findings: Sequence[Finding], muted: Collection[
     Keys: schema, run, status, end_reason, first_sentence, diagnosis (of `Diagnosis`: verdict, cause, where, origin,
     evidence, advice, patch, skips, loss_scale), findings (the fields of `Finding`), precision (the rows of
     `precision_settings`: what was requested and observed in each stage), muted (the codes that were found and left
-    out). NaN and infinities are text.
+    out), damaged (by table why it cannot be read). NaN and infinities are text.
     """
+    run = run.salvaged()
     shown = [f for f in findings if f.code not in muted]
     return versioned(
         {
@@ -29,6 +30,7 @@ def diagnosis_document(run: Run, findings: Sequence[Finding], muted: Collection[
             "findings": [_plain(f.to_dict()) for f in shown],
             "precision": _precision(run),
             "muted": sorted({f.code for f in findings} & set(muted)),
+            "damaged": run.damage(),
         }
     )
 

@@ -14,15 +14,47 @@ import psutil
 
 
 def this_process() -> dict[str, Any]:
-    """Identity of this process: enough to determine later whether it is still alive, or that only another machine
-    can."""
-    return {"machine": this_machine(), "pid": os.getpid(), "started_s": psutil.Process().create_time()}
+    """Identity of this process; see `identity`."""
+    return identity(os.getpid())
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """Identity of a process: enough to determine later whether it is still alive, or that only another machine can.
+
+    `started_ticks` are the kernel's clock ticks from boot to its start, which setting the clock does not change; null
+    if not on Linux.
+    """
+    process = psutil.Process(pid)
+    ticks = _started_ticks(pid)
+    return {"machine": this_machine(), "pid": pid, "started_s": process.create_time(), "started_ticks": ticks}
+
+
+def seconds_after(candidate: psutil.Process, process: Mapping[str, Any]) -> float:
+    """How much later `candidate` began than the process of this machine that `identity` described."""
+    ticks, now = process.get("started_ticks"), _started_ticks(candidate.pid)
+    if isinstance(ticks, int) and now is not None:
+        return (now - ticks) / os.sysconf("SC_CLK_TCK")
+    # On Linux create_time is derived from boot time, which moves when the clock is set.
+    return float(candidate.create_time() - process["started_s"])
+
+
+def is_same_process(candidate: psutil.Process, process: Mapping[str, Any]) -> bool:
+    """Whether it is the process that `identity` described: pids are reused, start times are not."""
+    return abs(seconds_after(candidate, process)) < 2.0  # clock corrections move create_time by fractions of a second
+
+
+def _started_ticks(pid: int) -> int | None:
+    """Field `starttime` of /proc/PID/stat, which follows the command in parentheses (proc(5)); None without it."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]) or None
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def process_alive(process: Mapping[str, Any]) -> bool | None:
-    """Whether the process that `this_process` described is alive; None if it is on another machine.
+    """Whether the process that `identity` described is alive; None if it is on another machine.
 
-    The start time is compared too, since pids are reused. A zombie (ended, not yet waited for) is not alive.
+    A zombie (ended, not yet waited for) is not alive.
     """
     if process.get("machine") != this_machine():
         return None
@@ -31,8 +63,7 @@ def process_alive(process: Mapping[str, Any]) -> bool | None:
         return None
     try:
         candidate = psutil.Process(pid)
-        # create_time is derived from boot time, which clock corrections move by fractions of a second.
-        return abs(candidate.create_time() - started) < 2.0 and candidate.status() != psutil.STATUS_ZOMBIE
+        return is_same_process(candidate, process) and candidate.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
     except psutil.AccessDenied:

@@ -14,7 +14,6 @@ import json
 import os
 import stat
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 from amp_core.hardware.host import process_alive
 from amp_core.schema import RunError
 from amp_core.store.atomic import replace_file
+from amp_core.store.sightings import SIGHTINGS
 
 JOB_FILE = "job.json"
 CONFIG_FILE = "config.json"
@@ -165,7 +165,8 @@ def is_alive(record: Record) -> bool | None:
     if record.backend != "local":
         return record.ended_s is None
     if record.process is None:
-        return time.time() - record.created_ns / 1e9 < STARTING_S
+        created = (("", 0, record.created_ns),)
+        return SIGHTINGS.changed_lately(f"{record.created_ns} starting", created, STARTING_S)
     return process_alive(record.process)
 
 

@@ -39,6 +39,7 @@ from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
 from amp_core.store.atomic import replace_file
 from amp_core.store.run import load_run
+from amp_core.store.sightings import SIGHTINGS
 from amp_core.store.sources import STALE_S
 
 __all__ = [
@@ -330,7 +331,7 @@ def _state(folder: Path, record: job_file.Record, observed: Observed) -> tuple[s
         status = "running" if run.status == "lost" and observed.alive else run.status
         return status, observed.note if status == "running" else run.end_reason
     if observed.alive is None:  # on another machine: judge by its files
-        fresh = time.time() - record.created_ns / 1e9 < STALE_S
+        fresh = SIGHTINGS.changed_lately(f"{folder} {record.created_ns}", (("", 0, record.created_ns),), STALE_S)
         return ("starting", None) if fresh else ("lost", "it runs on another machine, which does not report")
     if not observed.alive:
         return reaper.end_of_job(folder, record)

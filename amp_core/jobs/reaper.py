@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from amp_core.hardware.host import is_same_process, seconds_after
 from amp_core.jobs import job_file
 from amp_core.schema import Head, RunError
 from amp_core.store.atomic import replace_file
@@ -159,7 +160,7 @@ def remaining_processes(record: job_file.Record) -> list[psutil.Process]:
             if process.pid == pid:
                 if not _is_same(process, record):
                     return []
-            elif os.getsid(process.pid) == pid and process.create_time() >= record.process["started_s"] - 2.0:
+            elif os.getsid(process.pid) == pid and seconds_after(process, record.process) >= -2.0:
                 processes.append(process)
         except (psutil.Error, ProcessLookupError, PermissionError):  # ended meanwhile, or of another user
             continue
@@ -183,7 +184,7 @@ def _process(record: job_file.Record) -> psutil.Process | None:
 
 
 def _is_same(process: psutil.Process, record: job_file.Record) -> bool:
-    return record.process is not None and abs(process.create_time() - record.process["started_s"]) < 2.0
+    return record.process is not None and is_same_process(process, record.process)
 
 
 def _signal(number: int) -> str:

@@ -30,6 +30,7 @@ def run_html(run: Run) -> str:
     try:
         from amp_core.analysis import overview
 
+        run = run.salvaged()
         view = overview(run)
         steps = run.steps
         steps = steps[steps["rank"] == 0]
@@ -54,6 +55,7 @@ def run_html(run: Run) -> str:
         drawn = _line(_log2(steps["loss_scale"].to_numpy(dtype=np.float64)), "log2 of the loss scale")
         content = f"{_number(view.scale.first)} → {_number(view.scale.last)} "
         rows.append(("loss scale", join([content, drawn])))
+    rows += [("cannot be read", reason) for reason in filter(None, map(run.damaged, ("tensors", "events")))]
     return _framed(run.name, rows)
 
 

@@ -15,7 +15,7 @@ PLOTS = tuple(RUN_VIEWS)
 
 
 def plot(run: Run, name: str, dark: bool = False) -> Any:
-    """The plotly figure `name` of `PLOTS`. If the run did not record its data, the figure says so.
+    """The plotly figure `name` of `PLOTS`. The figure says so if its data was not recorded or is damaged.
 
     Raises `RunError` for another name, and if plotly is missing.
     """
@@ -27,4 +27,4 @@ def plot(run: Run, name: str, dark: bool = False) -> Any:
         if (error.name or "").partition(".")[0] != "plotly":
             raise
         raise RunError("plots need plotly; install it with `pip install plotly`") from None
-    return RUN_VIEWS[name].draw(run, dark)
+    return RUN_VIEWS[name].draw(run.salvaged(), dark)

@@ -26,11 +26,13 @@ def report_html(runs: Sequence[Run]) -> str:
 
     Raises `RunError` if there is no run, more than `MAX_RUNS`, or one with neither a step nor a profiled window.
     """
-    runs = list(runs)
+    runs = [run.salvaged() for run in runs]
     if not 1 <= len(runs) <= MAX_RUNS:
         raise RunError(f"runs holds {len(runs)} of them; a report takes 1 to {MAX_RUNS}")
     for run in runs:
         if not any(run.table(name).num_rows for name in ("steps", "windows", "kernels", "ops")):
+            if damage := run.damage():
+                raise RunError(f"run {run.name!r} has no readable data: {'; '.join(damage.values())}")
             raise RunError(f"run {run.name!r} has no steps and no profiled window; a report needs one of them")
     names = unique_labels(runs)
     findings_by_run = [diagnose(run, _baseline(runs, run)) for run in runs]

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _OPTIONS: dict[str, dict[str, Any]] = {views.RANGES.name: {"title": "Number ranges: {kind} by tensor and exponent"}}
 """Options of views, by name: a report has no page whose title names the subject of a heatmap."""
 
+_WIDE = frozenset(view.name for view in (views.CLASSES, views.TENSOR_CORES, views.KERNELS, views.PRECISION_MAP))
+"""Views with long names beside or above their plot: on a phone they scroll sideways, as on the pages."""
+
 Draw = Callable[[bool], "go.Figure"]
 
 
@@ -30,8 +33,8 @@ class Charts:
     def __init__(self) -> None:
         self._drawn: dict[str, dict[str, Any]] = {}
 
-    def add(self, draw: Draw) -> Html:
-        """Reserve the place of a chart in the page; `draw(dark)` makes its figure."""
+    def add(self, draw: Draw, wide: bool = False) -> Html:
+        """Reserve the place of a chart in the page; `draw(dark)` makes its figure. A `wide` one scrolls on a phone."""
         light, dark = draw(False), draw(True)
         key = str(len(self._drawn))
         self._drawn[key] = {
@@ -40,12 +43,15 @@ class Charts:
         }
         alt = light.layout.meta["alt"]
         box = tag("div", data_chart=key, role="img", aria_label=alt, style=f"min-height:{light.layout.height}px")
-        return tag("figure", box, tag("figcaption", alt))
+        scrolls = {"class_": "wide", "tabindex": "0"} if wide else {}  # by keyboard, it needs the focus
+        return tag("figure", box, tag("figcaption", alt), **scrolls)
 
     def view(self, view: View[Any], of: Run | Sequence[Run]) -> Html | None:
         """Add a view; None if it has nothing to show."""
         frame = view.frame(of, **_OPTIONS.get(view.name, {}))
-        return None if view.absent(frame) else self.add(lambda dark: view.figure(frame, dark))
+        if view.absent(frame):
+            return None
+        return self.add(lambda dark: view.figure(frame, dark), wide=view.name in _WIDE)
 
     def record(self) -> dict[str, dict[str, Any]]:
         """All charts as plain data."""

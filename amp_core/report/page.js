@@ -16,6 +16,21 @@
     return new Response(stream).text();
   };
 
+  // On a phone a legend takes more lines than its margin has, and plotly takes them from the plot; it draws nothing at
+  // all if none is left. So a chart is drawn with room to spare, and then as high as its labels and its plot are. Its
+  // legend is placed by a share of the height, so that changes too.
+  const phone = 480;
+  const spare = 240;
+  const heightened = (layout, more) => {
+    const height = layout.height + more;
+    return { height, "legend.y": 1 - ((1 - layout.legend.y) * layout.height) / height };
+  };
+  const fit = (box, layout) => {
+    const { t, b } = box._fullLayout._size;
+    const more = Math.max(0, Math.round(t + b - layout.margin.t - layout.margin.b));
+    return Plotly.relayout(box, { ...heightened(layout, more), "legend.maxheight": 1 });
+  };
+
   const draw = (printed) => {
     if (!charts) return;
     for (const box of boxes) {
@@ -23,7 +38,13 @@
       const beside = box.closest(".row") ? box.closest(".row").children.length : 1;
       const sized = printed ? { ...layout, width: Math.floor(paper / beside) - 8 } : { ...layout, width: undefined };
       const options = { responsive: !printed, displaylogo: false, displayModeBar: printed ? false : "hover" };
-      Plotly.react(box, structuredClone(data), structuredClone(sized), options);
+      const narrow = !printed && layout.legend && box.clientWidth < phone;
+      if (narrow) {
+        const { height, "legend.y": y } = heightened(layout, spare);
+        Object.assign(sized, { height, legend: { ...layout.legend, y } });
+      }
+      const drawn = Plotly.react(box, structuredClone(data), structuredClone(sized), options);
+      if (narrow) drawn.then(() => fit(box, layout));
     }
   };
 

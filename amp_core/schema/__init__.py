@@ -9,9 +9,9 @@ columns each table has, of which type, in which unit, and what a missing column 
 kept as they are. Everything above imports this package; it imports nothing of AMPscope.
 """
 
-from amp_core.schema.errors import RunError
+from amp_core.schema.errors import DamageError, RunError
 from amp_core.schema.event_kinds import EVENT_KINDS
 from amp_core.schema.head import KINDS, SCHEMA, STATUSES, Head
 from amp_core.schema.tables import TABLES, Column, Table
 
-__all__ = ["EVENT_KINDS", "KINDS", "SCHEMA", "STATUSES", "TABLES", "Column", "Head", "RunError", "Table"]
+__all__ = ["EVENT_KINDS", "KINDS", "SCHEMA", "STATUSES", "TABLES", "Column", "DamageError", "Head", "RunError", "Table"]

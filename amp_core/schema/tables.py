@@ -29,6 +29,8 @@ class Table:
 
     name: str
     doc: str
+    shows: str
+    """What is not known of a run without it."""
     order: tuple[str, ...]
     columns: tuple[Column, ...]
 
@@ -53,6 +55,7 @@ TABLES: dict[str, Table] = {
         Table(
             "steps",
             "one row per optimizer step attempted",
+            "losses, loss scales, skipped steps and step times",
             ("step", "rank"),
             (
                 _column("step", "i", "step number, from 0", required=True),
@@ -79,6 +82,7 @@ TABLES: dict[str, Table] = {
         Table(
             "tensors",
             "one row per sampled step × tensor × kind",
+            "number ranges, underflow and overflow by layer, and predictions for other formats and loss scales",
             ("step", "rank"),
             (
                 _column("step", "i", "step number", required=True),
@@ -110,6 +114,7 @@ TABLES: dict[str, Table] = {
         Table(
             "blocks",
             "one row per sampled step × operand of a linear layer × product × way of scaling it",
+            "predictions for formats with a scale per block",
             ("step", "rank"),
             (
                 _column("step", "i", "step number", required=True),
@@ -143,6 +148,7 @@ TABLES: dict[str, Table] = {
         Table(
             "quantized",
             "one row per sampled step × operand of a linear layer × product that was really cast to 8 or 4 bits",
+            "the casts to 8 and 4 bits, and what they lost",
             ("step", "rank"),
             (
                 _column("step", "i", "number of the step", required=True),
@@ -183,6 +189,7 @@ TABLES: dict[str, Table] = {
         Table(
             "device",
             "one row per device sample (NVML, GPM)",
+            "utilisation, power and temperature of the devices",
             ("time_s", "index"),
             (
                 _column("time_s", "f", "seconds since the run was created", required=True),
@@ -208,6 +215,7 @@ TABLES: dict[str, Table] = {
         Table(
             "kernels",
             "one row per kernel × op × module × phase × shapes × profiled window",
+            "kernels, and what ran on tensor cores",
             ("step", "rank"),
             (
                 _column("step", "i", "first step of the profiled window; null if the trace has no step markers"),
@@ -241,6 +249,7 @@ TABLES: dict[str, Table] = {
         Table(
             "windows",
             "one row per profiled window × device",
+            "busy and idle time of the devices",
             ("step", "rank"),
             (
                 _column("step", "i", "first step of the window; null if the trace has no step markers"),
@@ -318,6 +327,7 @@ TABLES: dict[str, Table] = {
         Table(
             "collectives",
             "one row per communication kernel of a profiled window",
+            "communication between devices",
             ("step", "rank", "number"),
             (
                 _column("step", "i", "step in which it was launched; null if the trace has no step markers"),
@@ -346,6 +356,7 @@ TABLES: dict[str, Table] = {
         Table(
             "timeline",
             "one row per kernel, copy or fill of one profiled step, the one of median length",
+            "the timeline of the profiled step",
             ("step", "rank", "start_us"),
             (
                 _column("step", "i", "the step; null if the trace has no step markers"),
@@ -369,6 +380,7 @@ TABLES: dict[str, Table] = {
         Table(
             "ops",
             "one row per op × dtypes × shapes × policy × module × phase of a traced step",
+            "operators, casts, and the precision of each module",
             ("step", "rank"),
             (
                 _column("step", "i", "the traced step"),
@@ -418,6 +430,7 @@ TABLES: dict[str, Table] = {
         Table(
             "audits",
             "one row per tensor per FP32-replay audit: of a gradient, or of a module's output in forward",
+            "audits: measured underflow, and errors of outputs",
             ("step", "rank"),
             (
                 _column("step", "i", "the audited step", required=True),
@@ -444,6 +457,7 @@ TABLES: dict[str, Table] = {
         Table(
             "updates",
             "one row per parameter and step for which the update was compared with one in float64",
+            "what rounding took from updates of weights",
             ("step", "rank"),
             (
                 _column("step", "i", "number of the step", required=True),
@@ -470,6 +484,7 @@ TABLES: dict[str, Table] = {
         Table(
             "averages",
             "one row per parameter and step for which an averaged 16-bit copy (EMA, SWA) was compared",
+            "what rounding took from averaged weights",
             ("step", "rank"),
             (
                 _column("step", "i", "number of the step", required=True),
@@ -487,6 +502,7 @@ TABLES: dict[str, Table] = {
         Table(
             "memory",
             "one row per moment of a sampled step: memory in use, and the peak since the previous moment",
+            "memory by category, and the peak of a step",
             ("step", "rank", "number"),
             (
                 _column("step", "i", "the sampled step", required=True),
@@ -514,6 +530,7 @@ TABLES: dict[str, Table] = {
         Table(
             "events",
             "one row per event: started, skipped, non-finite, phase change, warning, ended, others of `EVENT_KINDS`",
+            "why steps were skipped, what the recorder warned of, and all findings about calls and modules",
             ("time_s", "rank"),
             (
                 _column("step", "i", "step during which it happened; null outside steps"),

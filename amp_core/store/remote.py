@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from amp_core.hardware.host import process_alive
 from amp_core.schema import TABLES, Head, RunError, Table
 from amp_core.store.segment_reader import File, Segment, read_parquet, read_stream
+from amp_core.store.sightings import SIGHTINGS
 from amp_core.store.sources import (
     MAX_HEAD_BYTES,
     SEGMENT_NAME,
@@ -63,8 +64,8 @@ class RemoteSource:
         known = process_alive(head.process)
         if known is not None:
             return known
-        newest = max((file.mtime_ns for file in self._listed().values()), default=0)
-        return time.time() - newest / 1e9 < STALE_S
+        files = sorted((file.name, file.size, file.mtime_ns) for file in self._listed().values())
+        return SIGHTINGS.changed_lately(str(self.path), tuple(files), STALE_S)
 
     def segments(self, table: str) -> dict[str, File]:
         files: dict[str, File] = {}

@@ -6,6 +6,8 @@
     >>> run.steps[["step", "loss", "loss_scale", "skipped"]].tail()
     >>> run.tensors(kind="weight_grad", name="blocks.0.fc.weight", steps=(100, 200))
     >>> run.refresh()          # a live run: reads only what is new
+    >>> run.salvaged().damage()                     # instead of raising for a damaged table
+    {'tensors': 'tensors/00000.parquet is damaged: ...'}
 
 Frames are pandas. To distinguish null (not measured) from NaN (measured, not a number), take `run.table("steps")`, the
 same rows as an Arrow table.
@@ -16,6 +18,7 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.schema import KINDS, TABLES, RunError, Table
-from amp_core.store.segment_reader import Segment, is_ordered
+from amp_core.schema import KINDS, TABLES, DamageError, RunError, Table
+from amp_core.store.segment_reader import File, Segment, is_ordered
 from amp_core.store.sources import FolderSource, Source, ZipSource, retried
 from amp_core.store.untrusted.converted_source import ConvertedSource, written_here
 from amp_core.store.untrusted.sandbox import Sandbox
@@ -38,6 +41,18 @@ T = TypeVar("T")
 
 FEW_ROWS = 10_000
 """Tables of at most as many rows are converted on one thread: Arrow's others took twice the processor time."""
+
+
+@dataclass(frozen=True)
+class _Damage:
+    """A table that cannot be read."""
+
+    sentence: str
+    files: dict[str, File]
+    """Its segments at that time: it is read again once they differ."""
+    instead: pa.Table
+    """An empty table."""
+
 
 SELECTIVE_READS = 4
 """Number of selective reads by `Run.tensors` before it reads and keeps the whole table."""
@@ -85,6 +100,7 @@ class Run:
         self._frames: dict[str, pd.DataFrame] = {}
         self._selective_reads = 0
         self._made: dict[tuple[Any, ...], tuple[list[pa.Table], Any]] = {}
+        self._damaged: dict[str, _Damage] | None = None
         self.head = source.head()
         self.called: str | None = None
         """A label's name, which replaces the recorded one."""
@@ -243,9 +259,12 @@ class Run:
 
         After `SELECTIVE_READS` such reads more are likely, so the whole table is read.
         """
-        if name not in self._tables and self._selective_reads < SELECTIVE_READS:
+        if name not in self._tables and self._selective_reads < SELECTIVE_READS and not self._damaged:
             self._selective_reads += 1
-            return retried(lambda: self._read_matching(TABLES[name], where), self.path / name)
+            try:
+                return retried(lambda: self._read_matching(TABLES[name], where), self.path / name)
+            except DamageError as error:
+                self.set_aside(name, error)
         return self.table(name).filter(where)
 
     def _read_matching(self, table: Table, where: pc.Expression) -> pa.Table:
@@ -262,10 +281,49 @@ class Run:
     def table(self, name: str) -> pa.Table:
         """A whole table, in which null and NaN differ; empty, with all its columns, if the run has no such rows.
 
-        Raises `RunError` if the table is damaged or not in the schema.
+        Raises `RunError` if the table is damaged or not in the schema. Of a run that is `salvaged`, a damaged table is
+        empty, except `steps`, which everything else is about.
         """
         if name not in TABLES:
             raise RunError(f"table={name!r} is unknown; choose one of {', '.join(TABLES)}")
+        if not self._damaged or name not in self._damaged:
+            try:
+                return self._table(name)
+            except DamageError as error:
+                self.set_aside(name, error)
+        assert self._damaged is not None
+        return self._damaged[name].instead
+
+    def salvaged(self) -> "Run":
+        """The same run, of which damaged tables are empty instead of raising `RunError`; `damage` names them."""
+        if self._damaged is not None:
+            return self
+        other = copy.copy(self)
+        other._damaged = {}
+        return other
+
+    def damage(self) -> dict[str, str]:
+        """The damaged tables of a run that is `salvaged`, and why each cannot be read. Reads every table."""
+        reasons = {name: self.damaged(name) for name in TABLES}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    def damaged(self, name: str) -> str:
+        """Why a table of a run that is `salvaged` cannot be read; empty if it can."""
+        if self._damaged is None:
+            return ""
+        self.table(name)
+        return self._damaged[name].sentence if name in self._damaged else ""
+
+    def set_aside(self, name: str, error: DamageError | str) -> None:
+        """Take a table of a salvaged run for damaged. Raises `error` if the run is not salvaged, and for `steps`."""
+        damage = error if isinstance(error, DamageError) else DamageError(error)
+        if self._damaged is None or name == "steps":
+            raise damage
+        files = retried(lambda: self._source.segments(name), self.path / name)
+        self._damaged[name] = _Damage(str(damage), files, TABLES[name].schema.empty_table())
+        self._frames.pop(name, None)
+
+    def _table(self, name: str) -> pa.Table:
         if name not in self._tables:
             self._tables[name] = retried(lambda: self._read(TABLES[name]), self.path / name)
         return self._tables[name]
@@ -311,8 +369,19 @@ class Run:
         head = self._source.head()
         changed = head != self.head
         self.head = head
+        damaged = self._damaged or {}
+        for name, damage in list(damaged.items()):
+            if retried(functools.partial(self._source.segments, name), self.path / name) != damage.files:
+                del damaged[name]
+                self._frames.pop(name, None)
+                changed = True
         for name in list(self._tables):
-            if self._read_new(TABLES[name]):
+            try:
+                grown = self._read_new(TABLES[name])
+            except DamageError as error:
+                self.set_aside(name, error)
+                grown = True
+            if grown:
                 del self._tables[name]
                 self._frames.pop(name, None)
                 changed = True

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from amp_core.schema import RunError, Table
+from amp_core.schema import DamageError, RunError, Table
 from amp_core.store.untrusted.limits import read_bounded, refuse_compressed, refuse_large
 
 BATCHES_AT_ONCE = 256
@@ -193,9 +193,9 @@ def conform(rows: pa.Table, table: Table, where: str) -> pa.Table:
     try:
         given = rows.column_names
     except UnicodeDecodeError:
-        raise RunError(f"{where} has a column whose name is not UTF-8") from None
+        raise DamageError(f"{where} has a column whose name is not UTF-8") from None
     if len(set(given)) < len(given):
-        raise RunError(f"{where} has two columns of one name")
+        raise DamageError(f"{where} has two columns of one name")
     arrays, names = [], []
     for column in table.columns:
         if column.name in rows.column_names:
@@ -204,12 +204,12 @@ def conform(rows: pa.Table, table: Table, where: str) -> pa.Table:
                 try:
                     values = values.cast(column.type)
                 except pa.ArrowException as error:
-                    raise RunError(
+                    raise DamageError(
                         f"{where} has column {column.name!r} of type {values.type}, which is no {column.type}: "
                         f"{first_line(error)}"
                     ) from None
         elif column.required:
-            raise RunError(f"{where} has no column {column.name!r}; each row of {table.name!r} needs it")
+            raise DamageError(f"{where} has no column {column.name!r}; each row of {table.name!r} needs it")
         else:
             values = pa.chunked_array([pa.repeat(pa.scalar(column.default, column.type), rows.num_rows)])
         arrays.append(values)
@@ -238,7 +238,8 @@ def is_ordered(table: pa.Table, keys: list[str]) -> bool:
 
 
 class DamageAsRunError:
-    """Turns the errors of reading a damaged or protected file into `RunError`; `FileNotFoundError` passes through."""
+    """Turns the errors of reading a damaged file into `DamageError`, and of a protected one into `RunError`;
+    `FileNotFoundError` passes through."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -252,8 +253,10 @@ class DamageAsRunError:
         if isinstance(error, PermissionError) and error.errno is not None:
             raise RunError(f"{self._name} cannot be read: {os.strerror(error.errno)}") from None
         if isinstance(error, pa.ArrowException | OSError | ValueError | TypeError):
-            raise RunError(f"{self._name} is damaged: {first_line(error)}") from None
+            raise DamageError(f"{self._name} is damaged: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200]
+    if "Parquet magic bytes not found" in str(error) or "Parquet file size is" in str(error):  # pyarrow's words
+        return "it is cut off, or not a Parquet file"
+    return str(error).strip().split("\n")[0][:200].rstrip(".")

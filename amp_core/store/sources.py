@@ -18,15 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.hardware.host import process_alive
-from amp_core.schema import TABLES, Head, RunError, Table
+from amp_core.schema import TABLES, DamageError, Head, RunError, Table
 from amp_core.store.segment_reader import File, Segment, read_parquet, read_stream
+from amp_core.store.sightings import SIGHTINGS
 from amp_core.store.untrusted.zip_directory import open_zip
 from amp_core.store.urls import Address
 
 _T = TypeVar("_T")
 
 STALE_S = 600.0
-"""A running run of another machine counts as lost when its files have not changed for so long."""
+"""A running run of another machine counts as lost when its files have not changed for so long; see `sightings`."""
 
 MAX_HEAD_BYTES = 4 * 2**20
 MAX_ZIPPED_BYTES = 4 * 2**30
@@ -81,9 +82,7 @@ class FolderSource:
         known = process_alive(head.process)
         if known is not None:
             return known
-        files = retried(self.fingerprint, self.path)
-        newest = max((mtime for _, _, mtime in files), default=0)
-        return time.time() - newest / 1e9 < STALE_S
+        return SIGHTINGS.changed_lately(str(self.path), retried(self.fingerprint, self.path), STALE_S)
 
     def segments(self, table: str) -> dict[str, File]:
         files: dict[str, File] = {}
@@ -192,7 +191,7 @@ class ZipSource:
             with self._archive.open(str(self._root / name)) as member:
                 return member.read(most)
         except Exception as error:  # zipfile passes on what its decompressors raise, which has no common base
-            raise RunError(f"{self.path}:{name} is damaged: {str(error)[:200]}") from None
+            raise DamageError(f"{self.path}:{name} is damaged: {str(error)[:200]}") from None
 
 
 def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File]:

@@ -42,6 +42,7 @@ class StepRange(Run):
         self._frames = {}
         self._selective_reads = 0
         self._made = {}
+        self._damaged = None
         self.head = whole.head
         self.called = whole.called
         self.whole = whole
@@ -61,6 +62,15 @@ class StepRange(Run):
                 rows = self._meanwhile(rows)
             self._tables[name] = rows
         return self._tables[name]
+
+    def salvaged(self) -> "StepRange":
+        """See `Run.salvaged`."""
+        salvaged = self.whole.salvaged()
+        return self if salvaged is self.whole else StepRange(salvaged, self.first, self.last)
+
+    def damaged(self, name: str) -> str:
+        """See `Run.damaged`."""
+        return self.whole.damaged(name)
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         rows = self.whole.of_tensor(kind, name, list(dict.fromkeys(["step", *columns])))

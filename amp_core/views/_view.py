@@ -59,8 +59,21 @@ class View(Generic[F]):
 
     def draw(self, run: Run | Sequence[Run], dark: bool = False, ask: Ask = uncached, **options: Any) -> "go.Figure":
         """The figure of a run; `options` are those of `analyse`."""
-        return self.figure(self.frame(run, ask, **options), dark)
+        frame = self.frame(run, ask, **options)
+        if self.absent(frame) and (damage := self._damage(run)):
+            nothing: go.Figure = figures().style.empty_figure(self.title, damage)
+            return nothing
+        return self.figure(frame, dark)
 
     def missing(self, run: Run | Sequence[Run], ask: Ask = uncached) -> str | None:
         """A sentence that says why the run has nothing to show here; None if it has."""
-        return self.absent(self.frame(run, ask))
+        absent = self.absent(self.frame(run, ask))
+        return absent and (self._damage(run) or absent)
+
+    def _damage(self, run: Run | Sequence[Run]) -> str:
+        """A sentence that names the first table of the view that cannot be read; empty if all can."""
+        for one in [run] if isinstance(run, Run) else run:
+            for name in self.tables:
+                if one.damaged(name):
+                    return f"The table {name} of this run cannot be read."
+        return ""

@@ -6,7 +6,8 @@
 
 When the browser asks for another pass, Streamlit ends the one under way at the next access to the session state and
 when something is drawn; in a callback too, which is not called again. A deleted run would have no Undo, an upload no
-answer. In an `uninterrupted` callback the next pass begins at the end of the callback.
+answer. In an `uninterrupted` callback the next pass begins at the end of the callback. A `toast` is kept until a pass
+that showed it has ended.
 """
 
 import functools
@@ -19,6 +20,8 @@ from streamlit.runtime.scriptrunner import RerunException
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+TOASTS = "callbacks.toasts"
 
 
 class _Held(threading.local):
@@ -60,3 +63,19 @@ def do(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
 def put(key: str, value: object) -> None:
     """Set a value of the session state."""
     do(st.session_state.__setitem__, key, value)
+
+
+def toast(text: str, icon: str) -> None:
+    """Show a toast at the beginning of the next pass."""
+    put(TOASTS, [*do(st.session_state.get, TOASTS, ()), (text, icon)])
+
+
+def show_toasts() -> None:
+    """Show the toasts of callbacks, at the beginning of a pass."""
+    for text, icon in st.session_state.get(TOASTS, ()):
+        st.toast(text, icon=icon)
+
+
+def toasts_shown() -> None:
+    """After a pass that was not interrupted: the browser has shown them."""
+    st.session_state.pop(TOASTS, None)

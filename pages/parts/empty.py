@@ -1,9 +1,11 @@
 """Empty states: one sentence that says why there is nothing to show, and what to do about it."""
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import streamlit as st
 
+from amp_core import Run
 from pages.parts import bar, picker, words
 from pages.parts.overview import tour
 
@@ -24,9 +26,12 @@ def no_runs() -> None:
     st.stop()
 
 
-def nothing(sentence: str, *, sample: bool = False) -> None:
+def nothing(sentence: str, *, sample: bool = False, run: Run | None = None, tables: Sequence[str] = ()) -> None:
     """Show that this run has no data for this page; ends the page. With `sample`, a button opens it on a run that
-    has."""
+    has. If one of `tables` of `run` is damaged, that is why."""
+    if run is not None and (damaged := [name for name in tables if run.damaged(name)]):
+        noun = "table" if len(damaged) == 1 else "tables"
+        sentence = f"What this page shows is in the {noun} {', '.join(damaged)} of this run, which cannot be read."
     st.info(sentence, icon=":material/info:")
     if (steps := bar.narrowed_to()) is not None:
         with st.container(horizontal=True, vertical_alignment="center"):

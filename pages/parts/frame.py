@@ -5,7 +5,7 @@ from streamlit.navigation.page import StreamlitPage
 from streamlit.runtime.scriptrunner import RerunException
 
 from amp_core import RunError
-from pages.parts import address, bar, charts, empty, picker, release_memory, signin, spellings, style, tables
+from pages.parts import address, bar, callbacks, charts, empty, picker, release_memory, signin, spellings, style, tables
 from pages.parts.overview import report
 
 
@@ -18,6 +18,7 @@ def show(page: StreamlitPage) -> None:
     bar.show(page)
     tables.begin()
     charts.begin()
+    callbacks.show_toasts()
     notes, interrupted = st.container(), False
     with notes:
         spellings.show_unknown(page)
@@ -37,4 +38,5 @@ def show(page: StreamlitPage) -> None:
             address.show_refused()
         if not interrupted:
             picker.drawn()
+            callbacks.toasts_shown()
     release_memory.collect_soon()

@@ -74,7 +74,7 @@ def run(chosen: Entry | None = None, table: str = "steps", *, overview: bool = F
             profiled(opened)
             st.stop()
         findings.trail(opened)
-        empty.nothing("This run has no steps.", sample=True)
+        empty.nothing("This run has no steps.", sample=True, run=opened, tables=(table,))
     shown = bar.in_range(opened)
     if not overview:
         findings.trail(shown)

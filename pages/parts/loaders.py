@@ -82,7 +82,7 @@ _sandbox = Sandbox()
 def open_run(entry: Entry) -> Run:
     """The entry's run, up to date and, once it has ended, validated in full: other programs write runs too.
 
-    Raises `RunError` if it cannot be read or is invalid.
+    Of a damaged run the sound tables are read; pages show `damage()`. Raises `RunError` if it cannot be read.
     """
     opened: dict[str, tuple[_Shared | None, Run]] = st.session_state.setdefault("loaders.runs", {})
     shared, run = opened.pop(str(entry.path), (None, None))
@@ -98,7 +98,9 @@ def open_run(entry: Entry) -> Run:
         opened.pop(next(iter(opened)))
     if not run.is_live:
         _files_of[run] = _files(run)
-        analysed(check, run)
+        for table, reason in analysed(check, run).items():
+            if not run.damaged(table):  # it can be decoded, but holds impossible values
+                run.set_aside(table, reason)
     return run
 
 
@@ -126,16 +128,17 @@ def _open(entry: Entry) -> tuple[_Shared | None, Run]:
         shared = _shared.get(str(entry.path))
         if shared is None:
             own = entry.origin in ("sample", "upload")  # shipped with AMPscope, or rewritten by it
-            run = open_extract(entry.path, sandbox=None if own else _sandbox)
+            run = open_extract(entry.path, sandbox=None if own else _sandbox).salvaged()
             if not isinstance(run, Extract):  # remote: each session has its own
                 return None, run
             shared = _shared[str(entry.path)] = _Shared(run)
     return shared, shared.refreshed(None)
 
 
-def check(run: Run) -> None:
-    """Raises `RunError` if the run is invalid."""
+def check(run: Run) -> dict[str, str]:
+    """The tables that are damaged or invalid, and why. Raises `RunError` if the run cannot be shown at all."""
     run.validate(full=True)
+    return run.damage()
 
 
 def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **options: Any) -> T:

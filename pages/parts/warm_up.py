@@ -188,7 +188,7 @@ def analyse_first_page() -> None:
 
 def _analyse_for_library(entry: Entry) -> Run:
     """The analyses that the Library needs of each run."""
-    run = open_extract(entry.path)
+    run = open_extract(entry.path).salvaged()
     run.called = entry.name
     for function in (loaders.check, overview, diagnose):
         loaders.analysed(function, run)

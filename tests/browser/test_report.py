@@ -8,6 +8,9 @@ from amp_core.report import report_html
 from amp_core.store.writer import RunWriter
 from tests.synthetic import SAMPLES, write
 
+PLOTS = """() => [...document.querySelectorAll('[data-chart]')].map((box) => box._fullLayout)
+  .map(({title, _size}) => [title.text, _size.w, _size.h])"""
+
 
 @pytest.fixture
 def opened(chromium):
@@ -51,6 +54,18 @@ def test_all_charts_are_drawn_without_network_or_errors(opened, tmp_path, theme)
     page.get_by_role("button", name="Light or dark").click()
     assert background(page) != before
     assert not wrong
+
+
+def test_on_a_phone_plots_keep_their_size_and_the_page_does_not_scroll_sideways(opened, tmp_path):
+    file = tmp_path / "report.html"
+    runs = [load_run(SAMPLES["fp16-overflow"]), load_run(write(tmp_path / "p", "profiled"))]
+    file.write_text(report_html(runs), encoding="utf-8")
+    page, wrong = opened(file)
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.reload()
+    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.wait_for_function(f"() => ({PLOTS})().every(([title, width, height]) => width > 120 && height > 35)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390 and not wrong
 
 
 def test_a_hostile_name_is_shown_as_text(opened, tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from amp_core import Run, RunError
+from amp_core import Run, RunError, load_run
 from amp_core.analysis import (
     baseline_band,
     compare,
@@ -40,7 +40,9 @@ from amp_core.figures.marks import with_marks
 from amp_core.figures.step_time import CUT_RATIO, PEAK_RATIO
 from amp_core.figures.style import legend_top
 from amp_core.formats import FORMATS
+from amp_core.views import RUN_VIEWS
 from tests.figures.rendered import limits, texts, trace
+from tests.synthetic import SAMPLES
 
 # baseline ------------------------------------------------------------------------------------------------------------
 
@@ -249,3 +251,11 @@ def test_a_running_sum_is_drawn_with_the_exact_sum() -> None:
     figure = accumulation_figure(accumulated(Fraction(0), Fraction(1), 300, FORMATS["bf16"]), "BF16")
     assert trace(figure, "in BF16").y.max() == 256 and trace(figure, "exact").y[-1] == 300
     assert "256 in BF16, exactly 300" in figure.layout.meta["alt"]
+
+
+@pytest.mark.parametrize("name", ["memory_parts", "precision_map"])
+def test_low_charts_keep_their_plot_under_a_legend_of_several_rows(name):
+    for run in (load_run(SAMPLES["fp16-overflow"]), load_run(SAMPLES["bf16-blocks"])):
+        layout = RUN_VIEWS[name].draw(run).layout
+        plot_px = layout.height - layout.margin.t - layout.margin.b
+        assert plot_px >= 59, (plot_px, layout.height)

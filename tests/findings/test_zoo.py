@@ -12,8 +12,9 @@ from tests.findings.zoo import ZOO, Case
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
 def test_the_fault_is_reported_at_its_place(case: Case, tmp_path: Path) -> None:
     case.write(tmp_path / "run", True)
-    run = load_run(tmp_path / "run")
+    run = load_run(tmp_path / "run").salvaged()
     run.validate(full=True)  # else it could not be reported, exported or shared
+    assert bool(run.damage()) == (case.code == "damaged-table")
     findings = diagnose(run)
     result = [f for f in findings if f.code == case.code]
     assert result, [(f.code, f.where) for f in findings]

@@ -86,7 +86,7 @@ def test_a_reused_pid_is_neither_trusted_nor_signalled(runs: Path, stand_in: Cal
     try:
         record = job_file.read(job.folder)
         assert record.process is not None
-        stale = dict(record.process) | {"pid": innocent.pid, "started_s": record.process["started_s"] - 3600}
+        stale = dict(record.process) | {"pid": innocent.pid, "started_ticks": record.process["started_ticks"] - 360_000}
         copy = runs / "stale"
         copy.mkdir()
         job_file.write(copy, dataclasses.replace(record, process=stale))

@@ -67,7 +67,7 @@ def test_ranges_name_the_tensor_where_it_began(home, open_app):
     assert re.search(f"{where}; the scaler skipped each of those steps", words(app))
     assert titles(app)[:3] == [
         "Output gradients by tensor and exponent",
-        "Output gradients by tensor and step: subnormal",
+        "Output gradients over steps: subnormal",
         "Classes of values",
     ]
     assert list(app.dataframe[0].value["name"]) == list(class_shares(run, "output_grad")["name"])
@@ -163,7 +163,7 @@ def test_a_copied_link_opens_the_same_ranges(home, open_app):
     assert (app.query_params["format"], app.query_params["step"]) == ("bf16,fp8-e4m3", "50")
     more = open_app("pages/number_ranges.py", run="run/a", over="zero_frac", scale="-3", true="1")
     assert next(s for s in more.select_slider if s.label == "Loss scale").value == -3 and more.toggle[0].value
-    assert "Output gradients by tensor and step: exactly zero" in titles(more)
+    assert "Output gradients over steps: exactly zero" in titles(more)
     assert [more.query_params[k] for k in ("over", "scale", "true")] == ["zero_frac", "-3", "1"]
     odd = open_app(
         "pages/number_ranges.py",

@@ -1,4 +1,4 @@
-"""Library: a callback whose pass the browser's next request interrupts gives its answer, once.
+"""Library and Start: a callback whose pass the browser's next request interrupts gives its answer, once.
 
 The browser sends that request before it has seen any answer, so it comes with the older choice of a run.
 """
@@ -7,7 +7,9 @@ from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.runtime.scriptrunner import RerunData, get_script_run_ctx
 from streamlit.runtime.uploaded_file_manager import UploadedFileRec
 
+from amp_core import jobs
 from pages.parts.library import actions, trash, upload
+from pages.parts.start import comparisons
 from tests.pages.conftest import words
 from tests.pages.test_run_library import LIBRARY, button
 from tests.synthetic import write
@@ -24,8 +26,8 @@ def request(states: WidgetStates) -> None:
 def then_request(function, states):
     """`function`, followed by such a request."""
 
-    def followed(*arguments):
-        result = function(*arguments)
+    def followed(*arguments, **options):
+        result = function(*arguments, **options)
         request(states)
         return result
 
@@ -79,3 +81,28 @@ def test_an_interrupted_deletion_restore_and_label_are_answered(home, open_app, 
     assert "The label of a was saved." in words(app) and app.session_state["entries"]["run/a"].name == "mine"
     app.selectbox(key="run").select("run/b").run()  # back at once: the run that was restored is not held
     assert app.session_state["run"] == app.query_params["run"] == "run/b" and not app.exception
+
+
+def test_an_interrupted_start_starts_once_and_says_so(home, open_app, started, monkeypatch):
+    configs, _ = started
+    app = open_app("pages/start_run.py")
+    states = app._tree.get_widget_states()
+    monkeypatch.setattr(jobs, "start", then_request(jobs.start, states))
+    app.button(key="start.go").click().run()
+    assert not app.exception and len(configs) == 1
+    assert (
+        app.session_state["start.followed"] == ["run/text-gpt-tiny-fp16-1"] and not app.session_state["start.refused"]
+    )
+    (key,) = app.session_state["start.followed"]
+    assert app.session_state["run"] == key
+
+
+def test_a_toast_of_an_interrupted_callback_is_shown(home, open_app, monkeypatch):
+    app = open_app("pages/start_run.py")
+    states = app._tree.get_widget_states()
+    monkeypatch.setattr(comparisons, "begin", then_request(lambda *_: "compare-1", states))
+    app.button_group(key="start.precisions").set_value(["fp32", "bf16"]).run()
+    app.button(key="start.turns").click().run()
+    assert not app.exception and [toast.value for toast in app.toast] == ["compare\\-1 is in the queue below."]
+    assert app.session_state["start.comparison"] == "compare-1"
+    assert not app.run().toast  # once

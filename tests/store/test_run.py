@@ -20,6 +20,7 @@ from amp_core.hardware.host import this_process
 from amp_core.schema import TABLES
 from amp_core.store import segment_reader, sources
 from amp_core.store.segment_reader import File, read_parquet, read_stream
+from amp_core.store.sightings import Sightings
 from amp_core.store.writer import RunWriter
 from tests.run_folders import HEAD, write_steps
 
@@ -176,7 +177,7 @@ def test_a_path_in_place_of_a_run_raises_one_sentence(public: Callable[[Any], An
 
 
 def test_the_run_of_a_dead_process_is_lost_and_shows_its_last_output(foreign_run: Path) -> None:
-    dead_process = this_process() | {"started_s": 1.0}
+    dead_process = this_process() | {"started_s": 1.0, "started_ticks": 1}
     (foreign_run / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": dead_process}))
     run = load_run(foreign_run)
     assert run.status == "lost" and not run.is_live
@@ -191,10 +192,14 @@ def test_the_run_of_a_dead_process_is_lost_and_shows_its_last_output(foreign_run
     assert run.refresh() and run.status == "running" and run.is_live and run.end_reason is None
 
 
-def test_the_status_of_a_run_of_another_machine_follows_from_its_files(foreign_run: Path) -> None:
+def test_the_status_of_a_run_of_another_machine_follows_from_its_files(
+    foreign_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for process in ({}, {"machine": f"not-{socket.gethostname()}", "pid": 1, "started_s": 1.0}):
         (foreign_run / "run.json").write_text(json.dumps(HEAD | {"status": "running", "process": process}))
+        monkeypatch.setattr(sources, "SIGHTINGS", Sightings())
         assert load_run(foreign_run).status == "running"
+        monkeypatch.setattr(sources, "SIGHTINGS", Sightings())  # another process looks for the first time
         old = time.time() - sources.STALE_S - 5
         os.utime(foreign_run / "run.json", (old, old))
         assert load_run(foreign_run).status == "lost"

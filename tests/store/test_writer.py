@@ -264,7 +264,7 @@ def test_many_threads_may_replace_a_file_at_once(tmp_path: Path) -> None:
 def test_this_process_is_alive_and_others_are_distinguished() -> None:
     me = this_process()
     assert process_alive(me) is True
-    assert process_alive(me | {"started_s": me["started_s"] - 60}) is False  # the pid was reused
+    assert process_alive(me | {"started_ticks": me["started_ticks"] - 6000}) is False  # the pid was reused
     assert process_alive(me | {"machine": "elsewhere"}) is None
     for broken in ({}, me | {"pid": None}, me | {"pid": "1"}, me | {"started_s": None}):
         assert process_alive(broken) is None

@@ -108,7 +108,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
     """Cost of a step in the profiled window that begins at `step`, or the mean over all of them."""
     windows = window_rows(run, step)
     windows = windows[np.isfinite(windows["wall_us"]) & (windows["wall_us"] > 0)]
-    if windows.empty:
+    if windows.empty or run.damaged("kernels"):  # without its kernels a window would be other work and waiting
         return phase_cost(run)
     rows = kernel_rows(run, step, everything=True)
     cpu = on_cpu(rows) or bool(windows["device"].str.startswith("cpu").all())

@@ -200,7 +200,8 @@ def _gaps(run: Run) -> list[_Gap]:
     if last_step(run) is None:  # it ended during its first step
         return [gap for gap in reported if not gap.reason.startswith(_NO_STEP_REASONS)]
     config = run.head.config
-    if config.get("kinds") and last_step(run) is not None and not run.table("tensors").num_rows and not reported:
+    unmeasured = not run.table("tensors").num_rows and not run.damaged("tensors")
+    if config.get("kinds") and last_step(run) is not None and unmeasured and not reported:
         kinds = ", ".join(map(str, config["kinds"])) if isinstance(config["kinds"], list) else "tensors"
         title = f"No tensor was measured, though {kinds} were requested"
         return [_Gap(title, "tensors", "warning", 0, _PATTERNS)]

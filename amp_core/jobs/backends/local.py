@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
 from amp_core.hardware.child_environment import python_path
 from amp_core.hardware.device_types import ACCELERATORS
-from amp_core.hardware.host import this_machine
+from amp_core.hardware.host import identity
 from amp_core.hardware.nvml import NvmlError
 from amp_core.hardware.usable_gpus import usable_gpus
 from amp_core.jobs import job_file, reaper
@@ -70,9 +68,7 @@ class Local(Backend):
                     start_new_session=True,  # Ctrl-C in the app's terminal must not reach the training
                     env=os.environ | python_path() | {"PYTHONUNBUFFERED": "1"},  # unbuffered output
                 )
-            started_s = psutil.Process(child.pid).create_time()
-            process = {"machine": this_machine(), "pid": child.pid, "started_s": started_s}
-            job_file.write(folder, dataclasses.replace(record, process=process))
+            job_file.write(folder, dataclasses.replace(record, process=identity(child.pid)))
             _children[folder] = child
 
     def upkeep(self, folder: Path, record: Record) -> Record:

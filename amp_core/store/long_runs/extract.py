@@ -78,10 +78,10 @@ class Extract(Run):
         self.sampled_steps: int | None = None
         """Number of sampled steps where `tensors` holds only some of them; None if it holds all."""
 
-    def table(self, name: str) -> pa.Table:
+    def _table(self, name: str) -> pa.Table:
         with self._lock:
             if name != "tensors":
-                return super().table(name)
+                return super()._table(name)
             if self._extract is None:
                 self._extract = retried(self._extracted, self._folder / "tensors")
             return self._extract
@@ -114,7 +114,7 @@ class Extract(Run):
         """Free all rows; later requests read the files again."""
         with self._lock:
             for name, value in list(vars(self).items()):
-                if isinstance(value, dict):
+                if isinstance(value, dict) and name != "_damaged":
                     setattr(self, name, {})
             self._extract = None
 
@@ -151,7 +151,7 @@ class Extract(Run):
         rows = sum(s.rows for s in self._sealed.values()) + sum(s.rows for s in self._open.values())
         self.sampled_steps = None
         if rows <= self._most:
-            return super().table("tensors")
+            return super()._table("tensors")
         for whole in (self._tables, self._frames, self._segments):
             whole.pop("tensors", None)
         steps = self._all_steps()

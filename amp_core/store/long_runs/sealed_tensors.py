@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from amp_core.schema import TABLES, RunError
+from amp_core.schema import TABLES, DamageError
 from amp_core.store.segment_reader import DamageAsRunError, File, conform
 
 TENSORS = TABLES["tensors"]
@@ -36,7 +36,7 @@ class Group:
 
 
 class SealedTensors:
-    """A Parquet file of `tensors` whose footer was read. Raises `RunError` if it is damaged."""
+    """A Parquet file of `tensors` whose footer was read. Raises `DamageError` if it is damaged."""
 
     def __init__(self, path: Path, file: File) -> None:
         self.file = file
@@ -45,7 +45,7 @@ class SealedTensors:
             self._metadata: pq.FileMetaData = opened.metadata
             self._columns: list[str] = opened.schema_arrow.names
             if "step" not in self._columns:
-                raise RunError(f"{file.name} has no column 'step'; each row of 'tensors' needs it")
+                raise DamageError(f"{file.name} has no column 'step'; each row of 'tensors' needs it")
             self.rows: int = self._metadata.num_rows
             self.groups = [self._group(i) for i in range(self._metadata.num_row_groups)]
 
@@ -151,6 +151,6 @@ def _equal(chunk: pa.Array, value: str) -> np.ndarray:
 
 
 def refuse_null_steps(table: pa.Table) -> None:
-    """Raise `RunError` if rows have no step number."""
+    """Raise `DamageError` if rows have no step number."""
     if "step" in table.column_names and table.column("step").null_count:
-        raise RunError("tensors has rows without 'step'; every row needs it")
+        raise DamageError("tensors has rows without 'step'; every row needs it")

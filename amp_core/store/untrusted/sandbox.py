@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from amp_core.hardware.child_environment import python_path
-from amp_core.schema import RunError
+from amp_core.schema import DamageError
 from amp_core.store.segment_reader import File
 
 SEGMENT_TIMEOUT_S = 60.0
@@ -57,7 +57,7 @@ class Sandbox:
         """Write the rows of a segment of `run` to `out`, in the promised columns.
 
         `content` is its path if it is Parquet, else its bytes; with `schema`, the bytes continue a stream of that
-        schema. Raises `RunError`, and `FileNotFoundError` if the file has vanished.
+        schema. Raises `DamageError`, and `FileNotFoundError` if the file has vanished.
         """
         start = bytes(schema.serialize()) if schema is not None else b""
         data, path = (content, "") if isinstance(content, bytes) else (b"", str(content.absolute()))
@@ -79,7 +79,7 @@ class Sandbox:
                 self._refused[run, file] = sentence
                 while len(self._refused) > MAX_REFUSALS:
                     self._refused.popitem(last=False)
-            raise RunError(sentence)
+            raise DamageError(sentence)
 
     def close(self) -> None:
         """End the process, if there is one."""

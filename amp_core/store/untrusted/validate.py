@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.schema import KINDS, TABLES, RunError
+from amp_core.schema import KINDS, TABLES, DamageError
 
 if TYPE_CHECKING:
     from amp_core.store.run import Run
@@ -35,45 +35,57 @@ _ROUNDING = 1e-6
 
 
 def validate(run: "Run", full: bool = False) -> None:
-    """Raise `RunError` for the first error. Without `full` only types and columns are checked."""
+    """Raise `RunError` for the first error. Without `full` only types and columns are checked.
+
+    Of a run that is `salvaged`, tables with errors are set aside; only `steps` raises.
+    """
     for name in TABLES:
         table = run.table(name)
         if not full:
             continue
-        for column in TABLES[name].columns:
-            values = table.column(column.name)
-            if column.required and values.null_count:
-                raise RunError(f"{name} has rows without {column.name!r}; every row needs it")
-            if pa.types.is_string(column.type):
-                _check_text(name, column.name, values)
-            elif column.type in (pa.int64(), pa.float64()) and column.name not in _ANY_SIGN:
-                _check_number(name, column.name, values)
-    if full:
-        _check_tensors(run.table("tensors"))
+        try:
+            _check_rows(name, table)
+            if name == "tensors":
+                _check_tensors(table)
+        except DamageError as error:
+            run.set_aside(name, error)
+
+
+def _check_rows(name: str, table: pa.Table) -> None:
+    for column in TABLES[name].columns:
+        values = table.column(column.name)
+        if column.required and values.null_count:
+            raise DamageError(f"{name} has rows without {column.name!r}; every row needs it")
+        if pa.types.is_string(column.type):
+            _check_text(name, column.name, values)
+        elif column.type in (pa.int64(), pa.float64()) and column.name not in _ANY_SIGN:
+            _check_number(name, column.name, values)
 
 
 def _check_number(table: str, column: str, values: pa.ChunkedArray) -> None:
     if pc.any(pc.less(values, 0)).as_py():
-        raise RunError(f"{table} has a negative {column!r}; it counts from 0")
+        raise DamageError(f"{table} has a negative {column!r}; it counts from 0")
     if pa.types.is_integer(values.type) and pc.any(pc.greater(values, MAX_COUNT)).as_py():
-        raise RunError(f"{table} has {column!r} above 2^53, beyond anything that training counts")
+        raise DamageError(f"{table} has {column!r} above 2^53, beyond anything that training counts")
     if column.endswith("_frac") and pc.any(pc.greater(values, 1 + _ROUNDING)).as_py():
-        raise RunError(f"{table} has {column!r} above 1; it is a fraction from 0 to 1")
+        raise DamageError(f"{table} has {column!r} above 1; it is a fraction from 0 to 1")
 
 
 def _check_text(table: str, column: str, values: pa.ChunkedArray) -> None:
     try:
         longest = pc.max(pc.utf8_length(values)).as_py()
     except pa.ArrowInvalid:
-        raise RunError(f"{table} has text in {column!r} that is not UTF-8") from None
+        raise DamageError(f"{table} has text in {column!r} that is not UTF-8") from None
     if longest is not None and longest > MAX_TEXT:
-        raise RunError(f"{table} has a text of {longest} characters in {column!r}; at most {MAX_TEXT} are read")
+        raise DamageError(f"{table} has a text of {longest} characters in {column!r}; at most {MAX_TEXT} are read")
 
 
 def _check_tensors(table: pa.Table) -> None:
     unknown = set(pc.unique(table.column("kind")).to_pylist()) - set(KINDS)
     if unknown:
-        raise RunError(f"tensors has kind={sorted(map(str, unknown))[0]!r:.80}; it must be one of {', '.join(KINDS)}")
+        raise DamageError(
+            f"tensors has kind={sorted(map(str, unknown))[0]!r:.80}; it must be one of {', '.join(KINDS)}"
+        )
     if not table.num_rows:
         return
     counts = [table.column(c) for c in ("numel", *_COUNTS)]
@@ -85,7 +97,7 @@ def _check_tensors(table: pa.Table) -> None:
     wrong = np.flatnonzero(numel != sum(classes)) if len(numel) else np.array([])
     if len(wrong):
         row = some.slice(int(wrong[0]), 1).to_pylist()[0]
-        raise RunError(
+        raise DamageError(
             f"tensors row step={row['step']} name={row['name']!r:.80} has counts that add up to "
             f"{sum(row[c] for c in _COUNTS)} instead of numel={row['numel']}"
         )
@@ -96,10 +108,12 @@ def _check_tensors(table: pa.Table) -> None:
 def _check_histograms(table: pa.Table, first: str, column: str) -> None:
     low, high = pc.min(table.column(first)).as_py(), pc.max(table.column(first)).as_py()
     if low is not None and (low < EXPONENTS[0] or high > EXPONENTS[1]):
-        raise RunError(f"tensors has {first}={low if low < EXPONENTS[0] else high}; exponents run from -1100 to 1100")
+        raise DamageError(
+            f"tensors has {first}={low if low < EXPONENTS[0] else high}; exponents run from -1100 to 1100"
+        )
     histograms = table.column(column).combine_chunks()
     longest = pc.max(pc.list_value_length(histograms)).as_py()
     if longest is not None and longest > MAX_BINS:
-        raise RunError(f"tensors has an exponent histogram of {longest} bins; at most {MAX_BINS} are read")
+        raise DamageError(f"tensors has an exponent histogram of {longest} bins; at most {MAX_BINS} are read")
     if pc.any(pc.less(pc.list_flatten(histograms), 0)).as_py():
-        raise RunError(f"tensors has a negative count in {column}; it counts from 0")
+        raise DamageError(f"tensors has a negative count in {column}; it counts from 0")

@@ -37,7 +37,8 @@ def not_recorded(run: Run) -> None:
     reasons = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("operators: "), "detail"]
     reason = str(reasons.iloc[-1]).removeprefix("operators: ") if len(reasons) else ""
     lead = "No operators of this run were traced"
-    empty.nothing(f"{lead}: {words.escape(words.sentence(reason))} {HOW}" if reason else f"{lead}. {HOW}", sample=True)
+    sentence = f"{lead}: {words.escape(words.sentence(reason))} {HOW}" if reason else f"{lead}. {HOW}"
+    empty.nothing(sentence, sample=True, run=run, tables=("ops",))
 
 
 def pick_step(steps: list[int]) -> int | None:

@@ -57,9 +57,9 @@ def not_recorded(run: Run) -> None:
     reasons = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("blocks: "), "detail"]
     lead = "This run was recorded without blocks, so its errors in 8 and 4 bits cannot be predicted"
     if not len(reasons):
-        empty.nothing(f"{lead}. {HOW}")
+        empty.nothing(f"{lead}. {HOW}", run=run, tables=("blocks",))
     reason = words.sentence(str(reasons.iloc[-1]).removeprefix("blocks: "))
-    empty.nothing(f"{lead}: {words.escape(reason)} {HOW}")
+    empty.nothing(f"{lead}: {words.escape(reason)} {HOW}", run=run, tables=("blocks",))
 
 
 def pick_formats() -> list[str]:

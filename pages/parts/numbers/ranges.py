@@ -195,7 +195,7 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int, shown: str) ->
     """A heatmap of the column `shown` of the tensors over steps: a cell for each sampled step, which can be clicked."""
     shares = _over_steps(run, kind, names, depth)
     dark = charts.dark()
-    title = f"{words.KIND_LABELS[kind]} by tensor and step: {OVER_STEPS[shown]}"
+    title = f"{words.KIND_LABELS[kind]} over steps: {OVER_STEPS[shown]}"
     figure = with_marks(step_heatmap(shares, shown, dark, title), loaders.analysed(step_marks, run), dark=dark)
     clicked = clicks.points(charts.show(figure, "ranges.steps", clicks=True, half=True), f"ranges.steps.{kind}")
     pooled = shares["until"] > shares["step"]

@@ -48,7 +48,8 @@ def cost(run: Run, view: Overview) -> list[str]:
     if lost_frac is not None:
         sentences.append(f"{words.percent(lost_frac)} of gradient elements underflow, by audit.")
     elif view.recipe and view.recipe != "fp32":
-        sentences.append("Underflow of gradients: not audited.")
+        why = "the audits cannot be read" if run.damaged("audits") else "not audited"
+        sentences.append(f"Underflow of gradients: {why}.")
     if view.speed.watch_frac is not None:
         sentences.append(f"Recording overhead {words.percent(view.speed.watch_frac)}.")
     return sentences

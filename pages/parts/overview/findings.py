@@ -14,9 +14,10 @@ import streamlit as st
 from amp_core import Finding, Run, RunError, diagnose
 from amp_core.analysis.numerics.layers import tensor_names
 from amp_core.findings import GUIDE
+from amp_core.findings.rules.damage import DAMAGED_TABLE
 from amp_core.library.mutes import mute, muted
 from amp_core.library.permissions import current
-from pages.parts import loaders, words
+from pages.parts import callbacks, loaders, words
 from pages.parts.diagnosed import chain
 from pages.parts.numbers import tensor
 
@@ -56,9 +57,15 @@ def _unmuted(findings: Sequence[Finding], run: Run | None) -> list[Finding]:
 
 
 def trail(run: Run, *, named: bool = False) -> None:
-    """The diagnosis in two lines, the same on every page; nothing without a fault. `named`: several runs are shown."""
+    """The diagnosis in two lines, the same on every page, and which tables cannot be read; nothing without a fault.
+    `named`: several runs are shown."""
     diagnosed = chain(run)
     if diagnosed.cause is None:
+        return
+    for finding in unmuted_problems(loaders.analysed(diagnose, run), run):
+        if finding.code == DAMAGED_TABLE:
+            _unreadable(finding, run, named)
+    if diagnosed.cause.code == DAMAGED_TABLE:
         return
     name = f"{words.escape(run.name)}: " if named else ""
     icon = SEVERITY_STYLE[diagnosed.cause.severity][1]
@@ -67,6 +74,13 @@ def trail(run: Run, *, named: bool = False) -> None:
     line = diagnosed.patch.partition("\n")[0]
     if line and "`" not in line:
         st.markdown(f"Change: `{line}`" + (" …" if "\n" in diagnosed.patch else ""))
+
+
+def _unreadable(finding: Finding, run: Run, named: bool) -> None:
+    name = f"{words.escape(run.name)}: " if named else ""
+    icon = SEVERITY_STYLE[finding.severity][1]
+    st.markdown(f"{icon} {name}**{_text(finding.title)}**")
+    st.caption(words.escape(finding.advice))
 
 
 def banner(findings: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
@@ -88,9 +102,10 @@ def causes(findings: Sequence[Finding], run: Run | None = None) -> None:
     grave = unmuted_problems(findings, run)
     codes = {f.code for f in grave}
     first = [finding for finding in grave if finding.follows not in codes]
-    for finding in first[:MAX_UNFOLDED]:
+    unfolded = [f for rank, f in enumerate(first) if rank < MAX_UNFOLDED or f.code == DAMAGED_TABLE]
+    for finding in unfolded:
         card(finding, [f for f in grave if f.follows == finding.code], run)
-    if folded := first[MAX_UNFOLDED:]:
+    if folded := [f for f in first if f not in unfolded]:
         with st.expander(words.plural(len(folded), "further finding")):
             for finding in folded:
                 card(finding, [f for f in grave if f.follows == finding.code], run)
@@ -214,8 +229,9 @@ def _muted(run: Run, codes: Sequence[str]) -> None:
             )
 
 
+@callbacks.uninterrupted
 def _mute(run: Run, code: str, on: bool = True) -> None:
     try:
         mute(run.path, code, on)
     except RunError as error:
-        st.toast(words.escape(words.sentence(error)), icon=":material/error:")
+        callbacks.toast(words.escape(words.sentence(error)), ":material/error:")

@@ -11,7 +11,7 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.settings.training import TrainConfig
-from pages.parts import address, picker
+from pages.parts import address, callbacks, picker
 from pages.parts.library import run_list
 from pages.parts.start import devices, fields, places
 
@@ -48,17 +48,20 @@ def show() -> None:
             )
 
 
+@callbacks.uninterrupted
 def begin() -> None:
     """Callback of the button: start the four jobs and choose the first, or keep the refusal."""
-    if time.monotonic() < st.session_state.get("ablation.began", -DOUBLE_CLICK_S) + DOUBLE_CLICK_S:
+    began = callbacks.do(st.session_state.get, "ablation.began", -DOUBLE_CLICK_S)
+    if time.monotonic() < began + DOUBLE_CLICK_S:
         return
     fields.accept()
-    available, _ = devices.available()
-    device = st.session_state.get("start.device", available[0][0])
-    settings = {"steps": STEPS, "seed": st.session_state.get("start.seed", TrainConfig().seed), "device": device}
+    available, _ = callbacks.do(devices.available)
+    state = callbacks.do(fields.state)
+    device, seed = state.get("device", available[0][0]), state.get("seed", TrainConfig().seed)
+    settings = {"steps": STEPS, "seed": seed, "device": device}
     started: list[str] = []
     try:
-        where = places.resources(fields.state())
+        where = places.resources(state)
         settings = places.adapted(settings, where)
         for name, differs in FOUR.items():
             config = TrainConfig(workload=WORKLOAD, size=SIZE, **settings, **differs)
@@ -67,8 +70,9 @@ def begin() -> None:
     except RunError as error:
         fields.refuse(error)
     if started:
-        st.session_state["start.followed"] = st.session_state["ablation.started"] = started
-        st.session_state["ablation.began"] = time.monotonic()  # after the four have started
+        callbacks.put("start.followed", started)
+        callbacks.put("ablation.started", started)
+        callbacks.put("ablation.began", time.monotonic())  # after the four have started
         picker.choose(started[0])
 
 

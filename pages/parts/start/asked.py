@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import streamlit as st
-
 from amp_core import RunError, jobs
 from amp_core.cli.placement import flags_of
 from amp_core.cli.settings import SETTINGS, flags
@@ -19,7 +17,7 @@ from amp_core.library.labels import Label, write_label
 from amp_core.library.permissions import current
 from amp_core.settings.combinations import TAKEN_BY, taken
 from amp_core.settings.training import WORKLOADS, Size, TrainConfig
-from pages.parts import picker, words
+from pages.parts import callbacks, picker, words
 from pages.parts.library import run_list
 from pages.parts.start import comparisons, devices, fields, places
 
@@ -48,18 +46,20 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     return names
 
 
+@callbacks.uninterrupted
 def begin(in_turns: bool = False) -> None:
     """Callback of the form: start a job for each precision, or one that interleaves them, or keep the refusal."""
-    state = fields.state()
+    state = callbacks.do(fields.state)
     fields.accept()
     started: list[str] = []
     try:
-        wanted, where = configs(state), places.resources(state)
+        wanted, where = callbacks.do(configs, state), places.resources(state)
         if in_turns:
-            name = st.session_state["start.comparison"] = comparisons.begin(wanted, state["name"] or None, where)
+            name = comparisons.begin(wanted, state["name"] or None, where)
+            callbacks.put("start.comparison", name)
             for config in wanted:
                 label(run_list.runs_dir() / name / config.precision, state)
-            st.toast(f"{words.escape(name)} is in the queue below.", icon=":material/compare_arrows:")
+            callbacks.toast(f"{words.escape(name)} is in the queue below.", ":material/compare_arrows:")
         for config in () if in_turns else wanted:
             job = jobs.start(config, run_list.runs_dir(), state["name"] or None, resources=where)
             label(job.folder, state)
@@ -67,7 +67,7 @@ def begin(in_turns: bool = False) -> None:
     except RunError as error:
         fields.refuse(error)
     if started:
-        st.session_state["start.followed"] = started
+        callbacks.put("start.followed", started)
         picker.choose(started[0])
 
 

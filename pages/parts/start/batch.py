@@ -16,7 +16,7 @@ from amp_core import RunError, jobs
 from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
 from amp_core.tune.max_batch import FILE
-from pages.parts import address, words
+from pages.parts import address, callbacks, words
 from pages.parts.library import run_list
 
 TRIAL_S = 60
@@ -29,7 +29,7 @@ _SUMMARY = ("workload", "size", "precision", "device", "answer")
 
 
 def begin(config: TrainConfig, resources: Resources) -> str:
-    """Queue the search for the settings of `config` where `resources` say; returns the folder's name.
+    """For callbacks: queue the search for the settings of `config` where `resources` say; returns the folder's name.
 
     Raises `RunError` as `jobs.start`.
     """
@@ -38,7 +38,7 @@ def begin(config: TrainConfig, resources: Resources) -> str:
     name = f"{_PREFIX}{config.task}-{config.precision}"
     command = [sys.executable, "-m", "amp_core", "tune", "--max-batch", "--timeout", str(TRIAL_S)]
     job = jobs.start(config, run_list.runs_dir(), name, command=command, makes="runs", resources=resources)
-    st.session_state[_STARTED] = job.name
+    callbacks.put(_STARTED, job.name)
     return job.name
 
 
@@ -91,8 +91,9 @@ def _folder_name(text: str) -> str | None:
     return text if plain and jobs.makes_runs(run_list.runs_dir() / text) else None
 
 
+@callbacks.uninterrupted
 def _use(size: int) -> None:
-    st.session_state["start.batch_size"] = size
+    callbacks.put("start.batch_size", size)
 
 
 def _end_sentence(job: jobs.Job) -> str:

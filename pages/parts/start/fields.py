@@ -13,7 +13,7 @@ from amp_core import RunError
 from amp_core.library.permissions import current
 from amp_core.settings.setting import FOLDED, FRONT, settings_of
 from amp_core.settings.training import RECIPES, TrainConfig
-from pages.parts import words
+from pages.parts import callbacks, words
 from pages.parts.start import places
 
 SETTINGS = settings_of(TrainConfig)
@@ -110,12 +110,12 @@ def refuse(error: RunError) -> None:
     """Keep the sentence of a refusal, with the field that it names."""
     argument = str(error).split("=", 1)[0]
     known = argument in (*PLAIN, *SCALE, *MORE, "workload", "size", "precision", *places.FIELDS)
-    st.session_state["start.refused"] = (argument if known else "", words.sentence(error))
+    callbacks.put("start.refused", (argument if known else "", words.sentence(error)))
 
 
 def accept() -> None:
     """Clear the refusal."""
-    st.session_state["start.refused"] = None
+    callbacks.put("start.refused", None)
 
 
 def refused(*names: str) -> bool:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from amp_core import RunError
 from amp_core.library.permissions import current
-from pages.parts import words
+from pages.parts import callbacks, words
 from pages.parts.start import ablation, asked, batch, fields, places
 
 FILLED: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -61,18 +61,21 @@ def show() -> None:
         st.info(words.escape(note), icon=":material/replay:")
 
 
+@callbacks.uninterrupted
 def _fill(label: str, filled: Mapping[str, Any]) -> None:
-    st.session_state.update({f"start.{name}": value for name, value in filled.items()})
-    st.toast(f"{label}: filled in. Check the settings and press Start.", icon=":material/check:")
+    for name, value in filled.items():
+        callbacks.put(f"start.{name}", value)
+    callbacks.toast(f"{label}: filled in. Check the settings and press Start.", ":material/check:")
 
 
+@callbacks.uninterrupted
 def _find_batch() -> None:
     """Callback: queue the search, or keep the refusal."""
     fields.accept()
     try:
-        state = fields.state()
-        config = dataclasses.replace(asked.configs(state)[0], batch_size=None)
+        state = callbacks.do(fields.state)
+        config = dataclasses.replace(callbacks.do(asked.configs, state)[0], batch_size=None)
         name = batch.begin(config, places.resources(state))
-        st.toast(f"{words.escape(name)} is in the queue below.", icon=":material/expand:")
+        callbacks.toast(f"{words.escape(name)} is in the queue below.", ":material/expand:")
     except RunError as error:
         fields.refuse(error)

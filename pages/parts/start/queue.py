@@ -9,7 +9,7 @@ from amp_core import RunError, jobs
 from amp_core.jobs import Job
 from amp_core.library.permissions import current
 from amp_core.store.urls import Address
-from pages.parts import picker, words
+from pages.parts import callbacks, picker, words
 from pages.parts.library import run_list
 
 MAX_SHOWN = 20
@@ -61,13 +61,14 @@ def stop_button(job: Job, where: str) -> None:
         st.error(words.escape(refusal))
 
 
+@callbacks.uninterrupted
 def _stop(job: Job) -> None:
     """Request the stop. A callback cannot draw, so a refusal is kept for the button."""
-    st.session_state.pop("queue.refused", None)
+    callbacks.put("queue.refused", (None, ""))
     try:
         job.request_stop()
     except RunError as error:
-        st.session_state["queue.refused"] = (job.folder, words.sentence(error))
+        callbacks.put("queue.refused", (job.folder, words.sentence(error)))
 
 
 def place(job: Job) -> str:

@@ -14,7 +14,7 @@ from amp_core.library.permissions import current
 from amp_core.settings.training import TrainConfig
 from amp_core.tune.codegen import FRAMEWORKS, LABELS, code_for
 from amp_core.tune.result import FILE, STAGES, Tried, Tuned, load_tuned
-from pages.parts import tables, words
+from pages.parts import callbacks, tables, words
 from pages.parts.library import run_list
 from pages.parts.start import devices, places, queue, workloads
 
@@ -155,10 +155,11 @@ def form() -> None:
         st.form_submit_button("Search", key="tune.go", on_click=begin, type="primary", icon=":material/search:")
 
 
+@callbacks.uninterrupted
 def begin() -> None:
     """Callback of the form: queue the search, or keep the refusal."""
-    state = st.session_state
-    state["tune.refused"] = None
+    state = callbacks.do(st.session_state.to_dict)
+    callbacks.put("tune.refused", None)
     own = str(state.get("tune.own") or "").strip() if current().scripts else ""
     workload, size = state["tune.what"] if not own else (str(Path(current().scripts[0]) / own), None)
     try:
@@ -172,6 +173,6 @@ def begin() -> None:
         name = f"tune-{config.task}"
         job = jobs.start(config, run_list.runs_dir(), name, command=command, makes="runs", resources=where)
     except RunError as error:
-        state["tune.refused"] = str(error).partition("=")[0], words.sentence(error)
+        callbacks.put("tune.refused", (str(error).partition("=")[0], words.sentence(error)))
     else:
-        state["tune.started"] = job.name
+        callbacks.put("tune.started", job.name)

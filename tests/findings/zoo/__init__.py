@@ -9,6 +9,7 @@ rows of kernels or as a trace; all others are real loops on the CPU.
 
 from tests.findings.zoo import (
     autocast,
+    damage,
     forms,
     hardware,
     jobs,
@@ -26,6 +27,7 @@ __all__ = [
     "ZOO",
     "Case",
     "autocast",
+    "damage",
     "forms",
     "hardware",
     "jobs",
