@@ -77,6 +77,11 @@ EVENT_KINDS: dict[str, str] = {
     "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
     "unmoved weights": "elements of a weight with a gradient that the step left as they were, of an optimizer whose "
     "updates are not in the table `updates`; value: their share, of the larger half of the elements",
+    "overwritten weights": "FP32 weights that an optimizer updates were, before the next step, replaced by their own "
+    "values rounded to dtype; name: the largest such weight; step: the last; count: how often, of limit comparisons; "
+    "value: what was lost of the weights, over the updates of the steps before",
+    "decay by hand": "the loop, or an optimizer of its own, multiplied 16-bit weights by a number below 1; name: the "
+    "largest of count weights; limit: by how much below 1; value: the share of that which rounding discarded",
     "statistics": "running statistics that are not finite; name: the buffer",
     "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
     "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "

@@ -15,6 +15,9 @@ MAX_NOISE_RATIO = 1e-6
 """Updates that are smaller than the largest of all parameters by more than this come from rounding: float32 rounds by
 6e-8 of a value."""
 
+MIN_DECAY_STEPS = 2
+"""Steps in which the program itself shrinks weights; a single one may belong to their initialisation."""
+
 
 @rule(
     Entry(
@@ -100,7 +103,8 @@ def _unmoved_weights(run: Run) -> list[Finding]:
         order=272,
         follows=("lost-weight-updates",),
         what="Weight decay is too small to change 16-bit weights, so it has no effect.",
-        signal="The weights after each step compared with those after the same step without weight decay.",
+        signal="The weights after each step compared with those after the same step without weight decay; operators "
+        "by which the loop itself, or an optimizer of its own, shrinks 16-bit weights, repeated in float64.",
         threshold="Half of the weight decay or more, in most of the compared steps. Decoupled weight decay "
         "multiplies by 1 - lr · λ, which rounds to 1 in bfloat16 if lr · λ is below 2^-9 (torchao issue 1124, "
         "DeepSpeed issue 7700).",
@@ -121,7 +125,7 @@ def lost_weight_decay(run: Run) -> list[Finding]:
     lost = losses[losses["lost_decay_frac"] >= MIN_LOST_FRAC]
     # Where updates are large against the decay, single tensors lose some by chance.
     if losses.empty or lost["numel"].sum() * 2 < losses["numel"].sum():
-        return []
+        return _lost_decay_by_hand(run)
     row = lost.iloc[int((lost["lost_decay_frac"] * lost["numel"]).to_numpy().argmax())]
     return [
         make_finding(
@@ -131,6 +135,72 @@ def lost_weight_decay(run: Run) -> list[Finding]:
             str(row["name"]),
             steps=(int(lost["first"].min()), int(lost["last"].max())),
             value=float(row["lost_decay_frac"]),
+            limit=MIN_LOST_FRAC,
+            unit="share of weight decay",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="overwritten-masters",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=269,
+        what="FP32 weights are overwritten between steps with their own values rounded to 16 bits.",
+        signal="Each FP32 weight that an optimizer updates, after a step and before the next one, in turn.",
+        threshold="Once: all elements of a weight that were not exactly representable in 16 bits are rounded to it. "
+        "FP32 masters then hold what 16-bit weights hold, and updates below half a unit in the last place are lost "
+        "(Mixed Precision Training, section 3.1).",
+        advice="The masters gain nothing, since rounding discards what a step adds to them. Copy masters to the model "
+        "and never back, and evaluate, average or save in 16 bits on a copy of the model.",
+        snippet="optimizer.step()   # on the masters\n"
+        "for master, p in zip(masters, model.parameters()):\n"
+        "    p.data.copy_(master)",
+        page="updates",
+    )
+)
+def overwritten_masters(run: Run) -> list[Finding]:
+    """`overwritten-masters`: FP32 weights that the loop rounds to 16 bits between steps."""
+    frame = signals(run, "overwritten weights")
+    if frame.empty:
+        return []
+    frame = frame[frame["rank"] == frame["rank"].min()]
+    row = frame.iloc[-1]
+    count, compared = int(row["count"]), int(row["limit"])
+    often = "each step" if count == compared else f"{count:,} of {formatting.plural(compared, 'compared step')}"
+    lost = f", which loses {formatting.percent(row['value'])} of the updates" if count * 2 > compared else ""
+    return [
+        make_finding(
+            "overwritten-masters",
+            f"Before {often}, FP32 weights were overwritten with their values rounded to {row['dtype']}{lost}",
+            str(row["name"]),
+            steps=(int(frame["step"].min()), int(frame["step"].max())),
+            value=float(count),
+            limit=0.0,
+            unit="steps",
+        )
+    ]
+
+
+def _lost_decay_by_hand(run: Run) -> list[Finding]:
+    """The same of weight decay outside of the optimizer's own. What shrinks a single weight, by another factor in each
+    step, may be a normalization of it."""
+    frame = signals(run, "decay by hand")
+    frame = frame[frame["rank"] == frame["rank"].min()]
+    if len(frame) < MIN_DECAY_STEPS or not ((frame["count"] > 1).all() or frame["limit"].round(6).nunique() == 1):
+        return []
+    lost, row = float(frame["value"].median()), frame.iloc[-1]
+    if lost < MIN_LOST_FRAC:
+        return []
+    return [
+        make_finding(
+            "lost-weight-decay",
+            f"{formatting.percent(lost)} of the weight decay that the program itself applies to {row['name']} is lost: "
+            f"a factor of 1 - {row['limit']:.2g} rounds to 1 in {row['dtype']}",
+            str(row["name"]),
+            steps=(int(frame["step"].min()), int(frame["step"].max())),
+            value=lost,
             limit=MIN_LOST_FRAC,
             unit="share of weight decay",
         )

@@ -19,6 +19,7 @@ from tests.findings.zoo import (
     quantized,
     sharded,
     traces,
+    weights,
 )
 from tests.findings.zoo.case import ZOO, Case
 
@@ -36,4 +37,5 @@ __all__ = [
     "quantized",
     "sharded",
     "traces",
+    "weights",
 ]

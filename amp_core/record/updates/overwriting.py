@@ -1,0 +1,254 @@
+"""Observer of FP32 weights that the loop replaces, between two steps, by their own values rounded to 16 bits.
+
+    for master, p in zip(masters, model.parameters()):
+        master.copy_(p)          # the wrong way round: what the step added to the master is rounded away
+
+A weight is compared with what the last step made of it. If it was not exactly representable in a 16-bit dtype then,
+and all of its elements are rounded to that dtype now, it was overwritten. Weights that are averaged, clipped, masked,
+merged, or swapped and restored differ from that.
+"""
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.parameters import has_values, named_parameters, unwrapped
+from amp_core.record.observer import Observer
+from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.record.stats.layout import dtype_name
+from amp_core.record.torch_internals.captures import capturing
+from amp_core.record.torch_internals.optimizer_steps import Handle, after_step, before_step
+from amp_core.record.updates.comparison import is_master_of
+from amp_core.record.updates.held import local, spaced
+from amp_core.store.writer import RunWriter
+
+MAX_ELEMENTS = 1024
+"""Elements of a weight that are compared, evenly spaced."""
+MIN_ELEMENTS = 16
+"""Fewest elements that have to lose bits; of smaller tensors, half of the elements."""
+MAX_TIME_FRAC = 0.002
+MIN_STEPS = 16
+"""Steps that are compared even if that takes more of the time."""
+BATCH = 16
+"""Comparisons whose numbers are copied to the host together."""
+
+
+@dataclass
+class _Weight:
+    """One FP32 weight of an optimizer: its elements around a step."""
+
+    place: int
+    """Its number among the weights of the optimizer."""
+    before: torch.Tensor
+    after: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Compared:
+    step: int
+    name: str
+    numel: int
+
+
+class Overwriting(Observer):
+    """Compares one FP32 weight of each optimizer per step, in turn, with what the step before made of it.
+
+    A loop may overwrite weights in each step, or after an evaluation now and then, so every step is compared as far as
+    `MAX_TIME_FRAC` of the time allows. On a CPU a weight that is as before costs a few microseconds.
+    """
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._optimizers = optimizers
+        self._handles: list[Handle] = []
+        self._held: dict[int, _Weight] = {}
+        self._masters: dict[tuple[int, int], str] = {}  # of narrow weights: the state that is their master
+        self._compared: list[tuple[_Compared, torch.Tensor]] = []
+        self._sent: list[tuple[list[_Compared], HostTransfer]] = []
+        self._step = 0
+        self._steps = self._hits = 0
+        self._lost = self._mass = 0.0
+        self._last = 0  # step of the last hit
+        self._largest = _Compared(0, "", 0)  # of the weights that were hit, and to which dtype
+        self._dtype = ""
+        self._written = 0
+        self._began = time.perf_counter()
+        self._spent_s = 0.0
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        self._held.pop(index, None)
+        if self._handles:
+            self._detach()
+            self._attach()
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        if not self._handles:
+            self._attach()
+        self.awake = False  # the hooks do the rest
+
+    def close(self) -> None:
+        self._detach()
+        self._send()
+        self._read(wait=True)
+        if self._hits > self._written:
+            self._write()
+
+    def _attach(self) -> None:
+        for index, optimizer in enumerate(self._optimizers):
+            before, after = (functools.partial(work, index) for work in (self._before, self._after))
+            self._handles += [before_step(before, optimizer), after_step(after, optimizer)]
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._held = [], {}
+
+    def _before(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Compare the weight that was held after the last step, and hold another."""
+        begun = time.perf_counter()
+        affordable = self._spent_s <= MAX_TIME_FRAC * (begun - self._began)
+        held = self._held.pop(index, None)
+        if capturing() or not (affordable or self._steps < MIN_STEPS):
+            return
+        with self.watching(), torch.no_grad():
+            if held is not None and held.after is not None:
+                self._compare(index, held, held.after)
+            place = held.place + 1 if held is not None else 0
+            chosen = self._next(index, optimizer, place)
+            if chosen is not None:
+                place, weight = chosen
+                self._held[index] = _Weight(place, _elements(weight).clone())
+            if len(self._compared) >= BATCH:
+                self._send()
+            self._read(wait=False)
+        self._spent_s += time.perf_counter() - begun
+
+    def _after(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        held = self._held.get(index)
+        if held is None or held.after is not None or capturing():
+            return
+        begun = time.perf_counter()
+        with self.watching(), torch.no_grad():
+            weight = self._weight(index, optimizer, held.place)
+            if weight is not None and _elements(weight).shape == held.before.shape:
+                held.after = _elements(weight).clone()
+        self._spent_s += time.perf_counter() - begun
+
+    def _compare(self, index: int, held: _Weight, after: torch.Tensor) -> None:
+        weight = self._weight(index, self._optimizers[index], held.place)
+        if weight is None or _elements(weight).shape != after.shape or weight.device != after.device:
+            return
+        now = _elements(weight)
+        self._steps += 1
+        if now.is_cpu and torch.equal(now, after):
+            return
+        compared = _Compared(self._step, self._name(index, held.place), weight.numel())
+        self._compared.append((compared, _sums(held.before, after, now)))
+
+    def _next(self, index: int, optimizer: torch.optim.Optimizer, place: int) -> tuple[int, torch.Tensor] | None:
+        """The first FP32 weight of an optimizer from this place on, and its place; from the start after the last."""
+        number = sum(len(group["params"]) for group in optimizer.param_groups)
+        for i in range(number):
+            weight = self._weight(index, optimizer, (place + i) % number)
+            if weight is not None:
+                return (place + i) % number, weight
+        return None
+
+    def _weight(self, index: int, optimizer: torch.optim.Optimizer, place: int) -> torch.Tensor | None:
+        """What the optimizer updates in FP32: the parameter, or the master in its state. None for other parameters."""
+        parameter = _parameter(optimizer, place)
+        if parameter is None or not parameter.is_floating_point() or not has_values(parameter):
+            return None
+        weight: torch.Tensor | None = parameter
+        if parameter.element_size() < 4:
+            weight = self._master(index, optimizer, place, parameter)
+        own = local(weight) if weight is not None else None
+        return own if own is not None and own.dtype is torch.float32 and own.numel() else None
+
+    def _master(
+        self, index: int, optimizer: torch.optim.Optimizer, place: int, parameter: torch.Tensor
+    ) -> torch.Tensor | None:
+        state = optimizer.state.get(parameter, {})
+        key = self._masters.get((index, place))
+        if key is None and state:
+            named = ((k, v) for k, v in state.items() if isinstance(v, torch.Tensor) and v.dtype is torch.float32)
+            key = next((k for k, v in named if v.shape == parameter.shape and is_master_of(v, parameter)), "")
+            self._masters[index, place] = key
+        master = state.get(key) if key else None
+        return master if isinstance(master, torch.Tensor) else None
+
+    def _name(self, index: int, place: int) -> str:
+        """The name of a weight; of a master that the model does not hold, that of the parameter in its place."""
+        parameters = [p for group in self._optimizers[index].param_groups for p in group["params"]]
+        named = list(named_parameters(self._model))
+        name = next((n for n, p in named if p is parameters[place]), None)
+        if name is None:
+            trained = [(n, p) for n, p in named if p.requires_grad]
+            alike = [p.shape for p in parameters] == [p.shape for _, p in trained]
+            name = trained[place][0] if alike else f"parameter {place}"
+        return name
+
+    def _send(self) -> None:
+        if self._compared:
+            transfer = HostTransfer()
+            device = self._compared[0][1].device
+            transfer.put("sums", torch.stack([sums.to(device) for _, sums in self._compared]))
+            transfer.send()
+            self._sent.append(([compared for compared, _ in self._compared], transfer))
+            self._compared = []
+
+    def _read(self, *, wait: bool) -> None:
+        while self._sent and self._sent[0][1].ready(wait):
+            weights, transfer = self._sent.pop(0)
+            rows = transfer.values("sums").reshape(len(weights), -1).tolist()
+            for compared, (mass, lost, *rounded) in zip(weights, rows, strict=True):
+                dtype = next((d for d, hit in zip(NARROW, rounded, strict=True) if hit), None)
+                if dtype is not None:
+                    self._hits += 1
+                    self._mass, self._lost = self._mass + mass, self._lost + lost
+                    self._last, self._dtype = compared.step, dtype_name(dtype)
+                    self._largest = max(self._largest, compared, key=lambda c: c.numel)
+            if self._hits >= 2 * self._written and self._hits > self._written:
+                self._write()
+
+    def _write(self) -> None:
+        """What is known so far; the last of these events tells all."""
+        self._writer.event(
+            "overwritten weights",
+            self._largest.name,
+            step=self._last,
+            dtype=self._dtype,
+            value=min(self._lost / self._mass, 1.0) if self._mass else None,
+            count=self._hits,
+            limit=float(self._steps),
+        )
+        self._written = self._hits
+
+
+def _parameter(optimizer: torch.optim.Optimizer, place: int) -> torch.Tensor | None:
+    for group in optimizer.param_groups:
+        parameters: list[torch.Tensor] = group["params"]
+        if place < len(parameters):
+            return parameters[place]
+        place -= len(parameters)
+    return None
+
+
+def _elements(weight: torch.Tensor) -> torch.Tensor:
+    return spaced(weight, min(weight.numel(), MAX_ELEMENTS)).reshape(-1)
+
+
+def _sums(before: torch.Tensor, after: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """The size of the update, what of it is no longer there, and for each 16-bit dtype whether all is rounded to it."""
+    enough = min(MIN_ELEMENTS, (after.numel() + 1) // 2)
+    rounded = [after.to(dtype).to(after.dtype) for dtype in NARROW]
+    hits = [(now == r).all() & ((r != after).sum() >= enough) for r in rounded]
+    sums = [(after - before).abs().sum(), (now - after).abs().sum()]
+    return torch.stack([*sums, *(hit.to(after.dtype) for hit in hits)])
