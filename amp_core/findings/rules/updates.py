@@ -1,5 +1,6 @@
 """Rules on what is lost to rounding in updates: of weights, of weight decay, of averaged copies."""
 
+import numpy as np
 import pandas as pd
 
 from amp_core.analysis.numerics.update_losses import MIN_LOST_FRAC, update_losses
@@ -17,6 +18,9 @@ MAX_NOISE_RATIO = 1e-6
 
 MIN_DECAY_STEPS = 2
 """Steps in which the program itself shrinks weights; a single one may belong to their initialisation."""
+MAX_DECAY_SPREAD = 1.25
+"""Weight decay is the same in all steps, or the same share of the learning rate, which a schedule may change between
+the two. A normalization by the weights' own norm is neither."""
 
 
 @rule(
@@ -184,11 +188,12 @@ def overwritten_masters(run: Run) -> list[Finding]:
 
 
 def _lost_decay_by_hand(run: Run) -> list[Finding]:
-    """The same of weight decay outside of the optimizer's own. What shrinks a single weight, by another factor in each
-    step, may be a normalization of it."""
+    """The same of weight decay outside of the optimizer's own."""
     frame = signals(run, "decay by hand")
     frame = frame[frame["rank"] == frame["rank"].min()]
-    if len(frame) < MIN_DECAY_STEPS or not ((frame["count"] > 1).all() or frame["limit"].round(6).nunique() == 1):
+    rates = run.steps.drop_duplicates("step").set_index("step")["lr"].reindex(frame["step"]).to_numpy()
+    by_rate = frame["limit"] / np.where(rates > 0, rates, np.nan)
+    if len(frame) < MIN_DECAY_STEPS or min(_spread(frame["limit"]), _spread(by_rate)) > MAX_DECAY_SPREAD:
         return []
     lost, row = float(frame["value"].median()), frame.iloc[-1]
     if lost < MIN_LOST_FRAC:
@@ -205,6 +210,11 @@ def _lost_decay_by_hand(run: Run) -> list[Finding]:
             unit="share of weight decay",
         )
     ]
+
+
+def _spread(values: "pd.Series[float]") -> float:
+    """The largest over the smallest; infinite if one is unknown."""
+    return float(values.max() / values.min()) if values.notna().all() else np.inf
 
 
 def _narrow(dtype: str) -> bool:

@@ -82,7 +82,10 @@ class HalfBuffers(Observer):
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
         self._model = unwrapped(model)
-        self._buffers = [(n, b) for n, b in named_buffers(self._model) if b.dtype in NARROW]
+        # The vectors of torch's spectral norm are computed anew: nothing is added to them.
+        renewed = {n for n, m in named_modules(self._model) if type(m).__module__.startswith("torch.nn.utils.")}
+        narrow = ((n, b) for n, b in named_buffers(self._model) if b.dtype in NARROW)
+        self._buffers = [(n, b) for n, b in narrow if n.rpartition(".")[0] not in renewed]
         self._versions = [b._version for _, b in self._buffers]
         self.awake = len(self._buffers) > 0
 
