@@ -7,8 +7,8 @@ recipe.
 
 The closure computes the loss of one batch. It runs once in FP32, with TF32 and autocast off (even if the closure turns
 autocast on), and once per loss scale in the recipe of the run. Where the closure or the model casts to 16 bits, which
-FP32 weights do not accept, those casts are to FP32 (see `widening`). A quantization recipe runs as FP32 does, except for
-the products of linear layers (see `quantized_products`): only they make a difference. Afterwards gradients, random
+FP32 weights do not accept, those casts are to FP32 (see `widening`). A quantization recipe runs as FP32 does, except
+for the products of linear layers (see `quantized_products`): only they make a difference. Afterwards gradients, random
 number generators, buffers such as BatchNorm's statistics, and backend flags are restored. The scaler is never touched.
 """
 
