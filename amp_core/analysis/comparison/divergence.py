@@ -107,8 +107,8 @@ class FirstDifference:
             before += (
                 " If one of them is compiled, rec.audit(…, compiled=True) names the layer of the forward."
                 if self.table["kind"].eq("activation").any()
-                else ' Runs recorded with kinds=("activation", …) show the layer of the forward; where one is compiled, '
-                "rec.audit(…, compiled=True) does."
+                else ' Runs recorded with kinds=("activation", …) show the layer of the forward; where one of them is '
+                "compiled, rec.audit(…, compiled=True) does."
             )
         of = f"the {self.phase}" if self.phase != "optimizer" else "the preceding optimizer step"
         return f"They diverge at step {self.step:,}, in {of}, first in {what}: {apart}; {floor}.{before}"
