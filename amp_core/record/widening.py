@@ -45,7 +45,7 @@ class Widening(TorchFunctionMode):
     def _widened(self, value: Any) -> Any:
         if isinstance(value, torch.dtype):
             return torch.float32 if value in NARROW else value
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # type: ignore[no-untyped-call]
             if not isinstance(value, torch.Tensor) or value.dtype not in NARROW:
                 return value
             if id(value) not in self._wide:
