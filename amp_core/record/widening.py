@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from amp_core.record.model.narrow_dtypes import NARROW
 
-_CASTS = {torch.Tensor.bfloat16: torch.Tensor.float, torch.Tensor.half: torch.Tensor.float}
+_CASTS: dict[Any, Callable[..., Any]] = {torch.Tensor.bfloat16: torch.Tensor.float, torch.Tensor.half: torch.Tensor.float}
 _BIT_PATTERNS = frozenset({torch.Tensor.view})
 """Functions whose dtype says how to read bits."""
 _MESSAGES = ("dtype", "scalar type", "Input type", "input type")
@@ -45,7 +45,7 @@ class Widening(TorchFunctionMode):
     def _widened(self, value: Any) -> Any:
         if isinstance(value, torch.dtype):
             return torch.float32 if value in NARROW else value
-        with torch._C.DisableTorchFunction():  # type: ignore[no-untyped-call]
+        with torch._C.DisableTorchFunction():
             if not isinstance(value, torch.Tensor) or value.dtype not in NARROW:
                 return value
             if id(value) not in self._wide:

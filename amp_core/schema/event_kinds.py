@@ -81,7 +81,13 @@ EVENT_KINDS: dict[str, str] = {
     "values rounded to dtype; name: the largest such weight; step: the last; count: how often, of limit comparisons; "
     "value: what was lost of the weights, over the updates of the steps before",
     "decay by hand": "the loop, or an optimizer of its own, multiplied 16-bit weights by a number below 1; name: the "
-    "largest of count weights; limit: by how much below 1; value: the share of that which rounding discarded",
+    "largest of count weights; limit: by how much below 1; value: the share of that which rounding discarded; detail: "
+    "`gradients` where it added that multiple of the weights to their gradients instead",
+    "update by hand": "the loop added something else to 16-bit weights between steps; name: the largest of count "
+    "weights; value: the share that rounding discarded",
+    "rounded decay": "the loop, or an optimizer of its own, multiplied 16-bit tensors that are not weights by a number "
+    "that rounds to 1; limit: by how much below 1; name: the largest of count tensors, if known; detail: its name in "
+    "the optimizer's state",
     "statistics": "running statistics that are not finite; name: the buffer",
     "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
     "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "
