@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from amp_core.record.model.narrow_dtypes import NARROW
 
-_CASTS: dict[Any, Callable[..., Any]] = {torch.Tensor.bfloat16: torch.Tensor.float, torch.Tensor.half: torch.Tensor.float}
+_CASTS: dict[Any, Callable[..., Any]] = dict.fromkeys((torch.Tensor.bfloat16, torch.Tensor.half), torch.Tensor.float)
 _BIT_PATTERNS = frozenset({torch.Tensor.view})
 """Functions whose dtype says how to read bits."""
 _MESSAGES = ("dtype", "scalar type", "Input type", "input type")

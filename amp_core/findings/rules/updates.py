@@ -22,6 +22,9 @@ MIN_HAND_STEPS = 2
 MAX_DECAY_SPREAD = 1.25
 """Weight decay is the same in all steps, or the same share of the learning rate, which a schedule may change between
 the two. A normalization by the weights' own norm is neither."""
+MAX_SPREAD_ALONE = 1.01
+MIN_STEPS_ALONE = 3
+"""The same where only one weight is multiplied by that number."""
 
 
 @rule(
@@ -217,7 +220,9 @@ def _lost_decay_by_hand(run: Run) -> list[Finding]:
     frame = frame[frame["rank"] == frame["rank"].min()]
     rates = run.steps.drop_duplicates("step").set_index("step")["lr"].reindex(frame["step"]).to_numpy()
     by_rate = frame["limit"] / np.where(rates > 0, rates, np.nan)
-    if len(frame) < MIN_HAND_STEPS or min(_spread(frame["limit"]), _spread(by_rate)) > MAX_DECAY_SPREAD:
+    alone = (frame["count"] == 1).any()  # one weight may be normalized by its own norm
+    spread, steps = (MAX_SPREAD_ALONE, MIN_STEPS_ALONE) if alone else (MAX_DECAY_SPREAD, MIN_HAND_STEPS)
+    if len(frame) < steps or min(_spread(frame["limit"]), _spread(by_rate)) > spread:
         return []
     lost, row = float(frame["value"].median()), frame.iloc[-1]
     if lost < MIN_LOST_FRAC:
