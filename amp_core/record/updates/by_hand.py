@@ -43,6 +43,8 @@ MAX_ELEMENTS_OF_ONE = 2**23
 MAX_TIME_FRAC = 0.005
 MIN_STEPS = 3
 """Steps that are inspected first, even if that takes more of the time."""
+COUNTERS = ("step", "steps", "t")
+"""Names under which optimizers count their steps."""
 MAX_ERROR = 1e-3
 """Relative error with which weight decay has to be the same multiple of all elements, and of all tensors."""
 
@@ -124,6 +126,8 @@ class ByHand(Observer):
                 handle.remove()
             self._handles, self._stepping = [], False
         self._stop()
+        if self._step == MIN_STEPS:
+            self._report_counters()
         self._report_shrunk()
         self._report_reloaded()
         if self._writes:
@@ -196,6 +200,14 @@ class ByHand(Observer):
                 what = f"updates by hand: stopped with {type(error).__name__}: {error}"
                 self._writer.event("warning", name="not recorded", detail=what, step=self._step)
 
+    def _report_counters(self) -> None:
+        """A count of steps in 16 bits stops at 256 or 2,048, and so does the correction of the averages' bias."""
+        for _, key, value in self._narrow_states():
+            if key in COUNTERS and value.numel() == 1:
+                name = f"{key} in the optimizer's state"
+                self._writer.event("half buffer", name, step=self._step, dtype=dtype_name(value.dtype))
+                return
+
     def _report_shrunk(self) -> None:
         """Averages whose decay rounds to 1: those in an optimizer's state, and those that the loop keeps."""
         shrunk, self._shrunk = self._shrunk, []
@@ -221,16 +233,16 @@ class ByHand(Observer):
         reloaded, self._reloaded = self._reloaded, []
         kept = {storage_of(v).cdata for o in self._optimizers for v in _wide_states(o)}
         masters = [
-            held.name
+            held
             for held, target in reloaded
             if held.weight is None and storage_of(target).cdata in kept and is_master_of(target, held.tensor)
         ]
         if masters:
             self._reloads += 1
             if self._reloads > 1:  # at first they are made so
-                dtype = dtype_name(reloaded[0][0].tensor.dtype)
+                largest = max(masters, key=lambda held: held.values.numel())
                 counts: dict[str, Any] = {"count": self._reloads, "limit": float(self._inspected)}
-                self._writer.event("overwritten weights", masters[-1], step=self._step, dtype=dtype, **counts)
+                self._event("overwritten weights", self._step, largest, **counts)
 
     def _write(self, *, wait: bool) -> None:
         """One event for each step with weight decay, and one for each with other updates, of 16-bit weights."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
@@ -34,6 +35,8 @@ MIN_ELEMENTS = 16
 MAX_TIME_FRAC = 0.002
 MIN_STEPS = 16
 """Steps that are compared even if that takes more of the time."""
+PROBE = "overwritten"
+"""Key of a weight's values in the host transfer of a step."""
 BATCH = 16
 """Comparisons whose numbers are copied to the host together."""
 
@@ -44,8 +47,13 @@ class _Weight:
 
     place: int
     """Its number among the weights of the optimizer."""
-    before: torch.Tensor
+    before: torch.Tensor | None
+    """None on other devices than the CPU as long as nothing seems to write to weights between steps."""
     after: torch.Tensor | None = None
+    """Likewise."""
+    version: int = -1
+    """That after the step; -1 before it."""
+    address: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,9 @@ class Overwriting(Observer):
     """Compares one FP32 weight of each optimizer per step, in turn, with what the step before made of it.
 
     A loop may overwrite weights in each step, or after an evaluation now and then, so every step is compared as far as
-    `MAX_TIME_FRAC` of the time allows. On a CPU a weight that is as before costs a few microseconds.
+    `MAX_TIME_FRAC` of the time allows. On a CPU a weight that is as before costs a few microseconds. Other devices have
+    nothing to do for it until the version or address of a weight shows that it was written to between steps, or, for
+    what is written through `.data`, some of its values at the beginning of a step are exactly representable in 16 bits.
     """
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -71,6 +81,8 @@ class Overwriting(Observer):
         self._masters: dict[tuple[int, int], str] = {}  # of narrow weights: the state that is their master
         self._compared: list[tuple[_Compared, torch.Tensor]] = []
         self._sent: list[tuple[list[_Compared], HostTransfer]] = []
+        self._probes: list[HostTransfer] = []  # with values of a weight at the beginning of a step
+        self._is_written = False  # whether the loop seems to write to weights between steps
         self._step = 0
         self._steps = self._hits = 0
         self._lost = self._mass = 0.0
@@ -80,18 +92,23 @@ class Overwriting(Observer):
         self._written = 0
         self._began = time.perf_counter()
         self._spent_s = 0.0
+        self._attach()
 
     def optimizer_found(self, index: int, optimizer: Any) -> None:
-        self._held.pop(index, None)
-        if self._handles:
-            self._detach()
-            self._attach()
+        self._detach()
+        self._attach()
 
     def step_began(self, step: int) -> None:
         self._step = step
-        if not self._handles:
-            self._attach()
-        self.awake = False  # the hooks do the rest
+        self.awake = not self._is_written and any(not p.is_cpu for o in self._optimizers for p in _first(o))
+
+    def step_ended(self, step: int) -> None:
+        """The step's numbers travel when the next one begins: a few values of a weight join them as they are then."""
+        transfer, held = self.transfer(), next(iter(self._held.items()), None)
+        weight = self._weight(held[0], self._optimizers[held[0]], held[1].place) if held is not None else None
+        if transfer is not None and weight is not None and weight.is_contiguous() and not weight.is_cpu:
+            transfer.put(PROBE, weight.reshape(-1)[:MIN_ELEMENTS])
+            self._probes.append(transfer)
 
     def close(self) -> None:
         self._detach()
@@ -118,13 +135,14 @@ class Overwriting(Observer):
         if capturing() or not (affordable or self._steps < MIN_STEPS):
             return
         with self.watching(), torch.no_grad():
-            if held is not None and held.after is not None:
-                self._compare(index, held, held.after)
+            if held is not None and held.version >= 0:
+                self._compare(index, held)
             place = held.place + 1 if held is not None else 0
             chosen = self._next(index, optimizer, place)
             if chosen is not None:
                 place, weight = chosen
-                self._held[index] = _Weight(place, _elements(weight).clone())
+                known = weight.is_cpu or self._is_written
+                self._held[index] = _Weight(place, _elements(weight).clone() if known else None)
             if len(self._compared) >= BATCH:
                 self._send()
             self._read(wait=False)
@@ -132,22 +150,26 @@ class Overwriting(Observer):
 
     def _after(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         held = self._held.get(index)
-        if held is None or held.after is not None or capturing():
+        if held is None or held.version >= 0 or capturing():
             return
         begun = time.perf_counter()
         with self.watching(), torch.no_grad():
             weight = self._weight(index, optimizer, held.place)
-            if weight is not None and _elements(weight).shape == held.before.shape:
-                held.after = _elements(weight).clone()
+            if weight is not None and (held.before is None or _elements(weight).shape == held.before.shape):
+                held.version, held.address = weight._version, weight.data_ptr()
+                held.after = _elements(weight).clone() if held.before is not None else None
         self._spent_s += time.perf_counter() - begun
 
-    def _compare(self, index: int, held: _Weight, after: torch.Tensor) -> None:
-        weight = self._weight(index, self._optimizers[index], held.place)
-        if weight is None or _elements(weight).shape != after.shape or weight.device != after.device:
+    def _compare(self, index: int, held: _Weight) -> None:
+        weight, after = self._weight(index, self._optimizers[index], held.place), held.after
+        if weight is None:
+            return
+        self._steps += 1
+        if held.before is None or after is None:
+            self._is_written |= weight._version != held.version or weight.data_ptr() != held.address
             return
         now = _elements(weight)
-        self._steps += 1
-        if now.is_cpu and torch.equal(now, after):
+        if now.shape != after.shape or now.device != after.device or (now.is_cpu and torch.equal(now, after)):
             return
         compared = _Compared(self._step, self._name(index, held.place), weight.numel())
         self._compared.append((compared, _sums(held.before, after, now)))
@@ -205,6 +227,10 @@ class Overwriting(Observer):
             self._compared = []
 
     def _read(self, *, wait: bool) -> None:
+        while self._probes and self._probes[0].ready(wait):
+            values = self._probes.pop(0).values(PROBE).astype(np.float32).view(np.uint32)
+            if ((values & 0xFFFF) == 0).all() or ((values & 0x1FFF) == 0).all():  # as bfloat16 and float16 have them
+                self._is_written = True
         while self._sent and self._sent[0][1].ready(wait):
             weights, transfer = self._sent.pop(0)
             rows = transfer.values("sums").reshape(len(weights), -1).tolist()
@@ -230,6 +256,10 @@ class Overwriting(Observer):
             limit=float(self._steps),
         )
         self._written = self._hits
+
+
+def _first(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"][:1]]
 
 
 def _parameter(optimizer: torch.optim.Optimizer, place: int) -> torch.Tensor | None:
