@@ -231,6 +231,8 @@ class ByHand(Observer):
     def _report_reloaded(self) -> None:
         """Masters in the state of the program's own optimizer that its step overwrote with the weights."""
         reloaded, self._reloaded = self._reloaded, []
+        if not reloaded:
+            return
         kept = {storage_of(v).cdata for o in self._optimizers for v in _wide_states(o)}
         masters = [
             held
