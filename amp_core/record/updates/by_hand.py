@@ -257,7 +257,7 @@ class ByHand(Observer):
                     continue
                 if rest <= MAX_ERROR * mass:
                     if 0 < rate < 1:
-                        decays.append((write.held, rate, min(max(1 - made / mass, 0.0), 1.0)))
+                        decays.append((write.held, rate, mass, made))
                 elif write.held.weight is None and not write.within_step:
                     others.append((write.held, mass, min(max(mass - made, 0.0), mass)))
             self._write_decay(step, decays)
@@ -266,17 +266,16 @@ class ByHand(Observer):
                 lost = sum(lost for *_, lost in others) / sum(mass for _, mass, _ in others)
                 self._event("update by hand", step, largest, value=lost, count=len({held.name for held, *_ in others}))
 
-    def _write_decay(self, step: int, decays: list[tuple[Held, float, float]]) -> None:
+    def _write_decay(self, step: int, decays: list[tuple[Held, float, float, float]]) -> None:
         """Write the rate that most weights have in common."""
-        groups = [[d for d in decays if math.isclose(d[1], rate, rel_tol=MAX_ERROR)] for _, rate, _ in decays]
+        groups = [[d for d in decays if math.isclose(d[1], rate, rel_tol=MAX_ERROR)] for _, rate, *_ in decays]
         most = max(groups, key=lambda group: len({held.name for held, *_ in group}), default=[])
         if most:
-            sizes = [held.values.numel() for held, *_ in most]
-            largest, rate, _ = most[max(range(len(most)), key=sizes.__getitem__)]
-            lost = sum(lost * size for (*_, lost), size in zip(most, sizes, strict=True)) / sum(sizes)
+            largest, rate, *_ = max(most, key=lambda decay: decay[0].values.numel())
+            lost = 1 - sum(made for *_, made in most) / sum(mass for *_, mass, _ in most)
             count = len({held.name for held, *_ in most})
             where = "gradients" if largest.weight is not None else ""
-            self._event("decay by hand", step, largest, where, value=lost, limit=rate, count=count)
+            self._event("decay by hand", step, largest, where, value=min(max(lost, 0.0), 1.0), limit=rate, count=count)
 
     def _event(self, kind: str, step: int, held: Held, detail: str = "", **more: Any) -> None:
         self._writer.event(kind, held.name, detail, step, dtype=dtype_name(held.tensor.dtype), **more)

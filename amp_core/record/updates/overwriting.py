@@ -78,6 +78,7 @@ class Overwriting(Observer):
         self._optimizers = optimizers
         self._handles: list[Handle] = []
         self._held: dict[int, _Weight] = {}
+        self._narrow: set[int] = set()  # optimizers that update no FP32 weight, not even in their state
         self._masters: dict[tuple[int, int], str] = {}  # of narrow weights: the state that is their master
         self._compared: list[tuple[_Compared, torch.Tensor]] = []
         self._sent: list[tuple[list[_Compared], HostTransfer]] = []
@@ -97,6 +98,7 @@ class Overwriting(Observer):
     def optimizer_found(self, index: int, optimizer: Any) -> None:
         self._detach()
         self._attach()
+        self._narrow.discard(index)
 
     def step_began(self, step: int) -> None:
         self._step = step
@@ -132,7 +134,7 @@ class Overwriting(Observer):
         begun = time.perf_counter()
         affordable = self._spent_s <= MAX_TIME_FRAC * (begun - self._began)
         held = self._held.pop(index, None)
-        if capturing() or not (affordable or self._steps < MIN_STEPS):
+        if capturing() or index in self._narrow or not (affordable or self._steps < MIN_STEPS):
             return
         with self.watching(), torch.no_grad():
             if held is not None and held.version >= 0:
@@ -143,6 +145,8 @@ class Overwriting(Observer):
                 place, weight = chosen
                 known = weight.is_cpu or self._is_written
                 self._held[index] = _Weight(place, _elements(weight).clone() if known else None)
+            elif optimizer.state:
+                self._narrow.add(index)
             if len(self._compared) >= BATCH:
                 self._send()
             self._read(wait=False)
