@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from amp_core.record.model import own
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import has_values, in_backward, named_buffers, named_parameters, unwrapped
 from amp_core.record.observer import Observer
@@ -95,7 +96,7 @@ class ByHand(Observer):
 
     def _has_narrow(self) -> bool:
         """Whether anything that a loop keeps is in 16 bits, as far as that is known."""
-        kept = (*self._model.parameters(), *(b for _, b in named_buffers(self._model)))
+        kept = (*own.parameters(self._model), *(b for _, b in named_buffers(self._model)))
         given = (p for o in self._optimizers for p in _parameters(o))
         return any(t.dtype in NARROW for t in (*kept, *given)) or any(True for _ in self._narrow_states())
 
@@ -112,9 +113,9 @@ class ByHand(Observer):
         patched_functions.backward.listen_after(self._after_backward)
         self._handles.append(before_call(self._model, self._on_forward))
         for optimizer in self._optimizers:
-            own = is_own_code(optimizer)
+            before = functools.partial(self._before_step, is_own_code(optimizer))
             self._handles += [
-                before_step(functools.partial(self._before_step, own), optimizer),
+                before_step(before, optimizer),
                 after_step(self._after_step, optimizer),
             ]
 
@@ -145,8 +146,8 @@ class ByHand(Observer):
         if not (self._stepping or self.at_own_work() or in_backward()):
             self._start()
 
-    def _before_step(self, own: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if own:
+    def _before_step(self, own_code: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if own_code:
             self._start()
             if self._mode is not None:
                 self._mode.within_step = True
