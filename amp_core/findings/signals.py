@@ -134,3 +134,16 @@ def optimizer_name(run: Run, index: int) -> str:
     names = [str(n) for n in names] if isinstance(names, list) else []
     name = names[index] if index < len(names) else "optimizer"
     return f"{name} (optimizer {index})" if len(names) > 1 else name
+
+
+def rounded_decays(run: Run) -> pd.DataFrame:
+    """Events on averages whose decay rounds to 1, of decays that several steps have in common: a factor that is near 1
+    in one step only is no decay."""
+    frame = signals(run, "rounded decay")
+    steps = frame.groupby(["detail", "limit"])["step"].transform("nunique")
+    return frame[steps > 1]
+
+
+def is_second_moment(key: str) -> bool:
+    """Whether an optimizer's state of that name holds second moments, as torch and others call them."""
+    return "sq" in key or key in ("v", "nu")

@@ -6,9 +6,10 @@ recipe.
     rec.audit(lambda: loss_fn(model(x), y), precision="nvfp4")    # linear layers on quantized operands
 
 The closure computes the loss of one batch. It runs once in FP32, with TF32 and autocast off (even if the closure turns
-autocast on), and once per loss scale in the recipe of the run. A quantization recipe runs as FP32 does, except for the
-products of linear layers (see `quantized_products`): only they make a difference. Afterwards gradients, random number
-generators, buffers such as BatchNorm's statistics, and backend flags are restored. The scaler is never touched.
+autocast on), and once per loss scale in the recipe of the run. Where the closure or the model casts to 16 bits, which
+FP32 weights do not accept, those casts are to FP32 (see `widening`). A quantization recipe runs as FP32 does, except
+for the products of linear layers (see `quantized_products`): only they make a difference. Afterwards gradients, random
+number generators, buffers such as BatchNorm's statistics, and backend flags are restored. The scaler is never touched.
 """
 
 import math
@@ -25,6 +26,7 @@ from amp_core.record.model import own
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import local_values
 from amp_core.record.quantized_products import QuantizedProducts
+from amp_core.record.widening import Widening, is_mismatch
 from amp_core.schema import RunError
 
 COLUMNS = ("numel", "nonzero", "lost", "nonfinite", "lost_mass_frac", "rel_error", "cosine")
@@ -49,17 +51,37 @@ class Replay:
         self._closure = closure
         self._device = device
         self._autocast_dtype = autocast_dtype
+        self._widening = False  # whether the closure itself casts to 16 bits, which FP32 weights do not accept
         self.loss = math.nan
         """The loss of the last replay."""
 
     def in_fp32(self, products: QuantizedProducts | None = None) -> list[torch.Tensor | None]:
         """Gradients with autocast and TF32 off and 32-bit weights: the reference. With `products`, those of linear
-        layers are quantized; raises `RunError` if no linear layer ran."""
+        layers are quantized; raises `RunError` if no linear layer ran, or if the closure cannot run in FP32."""
+        if not self._widening:
+            try:
+                return self._in_fp32(products)
+            except RuntimeError as error:
+                if not is_mismatch(error):
+                    raise
+            self._widening = True
+        try:
+            return self._in_fp32(products)
+        except RuntimeError as error:
+            if not is_mismatch(error):
+                raise
+            raise RunError(
+                f"closure cannot run in FP32, as it mixes dtypes: {error}; cast its inputs to the dtype of the model's "
+                "parameters"
+            ) from error
+
+    def _in_fp32(self, products: QuantizedProducts | None) -> list[torch.Tensor | None]:
         with (
             _unchanged(self._model, self._device),
             _no_autocast(self._device),
             _no_tf32(),
             _wide(self._parameters, self._model),
+            Widening() if self._widening else nullcontext(),
             products or nullcontext(),  # also around backward, in which checkpointing runs forward again
         ):
             gradients = self._gradients(1.0)

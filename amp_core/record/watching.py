@@ -37,7 +37,9 @@ from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.op_trace.observer import OpTrace
 from amp_core.record.recorder import Recorder
 from amp_core.record.updates.averages import AverageLedger
+from amp_core.record.updates.by_hand import ByHand
 from amp_core.record.updates.ledger import UpdateLedger
+from amp_core.record.updates.overwriting import Overwriting
 from amp_core.schema import KINDS as ALL_KINDS
 from amp_core.schema import RunError
 from amp_core.store import shutdown
@@ -238,6 +240,8 @@ def _observers(
     yield precision_settings.PrecisionSeen(writer, model, optimizers)
     yield UpdateLedger(writer, model, optimizers, every, all_weights=updates)
     yield AverageLedger(writer, model, every)
+    yield Overwriting(writer, model, optimizers)
+    yield ByHand(writer, model, optimizers, every)
     yield from default_signals(writer, model, optimizers, scaler, level)
     if writer.rank:
         yield ranks.HeadIfAlone(writer)

@@ -45,7 +45,8 @@ EVENT_KINDS: dict[str, str] = {
     "narrow sum": "a sum with its result in dtype; value: the number of its terms",
     "rounded positions": "integers that dtype rounds, op `_to_copy`, or makes equal, op `arange` or `linspace`, value: "
     "how many; or angles in dtype, op `sin` or `cos`, value: the largest; limit: the largest that is exact enough; op "
-    "`table`: a buffer whose neighbouring rows are equal, value: how many are; op `frequencies`: a buffer of them",
+    "`table`: a buffer whose neighbouring rows are equal, value: how many are; op `frequencies` or "
+    "`schedule`: a buffer of them",
     "second moments": "an optimizer has second moments in dtype; name: the first one's parameter; value: the share "
     "that is zero beside a first moment that is not; limit: 1 - beta2",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
@@ -77,6 +78,17 @@ EVENT_KINDS: dict[str, str] = {
     "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
     "unmoved weights": "elements of a weight with a gradient that the step left as they were, of an optimizer whose "
     "updates are not in the table `updates`; value: their share, of the larger half of the elements",
+    "overwritten weights": "FP32 weights that an optimizer updates were, before the next step, replaced by their own "
+    "values rounded to dtype; name: the largest such weight; step: the last; count: how often, of limit comparisons; "
+    "value: what was lost of the weights, over the updates of the steps before",
+    "decay by hand": "the loop, or an optimizer of its own, multiplied 16-bit weights by a number below 1; name: the "
+    "largest of count weights; limit: by how much below 1; value: the share of that which rounding discarded; detail: "
+    "`gradients` where it added that multiple of the weights to their gradients instead",
+    "update by hand": "the loop added something else to 16-bit weights between steps; name: the largest of count "
+    "weights; value: the share that rounding discarded",
+    "rounded decay": "the loop, or an optimizer of its own, multiplied 16-bit tensors that are not weights by a number "
+    "that rounds to 1; limit: by how much below 1; name: the largest of count tensors, if known; detail: its name in "
+    "the optimizer's state",
     "statistics": "running statistics that are not finite; name: the buffer",
     "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
     "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "

@@ -3,7 +3,7 @@
 import pytest
 
 from amp_core import diagnose
-from amp_core.analysis import precision_settings
+from amp_core.analysis import first_difference, precision_settings
 
 
 def warnings_of(done):
@@ -40,3 +40,17 @@ def test_the_dtype_of_the_reduction_is_seen(trained, how, dtype):
 )
 def test_a_fault_of_sharing_is_named(trained, how, code, where):
     assert code in {c for c, w in warnings_of(trained(how)) if where in w}, warnings_of(trained(how))
+
+
+def test_the_same_training_under_ddp_and_fsdp2_does_not_differ_by_more_than_noise(trained):
+    replicated, sharded, moved = (trained(f"alike-{how}").run for how in ("ddp", "fsdp", "ddp-moved"))
+    for one, other in ((replicated, sharded), (sharded, replicated)):
+        assert first_difference(one, other, floor=moved).step is None
+    assert first_difference(replicated, moved).step == 0
+
+
+def test_a_block_that_fsdp2_computes_in_bf16_is_where_it_differs_from_ddp(trained):
+    runs = [trained(f"alike-{how}").run for how in ("ddp", "fsdp-narrow", "ddp-moved")]
+    where = first_difference(*runs)
+    assert (where.step, where.phase, where.kind, where.name) == (0, "forward", "activation", "blocks.1.fc")
+    assert where.dtypes == ("float32", "bfloat16")

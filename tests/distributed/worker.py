@@ -131,6 +131,35 @@ def train_in_bf16(how: str, folder: Path) -> None:
     (folder / f"{how}.r{rank}.json").write_text("{}")
 
 
+def train_alike(how: str, folder: Path) -> None:
+    """The same FP32 training under DDP and under FSDP2, whose policy may compute one block in BF16; `moved`: from
+    weights that are one rounding away."""
+    torch.manual_seed(0)
+    model: Any = Net()
+    if "moved" in how:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.nextafter(p, p + 1))
+    if "fsdp" in how:
+        narrow = MixedPrecisionPolicy(BF16, torch.float32, output_dtype=torch.float32)
+        for i, block in enumerate(model.blocks):
+            fully_shard(block, mp_policy=narrow if i == 1 and "narrow" in how else MixedPrecisionPolicy())
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    kinds = ("weight", "activation", "output_grad", "weight_grad")
+    with watch(model, optimizer, into=folder / how, every=1, kinds=kinds, config={"seed": 0}):
+        for _ in range(3):
+            x, y = torch.randn(8, 24, generator=data), torch.randint(0, 5, (8,), generator=data)
+            nn.functional.cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    (folder / f"{how}.r{dist.get_rank()}.json").write_text("{}")
+
+
 def fail(how: str, rank: int, step: int) -> None:
     """Let rank 1 die at step 5, if `how` says so."""
     if rank == 1 and step == 5:
@@ -144,5 +173,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for how in sys.argv[2:]:
-        (train_in_bf16 if how.startswith("bf16") else train)(how, Path(sys.argv[1]))
+        trains = {"bf16": train_in_bf16, "alike": train_alike}.get(how.partition("-")[0], train)
+        trains(how, Path(sys.argv[1]))
     dist.destroy_process_group()

@@ -118,6 +118,50 @@ def test_pure_fp16_weights_are_replayed_in_fp32_and_restored(tmp_path):
     assert (audits.rel_error > 0).all() and (audits.rel_error < 0.01).all()
 
 
+CASTS = {
+    "to the dtype of the weights": lambda model, x: x.to(model[0].weight.dtype),
+    "to a dtype by name": lambda model, x: x.to(torch.bfloat16),
+    "by a method": lambda model, x: x.bfloat16(),
+    "as the weights": lambda model, x: x.type_as(model[0].weight),
+}
+
+
+def test_a_closure_that_casts_its_input_to_16_bits_is_replayed_in_fp32(tmp_path):
+    rows = {}
+    for number, (how, cast) in enumerate(CASTS.items()):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)).bfloat16()
+        x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+        given = cast(model, x)
+
+        def loss_of(model=model, x=x, y=y, cast=cast):
+            return nn.functional.cross_entropy(model(cast(model, x)).float(), y)
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, optimizer, into=tmp_path / str(number), every=1) as rec:
+            loss_of().backward()
+            rec.audit(loss_of, forward=True)
+            rec.audit(lambda model=model, x=given, y=y: nn.functional.cross_entropy(model(x).float(), y))
+            optimizer.step()
+        assert given.dtype is torch.bfloat16
+        rows[how] = load_run(tmp_path / str(number)).audits[["name", "rel_error"]]
+    first, *others = rows.values()
+    assert (first["rel_error"] > 0).all() and len(first) == 12
+    assert all(first.equals(other) for other in others)
+
+
+def test_a_closure_that_cannot_run_in_fp32_is_told_so_in_one_sentence(tmp_path):
+    model = nn.Linear(6, 3).bfloat16()
+    x = torch.randn(8, 6)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run") as rec:
+        model(x.bfloat16()).sum().backward()
+        with pytest.raises(RunError, match="closure cannot run in FP32, as it mixes dtypes"):
+            rec.audit(lambda: model(x.double()).sum())
+        optimizer.step()
+
+
 def test_an_audit_between_forward_and_backward_does_not_break_backward(tmp_path):
     """Autograd refuses buffers that were written in between, so BatchNorm's are restored with their version
     counters."""

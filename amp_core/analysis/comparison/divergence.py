@@ -14,6 +14,7 @@ moved by one rounding), as a maximum up to the step, since differences grow.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +30,9 @@ FLOOR_RATIO = 3.0
 MIN_FLOOR = 2.0**-22
 """The least noise floor, two units in the last place of float32: a sum in another order rounds differently, even where
 the repeat happens to agree exactly."""
+MIN_RESHARDED = 2.0**-40
+"""The same without a repeat, for tensors that two runs hold in different shards: their statistics are float64 sums over
+shards, in another order."""
 PHASES = {"weight": "optimizer", "activation": "forward", "loss": "forward", "output_grad": "backward"}
 """The phase that produces a tensor of each kind; of others: backward."""
 SINGLE = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -62,6 +66,8 @@ class FirstDifference:
     """Whether the runs differ first in the backward, with losses that are not equal and no activations in both: the
     difference may have begun in the forward."""
 
+    dtypes: tuple[str, str] | None = None
+    """The dtypes of that tensor in the two runs, where they are not the same."""
     layer: str | None = None
     """Where the difference is or may be of the forward, the first module whose output differed from eager mode in an
     audit of compiled code in either run; None without one."""
@@ -75,6 +81,8 @@ class FirstDifference:
             return "The runs do not differ by more than the noise floor in anything that both recorded."
         what = {"loss": "the loss", "grad_norm": "the gradient norm"}.get(str(self.kind), f"{self.name} ({self.kind})")
         apart = "only one of them is finite" if np.isinf(self.difference) else f"{_percent(self.difference)} apart"
+        if self.dtypes is not None:
+            apart += f", {self.dtypes[0]} in the first run and {self.dtypes[1]} in the second"
         floor = (
             f"the noise floor is {_percent(self.floor)}"
             if self.floor is not None
@@ -96,7 +104,12 @@ class FirstDifference:
                 f"mode, by {_percent(self.layer_difference)}."
             )
         elif self.forward_unseen or self.kind == "loss":
-            before += " If one of them is compiled, rec.audit(…, compiled=True) names the layer of the forward."
+            before += (
+                " If one of them is compiled, rec.audit(…, compiled=True) names the layer of the forward."
+                if self.table["kind"].eq("activation").any()
+                else ' Runs recorded with kinds=("activation", …) show the layer of the forward; where one of them is '
+                "compiled, rec.audit(…, compiled=True) does."
+            )
         of = f"the {self.phase}" if self.phase != "optimizer" else "the preceding optimizer step"
         return f"They diverge at step {self.step:,}, in {of}, first in {what}: {apart}; {floor}.{before}"
 
@@ -124,7 +137,9 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
     apart["order"] = order
     apart["position"] = position.where(order < ORDER.index("output_grad"), -position)
     apart = apart.sort_values(["step", "order", "position"], kind="stable")
-    limit = 0.0 if noise is None else FLOOR_RATIO * apart["floor"].clip(lower=MIN_FLOOR)
+    resharded = len({_shards(run) for run in (first, second)}) > 1
+    least = MIN_RESHARDED if resharded else 0.0
+    limit = least if noise is None else FLOOR_RATIO * apart["floor"].clip(lower=MIN_FLOOR)
     beyond = apart[apart["difference"] > limit]
     table = _by_tensor(apart, beyond if noise is not None else beyond.assign(floor=np.nan))
     if beyond.empty:
@@ -145,8 +160,25 @@ def first_difference(first: Run, second: Run, floor: Run | None = None) -> First
         table,
         _compared(apart),
         unseen,
+        _dtypes(first, second, row),
         *(layer or (None, None)),
     )
+
+
+def _dtypes(first: Run, second: Run, row: "pd.Series[Any]") -> tuple[str, str] | None:
+    """The dtypes of a tensor in two runs if they differ."""
+    kind, name, step = str(row["kind"]), str(row["name"]), int(row["step"])
+    if kind in SINGLE:
+        return None
+    seen = [run.tensors(kind, name, steps=(step, step))["dtype"].dropna() for run in (first, second)]
+    if any(dtypes.empty for dtypes in seen) or set(seen[0]) == set(seen[1]):
+        return None
+    return str(seen[0].iloc[0]), str(seen[1].iloc[0])
+
+
+def _shards(run: Run) -> tuple[int, int]:
+    """Into how many shards the parameters are split, and on how many ranks the run was."""
+    return whole_number(run.head.config.get("shards")) or 1, run.head.world_size
 
 
 def _in_compiled_code(runs: Sequence[Run]) -> tuple[str, float] | None:
@@ -195,7 +227,7 @@ def _values(run: Run) -> pd.DataFrame:
     """Step, kind, name, numel, and what is compared of each: rms and mean magnitude without the loss scale, over all
     ranks."""
     steps = run.steps[["step", "loss", "grad_norm"]].groupby("step", as_index=False).mean()
-    if (whole_number(run.head.config.get("shards")) or 1) > 1:  # each rank's norm is that of its shards
+    if _shards(run)[0] > 1:  # each rank's norm is that of its shards
         steps["grad_norm"] = steps["step"].map(attempts(run).set_index("step")["grad_norm"])
     single = steps.melt("step", var_name="kind", value_name="rms").dropna(subset="rms").assign(name="")
     single["mean"] = single["rms"]

@@ -236,6 +236,10 @@ def rounded_positions(run: Run) -> list[Finding]:
             return f"{int(size):,} neighbouring rows of {row['name']} are equal: its positions were computed in 16 bits"
         if row["op"] == "frequencies":
             return f"The frequencies {row['name']} are stored in {row['dtype']}"
+        if row["op"] == "schedule":
+            return (
+                f"The noise schedule {row['name']} is stored in {row['dtype']}, where neighbouring timesteps are equal"
+            )
         return f"{int(size):,} integers are rounded or collide in {row['dtype']}"
 
     return _from_signal(run, "rounded positions", "largest angle, or integers", title)

@@ -7,7 +7,14 @@ from amp_core.analysis.steps import autocast_dtype, whole_number
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Severity
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
-from amp_core.findings.signals import facts, has_fp32_masters, model_name, signals
+from amp_core.findings.signals import (
+    facts,
+    has_fp32_masters,
+    is_second_moment,
+    model_name,
+    rounded_decays,
+    signals,
+)
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
@@ -206,6 +213,20 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
                 value=float(row["limit"] if stands_still else row["value"]),
                 limit=smallest if stands_still else MIN_VANISHED_FRAC,
                 unit="1 - beta2" if stands_still else "share of second moments",
+            )
+        ]
+    decays = rounded_decays(run)
+    for row in decays[decays["detail"].map(is_second_moment).astype(bool)].tail(1).to_dict("records"):
+        return [
+            make_finding(
+                "vanishing-second-moments",
+                f"Second moments are stored in {row['dtype']}: 1 - beta2 = {row['limit']:.3g} is below half a unit in "
+                "the last place",
+                str(row["name"]) or "optimizer",
+                steps=(int(decays["step"].min()), int(decays["step"].max())),
+                value=float(row["limit"]),
+                limit=2.0 ** -(SIGNIFICANT_BITS[str(row["dtype"])] + 1),
+                unit="1 - beta2",
             )
         ]
     return []

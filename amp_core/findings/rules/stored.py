@@ -1,6 +1,7 @@
 """Rules on what is stored or accumulated in 16 bits: whole models, losses, buffers."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,7 +13,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import call_orders, facts, has_fp32_masters, mappings, model_name, signals
+from amp_core.findings.signals import call_orders, facts, has_fp32_masters, mappings, model_name, signals, split_call
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
 from amp_core.store.run import Run
@@ -65,7 +66,7 @@ def half_accumulation(run: Run) -> list[Finding]:
             _accumulated("gradients", str(summed), (f"Gradients of several micro-batches are accumulated in {summed}"))
         ]
     narrow = {n: str(d) for n, d in facts(run.head.model, "dtypes").items() if d in SIGNIFICANT_BITS}
-    several = any(calls.count("backward") > 1 for _, _, calls in call_orders(run))
+    several = any(_accumulates(calls) for _, _, calls in call_orders(run))
     settings = mappings(run.head.model, "precision_asked")
     wide = any(s.get("stage") == "accumulation" and s.get("dtype") not in SIGNIFICANT_BITS for s in settings)
     if narrow and several and not wide:
@@ -77,6 +78,16 @@ def half_accumulation(run: Run) -> list[Finding]:
         if dtype_of_losses
         else []
     )
+
+
+def _accumulates(calls: Sequence[str]) -> bool:
+    """Whether two backward passes follow each other without clearing gradients in between, as SAM does."""
+    since_cleared = 0
+    for name, _ in map(split_call, calls):
+        since_cleared = 0 if name == "zero_grad" else since_cleared + (name == "backward")
+        if since_cleared > 1:
+            return True
+    return False
 
 
 def _accumulated(where: str, dtype: str, title: str, *, broken: bool = False) -> Finding:

@@ -1,11 +1,13 @@
 """Rules on what is lost to rounding in updates: of weights, of weight decay, of averaged copies."""
 
+import numpy as np
 import pandas as pd
 
 from amp_core.analysis.numerics.update_losses import MIN_LOST_FRAC, update_losses
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.signals import signals
+from amp_core.findings.rules.stored import SIGNIFICANT_BITS
+from amp_core.findings.signals import is_second_moment, rounded_decays, signals
 from amp_core.findings.snippets import BF16
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
@@ -14,6 +16,15 @@ from amp_core.text import formatting
 MAX_NOISE_RATIO = 1e-6
 """Updates that are smaller than the largest of all parameters by more than this come from rounding: float32 rounds by
 6e-8 of a value."""
+
+MIN_HAND_STEPS = 2
+"""Steps in which the program itself changes weights; a single one may belong to their initialisation."""
+MAX_DECAY_SPREAD = 1.25
+"""Weight decay is the same in all steps, or the same share of the learning rate, which a schedule may change between
+the two. A normalization by the weights' own norm is neither."""
+MAX_SPREAD_ALONE = 1.01
+MIN_STEPS_ALONE = 3
+"""The same where only one weight is multiplied by that number."""
 
 
 @rule(
@@ -42,10 +53,10 @@ def lost_weight_updates(run: Run) -> list[Finding]:
     losses = update_losses(run)
     losses = losses[losses["cure"] == ""]
     if losses.empty:
-        return _unmoved_weights(run)
+        return _unmoved_weights(run) or _lost_by_hand(run)
     lost = losses[(losses["lost_mass_frac"] >= MIN_LOST_FRAC) & ~losses["name"].isin(_moved_by_noise(run))]
     if lost.empty:
-        return []
+        return _lost_by_hand(run)
     row = lost.iloc[int((lost["lost_mass_frac"] * lost["numel"]).to_numpy().argmax())]
     of = formatting.plural(len(losses), "tensor")
     return [
@@ -56,6 +67,28 @@ def lost_weight_updates(run: Run) -> list[Finding]:
             str(row["name"]),
             steps=(int(lost["first"].min()), int(lost["last"].max())),
             value=float(row["lost_mass_frac"]),
+            limit=MIN_LOST_FRAC,
+            unit="share of the updates' mass",
+        )
+    ]
+
+
+def _lost_by_hand(run: Run) -> list[Finding]:
+    """The same of updates that the loop makes itself between steps: a pull towards other weights, noise, a merge."""
+    frame = signals(run, "update by hand")
+    frame = frame[frame["rank"] == frame["rank"].min()]
+    if len(frame) < MIN_HAND_STEPS or frame["value"].median() < MIN_LOST_FRAC:
+        return []
+    row = frame.iloc[-1]
+    lost = float(frame["value"].median())
+    return [
+        make_finding(
+            "lost-weight-updates",
+            f"{formatting.percent(lost)} of what the program itself adds to {row['name']} between steps is lost: "
+            f"{row['dtype']} is too coarse",
+            str(row["name"]),
+            steps=(int(frame["step"].min()), int(frame["step"].max())),
+            value=lost,
             limit=MIN_LOST_FRAC,
             unit="share of the updates' mass",
         )
@@ -100,7 +133,8 @@ def _unmoved_weights(run: Run) -> list[Finding]:
         order=272,
         follows=("lost-weight-updates",),
         what="Weight decay is too small to change 16-bit weights, so it has no effect.",
-        signal="The weights after each step compared with those after the same step without weight decay.",
+        signal="The weights after each step compared with those after the same step without weight decay; operators "
+        "by which the loop itself, or an optimizer of its own, shrinks 16-bit weights, repeated in float64.",
         threshold="Half of the weight decay or more, in most of the compared steps. Decoupled weight decay "
         "multiplies by 1 - lr · λ, which rounds to 1 in bfloat16 if lr · λ is below 2^-9 (torchao issue 1124, "
         "DeepSpeed issue 7700).",
@@ -121,7 +155,7 @@ def lost_weight_decay(run: Run) -> list[Finding]:
     lost = losses[losses["lost_decay_frac"] >= MIN_LOST_FRAC]
     # Where updates are large against the decay, single tensors lose some by chance.
     if losses.empty or lost["numel"].sum() * 2 < losses["numel"].sum():
-        return []
+        return _lost_decay_by_hand(run)
     row = lost.iloc[int((lost["lost_decay_frac"] * lost["numel"]).to_numpy().argmax())]
     return [
         make_finding(
@@ -137,6 +171,86 @@ def lost_weight_decay(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="overwritten-masters",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=269,
+        what="FP32 weights are overwritten between steps with their own values rounded to 16 bits.",
+        signal="Each FP32 weight that an optimizer updates, after a step and before the next one, in turn.",
+        threshold="Once: all elements of a weight that were not exactly representable in 16 bits are rounded to it. "
+        "FP32 masters then hold what 16-bit weights hold, and updates below half a unit in the last place are lost "
+        "(Mixed Precision Training, section 3.1).",
+        advice="The masters gain nothing, since rounding discards what a step adds to them. Copy masters to the model "
+        "and never back, and evaluate, average or save in 16 bits on a copy of the model.",
+        snippet="optimizer.step()   # on the masters\n"
+        "for master, p in zip(masters, model.parameters()):\n"
+        "    p.data.copy_(master)",
+        page="updates",
+    )
+)
+def overwritten_masters(run: Run) -> list[Finding]:
+    """`overwritten-masters`: FP32 weights that the loop rounds to 16 bits between steps."""
+    frame = signals(run, "overwritten weights")
+    if frame.empty:
+        return []
+    frame = frame[frame["rank"] == frame["rank"].min()]
+    row = frame.iloc[-1]
+    count, compared = int(row["count"]), int(row["limit"])
+    often = "each step" if count == compared else f"{count:,} of {formatting.plural(compared, 'compared step')}"
+    known = count * 2 > compared and pd.notna(row["value"])
+    lost = f", which loses {formatting.percent(row['value'])} of the updates" if known else ""
+    return [
+        make_finding(
+            "overwritten-masters",
+            f"Before {often}, FP32 weights were overwritten with their values rounded to {row['dtype']}{lost}",
+            str(row["name"]),
+            steps=(int(frame["step"].min()), int(frame["step"].max())),
+            value=float(count),
+            limit=0.0,
+            unit="steps",
+        )
+    ]
+
+
+def _lost_decay_by_hand(run: Run) -> list[Finding]:
+    """The same of weight decay outside of the optimizer's own."""
+    frame = signals(run, "decay by hand")
+    frame = frame[frame["rank"] == frame["rank"].min()]
+    rates = run.steps.drop_duplicates("step").set_index("step")["lr"].reindex(frame["step"]).to_numpy()
+    by_rate = frame["limit"] / np.where(rates > 0, rates, np.nan)
+    alone = (frame["count"] == 1).any()  # one weight may be normalized by its own norm
+    spread, steps = (MAX_SPREAD_ALONE, MIN_STEPS_ALONE) if alone else (MAX_DECAY_SPREAD, MIN_HAND_STEPS)
+    if len(frame) < steps or min(_spread(frame["limit"]), _spread(by_rate)) > spread:
+        return []
+    lost, row = float(frame["value"].median()), frame.iloc[-1]
+    if lost < MIN_LOST_FRAC:
+        return []
+    how = (
+        f"adds to the gradient of {row['name']} is lost: {row['limit']:.2g} of a weight is below half a unit in the "
+        f"last place of its {row['dtype']} gradient"
+        if row["detail"] == "gradients"
+        else f"applies to {row['name']} is lost: a factor of 1 - {row['limit']:.2g} rounds to 1 in {row['dtype']}"
+    )
+    return [
+        make_finding(
+            "lost-weight-decay",
+            f"{formatting.percent(lost)} of the weight decay that the program itself {how}",
+            str(row["name"]),
+            steps=(int(frame["step"].min()), int(frame["step"].max())),
+            value=lost,
+            limit=MIN_LOST_FRAC,
+            unit="share of weight decay",
+        )
+    ]
+
+
+def _spread(values: "pd.Series[float]") -> float:
+    """The largest over the smallest; infinite if one is unknown."""
+    return float(values.max() / values.min()) if values.notna().all() else np.inf
+
+
 def _narrow(dtype: str) -> bool:
     size = element_bytes(dtype)
     return size is not None and size < 4
@@ -148,8 +262,10 @@ def _narrow(dtype: str) -> bool:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=274,
-        what="An averaged copy of the weights (EMA) is stored in 16 bits and no longer follows them.",
-        signal="Elements of the average before and after a step, and their distance from the weights.",
+        what="An average (of weights, or of gradients in an optimizer's state) is stored in 16 bits and no longer "
+        "follows them.",
+        signal="Elements of the average before and after a step, and their distance from the weights; 16-bit tensors "
+        "that the loop, or an optimizer of its own, multiplies by a number that rounds to 1.",
         threshold="Half or more of the elements that differ from their weight stay unchanged. An average moves by "
         "(1 - decay) of the distance: with a decay of 0.999, less than half a unit in the last place of bfloat16 as "
         "soon as it is within a factor of 2 of the weight (OneTrainer issues 996 and 1005).",
@@ -164,13 +280,13 @@ def average_stands_still(run: Run) -> list[Finding]:
     frame: pd.DataFrame = run.averages
     frame = frame[frame["unchanged_frac"].notna()]
     if frame.empty:
-        return []
+        return _without_decay(run)
     frame = frame[frame["step"] > frame["step"].min()] if frame["step"].nunique() > 1 else frame  # it begins as a copy
     still = frame.groupby("name")["unchanged_frac"].median()
     sizes = frame.groupby("name")["elements"].max().fillna(1.0)  # not every program that writes runs gives them
     still = still[still >= MIN_LOST_FRAC]
     if still.empty or sizes[still.index].sum() * 2 < sizes.sum():
-        return []
+        return _without_decay(run)
     name = str((still * sizes[still.index]).idxmax())
     rows = frame[frame["name"].isin(still.index)]
     dtype = rows["dtype"].iloc[-1]
@@ -184,5 +300,27 @@ def average_stands_still(run: Run) -> list[Finding]:
             value=float(still[name]),
             limit=MIN_LOST_FRAC,
             unit="share of elements",
+        )
+    ]
+
+
+def _without_decay(run: Run) -> list[Finding]:
+    """The same of averages whose decay rounds to 1: they forget nothing, and stop growing."""
+    frame = rounded_decays(run)
+    frame = frame[~frame["detail"].map(is_second_moment).astype(bool)]
+    if frame.empty:
+        return []
+    row = frame.iloc[-1]
+    state = f"{row['detail']} of " if row["detail"] else ""
+    what = f"{state}{row['name']}" if row["name"] else "An average that the loop keeps"
+    return [
+        make_finding(
+            "average-stands-still",
+            f"{what} is multiplied by 1 - {row['limit']:.2g}, which rounds to 1 in {row['dtype']}",
+            str(row["name"] or row["detail"] or "averages"),
+            steps=(int(frame["step"].min()), int(frame["step"].max())),
+            value=float(row["limit"]),
+            limit=2.0 ** -(SIGNIFICANT_BITS[str(row["dtype"])] + 1),
+            unit="1 - decay",
         )
     ]

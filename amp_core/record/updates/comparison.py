@@ -162,11 +162,11 @@ def other_views(parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Iter
             continue
         if any(name in key.lower() for name in COMPENSATION_NAMES):
             yield from (View(key, 1.0), View(key, -1.0))
-        elif value.dtype is torch.float32 and _rounds_to(value, parts[0].parameter):
+        elif value.dtype is torch.float32 and is_master_of(value, parts[0].parameter):
             yield View(key)
 
 
-def _rounds_to(state: torch.Tensor, parameter: torch.Tensor) -> bool:
+def is_master_of(state: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether a state in FP32 is the master of a narrower parameter. Waits for the device, a few elements long."""
     if parameter.element_size() >= state.element_size():
         return False

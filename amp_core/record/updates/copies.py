@@ -4,9 +4,11 @@
     ...     copy.tensors(named)["head.weight"]
 
 A copy is a module with parameters or buffers of the same names and shapes, a dictionary of tensors by those names, a
-list of tensors of the same shapes, an object with one of these as an attribute, or a function that encloses one.
+list of tensors of the same shapes, an object with one of these as an attribute, or a function that encloses one. A
+module may also be a copy of a part of the model: the target of a critic, the momentum encoder of an encoder.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, ModuleType, NoneType
@@ -15,12 +17,16 @@ from typing import Any
 import torch
 
 from amp_core.record.model.frames import reachable_values
-from amp_core.record.model.own import attributes, child, without_torch_function
+from amp_core.record.model.own import attributes, child, children, without_torch_function
 from amp_core.record.model.parameters import named_buffers, named_parameters
 
 HOLDERS = ("module", "ema", "ema_model", "averaged_model", "_average_model", "shadow", "shadow_params")
 """Names under which a module keeps the averaged copy of another."""
 MAX_DEPTH = 2
+MAX_PARTS = 16
+"""Submodules whose copies are looked for."""
+MIN_OF_PART = 2
+"""Parameters that a submodule has to have: single layers are too alike."""
 
 _LEAVES = frozenset({NoneType, bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType, torch.dtype})
 """Types of values that hold no tensors, by name."""
@@ -31,12 +37,16 @@ class Copy:
     """A copy of the parameters where the loop keeps it: in a module, a dictionary or a list."""
 
     holder: Any
+    part: str = ""
+    """The submodule whose parameters it is a copy of, such as `critic`; empty for the whole model."""
 
     def tensors(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Its tensors now, by names of the parameters `named`; empty if it is no copy of them."""
-        tensors = dict(_tensors(self.holder, named))
-        if named.keys() <= tensors.keys() and all(_copies(tensors[name], named[name]) for name in named):
-            return {name: tensors[name] for name in named}
+        start = f"{self.part}." if self.part else ""
+        of_part = {name.removeprefix(start): p for name, p in named.items() if name.startswith(start)}
+        tensors = dict(_tensors(self.holder, of_part))
+        if of_part.keys() <= tensors.keys() and all(_copies(tensors[name], p) for name, p in of_part.items()):
+            return {start + name: tensors[name] for name in of_part}
         return {}
 
 
@@ -46,13 +56,31 @@ def reachable_copies(named: Mapping[str, torch.Tensor], frame: FrameType | None)
     variable that a function there encloses."""
     if not named:
         return []
-    copies: dict[int, Copy] = {}
+    copies: dict[tuple[int, str], Copy] = {}
+    parts = _parts(named)
     with without_torch_function():
         for value in reachable_values(frame):
-            copy = _as_copy(value, named, MAX_DEPTH)
-            if copy is not None:
-                copies[id(next(iter(copy.tensors(named).values())))] = copy
+            whole = _as_copy(value, named, MAX_DEPTH)
+            for copy in [whole] if whole is not None else _copies_of_parts(value, named, parts):
+                copies[id(next(iter(copy.tensors(named).values()))), copy.part] = copy
     return list(copies.values())
+
+
+def _parts(named: Mapping[str, torch.Tensor]) -> list[str]:
+    """The outermost submodules, of which a loop may keep an averaged copy: a target of the critic, or of the
+    encoder."""
+    numbers = Counter(name.partition(".")[0] for name in named)
+    return [part for part, number in numbers.items() if MIN_OF_PART <= number < len(named)][:MAX_PARTS]
+
+
+def _copies_of_parts(value: Any, named: Mapping[str, torch.Tensor], parts: Sequence[str]) -> list[Copy]:
+    """A module outside of the model, or modules in it that are not trained, with parameters as those of parts. Of parts
+    that are alike, it is a copy of one, which its values have to show."""
+    if not parts or not issubclass(type(value), torch.nn.Module):
+        return []
+    trained = {id(p) for p in named.values()}
+    holders = [m for m in (value, *children(value)) if not any(id(p) in trained for _, p in named_parameters(m))]
+    return [copy for m in holders for part in parts if (copy := Copy(m, part)).tensors(named)]
 
 
 def _as_copy(value: Any, named: Mapping[str, torch.Tensor], depth: int) -> Copy | None:

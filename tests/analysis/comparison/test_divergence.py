@@ -149,6 +149,25 @@ def test_the_norm_of_sharded_gradients_is_that_of_all_shards(tmp_path: Path) -> 
     assert other.kind == "grad_norm"
 
 
+def test_sums_over_other_shards_are_no_difference_and_dtypes_are_named(tmp_path: Path) -> None:
+    """The mean magnitude of a sharded tensor is a sum of float64 sums, which rounds differently."""
+
+    def weights(name: str, size: float, dtype: str = "float32", shards: int = 1) -> Run:
+        with RunWriter(tmp_path / name, config={"shards": shards}) as writer:
+            writer.append("steps", {"step": [0], "loss": [1.0]})
+            row = {"step": [0], "name": ["up"], "kind": ["activation"], "dtype": [dtype], "numel": [8], "normal": [8]}
+            row |= {column: [0] for column in ("zero", "subnormal", "inf", "nan")}
+            writer.append("tensors", row | {"rms": [size], "abs_sum": [8 * size]})
+        return load_run(tmp_path / name)
+
+    whole, moved = weights("whole", 0.1), 0.1 * (1 + 2.0**-50)
+    assert first_difference(whole, weights("sharded", moved, shards=2)).step is None
+    assert first_difference(whole, weights("moved", moved)).step == 0
+    where = first_difference(whole, weights("narrow", 0.1001, "bfloat16", shards=2))
+    assert where.dtypes == ("float32", "bfloat16")
+    assert "up (activation): 0.0999 % apart, float32 in the first run and bfloat16 in the second;" in where.sentence
+
+
 def test_a_loss_that_is_nan_in_one_run_alone_is_a_difference(tmp_path: Path) -> None:
     a, b = (
         load_run(write_rows(tmp_path / str(i), steps={"step": [0, 1], "loss": [1.0, loss]}))

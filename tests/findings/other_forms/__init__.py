@@ -3,6 +3,7 @@
 from tests.findings.other_forms import (
     architectures,
     autocast,
+    averages,
     healthy,
     kernels,
     masks,
@@ -22,6 +23,7 @@ __all__ = [
     "Form",
     "architectures",
     "autocast",
+    "averages",
     "healthy",
     "kernels",
     "masks",

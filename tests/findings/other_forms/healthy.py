@@ -529,3 +529,84 @@ def masters_by_hand_beside_an_unused_parameter(into):
             with torch.no_grad():
                 for master, p in zip(masters, m.parameters(), strict=True):
                     p.copy_(master)
+
+
+def _altered(into, alter):
+    """A BF16 model of two layers whose weights the loop changes after each step: `alter(step, weights)`."""
+    m = nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 10)).to(BF)
+
+    @torch.no_grad()
+    def after(i):
+        alter(i, list(m.parameters()))
+
+    pure(m, sgd(m, 1.0), vectors(20), into, after=after)
+
+
+@healthy(each_time=True)
+def weights_of_constant_norm_in_bf16(into):
+    """All weights are multiplied by one factor, but another in each step."""
+    norms = []
+
+    def alter(i, weights):
+        norms.append(float(torch.cat([p.float().flatten() for p in weights]).norm()))
+        for p in weights:
+            p.mul_(norms[0] / norms[-1])
+
+    _altered(into, alter)
+
+
+@healthy(each_time=True)
+def decay_by_hand_rounded_stochastically(into):
+    def alter(i, weights):
+        for p in weights:
+            bits = (p.float() * (1 - 1e-4)).view(torch.int32)
+            bits += torch.randint_like(bits, 1 << 16)
+            p.copy_(bits.bitwise_and_(-(1 << 16)).view(torch.float32))
+
+    _altered(into, alter)
+
+
+@healthy(each_time=True)
+def pruned_and_clipped_in_bf16(into):
+    def alter(i, weights):
+        for p in weights:
+            p.clamp_(-0.5, 0.5)
+            p.mul_(p.abs() > 0.01)
+
+    _altered(into, alter)
+
+
+@healthy(each_time=True)
+def weights_swapped_for_their_average_in_bf16(into):
+    averages = []
+
+    def alter(i, weights):
+        averages[:] = averages or [p.float() for p in weights]
+        torch._foreach_lerp_(averages, [p.float() for p in weights], 0.01)
+        if i % 5 == 4:
+            kept = [p.clone() for p in weights]
+            torch._foreach_copy_(weights, averages)
+            torch._foreach_copy_(weights, kept)
+
+    _altered(into, alter)
+
+
+@healthy(each_time=True)
+def spectral_norm_in_bf16(into):
+    m = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 10)).to(BF)
+    pure(m, sgd(m, 1.0), vectors(6), into)
+
+
+@healthy(each_time=True)
+def fp32_weights_cast_for_the_forward_and_restored(into):
+    m = CNN(bn=False)
+    o = adam(m)
+    with watched(m, o, into):
+        for x, y in images(12):
+            kept = [p.data for p in m.parameters()]
+            for p in m.parameters():
+                p.data = p.data.to(BF).float()
+            ce(m(x), y).backward()
+            for p, data in zip(m.parameters(), kept, strict=True):
+                p.data = data
+            step(o)

@@ -100,6 +100,30 @@ def language_model_with_blocks_of_its_own_policy(into):
     _sharded(into, m, tokens(4), loss, MixedPrecisionPolicy(BF, FP32, output_dtype=BF), m.blocks)
 
 
+def _reducing_block(into, reduced):
+    """Under FSDP2, with a policy of its own for the blocks."""
+    with one_process() as mesh:
+        m = GPT()
+        for block in m.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(BF, reduced))
+        fully_shard(m, mesh=mesh, mp_policy=MixedPrecisionPolicy(BF, FP32))
+        o = sgd(m, 0.05)
+        with watched(m, o, into):
+            for t in tokens(4):
+                lm_loss(m, t).backward()
+                step(o)
+
+
+@fault("half-reduction", "reduce_dtype", each_time=True)
+def blocks_alone_reduced_in_bf16(into):
+    _reducing_block(into, BF)
+
+
+@healthy(each_time=True)
+def blocks_reduced_in_fp32(into):
+    _reducing_block(into, FP32)
+
+
 @fault("half-output-policy", "output_dtype")
 def regression_with_a_mean_squared_error(into):
     def loss(m, b):

@@ -137,6 +137,70 @@ def accelerate_bf16_weights(into):
             step(o)
 
 
+@fault("overwritten-masters", each_time=True)
+def evaluated_in_bf16_and_cast_back(into):
+    m = CNN(bn=False)
+
+    def after(i):
+        if i % 4 == 3:
+            m.to(BF)
+            with torch.no_grad():
+                m(torch.randn(4, 1, 8, 8).to(BF))
+            m.float()
+
+    bf16(m, images(14), into, after=after)
+
+
+@fault("overwritten-masters", each_time=True)
+def weights_swapped_for_their_average_with_a_half_backup(into):
+    m = RNN()
+    average = {k: v.clone() for k, v in m.state_dict().items()}
+
+    def after(i):
+        for k, v in m.state_dict().items():
+            average[k].lerp_(v, 0.01)
+        if i % 5 == 4:
+            backup = {k: v.half() for k, v in m.state_dict().items()}
+            m.load_state_dict(average)
+            m.load_state_dict(backup)
+
+    bf16(m, series(14), into, after=after)
+
+
+@fault("overwritten-masters", each_time=True)
+def masters_of_an_own_optimizer_reloaded_from_the_model(into):
+    def update(p, state, lr):
+        w = state.setdefault("master", p.detach().float().clone())
+        w.add_(p.grad.float(), alpha=-lr)
+        p.copy_(w)
+
+    m = GPT().to(BF)
+    o = OwnOptimizer(m, 0.001, update)
+
+    def reload(i):
+        for p in m.parameters():
+            o.state[p]["master"].copy_(p.detach())
+
+    pure(m, o, tokens(8), into, after=reload)
+
+
+@fault("lost-weight-decay", each_time=True)
+def decay_by_hand_of_lists(into):
+    m = GPT().to(BF)
+    weights = [p.detach() for p in m.parameters() if p.dim() > 1]
+    pure(m, sgd(m, 0.5), tokens(8), into, after=lambda i: torch._foreach_mul_(weights, 1 - 1e-4))
+
+
+@fault("lost-weight-decay", each_time=True)
+def decay_of_an_own_optimizer(into):
+    def update(p, state, lr):
+        p.mul_(1 - lr * 1e-2)
+        p.add_(p.grad, alpha=-lr)
+
+    m = CNN(bn=False).to(BF)
+    pure(m, OwnOptimizer(m, 0.1, update), images(8), into)
+
+
 @fault("average-stands-still")
 def averaged_model_bf16(into):
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

@@ -20,6 +20,7 @@ from tests.findings.zoo import (
     quantized,
     sharded,
     traces,
+    weights,
 )
 from tests.findings.zoo.case import ZOO, Case
 
@@ -38,4 +39,5 @@ __all__ = [
     "quantized",
     "sharded",
     "traces",
+    "weights",
 ]

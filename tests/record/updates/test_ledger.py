@@ -445,8 +445,10 @@ def test_shards_of_fsdp2_are_compared_as_the_weights_they_are_of(tmp_path: Path)
                 fully_shard(model, mesh=mesh)
             trained(model, torch.optim.AdamW(model.parameters(), lr=1e-4), tmp_path / name)
             shares.append(load_run(tmp_path / name).updates[["step", "name", "lost_mass_frac", "unchanged_frac"]])
-    assert len(shares[0])
-    pd.testing.assert_frame_equal(shares[0], shares[1], rtol=1e-2)
+    common = set(shares[0]["step"]) & set(shares[1]["step"])  # a slow machine compares fewer
+    assert common
+    plain, shards = (share[share["step"].isin(common)].reset_index(drop=True) for share in shares)
+    pd.testing.assert_frame_equal(plain, shards, rtol=1e-2)
 
 
 def test_updates_that_are_no_bool_are_refused(tmp_path: Path) -> None:

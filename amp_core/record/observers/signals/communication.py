@@ -78,18 +78,20 @@ def _fsdp2_state(module: torch.nn.Module) -> Any:
 
 
 def _settings(model: torch.nn.Module, states: Sequence[Any]) -> dict[str, Any]:
-    """The settings of the outermost module that has some; None and empty where there are none."""
+    """The settings of the outermost module that has some, but `reduce_dtype` of the first that reduces in 16 bits; None
+    and empty where there are none."""
     # FSDP1 keeps its settings on the module.
     policies = [s._mp_policy for s in states] or [own.held(m, "mixed_precision") for m in own.modules(model)]
     facts: dict[str, Any] = {}
     for field in DTYPES:
         given = [dtype for p in policies if isinstance(dtype := getattr(p, field, None), torch.dtype)]
-        facts[field] = dtype_name(given[0]) if given else None
+        narrow = [dtype for dtype in given if dtype in NARROW and field == "reduce_dtype"]
+        facts[field] = dtype_name((narrow or given)[0]) if given else None
     main = (own.held(p, "main_grad") for p in own.parameters(unwrapped(model)))
-    narrow = next((g.dtype for g in main if isinstance(g, torch.Tensor) and g.dtype in NARROW), None)
+    narrow_main = next((g.dtype for g in main if isinstance(g, torch.Tensor) and g.dtype in NARROW), None)
     return facts | {
         "hook": communication_hook(model) or "",
-        "main_grad": dtype_name(narrow) if narrow is not None else None,
+        "main_grad": dtype_name(narrow_main) if narrow_main is not None else None,
         "unsynced": False,
     }
 

@@ -24,6 +24,8 @@ _grad = attrgetter("grad")
 EVERY = 10
 MIN_ROWS = 128
 """Positions that every 16-bit dtype tells apart."""
+SCHEDULES = ("alphas_cumprod", "betas", "sigmas")
+"""Names of noise schedules by timestep, as of DDPM: in bfloat16 the first and last of them are equal."""
 FIRST_STEPS = 3
 MAX_NAMED = 8
 MAX_EVENTS = 2000
@@ -82,7 +84,10 @@ class HalfBuffers(Observer):
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
         self._model = unwrapped(model)
-        self._buffers = [(n, b) for n, b in named_buffers(self._model) if b.dtype in NARROW]
+        # The vectors of torch's spectral norm are computed anew: nothing is added to them.
+        renewed = {n for n, m in named_modules(self._model) if type(m).__module__.startswith("torch.nn.utils.")}
+        narrow = ((n, b) for n, b in named_buffers(self._model) if b.dtype in NARROW)
+        self._buffers = [(n, b) for n, b in narrow if n.rpartition(".")[0] not in renewed]
         self._versions = [b._version for _, b in self._buffers]
         self.awake = len(self._buffers) > 0
 
@@ -122,6 +127,8 @@ class PositionTables(Observer):
                 self._writer.event(
                     "rounded positions", name, step=step, op="frequencies", dtype=dtype_name(buffer.dtype)
                 )
+            elif buffer.dtype in NARROW and buffer.numel() >= MIN_ROWS and name.rpartition(".")[2] in SCHEDULES:
+                self._writer.event("rounded positions", name, step=step, op="schedule", dtype=dtype_name(buffer.dtype))
             elif _is_position_table(buffer):
                 tables.append((name, buffer))
         if tables:
@@ -148,11 +155,18 @@ class PositionTables(Observer):
 
 def _is_position_table(buffer: torch.Tensor) -> bool:
     rows = max(buffer.shape[-2:]) if buffer.dim() else 0
+    if _is_slopes(buffer):
+        return type(buffer) is torch.Tensor
     return (
         buffer.is_floating_point() and buffer.element_size() > 1 and rows > MIN_ROWS
         and _width(buffer) < rows and buffer.numel() == rows * _width(buffer)
         and type(buffer) is torch.Tensor
     )  # fmt: skip
+
+
+def _is_slopes(table: torch.Tensor) -> bool:
+    """Whether it may hold positions times a slope for each of a few heads, as ALiBi does: 16-bit rows."""
+    return table.dim() > 1 and table.dtype in NARROW and table.shape[-1] > MIN_ROWS and table.shape[-2] < MIN_ROWS
 
 
 def _width(table: torch.Tensor) -> int:
@@ -163,6 +177,9 @@ def _width(table: torch.Tensor) -> int:
 def _equal_rows(table: torch.Tensor) -> torch.Tensor:
     """How many of the first `MIN_ROWS` rows equal the row before, and how many of the rest."""
     rows = table.detach().reshape(-1, _width(table))
+    if _is_slopes(table):
+        rows = table.detach().reshape(-1, table.shape[-1])[0, :, None]
+        rows = rows * (rows[1] - rows[0]).sign()
     steps = rows[1:] - rows[:-1]
     equal = (steps == 0).all(dim=1)
     if rows.shape[1] > 1:
