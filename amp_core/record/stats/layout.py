@@ -211,9 +211,9 @@ def by_stride(tensor: torch.Tensor) -> list[int]:
 
 
 def addresses_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Where the values of each tensor are, for a kernel. Raises ValueError for values without memory, such as the zeros
-    that are the gradient of `torch.sgn`: reading them would end the process."""
+    """Where the values of each tensor are, for a kernel. Raises ValueError for zeros without memory, such as the gradient
+    of `torch.sgn`: reading them would end the process."""
     addresses = list(map(torch.Tensor.data_ptr, tensors))
-    if 0 in addresses and any(t.numel() for t, address in zip(tensors, addresses, strict=True) if not address):
+    if 0 in addresses and any(t._is_zerotensor() for t in tensors):
         raise ValueError("a tensor whose values have no memory")
     return addresses

@@ -122,7 +122,7 @@ class _OpChecker(StepMode):
         if self._left and not self._at_own_work():
             self._left -= 1
             # Operators of the same call site are parts of one call that torch decomposed.
-            call = call_site((__name__, QuietMode.__module__)).key
+            call = call_site((__name__, StepMode.__module__, QuietMode.__module__)).key
             if _widens(out, args):
                 self._widened = call
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
