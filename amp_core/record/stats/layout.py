@@ -211,8 +211,10 @@ def by_stride(tensor: torch.Tensor) -> list[int]:
 
 
 def addresses_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Where the values of each tensor are, for a kernel. Raises ValueError for zeros without memory, such as the gradient
-    of `torch.sgn`: reading them would end the process."""
+    """Where the values of each tensor are, for a kernel.
+
+    Raises ValueError for zeros without memory, such as the gradient of `torch.sgn`: reading them would end the process.
+    """
     addresses = list(map(torch.Tensor.data_ptr, tensors))
     if 0 in addresses and any(t._is_zerotensor() for t in tensors):
         raise ValueError("a tensor whose values have no memory")
