@@ -46,7 +46,7 @@ ONE_PER_MODULE = {MODULES[case.code]: case for case in FAULTS}
 
 
 def diagnosis_of(folder):
-    run = load_run(folder)
+    run = load_run(folder).salvaged()
     return diagnosis(run, diagnose(run))
 
 
@@ -76,8 +76,7 @@ def check_pages(open_app, folder, pages):
 
 
 def check_texts(folder, capsys, *, in_report=True):
-    run = load_run(folder)
-    chain = diagnosis(run, diagnose(run))
+    chain = diagnosis_of(folder)
     assert main(["diagnose", str(folder), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)["diagnosis"]
     assert (record["verdict"], record["evidence"]) == (chain.verdict, list(chain.evidence))
@@ -95,6 +94,7 @@ def check_texts(folder, capsys, *, in_report=True):
     assert all(line in printed for line in plain(chain.patch).splitlines()), chain.patch
     if not in_report:
         return
+    run = load_run(folder).salvaged()
     if not len(run.steps) and not len(run.windows):  # a fault that lets no step happen: a report refuses such a run
         with pytest.raises(RunError, match="has no steps and no profiled window"):
             report_html([run])

@@ -150,7 +150,10 @@ def _saved(node: Any, name: str) -> torch.Tensor | None:
     if raw is None or getattr(raw, "unpack_hook", True) is not None:
         return None
     saved: torch.Tensor | None = getattr(node, f"_saved_{name}")
-    return saved.detach() if saved is not None else None
+    if saved is None or saved.dim() or type(saved) is not torch.Tensor:
+        return saved.detach() if saved is not None else None
+    with torch._C._DisableTorchDispatch():  # a mode would take the tensor of a Python number for that number again
+        return torch.tensor(saved.item(), device="cpu")
 
 
 def _signed(dim: int) -> int:
