@@ -21,7 +21,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from amp_core.record.model import own
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.model.parameters import has_values, in_backward, named_buffers, named_parameters, unwrapped
+from amp_core.record.model.parameters import (
+    has_values,
+    in_backward,
+    named_buffers,
+    named_parameters,
+    optimizer_tensors,
+    unwrapped,
+)
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
@@ -35,6 +42,7 @@ from amp_core.record.updates.held import local
 from amp_core.record.updates.repeated_writes import Held, Shrunk, Write, Writes, storage_of
 from amp_core.record.updates.replay import is_own_code
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 MAX_ELEMENTS = 2**18
 """Elements of all weights that are compared; small matrices first."""
@@ -198,7 +206,7 @@ class ByHand(Observer):
                 yield
             except Exception as error:
                 self._failed = True
-                what = f"updates by hand: stopped with {type(error).__name__}: {error}"
+                what = f"updates by hand: stopped with {in_one_line(error)}"
                 self._writer.event("warning", name="not recorded", detail=what, step=self._step)
 
     def _report_counters(self) -> None:
@@ -234,7 +242,7 @@ class ByHand(Observer):
         reloaded, self._reloaded = self._reloaded, []
         if not reloaded:
             return
-        kept = {storage_of(v).cdata for o in self._optimizers for v in _wide_states(o)}
+        kept = {storage_of(v).cdata for v in optimizer_tensors(self._optimizers) if v.dtype is torch.float32}
         masters = [
             held
             for held, target in reloaded
@@ -301,13 +309,6 @@ def _held(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
 
 def _as_it_is(name: str, tensor: torch.Tensor, weight: Held | None = None) -> Held:
     return Held(name, tensor, storage_of(tensor), local(tensor).to(torch.float64), weight)
-
-
-def _wide_states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for state in optimizer.state.values():
-        for value in state.values() if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
-                yield value
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
