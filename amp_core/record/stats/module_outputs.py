@@ -294,7 +294,9 @@ class _OutputGrad:
         self._channels = channel_of(module)
         self._plan: _Plan | None = None
 
-    def __call__(self, grad: torch.Tensor) -> None:
+    def __call__(self, grad: torch.Tensor | None) -> None:
+        if grad is None:  # such as that of a state of cuDNN's LSTM that no loss depends on
+            return
         plan, outputs = self._plan, self._outputs
         if (
             plan is not None

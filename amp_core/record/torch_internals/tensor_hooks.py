@@ -1,7 +1,7 @@
 """Hooks on tensors, at most one per purpose on each tensor, however often the same tensor occurs.
 
     hooks = TensorHooks()
-    hooks.attach(tensor, "layer.1", on_grad)       # on_grad(grad), from backward
+    hooks.attach(tensor, "layer.1", on_grad)       # on_grad(grad), from backward, where there is a gradient
     hooks.detach_leaves()
     hooks.remove()
 
@@ -41,7 +41,9 @@ class _Hook:
         self.purpose = purpose
         self.on_grad = on_grad
 
-    def __call__(self, grad: torch.Tensor) -> None:
+    def __call__(self, grad: torch.Tensor | None) -> None:
+        if grad is None:  # no path of the graph has one
+            return
         begun = calling()
         with without_torch_function():
             self.on_grad(grad)
@@ -50,7 +52,7 @@ class _Hook:
 
 class TensorHooks:
     """The hooks of one listener. With `direct`, autograd calls `on_grad` itself, which then has to count its time, and
-    to have the attribute `__torch_unserializable__`.
+    to have the attribute `__torch_unserializable__`; it may get None for a gradient.
 
     They are stored where `Tensor.register_hook` stores its own. That creates a table, a handle and a weak reference per
     tensor: in a sampled step, with a hook on each output, enough to trigger Python's garbage collector several times.

@@ -47,9 +47,11 @@ WRAPPINGS = {
 }
 
 
-def one_step(model, x, tmp_path, loss_of=lambda out: out.square().sum(), kinds=("output_grad", "activation")):
+def one_step(
+    model, x, tmp_path, loss_of=lambda out: out.square().sum(), kinds=("output_grad", "activation"), **options
+):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, into=tmp_path / "run", every=1, kinds=kinds):
+    with watch(model, optimizer, into=tmp_path / "run", every=1, kinds=kinds, **options):
         loss_of(model(x)).backward()
         optimizer.step()
     run = load_run(tmp_path / "run")
@@ -142,6 +144,33 @@ def test_the_output_and_states_of_an_lstm_are_measured(tmp_path):
     wrapper.forward = lambda x: wrapper["head"](wrapper["lstm"](x)[0])
     rows = one_step(wrapper, torch.randn(2, 5, 4), tmp_path, kinds=("output_grad",))
     assert rows["output_grad"].loc["lstm"]["numel"] == 2 * 5 * 8
+
+
+class Unused(torch.autograd.Function):
+    """Has no gradient for its second input, as cuDNN's LSTM has none for a state that no loss depends on."""
+
+    @staticmethod
+    def forward(ctx, x, state):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_an_output_that_gets_no_gradient_is_left_out(tmp_path, blocks):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return Unused.apply(self.first(x), self.unused(x))
+
+    rows = one_step(Net(), torch.randn(3, 4), tmp_path, kinds=("output_grad", "activation"), blocks=blocks)
+    assert list(rows["output_grad"].index) == ["first"]
+    assert load_run(tmp_path / "run").events.query("kind == 'warning'").empty
 
 
 def test_hooks_are_on_the_modules_only_during_sampled_steps(tmp_path, monkeypatch):
