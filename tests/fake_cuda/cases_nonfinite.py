@@ -9,7 +9,7 @@ from torch import nn
 from amp_core import load_run
 from amp_core.findings import diagnose
 from amp_core.record import watch
-from amp_core.record.observers.signals import nonfinite_outputs
+from amp_core.record.stats import holding
 from tests.fake_cuda import kernels
 from tests.fake_cuda.loops import Split
 
@@ -19,7 +19,7 @@ from tests.fake_cuda.loops import Split
 def test_the_first_module_that_overflows_is_named(
     first: str, second: str, bound: int, missing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nonfinite_outputs, "MAX_BYTES", bound)
+    monkeypatch.setattr(holding, "MIN_BYTES", bound)
     if missing:
         kernels.failing["largest"] = RuntimeError("no compiler")
     torch.manual_seed(0)

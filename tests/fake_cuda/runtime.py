@@ -307,6 +307,7 @@ def install(devices: int = 2, device_ticks: int = 3) -> None:
         "manual_seed_all": manual_seed_all,
     }
     torch.cuda.graphs.graph_pool_handle = object
+    torch._C._cuda_getCurrentStream = lambda index: (library().fake_current_stream(index), index, 1)  # as torch's tuple
     for name, value in names.items():
         setattr(torch.cuda, name, value)
     manual_seed_all(0)

@@ -67,6 +67,11 @@ class Loop:
 
     def run(self, steps: int) -> None:
         """Run this many steps and wait for the last."""
+        self.run_without_waiting(steps)
+        self.place.settle()
+
+    def run_without_waiting(self, steps: int) -> None:
+        """Queue this many steps."""
         scaler = self.precision.scaler
         for _ in range(steps):
             batch = next(self.batches)
@@ -79,7 +84,6 @@ class Loop:
             scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
             self.losses.append(loss.detach())
-        self.place.settle()
 
     def gradient_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())

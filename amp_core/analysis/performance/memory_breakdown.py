@@ -5,10 +5,11 @@
 >>> memory_difference([run_fp32, run_bf16])
 
 The categories add up to the peak. Six are sums over the storages of tensors. On CUDA the peak is that of torch's
-allocator, `temporary` is the memory that was freed again before the next recorded moment, and `other` is the rest:
-inputs, workspaces of libraries, rounding. On a CPU the peak is the moment with the most memory in tensors, the total is
-the resident set of the process at that moment, and `other` is the rest of the process: Python, libraries, data, freed
-memory that the allocator keeps.
+allocator. `temporary` is the memory that was freed again before the next recorded moment, and what is in none of those
+tensors but was not there before the step: gradients on their way through backward, outputs that nothing saves. `other`
+is the rest: inputs, workspaces of libraries, rounding. On a CPU the peak is the moment with the most memory in tensors,
+the total is the resident set of the process at that moment, and `other` is the rest of the process: Python, libraries,
+data, freed memory that the allocator keeps.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ _ABOUT = {
     "activations": "what forward saves for backward; grows with the batch",
     "autocast": "16-bit casts of weights, kept for backward; independent of the batch",
     "buffers": "such as BatchNorm's running statistics",
-    "temporary": "temporary: workspaces, gradients of activations",
+    "temporary": "temporary: gradients of activations, outputs that nothing saves, workspaces",
     "other": "in none of the tensors above: inputs, workspaces, rounding",
 }
 _OTHER_ON_CPU = "Python, libraries, data, freed memory that is not returned"
@@ -128,6 +129,11 @@ def memory_moments(run: Run, step: int | None = None) -> pd.DataFrame:
         moments[category] = frame[f"{category}_bytes"]
     moments["temporary"] = moments["peak_bytes"] - moments["allocated_bytes"]
     moments["other"] = moments["allocated_bytes"] - moments[list(TENSOR_CATEGORIES)].sum(axis=1)
+    before = moments.loc[moments["moment"] == "step begins", "other"]
+    if len(before) and moments["reserved_bytes"].notna().any():
+        new = (moments["other"] - before.iloc[0]).clip(lower=0.0)
+        moments["temporary"] += new
+        moments["other"] -= new
     return moments.reset_index(drop=True)
 
 

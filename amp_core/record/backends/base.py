@@ -45,6 +45,16 @@ class Allocated(NamedTuple):
     """Held by torch's allocator, in use or not."""
 
 
+class Room(NamedTuple):
+    """Memory in bytes of torch's allocator, and of the device."""
+
+    allocated_bytes: int
+    peak_bytes: int
+    """The most that was allocated since the last reset."""
+    free_bytes: int
+    """Free on the device; what the allocator caches is not."""
+
+
 class Sampled(Protocol):
     """An open connection to the driver of one device."""
 
@@ -205,6 +215,10 @@ class Backend:
     def fork_random(self) -> AbstractContextManager[None]:
         """Restore random number generators afterwards; by default only the host's."""
         return torch.random.fork_rng(devices=[])
+
+    def room(self) -> Room:
+        """What its memory has room for; without any by default."""
+        return Room(0, 0, 0)
 
     def memory_bytes(self) -> tuple[int | None, int | None]:
         """Bytes allocated by torch now, and their peak so far."""

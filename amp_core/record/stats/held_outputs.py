@@ -7,13 +7,14 @@
 
 A launch for each gradient would cost the host more than the gradient costs the GPU. What still waits when the weight
 gradients are measured shares its table and its zeroed memory with them. Holding a gradient has a price too:
-its memory is not free yet, so no more than `MAX_BYTES` are held; and its values must not change until they are read.
+its memory is not free yet, which `holding` limits; and its values must not change until they are read.
 Autograd itself never writes into a gradient that someone else holds, but a hook or a function of the program may. A
 gradient that was written to is left out, and nothing is held from then on. A CUDA graph writes into the same memory at
 each replay, unnoticed by torch; so the gradients of a micro-batch are measured before the forward of the next.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +22,9 @@ import torch
 from amp_core.record.backends import backend_of
 from amp_core.record.stats.channels import ChannelLargest, ChannelMax, channel_maxima, in_channels
 from amp_core.record.stats.dispatch import by_kernel, kernel_of
+from amp_core.record.stats.holding import HoldingLimit
 from amp_core.record.stats.layout import Cap, Key
 from amp_core.record.stats.measure import measure_together
-
-MAX_BYTES = 1 << 26
-"""64 MiB: a GPU reads so much in some 20 µs, several times as long as a launch takes the host."""
 
 Measured = tuple[list[Key], torch.Tensor]
 
@@ -48,10 +47,17 @@ class _Held(NamedTuple):
 
 
 class HeldOutputs:
-    """Those of one device."""
+    """Those of one device. Work on it is launched within the context of `watching`."""
 
-    def __init__(self, device: torch.device, largest: dict[int, ChannelLargest]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        largest: dict[int, ChannelLargest],
+        watching: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self._backend = backend_of(device)
+        self._watching = watching
+        self._limit = HoldingLimit(self._backend)
         self._largest = largest
         self._waiting: list[_Held] = []
         self._bytes = 0
@@ -69,7 +75,7 @@ class HeldOutputs:
         self._stream = stream
         self._waiting.append(_Held(key, grad, grad._version, layer))
         self._bytes += grad.numel() * grad.element_size()
-        if self._bytes >= MAX_BYTES:
+        if self._limit.reached(self._bytes):
             self._measure()
         return True
 
@@ -100,6 +106,7 @@ class HeldOutputs:
     def forget(self) -> None:
         """Leave out what waits and what was measured since the last `take`."""
         self._waiting, self._bytes, self._measured = [], 0, []
+        self._limit.restart()
 
     def take(self) -> list[Measured]:
         """All measurements since the last `take`."""
@@ -114,10 +121,17 @@ class HeldOutputs:
         """Measure what waits, and weights with it. Returns their packed vectors and caps; None if nothing was left to
         measure them with."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0
+        self._limit.restart()
         unchanged = [held for held in waiting if held.grad._version == held.version]
         self._may_hold = len(unchanged) == len(waiting)
         if not unchanged:
             return None
+        with self._watching():
+            return self._measure_all(unchanged, weights, caps_of)
+
+    def _measure_all(
+        self, unchanged: list[_Held], weights: Sequence[torch.Tensor], caps_of: Callable[[], list[Cap | None]]
+    ) -> tuple[torch.Tensor, list[Cap | None]]:
         grads = [held.grad for held in unchanged]
         self._backend.come_after(self._stream, grads)
         wanted, places = self._wanted(unchanged)

@@ -2,7 +2,7 @@
 
 Modules have hooks only during a sampled step. Each output tensor gets its own tensor hook, so in-place modules, reused
 modules, and nested, dict and dataclass outputs all work. Each tensor is measured as it passes, and none is kept alive,
-except output gradients on a GPU: they are measured together, and at most 64 MiB of them are held; see `held_outputs`.
+except output gradients on a GPU: they are measured together; see `held_outputs`.
 
 Measured modules are those that compute: without children, or with parameters of their own.
 
@@ -59,7 +59,7 @@ class Outputs:
         self._passing = passing_tensors("cpu") if phases.adds_up else None
         self._spent_s = 0.0  # by output gradients that were measured by their plan, in the current backward
         self._laid_out = 0  # how often `_rows` was laid out anew
-        self._alone = phases.adds_up and self._kinds == {"output_grad"}
+        self._alone = self._kinds == {"output_grad"}
         self._passing_keys: list[Key] = []
         self._measured: dict[torch.device, Packed] = {}  # tensors that `_passing` does not take
         self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
@@ -140,8 +140,8 @@ class Outputs:
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._paused() or not torch.is_grad_enabled():
                 return
-            if self._alone and type(output) is torch.Tensor and output.is_cpu and output.dtype in PASSING:
-                if output.requires_grad and not transformed():
+            if self._alone and type(output) is torch.Tensor and output.dtype in PASSING and not output.is_meta:
+                if output.requires_grad and not (transformed() if output.is_cpu else out_of_sight()):
                     self._on_tensors.attach(output, name, on_grad)
                 return
             if out_of_sight():
@@ -169,12 +169,17 @@ class Outputs:
                 return None
             if plan is not None:
                 return plan
+        try:
+            if not measurable(real_values(grad)) or self._hold(name, module, grad, channels):
+                return None
+        except Exception as error:
+            self._phases.report(error)
+            return None
         with self._phases.watching():
-            if measurable(real_values(grad)) and not self._hold(name, module, grad, channels):
-                self._measure(name, "output_grad", grad)
-                largest = self._largest_for(module, grad, channels)
-                if largest is not None and channels is not None:
-                    largest.take_in(grad, channels[0] + grad.dim(), self._rows)
+            self._measure(name, "output_grad", grad)
+            largest = self._largest_for(module, grad, channels)
+            if largest is not None and channels is not None:
+                largest.take_in(grad, channels[0] + grad.dim(), self._rows)
         return None
 
     def _add_quickly(
@@ -205,7 +210,7 @@ class Outputs:
             return False
         held = self._held.get(grad.device)
         if held is None:
-            held = self._held[grad.device] = HeldOutputs(grad.device, self._largest)
+            held = self._held[grad.device] = HeldOutputs(grad.device, self._largest, self._phases.watching)
         weight = self._capped_weight(module, grad, channels)
         layer = None
         if weight is not None and channels is not None:

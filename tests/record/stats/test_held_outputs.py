@@ -7,7 +7,7 @@ import torch
 
 from amp_core.record import backends
 from amp_core.record.backends.cpu import Cpu
-from amp_core.record.stats import dispatch, held_outputs
+from amp_core.record.stats import dispatch, holding
 from amp_core.record.stats.channels import ChannelLargest, cap_for
 from amp_core.record.stats.cuda.measure import measure_cuda, outputs_cuda
 from amp_core.record.stats.held_outputs import HeldOutputs, LayerChannel
@@ -65,7 +65,7 @@ def test_gradients_of_a_backward_take_one_launch_for_each_kernel(launches: list[
 
 
 def test_no_more_than_so_many_bytes_are_held(launches: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_outputs, "MAX_BYTES", 4 * 100)
+    monkeypatch.setattr(holding, "MIN_BYTES", 4 * 100)
     largest: dict[int, ChannelLargest] = {}
     held = HeldOutputs(CPU, largest)
     grads = [torch.randn(10, 6) for _ in range(5)]

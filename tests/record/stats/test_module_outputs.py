@@ -170,7 +170,6 @@ def test_an_output_that_gets_no_gradient_is_left_out(tmp_path, blocks):
 
     rows = one_step(Net(), torch.randn(3, 4), tmp_path, kinds=("output_grad", "activation"), blocks=blocks)
     assert list(rows["output_grad"].index) == ["first"]
-    assert load_run(tmp_path / "run").events.query("kind == 'warning'").empty
 
 
 def test_hooks_are_on_the_modules_only_during_sampled_steps(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ from amp_core.record.model.parameters import has_values, in_backward, named_modu
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.observers.signals.masked_rows import masked_rows
+from amp_core.record.stats.holding import HoldingLimit
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.stats.norms import largest
@@ -41,7 +42,7 @@ EVERY = 10
 ARMED_STEPS = 3
 """Steps that are measured after one with a non-finite loss or gradient."""
 MAX_BYTES = 64 * 2**20
-"""Total size of the tensors that are kept; later ones in the step are not inspected."""
+"""Total size of the tensors that are kept on a CPU; later ones in the step are not inspected."""
 MAX_EVENTS = 100
 MAX_ALL = 64
 """Modules of a model that all have a hook on a CPU while nothing is wrong."""
@@ -96,6 +97,7 @@ class ForwardCheck(Observer):
         self._sizes: list[torch.Tensor] = []  # of those, one after another
         self._waiting: list[tuple[int, torch.Tensor]] = []  # to be measured together, of one device and stream
         self._stream: Any = None
+        self._limit = HoldingLimit(backend_of(device))
         self._written = 0
         self._unnamed: tuple[int, dict[str, Any]] | None = None  # the model's own output was not finite; and that step
         self._near: set[int] = set()
@@ -212,7 +214,8 @@ class ForwardCheck(Observer):
     def _measure(self, index: int, outputs: list[torch.Tensor]) -> None:
         """Measure outputs together with those of other modules: a launch for each takes the host longer than the GPU.
 
-        At most `MAX_BYTES` wait. As on a CPU, an output that the program changes in place meanwhile counts as changed.
+        `HoldingLimit` says how much may wait. As on a CPU, an output that the program changes in place meanwhile counts
+        as changed.
         """
         for tensor in outputs:
             if measurable(tensor) and tensor.element_size() > 1 and tensor.numel():
@@ -222,11 +225,12 @@ class ForwardCheck(Observer):
                 self._stream = stream
                 self._waiting.append((index, tensor))
                 self._bytes += tensor.nbytes
-        if index == 0 or self._bytes >= MAX_BYTES:  # the model itself is the last
+        if index == 0 or self._limit.reached(self._bytes):  # the model itself is the last
             self._measure_waiting()
 
     def _measure_waiting(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
+        self._limit.restart()
         if not waiting:
             return
         tensors = [tensor for _, tensor in waiting]

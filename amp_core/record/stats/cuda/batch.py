@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch
 from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.record.stats.channels import ChannelMax
 from amp_core.record.stats.cuda import program
-from amp_core.record.stats.cuda.table import COLUMNS, Rows, on_device, rows, stretches
+from amp_core.record.stats.cuda.table import COLUMNS, Rows, Table, on_device, rows, stretches
 from amp_core.record.stats.layout import Cap, addresses_of, dtype_name, in_one_row, packed_size
 
 PART = 8192
@@ -22,6 +23,14 @@ VALUES = 1 << 16
 """Values of a block of `channels`, about."""
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes that one launch of `channels` or `largest` takes, in the order of their numbers in the source."""
+
+
+class Launch(NamedTuple):
+    """A kernel for a format, and what it reads."""
+
+    form: str
+    kernel: str
+    table: Table
 
 
 class Batch:
@@ -34,6 +43,7 @@ class Batch:
         self._doubles = 0  # results that come with the table, to which the work without others belongs
         self._reserved = torch.empty(0, device="cpu")
         self._used = 0  # doubles of it
+        self.launched: list[Launch] = []
 
     def measure(self, tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
         """The packed vectors, one after another, as `measure_together` has them; filled by `launch`."""
@@ -121,7 +131,7 @@ class Batch:
     def launch(self) -> torch.Tensor:
         """Copy the table, and start each kernel once for each dtype. Returns the results that came with the table.
 
-        Raises `RuntimeError` if that fails.
+        `launched` has the launches. Raises `RuntimeError` if that fails.
         """
         alike: dict[tuple[str, str, int], list[Rows]] = {}
         memory: dict[int, torch.Tensor | None] = {}
@@ -132,6 +142,7 @@ class Batch:
         for (form, kernel, place), table in zip(alike, tables, strict=True):
             into = memory[place]
             program.launch(self._device, form, kernel, table, behind if into is None else into)
+            self.launched.append(Launch(form, kernel, table))
         self._held, self._work = [], []
         return behind
 

@@ -1,16 +1,24 @@
 """The kernels of `stats.dispatch` for CUDA tensors: each call is a few launches, and nothing is waited for."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from amp_core.record.backends import backend_of
 from amp_core.record.stats.channels import ChannelMax
-from amp_core.record.stats.cuda.batch import Batch
-from amp_core.record.stats.layout import Cap
+from amp_core.record.stats.cuda import program
+from amp_core.record.stats.cuda.batch import Batch, Launch
+from amp_core.record.stats.layout import Cap, addresses_of
+
+MIN_REPEATED = 16
+"""Tensors from which a table is kept on the device for the next call."""
 
 
 def measure_cuda(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
     """The packed vectors of CUDA tensors of one device, one after another, as `measure_together` has them."""
+    if all(cap is None for cap in caps):
+        return _launched("measure", tensors)
     batch = Batch(tensors[0].device)
     packed = batch.measure(tensors, caps)
     batch.launch()
@@ -53,6 +61,51 @@ def largest_cuda(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def norms_cuda(grads: Sequence[torch.Tensor]) -> torch.Tensor:
     """The 2-norm of each gradient, all on one device and of 16 bits or more, as float64."""
-    batch = Batch(grads[0].device)
-    batch.norms(grads)
-    return batch.launch()[: len(grads)]
+    return _launched("norms", grads)
+
+
+class _Kept(NamedTuple):
+    """The launches of the last call on tensors in the same places."""
+
+    places: tuple[Any, ...]
+    launches: list[Launch]
+    length: int
+    """Of the results, behind which each tensor has a ticket."""
+
+
+_kept: dict[tuple[torch.device, str, int], _Kept] = {}
+"""By device, kernel and number of tensors."""
+
+
+def _launched(kernel: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The results of `Batch.measure` or `Batch.norms`.
+
+    The gradients of a step mostly lie where those of the step before lay. Their table is on the device then: to build
+    and copy one of some hundred tensors takes the host a millisecond.
+    """
+    device = tensors[0].device
+    if len(tensors) < MIN_REPEATED or not all(map(torch.Tensor.is_contiguous, tensors)):
+        return _new(kernel, tensors)[0]
+    key = device, kernel, len(tensors)
+    stream = backend_of(device).current_stream()  # on which the table was copied
+    places = stream, addresses_of(tensors), [t.numel() for t in tensors], [t.dtype for t in tensors]
+    kept = _kept.get(key)
+    if kept is not None and kept.places == places:
+        whole = torch.zeros(kept.length + len(tensors), dtype=torch.float64, device=device)
+        for launch in kept.launches:
+            program.launch(device, *launch, whole)
+        return whole[: kept.length]
+    results, launches = _new(kernel, tensors)
+    _kept[key] = _Kept(places, launches, len(results))
+    return results
+
+
+def _new(kernel: str, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[Launch]]:
+    batch = Batch(tensors[0].device)
+    if kernel == "measure":
+        results = batch.measure(tensors)
+        batch.launch()
+    else:
+        batch.norms(tensors)
+        results = batch.launch()[: len(tensors)]
+    return results, batch.launched

@@ -1,6 +1,7 @@
 """The CUDA kernels, run on the host from the same source, against plain torch. `test_measure` has single tensors."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -188,6 +189,27 @@ def test_norms() -> None:
         norms = norms_cuda(tensors)
     wanted = torch.stack([t.double().norm() for t in tensors])
     assert torch.allclose(norms, wanted, rtol=1e-14, equal_nan=True) and len(launches) == 3
+
+
+@pytest.mark.parametrize("kernel", [norms_cuda, measure_cuda])
+def test_a_table_is_made_once_for_tensors_that_stay_in_their_places(
+    kernel: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[int] = []
+    whole = torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", lambda rows: copies.append(len(rows)) or whole(rows))
+    kept = [torch.randn(200 + k, dtype=torch.float32 if k % 2 else torch.bfloat16) for k in range(20)]
+    turned = [torch.randn(7, 9).t() for _ in range(20)]
+    with on_host():
+        for changed in (lambda t: t, torch.Tensor.neg_, lambda t: t.mul_(3)):
+            for tensor in kept:
+                changed(tensor)
+            assert torch.equal(kernel(kept), torch.cat([kernel([tensor]) for tensor in kept]))
+        assert copies.count(max(copies)) == 1
+        others = [*kept[1:], kept[0].clone()]
+        assert torch.equal(kernel(others), torch.cat([kernel([tensor]) for tensor in others]))
+        for _ in range(2):
+            assert torch.equal(kernel(turned), torch.cat([kernel([tensor]) for tensor in turned]))
 
 
 def test_a_batch_shares_one_table_between_launches(monkeypatch: pytest.MonkeyPatch) -> None:
