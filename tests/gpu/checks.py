@@ -98,7 +98,7 @@ def all_checks() -> list[Check]:
         Check("watch-identical", watching.identical, 60, 1),
         Check("samples", samples.samples, 150, 1),
         Check("speed-gpt2", speed.gpt2, 85, 1),
-        Check("watch-cost", watching.cost, 90, 1),
+        Check("watch-cost", watching.cost, 70, 1),
         Check("kernel-bandwidth", kernel.bandwidth, 25, 1),
         Check("watch-waits", watching.waits, 40, 1, cuda_only=True),
         Check("devices", devices.devices, 30, 1, cuda_only=True),

@@ -168,7 +168,10 @@ class Cuda(Backend):
     def current_stream(self) -> Any:
         """A `torch.cuda.Stream`, the same object for the same stream: torch takes some 10 µs to make one, which a
         sampled step would pay a thousand times."""
-        key = torch._C._cuda_getCurrentStream(self.device.index)
+        current = getattr(torch._C, "_cuda_getCurrentStream", None)  # not in builds for a CPU
+        if current is None or self.device.index is None:
+            return torch.cuda.current_stream(self.device)
+        key = current(self.device.index)
         stream = self._streams.get(key)
         if stream is None:
             stream = self._streams[key] = torch.cuda.current_stream(self.device)
