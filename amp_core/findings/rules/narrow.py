@@ -77,8 +77,9 @@ _CODES = {
         signal="Operators in the first step with 16-bit input and output.",
         threshold="8,192 classes: log-probabilities start near -9, where the spacing of bfloat16 is 2^-4, so the "
         "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16).",
-        advice="On a GPU, autocast runs the softmax and the loss in float32, but not on a CPU, under FSDP with "
-        "16-bit outputs, or in 16-bit models. Cast the logits to float32 before the loss.",
+        advice="On a GPU, autocast runs softmax and log_softmax in float32, but not within cross_entropy, which asks "
+        "for the dtype of the logits; nor on a CPU, under FSDP with 16-bit outputs, or in 16-bit models. Cast the "
+        "logits to float32 before the loss.",
         snippet="loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())",
         page="number-ranges",
     )
