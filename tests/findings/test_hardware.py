@@ -7,6 +7,7 @@ import pytest
 from amp_core import load_run
 from amp_core.findings import diagnose
 from amp_core.store.writer import RunWriter
+from tests.findings.zoo.hardware import A100, SGEMM, gpu_run, kernel
 from tests.synthetic import write_rows
 
 
@@ -66,3 +67,13 @@ def test_a_gpu_without_tensor_cores_is_the_one_of_the_run(device: str, found: bo
             writer.append("steps", {"step": [step], "loss": [1.0], "skipped": [False]})
     where = {f.code: f.where for f in diagnose(load_run(tmp_path / "run"))}
     assert where.get("no-tensor-cores-on-device") == (gtx["name"] if found else None)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_fp32_attention_of_three_products_in_tf32_is_fp32(tf32: bool, tmp_path: Path) -> None:
+    attention = ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)", "yes", "tf32")
+    name = "sm80_xmma_gemm_tf32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_kernel"
+    product = kernel((name, "yes", "tf32"), 8000.0) if tf32 else kernel(SGEMM, 8000.0)
+    gpu_run(tmp_path / "run", [kernel(attention, 1000.0), product], "fp32", A100)
+    found = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "tf32-baseline"]
+    assert len(found) == tf32
