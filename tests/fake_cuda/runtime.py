@@ -22,6 +22,7 @@ from tests.fake_cuda.machine import launch, library
 
 TICK_MS = 0.001
 NAME = "NVIDIA Fake H100"
+MEMORY = ("requested_bytes", "allocated_bytes", "reserved_bytes", "active_bytes")  # all alike: no rounding, no cache
 
 Device = torch.device | str | int | None
 
@@ -224,7 +225,7 @@ def synchronize(device: Device = None) -> None:
 def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
     held = tensors.memory[index_of(device)]
     values = {"current": held.current, "peak": held.peak, "allocated": 0, "freed": 0}
-    return {name: {"all": dict(values)} for name in ("allocated_bytes", "reserved_bytes", "active_bytes")}
+    return {name: {"all": dict(values)} for name in MEMORY}
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:

@@ -205,7 +205,8 @@ def _peak(loop: Loop) -> tuple[int, int]:
     torch.cuda.reset_peak_memory_stats(loop.place.device)
     loop.run(4)
     # As requested: what the allocator adds to a tensor depends on what was freed before, up to 2 MiB each.
-    sizes = torch.cuda.memory_stats(loop.place.device)["requested_bytes.all.peak"], loop.gradient_bytes()
+    requested = torch.cuda.memory_stats_as_nested_dict(loop.place.device)["requested_bytes"]["all"]["peak"]
+    sizes = requested, loop.gradient_bytes()
     loop.close()
     return sizes
 
