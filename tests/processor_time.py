@@ -1,4 +1,4 @@
-"""`./dev test --cpu` prints the processor time of the folders, files and tests that take most.
+"""`./dev test --cpu` prints the processor time of the folders, files, test functions and cases that take most.
 
 Other work on the machine affects it less than wall time. It includes child processes that have ended, and not the
 collection.
@@ -45,11 +45,13 @@ class ProcessorTime:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         folders: Counter[str] = Counter()
         files: Counter[str] = Counter()
+        functions: Counter[str] = Counter()  # all cases of each
         for test, seconds in self._of_tests.items():
             file = test.partition("::")[0]
             files[file] += seconds
+            functions[test.partition("[")[0]] += seconds
             folders["/".join(file.split("/")[:2])] += seconds
-        for title, parts in (("folder", folders), ("file", files), ("test", self._of_tests)):
+        for title, parts in (("folder", folders), ("file", files), ("function", functions), ("case", self._of_tests)):
             terminalreporter.section(f"processor time by {title}, {sum(parts.values()):.0f} s")
             for part, seconds in parts.most_common(PARTS_SHOWN):
                 terminalreporter.write_line(f"{seconds:7.1f} s  {part}")

@@ -32,13 +32,22 @@ def local_variables(frame: FrameType) -> Mapping[str, Any]:
 
 
 def reachable_values(frame: FrameType | None) -> Iterator[Any]:
-    """Values that a loop at `frame` can name: local variables of it and of its callers, globals, and attributes of a
-    caller's `self`. Read their `type`, not their `__class__`: unknown objects run no code then."""
+    """Values that a loop at `frame` can name, each once: local variables of it and of its callers, globals, and
+    attributes of a caller's `self`. Read their `type`, not their `__class__`: unknown objects run no code then."""
     seen: dict[int, Any] = {}  # kept alive, so that ids are not reused
     while frame is not None:
         variables = local_variables(frame)
-        for names in (variables, frame.f_globals, attributes(variables.get("self"))):
+        for names in (variables, _globals(frame), attributes(variables.get("self"))):
             if id(names) not in seen:
                 seen[id(names)] = names
-                yield from list(names.values())
+                for value in list(names.values()):
+                    if id(value) not in seen:
+                        seen[id(value)] = value
+                        yield value
         frame = frame.f_back
+
+
+def _globals(frame: FrameType) -> dict[str, Any]:
+    """The globals of the program's own modules: those of torch and of this package are thousands."""
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return {} if package in ("torch", "amp_core") else frame.f_globals
