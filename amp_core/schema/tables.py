@@ -294,6 +294,12 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("idle_latency_us", "f", "the same in gaps below 10 µs, the latency of starting a kernel"),
                 _column(
+                    "idle_late_start_us",
+                    "f",
+                    "part of idle_wait_us with nothing in the trace to wait for: in a window with work on one stream "
+                    "alone, and without communication, graphs and host functions",
+                ),
+                _column(
                     "idle_dispatch_us",
                     "f",
                     "part of idle_us, in gaps below 300 µs, in which the host had not launched the next kernel",

@@ -290,7 +290,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     if not (OP in spans.kind or len(work) or events.launches or events.accelerator_ops):
         marked = ", only marked ranges, as after the last active step of the schedule" if len(spans) else ""
         raise RunError(
-            f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace"
+            f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace, "
+            "and under a schedule in on_trace_ready, since a profiler is empty after its last active step"
         )
     _check_duplicates(work)
     return events

@@ -40,6 +40,8 @@ class LinkedWork:
     """Calls that returned only when their copy to the host had ended: those from the device to pageable memory."""
     device: Ints
     """-1 is the CPU."""
+    stream: Ints
+    """-1 where it is not known, and on the CPU."""
     op: Ints
     top: Ints
     module: Ints
@@ -91,6 +93,7 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         returned_us=returned,
         blocking_calls=_blocking_calls(events, call, returned),
         device=np.asarray(work.device),
+        stream=np.asarray(work.stream),
         op=op,
         top=_top(host, op),
         module=module,
@@ -149,6 +152,7 @@ def _link_operators(events: TraceEvents, host: Host) -> LinkedWork:
         returned_us=start,
         blocking_calls=np.zeros(0, np.int64),
         device=np.full(len(ops), -1, np.int32),
+        stream=np.full(len(ops), -1, np.int64),
         op=ops,
         top=_top(host, ops),
         module=host.module_of_span[ops],

@@ -1,5 +1,6 @@
 """The rows of `windows` from a trace: how long a device was busy, idle, waiting or communicating."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from amp_core.traces.operators import operator_category
 
 WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream", "hipMemcpyDtoH")
 """Suffixes of the names of calls in which the host waits for the device."""
+HELD_UP_BY = re.compile(r"Graph|WaitValue|HostFunc|AddCallback")
+"""Names of calls by which launched work waits for something other than the work before it on its stream."""
 
 
 def window_rows(
@@ -45,8 +48,13 @@ def window_rows(
     call_start, call_end = np.asarray(calls.start), np.asarray(calls.end)
     waits = waiting[np.asarray(calls.name)] if len(calls) else np.zeros(0, dtype=bool)
     waits[linked.blocking_calls] = True
+    holding_up = np.array([HELD_UP_BY.search(text) is not None for text in events.texts], dtype=bool)
+    held_up = bool(len(calls)) and bool(holding_up[np.asarray(calls.name)].any())
     for number, window in enumerate(windows):
         inside = window_index == number
+        queues = np.unique(np.stack([linked.device[inside], linked.stream[inside]]), axis=1)
+        is_one = queues.shape[1] == 1 and queues[1, 0] >= 0
+        alone = is_one and not held_up and not communication[inside].any()
         for device in np.unique(linked.device[inside]).tolist():
             selected = inside & (linked.device == device)
             on_cpu, name = device < 0, device_name(device, accelerator)
@@ -110,6 +118,7 @@ def window_rows(
                     "idle_sync_us": causes.sync_us if causes else None,
                     "idle_wait_us": causes.wait_us if causes else None,
                     "idle_latency_us": causes.latency_us if causes else None,
+                    "idle_late_start_us": (causes.wait_us if alone else 0.0) if causes else None,
                     "idle_dispatch_us": causes.dispatch_us if causes else None,
                     "host_op": host_op,
                     "host_op_us": host_op_us,

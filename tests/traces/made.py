@@ -63,6 +63,7 @@ class Made:
         *,
         sort: str = "kernel",
         call_us: float = 2,
+        stream: int = 7,
     ) -> None:
         """A kernel and the call that launched it, which takes `call_us`."""
         call = "cudaMemcpyAsync" if sort == "copy" else "cudaLaunchKernel"
@@ -71,7 +72,7 @@ class Made:
         self.events.append(
             {"ph": "s", "id": correlation, "cat": "ac2g", "name": "ac2g", "pid": 77, "ts": BASE + launched}
         )
-        self.event(sort, name, start, duration, "stream 7", correlation=correlation, device=0, stream=7)
+        self.event(sort, name, start, duration, f"stream {stream}", correlation=correlation, device=0, stream=stream)
         self.events[-1]["pid"] = 0
         # Several versions write the correlation here, which then names a wrong operator.
         self.events[-1]["args"]["External id"] = correlation

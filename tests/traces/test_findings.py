@@ -171,6 +171,38 @@ def test_a_kernel_that_begins_long_after_its_launch_waits_for_other_work(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("beside", "explained"),
+    [
+        (None, False),
+        (("cudaGraphLaunch", None), True),
+        (("cudaLaunchHostFunc", None), True),
+        (("cudaStreamSynchronize", None), False),
+        ((None, made.GEMM), True),
+        ((None, made.NCCL), True),
+    ],
+)
+def test_a_late_start_is_a_wait_only_if_the_trace_has_something_to_wait_for(tmp_path, beside, explained):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 400, 2)
+    trace.op("aten::mm", 20, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 800, 200, 25)
+    call, kernel = beside or (None, None)
+    if call is not None:
+        trace.event("call", call, 30, 5, 1, correlation=99)
+    if kernel is not None:
+        trace.kernel(kernel, 100, 20, 21, stream=20)
+    run = run_of(tmp_path, trace)
+    finding = diagnose(run)[0]
+    assert finding.code == "kernel-wait"
+    assert ("another GPU or rank" in finding.title) == explained
+    assert ("without the profiler" in finding.advice) != explained
+    (window,) = run.windows.to_dict("records")
+    assert window["idle_late_start_us"] == (0 if explained else window["idle_wait_us"])
+
+
+@pytest.mark.parametrize(
     ("copy", "says"),
     [
         ("Memcpy HtoD (Pageable -> Device)", "pin_memory"),

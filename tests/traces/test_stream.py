@@ -57,6 +57,10 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
         (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "has no operator and no kernel"),
         (b"[]", "has no operator and no kernel"),
         (
+            b'{"traceEvents": [{"ph": "X", "cat": "cuda_runtime", "name": "cudaGetDevice", "ts": 1, "dur": 90}]}',
+            "in on_trace_ready",
+        ),
+        (
             b'{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 1, "dur": 9}]}',
             "only marked ranges",
         ),
