@@ -215,7 +215,7 @@ def test_deep_link_on_a_fresh_server(new_tab, tmp_path):
         assert not tab.exceptions() and not tab.wrong
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.whole)])
 def test_every_page_loads_without_errors_in_both_themes(server, new_tab, theme):
     write(server.runs / f"themed-{theme}", "overflowing")
     tab = new_tab(theme)

@@ -189,6 +189,7 @@ def test_format_lab_answers_on_the_first_screen_of_a_laptop(library, new_tab):
     assert tab.page.evaluate(HEIGHT) * 768 < 2700
 
 
+@pytest.mark.whole
 def test_charts_with_many_labels_can_be_read_on_a_phone(library, new_tab):
     tab = new_tab()
     tab.page.set_viewport_size({"width": 390, "height": 900})

@@ -77,6 +77,7 @@ def ended(folder):
         return False
 
 
+@pytest.mark.whole
 def test_from_the_first_page_to_a_comparison_without_a_mouse(walker):
     tab, runs = walker
     go_to(tab, "Start a run")

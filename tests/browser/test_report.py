@@ -39,7 +39,7 @@ def background(page):
     return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.whole), "dark"])
 def test_all_charts_are_drawn_without_network_or_errors(opened, tmp_path, theme):
     runs = [load_run(SAMPLES["fp32"]), load_run(SAMPLES["fp16-overflow"]), load_run(write(tmp_path / "p", "profiled"))]
     file = tmp_path / "report.html"

@@ -184,10 +184,12 @@ def test_env_names_every_recipe(capsys):
     assert "GPU" in out or "cuda:0" in out
 
 
+QUICK = ("--workload", "digits-cnn", "--steps", "8", "--device", "cpu", "--loss-scale", "128")
+
+
 def test_compare_trains_each_precision_on_the_same_data_and_prints_one_table(tmp_path, capsys):
     out = tmp_path / "cmp"
-    quick = ["--workload", "digits-cnn", "--steps", "8", "--device", "cpu", "--loss-scale", "128"]
-    assert main(["compare", "--precisions", "fp32,fp16", "--out", os.fspath(out), *quick]) == 0
+    assert main(["compare", "--precisions", "fp32,fp16", "--out", os.fspath(out), *QUICK]) == 0
     fp32, fp16 = load_run(out / "fp32"), load_run(out / "fp16")
     assert fp32.head.process["pid"] != fp16.head.process["pid"]
     assert (fp32.head.config["loss_scale"], fp16.head.config["loss_scale"]) == ("dynamic", 128.0)
@@ -199,15 +201,19 @@ def test_compare_trains_each_precision_on_the_same_data_and_prints_one_table(tmp
     assert [line.split()[0] for line in table[:3]] == ["precision", "fp32", "fp16"]
     assert table[2].split()[-2:] == ["0", "128"]
     assert any(line.startswith("fp16: ") and "fp32" in line for line in table[3:])  # its parity
-    as_json = ["compare", "--json", "--precisions", "fp32,fp16", "--out", os.fspath(tmp_path / "json"), *quick]
+    assert main(["compare", "--precisions", "fp16", "--out", os.fspath(out), *QUICK]) == 2
+    assert "already holds a run fp16" in capsys.readouterr().err
+
+
+@pytest.mark.whole
+def test_compare_prints_the_trained_runs_as_json(tmp_path, capsys):
+    as_json = ["compare", "--json", "--precisions", "fp32,fp16", "--out", os.fspath(tmp_path / "json"), *QUICK]
     assert main(as_json) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["baseline"]) == (1, "fp32")
     assert [row["precision"] for row in document["runs"]] == ["fp32", "fp16"] and document["answers"]["fp16"]
     assert {"setting": "loss_scale", "fp32": "dynamic", "fp16": "128.0"} in document["differences"]
     assert main([*as_json, "--on", "slurm"]) == 2
-    assert main(["compare", "--precisions", "fp16", "--out", os.fspath(out), *quick]) == 2
-    assert "already holds a run fp16" in capsys.readouterr().err
 
 
 def test_a_comparison_as_text_has_only_measured_columns():

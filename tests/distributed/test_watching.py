@@ -82,6 +82,7 @@ def test_ranks_with_separate_gradients_have_separate_loss_scales(trained):
     assert (desync.severity, desync.where, desync.steps[0]) == ("error", "rank 1", SPOILED)
 
 
+@pytest.mark.whole
 def test_a_rank_that_fails_is_named_with_its_reason(trained):
     done = trained("ddp-raise", 4)
     assert all(done.codes), "no rank continues alone"

@@ -48,9 +48,12 @@ OTHER_RECIPES = [
     for loop in ("accumulate-clip", "fused", "overflowing")
     for recipe in ("fp32", "bf16")
 ]
-"""What each form of loop does under FP16, and each recipe in the plain loop, is in the first run."""
+"""What each form of loop does under FP16, and each recipe in the plain loop, is in `recording`."""
 RUNS = [
-    pytest.param([*CASES, *RECORDING, *(f"--deselect={test}" for test in OTHER_RECIPES)], id="recording"),
+    pytest.param(CASES, id="cases"),
+    pytest.param(
+        [*RECORDING, *(f"--deselect={test}" for test in OTHER_RECIPES)], marks=pytest.mark.whole, id="recording"
+    ),
     pytest.param(OTHER_RECIPES, marks=pytest.mark.whole, id="other-recipes"),
     pytest.param(["--whole", "-m", "whole", *CASES], marks=pytest.mark.whole, id="whole"),
     pytest.param(list(BOOKKEEPING), marks=pytest.mark.whole, id="bookkeeping"),

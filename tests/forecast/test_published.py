@@ -36,6 +36,7 @@ def test_images_per_second_of_resnet_50_are_near_the_measured_ones(resnet, gpu, 
     assert published / 1.5 < resnet.loc[(gpu, recipe), "samples_per_s"] < published * 1.5
 
 
+@pytest.mark.whole
 def test_measured_speed_ups_lie_in_the_range(resnet, bert):
     for table, v100, a100 in ((resnet, 3.26, 2.63), (bert, 3.94, 1.90)):
         row = table.loc[("V100", "fp16")]

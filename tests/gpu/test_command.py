@@ -31,6 +31,7 @@ def run_command(*arguments, **options):
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, **options)
 
 
+@pytest.mark.whole
 def test_it_runs_on_a_cpu_and_writes_its_table_and_a_run(tmp_path):
     out = tmp_path / "out"
     only = "kernel-exact,watch-waits,samples"

@@ -116,6 +116,7 @@ def test_a_child_imports_the_package_from_a_checkout(
     assert job.console()[-1] == f"{amp_core.__file__} 1"
 
 
+@pytest.mark.whole
 def test_a_real_training_runs_and_stops_and_a_missing_device_is_refused(runs: Path) -> None:
     config = TrainConfig(workload="digits-cnn", precision="fp16", steps=10**6, every=2, device="cpu")
     training = start(config, runs)

@@ -66,6 +66,7 @@ def test_what_only_one_precision_takes_is_passed_on_for_it(home, open_app, monke
     assert " ".join(given) in next(code.value for code in app.code if "interleaved" in code.value).splitlines()[-1]
 
 
+@pytest.mark.whole
 def test_a_queued_comparison_trains_in_turns_and_is_listed_in_the_library(home, open_app):
     configs = [TrainConfig(precision=name, **QUICK) for name in ("fp32", "bf16")]
     name = comparisons.begin(configs, "mine")

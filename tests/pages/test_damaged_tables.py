@@ -28,7 +28,17 @@ def damage(folder, *tables):
             file.write_bytes(file.read_bytes()[:300])
 
 
-@pytest.mark.parametrize("table", ["tensors", "blocks", "kernels", "windows", "ops", "events", "memory", "audits"])
+OFTEN = ("tensors", "events", "windows")
+"""Tables that most pages read; --whole damages all."""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        table if table in OFTEN else pytest.param(table, marks=pytest.mark.whole)
+        for table in ("tensors", "blocks", "kernels", "windows", "ops", "events", "memory", "audits")
+    ],
+)
 def test_every_page_shows_the_other_tables_and_names_the_damaged_one(home, open_app, table):
     damage(shutil.copytree(SAMPLES["bf16-blocks"], home.runs / "a"), table)
     app = open_app(run="run/a")

@@ -1,6 +1,8 @@
 """End writers at random moments and in every possible way, and read the runs that they leave.
 
-    python -m tests.robustness.kills --times 200        # the long form; the suite has one of each sort
+    python -m tests.robustness.kills --times 200        # the long form
+
+The suite has each kind of writer and each end once, and with --whole each pair of them.
 
 A child appends steps and tensors as fast as it can, and notes each step after `append` has returned. Then it is killed
 (`kill -9`, like the out-of-memory killer), gets SIGTERM or SIGINT, or raises; or a power cut is simulated: its folder
@@ -20,7 +22,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -210,11 +212,11 @@ def check(folder: Path, kind: str, end: str, noted: set[int]) -> None:
         RunWriter(folder)
 
 
-def end_all(times: int, first: int = 0) -> collections.Counter[str]:
-    """End `times` writers, each twice; returns the number of each kind."""
+def end_all(numbers: Iterable[int]) -> collections.Counter[str]:
+    """End the writers with these numbers, each twice; returns the number of each kind."""
     ended: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as room:
-        for number in range(first, first + times):
+        for number in numbers:
             how, reported = end_one(Path(room), number)
             ended.update(how)
             ended["steps"] += reported
@@ -229,7 +231,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
-    ended = end_all(arguments.times, arguments.first)
+    ended = end_all(range(arguments.first, arguments.first + arguments.times))
     for how, times in sorted(ended.items()):
         print(f"{times:8,} {how}")
     print(f"{arguments.times} writers ended, were gone on with and ended again")

@@ -20,11 +20,17 @@ from tests.waiting import DEADLINE_S
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ends forked children")
 
 
-def test_no_row_is_lost_however_a_writer_ends() -> None:
+PAIRS = range(len(KINDS) * len(ENDS))
+
+
+@pytest.mark.parametrize(
+    "numbers", [PAIRS[:: len(KINDS) + 1], pytest.param(PAIRS, marks=pytest.mark.whole)], ids=["each once", "pairs"]
+)
+def test_no_row_is_lost_however_a_writer_ends(numbers: range) -> None:
     """In a process of its own: a fork of a test process inherits Hypothesis' callback of the garbage collector, and
     Python ignores an interrupt that comes during one."""
-    times = len(KINDS) * len(ENDS)
-    program = f"import json; from tests.robustness.kills import end_all; print(json.dumps(end_all({times})))"
+    times = len(numbers)
+    program = f"import json; from tests.robustness.kills import end_all; print(json.dumps(end_all({numbers})))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=2 * DEADLINE_S
     )

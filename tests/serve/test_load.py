@@ -22,6 +22,7 @@ MAX_BYTES = 1.5 * 2**30
 Start = Callable[[Path], AbstractContextManager[Server]]
 
 
+@pytest.mark.whole
 def test_sessions_see_their_own_run_and_leave_nothing(tmp_path: Path) -> None:
     threads, (result,) = rounds(tmp_path, live=6, own=3, seconds=2, number=1)
     assert result.crossed == 0 and result.errors == []
@@ -30,6 +31,7 @@ def test_sessions_see_their_own_run_and_leave_nothing(tmp_path: Path) -> None:
     assert result.peak_bytes < MAX_BYTES
 
 
+@pytest.mark.whole
 def test_every_page_opens_a_big_run_in_bounded_memory(tmp_path: Path) -> None:
     with big_run(tmp_path / "runs" / "big", 4_000, 200_000):
         pass
@@ -39,6 +41,7 @@ def test_every_page_opens_a_big_run_in_bounded_memory(tmp_path: Path) -> None:
         assert server.rss_bytes() < MAX_BYTES
 
 
+@pytest.mark.whole
 def test_live_refreshes_and_a_library_of_many_runs_work(tmp_path: Path) -> None:
     assert len(live_tail(tmp_path, [(100, 2_000)])) == 1
     write_library(tmp_path / "library", 60)

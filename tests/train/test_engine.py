@@ -235,7 +235,7 @@ def test_training_in_a_thread_works(tmp_path):
     assert statuses == ["finished"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.whole)])
 def test_a_signal_ends_the_run_cleanly_with_all_its_steps(tmp_path, number):
     folder = tmp_path / "r"
     settings = tmp_path / "settings.json"

@@ -142,7 +142,8 @@ def test_settings_that_the_first_member_refuses_end_the_comparison(
     assert capfd.readouterr().err.count("ampscope: ") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_all_trainings_cleanly_and_keeps_their_records(
     quick: dict[str, Any], tmp_path: Path, number: int
 ) -> None:

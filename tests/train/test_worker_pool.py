@@ -61,6 +61,7 @@ def trained(tmp_path_factory):
     return folder, codes, kept
 
 
+@pytest.mark.whole
 def test_seeds_of_a_recipe_share_a_process_and_no_state(trained):
     folder, codes, _ = trained
     assert codes[:2] == [[0, 0], [0, 0]]
@@ -75,6 +76,7 @@ def test_seeds_of_a_recipe_share_a_process_and_no_state(trained):
     assert (losses["bf16", 0] != losses["bf16", 1]).all()
 
 
+@pytest.mark.whole
 def test_a_process_is_kept_only_if_its_training_finished(trained):
     folder, codes, kept = trained
     assert codes[2:] == [[2], [130], [0]]

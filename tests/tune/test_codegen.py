@@ -188,6 +188,7 @@ def tagger():
 """
 
 
+@pytest.mark.whole
 def test_lstm_programs_run_without_avx512(tmp_path):
     """With AVX2, oneDNN has no LSTM in BF16 or FP16. The built-in workload has its own fallback."""
     (tmp_path / "mine.py").write_text(LSTM)

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import dataclasses
+import functools
 import json
 import re
 import shlex
@@ -137,11 +138,17 @@ def test_layers_come_with_the_most_harmful_first(run):
     assert list(table.columns) == ["nvfp4", "mxfp8-e4m3"] and set(table.index) == set(errors["layer"])
 
 
+@pytest.fixture(scope="module")
+def errors_of(run):
+    """The errors of the layers in a recipe."""
+    return functools.cache(lambda recipe: layer_errors(run, [RECIPES[recipe]]))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("limit", [1e-9, 0.2, 99.0])
-def test_code_is_python_that_keeps_the_layers(run, recipe, framework, limit):
-    choice = choose(layer_errors(run, [RECIPES[recipe]]), RECIPES[recipe], limit)
+def test_code_is_python_that_keeps_the_layers(errors_of, recipe, framework, limit):
+    choice = choose(errors_of(recipe), RECIPES[recipe], limit)
     code = code_for(framework, choice)
     ast.parse(code)
     if code.startswith("#"):

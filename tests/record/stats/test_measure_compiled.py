@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import amp_core
 
 
@@ -19,6 +21,7 @@ def fresh_process(code: str, package: Path, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.whole
 def test_compiled_code_is_reused(tmp_path):
     """Numba never finds the cached code of a kernel whose closure holds other kernels, and then adds a file each
     time."""
@@ -34,6 +37,7 @@ def test_compiled_code_is_reused(tmp_path):
     assert sorted(tmp_path.rglob("*.nbc")) == files
 
 
+@pytest.mark.whole
 def test_kernels_work_if_no_cache_folder_can_be_written(tmp_path):
     """If neither the installation nor the home folder is writable, kernels are compiled in every process."""
     package = tmp_path / "amp_core"
