@@ -150,6 +150,29 @@ def cnn_bf16_batchnorm(into):
     pure(m, sgd(m, 0.3), images(6), into)
 
 
+def _centred(into, dtype, **parts):
+    """Activations less their running mean, which is an attribute and no buffer."""
+
+    def centred(m, x):
+        mean = x.detach().mean((0, 2, 3), keepdim=True).to(dtype)
+        m.running_mean = mean if m.running_mean is None else 0.99 * m.running_mean + 0.01 * mean
+        return x - m.running_mean.to(x.dtype)
+
+    m = CNN()
+    m.bn = Net(centred, running_mean=None, **parts)
+    pure(m.to(BF), sgd(m, 0.3), images(6), into)
+
+
+@fault("half-statistics", "bn")
+def running_mean_in_an_attribute(into):
+    _centred(into, BF)
+
+
+@healthy()
+def running_mean_in_fp32_and_constants_in_bf16(into):
+    _centred(into, torch.float32, ema_start=torch.zeros(3, dtype=BF))
+
+
 @fault("half-statistics")
 def own_groupnorm_half(into):
     def normalized(_, x):

@@ -3,7 +3,8 @@
 The host never waits for the device: counts are copied asynchronously and read when they have arrived.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter, is_not
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.own import attributes
 from amp_core.record.model.parameters import has_values, named_buffers, named_modules, named_parameters, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
@@ -26,6 +28,8 @@ MIN_ROWS = 128
 """Positions that every 16-bit dtype tells apart."""
 SCHEDULES = ("alphas_cumprod", "betas", "sigmas")
 """Names of noise schedules by timestep, as of DDPM: in bfloat16 the first and last of them are equal."""
+AVERAGE = re.compile(r"(?:^|_)(?:running|moving|ema)(?:_|$)")
+"""In names of attributes that hold an average over steps."""
 FIRST_STEPS = 3
 MAX_NAMED = 8
 MAX_EVENTS = 2000
@@ -79,7 +83,7 @@ class RunningStatistics(Observer):
 
 
 class HalfBuffers(Observer):
-    """Reports once which 16-bit buffers the first steps write to."""
+    """Reports once which 16-bit buffers, and averages that modules keep as attributes, the first steps write to."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
@@ -89,17 +93,31 @@ class HalfBuffers(Observer):
         narrow = ((n, b) for n, b in named_buffers(self._model) if b.dtype in NARROW)
         self._buffers = [(n, b) for n, b in narrow if n.rpartition(".")[0] not in renewed]
         self._versions = [b._version for _, b in self._buffers]
-        self.awake = len(self._buffers) > 0
+        self._averages: dict[str, tuple[torch.Tensor, int]] = {}
 
     def step_ended(self, step: int) -> None:
+        if step == FIRST_STEPS - 2:
+            self._averages = {n: (t, t._version) for n, t in self._narrow_averages()}
         if step == FIRST_STEPS - 1:
             self.awake = False
+            for name, tensor in self._narrow_averages():  # the first step may create them, and each one anew
+                before, version = self._averages.get(name, (tensor, tensor._version))
+                if tensor is not before or tensor._version != version:
+                    self._writer.event("half buffer", name, step=step, dtype=dtype_name(tensor.dtype))
+            self._averages = {}
             training = {n for n, m in named_modules(self._model) if m.training}
             for (name, buffer), version in zip(self._buffers, self._versions, strict=True):
                 module, _, short = name.rpartition(".")
                 # Kernels of batch norm write running statistics without a new version.
                 if buffer._version != version or (short.startswith("running_") and module in training):
                     self._writer.event("half buffer", name, step=step, dtype=dtype_name(buffer.dtype))
+
+    def _narrow_averages(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for module, owner in named_modules(self._model):
+            for key, value in attributes(owner).items():
+                narrow = type(value) is torch.Tensor and value.dtype in NARROW and value.grad_fn is None
+                if narrow and AVERAGE.search(key):
+                    yield f"{module}.{key}".removeprefix("."), value
 
 
 class PositionTables(Observer):
