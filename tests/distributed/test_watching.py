@@ -109,6 +109,7 @@ def test_a_healthy_run_has_a_spread_and_no_cause(trained):
     assert spread.slowest in (0, 1) and spread.frac >= 0 and set(spread.phases) == {"data", "forward", "optimizer"}
 
 
+@pytest.mark.whole
 def test_each_of_four_processes_has_all_of_its_rows(trained):
     done = trained("ddp", 4)
     assert len(done.truth) == 4
