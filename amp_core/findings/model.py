@@ -90,7 +90,8 @@ class Finding:
     frameworks: Mapping[str, str] = field(default_factory=dict)
     """The code for frameworks that differ, by their names."""
     win_ms: float | None = None
-    """Most milliseconds per step that a repair can save; None where that is not estimated."""
+    """Most milliseconds per step that a repair can save, half of them where the profiler may be the cause; None where
+    that is not estimated."""
     follows: str = ""
     """Code of the finding that caused this one; empty if there is none."""
 

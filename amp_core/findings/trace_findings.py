@@ -38,7 +38,7 @@ def saving_finding(run: Run, code: str, inference_advice: str = "", inference_sn
     )
     if saving.here:
         finding = replace(finding, advice=f"{finding.advice} Here: {saving.here}.")
-    return [replace(finding, win_ms=saving.saved_us / 1e3 if won else None)]
+    return [replace(finding, win_ms=saving.rank_us / 1e3 if won else None)]
 
 
 def first_sentence(run: Run) -> str:

@@ -202,6 +202,20 @@ def test_a_late_start_is_a_wait_only_if_the_trace_has_something_to_wait_for(tmp_
     assert window["idle_late_start_us"] == (0 if explained else window["idle_wait_us"])
 
 
+@pytest.mark.parametrize(("streams", "first"), [((7, 7), "fp32-products"), ((7, 20), "kernel-wait")])
+def test_a_wait_that_may_be_the_profilers_comes_after_what_is_surely_in_the_step(tmp_path, streams, first):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    products = ((10, 250, made.SIMT, streams[0]), (600, 200, made.GEMM, streams[1]), (800, 200, made.GEMM, streams[0]))
+    for at, us, kernel, stream in products:
+        trace.op("aten::mm", 1 + at / 100, 1, **{"Input type": ["float" if kernel == made.SIMT else "c10::Half"] * 2})
+        trace.kernel(kernel, at, us, 1.5 + at / 100, stream=stream)
+    findings = diagnose(run_of(tmp_path, trace))
+    assert next(f.code for f in findings if f.code in ("fp32-products", "kernel-wait")) == first
+    (wait,) = [f for f in findings if f.code == "kernel-wait"]
+    assert "could save up to 0.340 of 1.00 ms" in wait.title
+
+
 @pytest.mark.parametrize(
     ("copy", "says"),
     [

@@ -60,6 +60,13 @@ class Saving:
     """Of slow products: what one call of the slowest operator would take at a good share of the peak rate."""
     lead_us: float = 0.0
     """Part of `saved_us` before the first kernel, with which the step begins where the device marks it; beside it."""
+    is_sure: bool = True
+    """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
+
+    @property
+    def rank_us(self) -> float:
+        """By how much it is ranked: a saving that is not sure by half of it."""
+        return self.saved_us if self.is_sure else self.saved_us / 2
 
     @property
     def share(self) -> float:
@@ -82,7 +89,7 @@ class Savings:
     """All possible savings in a trace."""
 
     ranked: tuple[Saving, ...]
-    """The largest first."""
+    """The largest `rank_us` first."""
     unit: str
     """`step` or `profiled window`."""
     trains: bool
@@ -131,7 +138,7 @@ def _possible_savings(run: Run) -> Savings | None:
         what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
         worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
-    ranked = tuple(sorted(worth, key=lambda c: -c.saved_us))
+    ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     return Savings(ranked, unit, trains, cost, share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s"))
 
 
@@ -151,7 +158,7 @@ def _share(us: float, cost: StepCost) -> str:
 
 
 WAITED_FOR = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
-UNEXPLAINED = ", and nothing in the trace holds it up"
+UNEXPLAINED = ", and nothing in the trace shows what it waits for"
 
 
 def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
@@ -189,7 +196,8 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
                f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
         Saving("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
-               f"work is queued{UNEXPLAINED if unexplained else WAITED_FOR}", "streams"),
+               f"work is queued{UNEXPLAINED if unexplained else WAITED_FOR}", "streams",
+               is_sure=not unexplained),
     ]  # fmt: skip
 
 
