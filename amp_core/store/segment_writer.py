@@ -161,10 +161,13 @@ class Sealer:
                 self._error = error
 
     def _seal(self, stream: Path) -> None:
-        seal(stream)
         sealed = stream.with_suffix(".parquet")
-        if self._shipment is not None and sealed.exists():
-            self._shipment.send(f"{stream.parent.name}/{sealed.name}")
+        try:
+            seal(stream)
+        finally:  # a stream that cannot be sealed is sent as it is: the local folder is removed at the end
+            written = sealed if sealed.exists() else stream
+            if self._shipment is not None and written.exists():
+                self._shipment.send(f"{stream.parent.name}/{written.name}")
 
 
 def seal(stream: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from amp_core import RunError, diagnose, load_run
@@ -185,6 +186,21 @@ def test_segments_that_cannot_be_sent_are_kept_and_reported(memory: str, monkeyp
         writer.close()
     kept = load_run(writer.folder)
     assert kept.status == "finished" and len(kept.steps) == 1
+
+
+def test_a_segment_that_cannot_be_sealed_is_sent_as_it_is(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    writer = RunWriter(f"{memory}/a")
+    writer.append("steps", {"step": [0, 1, 2]})
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    run = load_run(f"{memory}/a")
+    assert run.status == "finished" and run.steps.step.tolist() == [0, 1, 2]
+    assert files(f"{memory}/a") == ["events/00000.arrows", "run.json", "steps/00000.arrows"]
+    assert not writer.folder.exists()
 
 
 LOOP = """
