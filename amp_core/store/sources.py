@@ -200,7 +200,8 @@ def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File
     A segment that is sealed while its folder is listed may appear neither as the stream, which is already removed, nor
     as the Parquet file, which did not exist yet. So the folder is listed again. The second listing may in turn hold
     segments that were begun meanwhile, with a gap among them: new ones count only as long as their numbers follow each
-    other.
+    other. A stream may have got its last rows before the next segment was begun, so where a listing finds new segments,
+    the sizes of the streams before them are read again.
     """
     files: dict[str, File] = {}
     numbers: dict[str, set[int]] = {}
@@ -210,6 +211,9 @@ def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File
             fresh = sorted(
                 (e for e in fresh if within + _stem(e.name) not in files), key=lambda e: _series_and_number(e.name)
             )
+        if again and fresh:
+            streams = {stem: file for stem, file in files.items() if file.name.endswith(".arrows")}
+            files |= {stem: _as_it_is(folder, file) for stem, file in streams.items()}
         for entry in fresh:
             series, number = _series_and_number(entry.name)
             known = numbers.setdefault(series, set())
@@ -234,6 +238,17 @@ def _keep_file(files: dict[str, File], within: str, entry: os.DirEntry[str]) -> 
     if stat.S_ISREG(info.st_mode):
         keep_sealed(files, File(within + entry.name, info.st_size, info.st_mtime_ns))
     return stat.S_ISREG(info.st_mode)
+
+
+def _as_it_is(folder: Path, file: File) -> File:
+    """A listed stream with its size now, or what it was sealed to meanwhile."""
+    path = folder / PurePosixPath(file.name).name
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        info = path.with_suffix(".parquet").lstat()
+        return File(f"{_stem(file.name)}.parquet", info.st_size, info.st_mtime_ns)
+    return File(file.name, info.st_size, info.st_mtime_ns)
 
 
 def retried(read: Callable[[], _T], what: Path | Address) -> _T:

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from amp_core import load_run
+from amp_core.store.segment_writer import Sealer
+from amp_core.store.sources import FolderSource
 from amp_core.store.writer import RunWriter
 from tests.paths import ROOT
 from tests.waiting import wait_for
 
 LIVE = """
 import pathlib, sys, time
+from amp_core.store.segment_writer import Sealer
 from amp_core.store.writer import RunWriter
 enough = pathlib.Path(sys.argv[2])
 with RunWriter(sys.argv[1], seal_bytes=20_000) as writer:
@@ -76,3 +79,45 @@ def test_a_segment_that_is_sealed_while_its_folder_is_listed_is_not_missed(
 
     monkeypatch.setattr(os, "scandir", listing)
     assert load_run(tmp_path / "a").steps["step"].tolist() == list(range(5)) and missed
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_rows_that_come_before_a_new_segment_is_listed_are_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_sealed: bool
+) -> None:
+    """The first listing has the size of a stream; then it gets more rows, and the next segment is begun."""
+    scan, written = os.scandir, []
+    segments = tmp_path / "a" / "steps"
+    with RunWriter(tmp_path / "a", seal_bytes=2000) as writer:
+
+        def append() -> None:
+            writer.append("steps", {"step": [len(written)]})
+            written.append(len(written))
+
+        def next_segment_begins() -> bool:
+            append()
+            return (segments / "00001.arrows").exists()
+
+        def listing(folder: Path) -> list[os.DirEntry[str]]:
+            if folder != segments:
+                return list(scan(folder))
+            listings.append(folder)
+            if len(listings) == 2:
+                wait_for(next_segment_begins)
+                if is_sealed:
+                    wait_for((segments / "00000.parquet").exists)
+            result = list(scan(folder))
+            for entry in result:
+                entry.stat(follow_symlinks=False)  # kept by the entry
+            return result
+
+        if not is_sealed:
+            monkeypatch.setattr(Sealer, "put", lambda sealer, stream: None)
+        append()
+        listings: list[Path] = []
+        monkeypatch.setattr(os, "scandir", listing)
+        listed = FolderSource(tmp_path / "a").segments("steps")
+        monkeypatch.undo()
+        assert len(listings) > 1 and sorted(listed) == ["steps/00000", "steps/00001"]
+        for file in listed.values():  # by its size a reader that follows the run knows whether a file has new rows
+            assert file.size == (tmp_path / "a" / file.name).stat().st_size
