@@ -5,6 +5,7 @@
 >>> segments.seal_all()
 """
 
+import contextlib
 import errno
 import logging
 from collections.abc import Callable, Mapping
@@ -90,8 +91,10 @@ class OpenSegments:
                 self._seal(table)
 
     def seal_all(self) -> None:
-        for table in list(self._open):
-            self._seal(table)
+        """Seal all segments; raises the last error, after all others are closed."""
+        with contextlib.ExitStack() as stack:
+            for table in reversed(self._open):
+                stack.callback(self._seal, table)
 
     def _is_due(self, segment: OpenSegment) -> bool:
         seal_bytes, seal_age_s = self._limits
@@ -99,5 +102,7 @@ class OpenSegments:
 
     def _seal(self, table: str) -> None:
         segment = self._open.pop(table)
-        segment.close()
-        self._sealer.put(segment.path)
+        try:
+            segment.close()
+        finally:
+            self._sealer.put(segment.path)

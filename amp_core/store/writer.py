@@ -16,6 +16,7 @@ the address: see `upload.py`.
 `run.py` reads what this writes; `packing.py` makes and opens zips.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import errno
@@ -189,21 +190,16 @@ class RunWriter:
             self._release()
 
     def _write_end(self, status: str, end_reason: str | None) -> None:
-        try:
-            with self._writing():
+        with contextlib.ExitStack() as afterwards:  # all of it, whichever part fails
+            if self._shipment is not None:
+                afterwards.callback(self._shipment.finish)
+            afterwards.callback(self._sealer.finish)
+            with self._writing(), contextlib.ExitStack() as last:
                 self.closed = True
                 self.head = dataclasses.replace(self.head, status=status, end_reason=end_reason)
-                try:
-                    try:
-                        self._restore_removed()
-                    finally:
-                        self._segments.seal_all()
-                finally:  # write the end even if sealing fails: readers read the stream as well
-                    self._write_head()
-            self._sealer.finish()
-        finally:
-            if self._shipment is not None:
-                self._shipment.finish()
+                last.callback(self._write_head)  # also if sealing fails: readers read the stream as well
+                last.callback(self._segments.seal_all)
+                self._restore_removed()
 
     def _release(self) -> None:
         """Release signal handlers and locks; called on the thread that closes."""

@@ -12,6 +12,7 @@ import pytest
 from amp_core import RunError, diagnose, load_run
 from amp_core.store import upload
 from amp_core.store.packing import pack
+from amp_core.store.segment_writer import OpenSegment
 from amp_core.store.writer import RunWriter
 from tests.paths import SAMPLE_RUNS
 from tests.waiting import wait_for
@@ -201,6 +202,27 @@ def test_a_segment_that_cannot_be_sealed_is_sent_as_it_is(memory: str, monkeypat
     assert run.status == "finished" and run.steps.step.tolist() == [0, 1, 2]
     assert files(f"{memory}/a") == ["events/00000.arrows", "run.json", "steps/00000.arrows"]
     assert not writer.folder.exists()
+
+
+def test_a_table_whose_file_cannot_be_closed_leaves_the_others_their_rows(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = OpenSegment.close
+
+    def fails(segment: OpenSegment) -> None:
+        close(segment)
+        if segment.path.parent.name == "events":
+            raise OSError(28, "No space left on device")
+
+    writer = RunWriter(f"{memory}/a")
+    for table in ("events", "steps", "memory"):
+        writer.append(table, {"step": [0]} if table != "events" else {"kind": ["x"], "step": [0]})
+    monkeypatch.setattr(OpenSegment, "close", fails)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    run = load_run(f"{memory}/a")
+    assert run.status == "finished" and not writer.folder.exists()
+    assert (len(run.steps), len(run.memory)) == (1, 1) and "x" in set(run.events.kind)
 
 
 LOOP = """
