@@ -262,7 +262,7 @@ def test_the_formats_in_docs_are_those_of_the_code():
     )
     by_label = {f.label: f for f in FORMATS.values()}
     superscript = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
-    assert len(rows) == 6
+    assert {label for label, _ in rows} == set(by_label) - {"FP64"}
     for label, cells in rows:
         bits, subnormal, normal, largest = cells.split(" | ")
         known = by_label[label]
