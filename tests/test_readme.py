@@ -69,17 +69,24 @@ def test_dev_refuses_unknown_commands():
     assert done.returncode == 2 and done.stderr == "usage: ./dev app | test | lint | docs | build | publish\n"
 
 
-def test_dev_publishes_nothing_while_an_address_of_the_project_does_not_answer(tmp_path):
+@pytest.mark.parametrize(
+    ("urls", "says"),
+    [
+        ("", "dev: pyproject.toml has no [project.urls]"),
+        ('[project.urls]\nHomepage = "http://127.0.0.1:1/gone"\n', "dev: http://127.0.0.1:1/gone in [project.urls]"),
+    ],
+)
+def test_dev_publishes_nothing_without_addresses_of_the_project_that_answer(tmp_path, urls, says):
     for name in ("dev", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "pyproject.toml").write_text('[project.urls]\nHomepage = "http://127.0.0.1:1/gone"\n')
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "ampscope"\n{urls}')
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "pip").symlink_to("/bin/true")
     (programs / "python").symlink_to(sys.executable)
     (tmp_path / ".venv" / ".installed[release]").touch()
     done = subprocess.run([tmp_path / "dev", "publish"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "dev: http://127.0.0.1:1/gone in [project.urls]" in done.stderr
+    assert done.returncode == 1 and says in done.stderr
     assert "nothing was published" in done.stderr and not (tmp_path / "dist").exists()
 
 

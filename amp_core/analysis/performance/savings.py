@@ -157,15 +157,14 @@ def _share(us: float, cost: StepCost) -> str:
     return f"{100 * us / cost.step_us:.0f} %"
 
 
-WAITED_FOR = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
-UNEXPLAINED = ", and nothing in the trace shows what it waits for"
-
-
 def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
     unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2
+    waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
+    if unexplained:
+        waited_for = ", and nothing in the trace shows what it waits for"
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
@@ -196,8 +195,7 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
                f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
         Saving("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
-               f"work is queued{UNEXPLAINED if unexplained else WAITED_FOR}", "streams",
-               is_sure=not unexplained),
+               f"work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
 
 

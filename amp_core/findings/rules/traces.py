@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.savings import CALLS, UNEXPLAINED, possible_savings
+from amp_core.analysis.performance.savings import CALLS, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.trace_findings import saving_finding
@@ -165,17 +165,19 @@ _CALLS = {
 )
 def kernel_wait(run: Run) -> list[Finding]:
     """`kernel-wait`: idle time of the GPU with work launched."""
+    savings = possible_savings(run)
+    is_late_start = savings is not None and any(c.code == "kernel-wait" and not c.is_sure for c in savings.ranked)
     findings = saving_finding(run, "kernel-wait")
-    if findings and UNEXPLAINED in findings[0].title:
-        return [replace(f, advice=_LATE_START.advice, snippet=_LATE_START.snippet) for f in findings]
-    return findings
+    if not is_late_start:
+        return findings
+    return [replace(f, advice=_LATE_START.advice, snippet=_LATE_START.snippet) for f in findings]
 
 
 _LATE_START = Remedy(
-    "All work is on one stream, without collectives, graphs or host functions, so none of it waits for anything. Its "
-    "starts are late because of the profiler, a virtual or shared GPU, or kernels that run for the first time. Time "
-    "the same steps without the profiler: if they are that much faster, this idle time is the profiler's, and the rest "
-    "of the trace still holds.",
+    "All work is on one stream, without collectives, graphs or host functions, so the trace shows nothing to wait "
+    "for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start. Time the same steps "
+    "without the profiler: if they are that much faster, this idle time is the profiler's, and the rest of the trace "
+    "still holds.",
     "torch.accelerator.synchronize()\nbegan = time.perf_counter()\nfor _ in range(10):\n    train_step(batch)\n"
     "torch.accelerator.synchronize()\nprint((time.perf_counter() - began) / 10)",
 )
