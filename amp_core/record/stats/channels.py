@@ -194,7 +194,7 @@ def cap_for(
     It does not apply to a gradient on another device, in FP8, or of which this process holds a shard.
     """
     shape = grad.shape
-    if len(shape) != dims or shape[row] != len(largest) or grad.dtype.itemsize < 2 or grad.device != largest.device:
+    if len(shape) != dims or shape[row] != largest.numel() or grad.dtype.itemsize < 2 or grad.device != largest.device:
         return None
     inner = shape[row + 1 :].numel()
     # A cap below the smallest value of the gradient's dtype becomes zero, as such a gradient would.

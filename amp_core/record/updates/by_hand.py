@@ -11,6 +11,7 @@ by one number below 1, or adds one multiple of a weight to its gradient.
 
 import contextlib
 import functools
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,7 @@ class ByHand(Observer):
     ) -> None:
         self._writer = writer
         self._model = unwrapped(model)
+        self._modules = list(own.modules(self._model))  # listed once: to walk a large model takes milliseconds
         self._optimizers = optimizers
         self._every = every
         self._handles: list[Any] = []
@@ -104,9 +106,10 @@ class ByHand(Observer):
 
     def _has_narrow(self) -> bool:
         """Whether anything that a loop keeps is in 16 bits, as far as that is known."""
-        kept = (*own.parameters(self._model), *(b for _, b in named_buffers(self._model)))
+        tables = (own.held(m, table) for m in self._modules for table in ("_parameters", "_buffers"))
+        kept = (t for table in tables for t in (table or {}).values() if t is not None)
         given = (p for o in self._optimizers for p in _parameters(o))
-        return any(t.dtype in NARROW for t in (*kept, *given)) or any(True for _ in self._narrow_states())
+        return any(t.dtype in NARROW for t in itertools.chain(kept, given, (t for *_, t in self._narrow_states())))
 
     def _narrow_states(self) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
         """Parameter, key and tensor of the 16-bit states of the program's own optimizers."""
