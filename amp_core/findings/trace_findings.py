@@ -53,8 +53,19 @@ def first_sentence(run: Run) -> str:
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
         idle = savings.unit != "step" and not savings.trains and _busy_frac(savings) < MOSTLY_IDLE_FRAC
         hint = _IDLE_HINT if idle else ""
-        return f"Largest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
+        saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
+        if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
+            return (
+                f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and cannot be "
+                f"classified by name: {savings.unknown_kernel}. Profile it alone, as with Nsight Compute or rocprofv3. Of the "
+                f"rest, l{saving}"
+            )
+        return f"L{saving}"
     return _nothing(savings)
+
+
+MAIN_KERNEL_FRAC = 1 / 3
+"""An unclassified kernel with more of the step than this, and than the largest saving, is named first."""
 
 
 MOSTLY_IDLE_FRAC = 0.1

@@ -57,6 +57,16 @@ def test_a_trace_with_nothing_to_win_says_so(tmp_path):
     assert [f for f in diagnose(run) if f.severity == "warning"] == []
 
 
+@pytest.mark.parametrize(("us", "named"), [(700, True), (300, False)])
+def test_a_kernel_of_ones_own_with_most_of_the_step_is_named_before_a_smaller_saving(tmp_path, us, named):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("matmul_k", 10, us, 2)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("classified by name: matmul_k. Profile it alone" in sentence) == named
+    assert "argest possible saving: the GPU is idle for" in sentence
+
+
 def test_concatenations_are_no_layout_changes_of_convolutions(tmp_path):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)

@@ -97,6 +97,10 @@ class Savings:
     cost: StepCost
     unknown_frac: float
     """Share of the kernel time that cannot be classified by kernel name."""
+    unknown_kernel: str
+    """The longest of these kernels; empty if there are none."""
+    unknown_kernel_frac: float
+    """Its share of the step."""
     peak_frac: float | None
     """Achieved share of the data sheet's rate of GEMM/conv on tensor cores; None if not known of half their time."""
     flops_per_s: float | None
@@ -139,7 +143,9 @@ def _possible_savings(run: Run) -> Savings | None:
         worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
-    return Savings(ranked, unit, trains, cost, share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s"))
+    unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / steps if len(unknown) else 0.0
+    kernel, its_share = _longest(unknown, "name"), unknown_us / cost.step_us
+    return Savings(ranked, unit, trains, cost, share, kernel, its_share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s"))
 
 
 def _mean(run: Run, column: str) -> float | None:
