@@ -57,8 +57,8 @@ def first_sentence(run: Run) -> str:
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
                 f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and cannot be "
-                f"classified by name: {savings.unknown_kernel}. Profile it alone, as with Nsight Compute or rocprofv3. Of the "
-                f"rest, l{saving}"
+                f"classified by name: {savings.unknown_kernel}. Profile it alone, as with Nsight Compute or "
+                f"rocprofv3. Of the rest, l{saving}"
             )
         return f"L{saving}"
     return _nothing(savings)

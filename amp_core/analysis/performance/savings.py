@@ -145,7 +145,9 @@ def _possible_savings(run: Run) -> Savings | None:
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / steps if len(unknown) else 0.0
     kernel, its_share = _longest(unknown, "name"), unknown_us / cost.step_us
-    return Savings(ranked, unit, trains, cost, share, kernel, its_share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s"))
+    return Savings(
+        ranked, unit, trains, cost, share, kernel, its_share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s")
+    )
 
 
 def _mean(run: Run, column: str) -> float | None:
