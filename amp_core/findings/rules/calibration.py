@@ -5,6 +5,7 @@ hundred or thousand iterations").
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,8 @@ MIN_SKIPS = 3
 MAX_GROWTH_RATIO = 8.0
 """A scaler's own growth factor is 2 by default; a scale that rose by more than this at once was set."""
 DEFAULT_INIT_SCALE = 2.0**16
-"""Of `torch.amp.GradScaler`."""
+DEFAULT_BACKOFF_FACTOR = 0.5
+"""Both of `torch.amp.GradScaler`."""
 MAX_RESUMED_SKIPS = 8
 """Most halvings from the first scale of a resumed training, whose scale had been found before."""
 
@@ -53,13 +55,14 @@ MAX_RESUMED_SKIPS = 8
 def calibration_skips(run: Run) -> list[Finding]:
     """`calibration-skips`: steps were skipped, but only as a working scaler does: while it calibrates its scale in the
     first steps, or once after a growth. A warning if growing so often costs more than `MAX_SKIP_FRAC` of the steps, or
-    if the first scale was more than `CALIBRATION_STEPS` halvings too high. Silent if any skip has another reason."""
+    if it took more than `CALIBRATION_STEPS` steps to lower the first scale. Silent if any skip has another reason."""
     episodes = skip_episodes(run)
     trace = scale_trace(run)
-    if not len(episodes) or np.isnan(episodes["scale_after"].iloc[-1]):  # none, or the run ends with skips
+    if not len(episodes) or loss_nonfinite(run) or scale_collapse(run):
         return []
-    if loss_nonfinite(run):
-        return []
+    if np.isnan(episodes["scale_after"].iloc[-1]):  # the run ends with skips
+        alone = len(episodes) == 1 and int(episodes["skips"].iloc[0]) == len(trace)
+        return [_still_skips(run, trace)] if alone else []
     after_start = episodes[episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS]
     if (after_start["skips"] > 1).any() or (episodes["scale_after"] < 1).any():
         return []
@@ -74,7 +77,7 @@ def calibration_skips(run: Run) -> list[Finding]:
     resumed = facts(run.head.config, "resumed").get("optimizer") is True
     limit = MAX_RESUMED_SKIPS if resumed else CALIBRATION_STEPS
     if start["skips"] > limit:
-        return [_begins_too_high(run, int(start["skips"]), limit, summary.attempts, (first, int(start["last"])))]
+        return [_begins_too_high(run, start, limit, summary.attempts)]
     return [
         make_finding(
             "calibration-skips",
@@ -136,19 +139,49 @@ def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) ->
     return replace(finding, snippet=remedies.new_scaler(run, growth_interval=2000), frameworks={})
 
 
-def _begins_too_high(run: Run, skips: int, limit: int, attempts: int, steps: tuple[int, int]) -> Finding:
+def _begins_too_high(run: Run, start: "pd.Series[Any]", limit: int, attempts: int) -> Finding:
+    skips, ratio = int(start["skips"]), float(start["scale_before"] / start["scale_after"])
+    return _too_high(
+        run,
+        f"The initial loss scale was {formatting.scale(ratio)} times too high: {skips:,} of {attempts:,} steps were "
+        "skipped until it came down",
+        skips,
+        limit,
+        (int(start["first"]), int(start["last"])),
+    )
+
+
+def _still_skips(run: Run, trace: pd.DataFrame) -> Finding:
+    """All steps of the run were skipped: as information as long as a scaler's usual search may take that many."""
+    scales = trace["loss_scale"]
+    before, after = (formatting.scale(float(scale)) for scale in (scales.iloc[0], scales.iloc[-1]))
+    fell = f"it fell from {before} to {after} only" if before != after else f"it stayed at {after}"
+    return _too_high(
+        run,
+        f"All {len(trace):,} steps were skipped, because the gradients overflow at this loss scale: {fell}",
+        len(trace),
+        CALIBRATION_STEPS,
+        (int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])),
+    )
+
+
+def _too_high(run: Run, title: str, skips: int, limit: int, steps: tuple[int, int]) -> Finding:
+    scaler = run.head.config.get("scaler")
+    backoff = scaler.get("backoff_factor") if isinstance(scaler, dict) else None
+    halves = backoff is None or backoff == DEFAULT_BACKOFF_FACTOR
+    lowers = "halves the scale" if halves else f"lowers the scale by the factor {formatting.number(backoff)} alone"
+    instead = "" if halves else f", and leave `backoff_factor` at {DEFAULT_BACKOFF_FACTOR}"
     finding = make_finding(
         "calibration-skips",
-        f"The initial loss scale was 2^{skips} times too high: {skips:,} of {attempts:,} steps were skipped until it "
-        "came down",
+        title,
         "loss scale",
-        severity="warning",
+        severity="warning" if skips > limit else None,
         steps=steps,
         value=float(skips),
         limit=float(limit),
         unit="skipped steps",
         advice=(
-            "Each skipped step halves the scale and wastes a batch. Lower `init_scale`; if the scale was restored, "
+            f"Each skipped step {lowers} and wastes a batch. Lower `init_scale`{instead}; if the scale was restored, "
             "check that its checkpoint belongs to this training."
         ),
     )
