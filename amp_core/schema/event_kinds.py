@@ -36,6 +36,7 @@ EVENT_KINDS: dict[str, str] = {
     "and name: the operator and its module, where they are known",
     "wide product": "a module that multiplied matrices in FP32 inside of an autocast region, in the first step; value: "
     "its share of all such multiplications",
+    "nothing cast": "no operator of the first step had a result in 16 bits, although autocast was on",
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
     "narrow router": "a choice among scores of dtype, as a router makes it among experts; value: rows with a tie "
     "between the last that was chosen and the next; limit: the number of scores",

@@ -238,6 +238,8 @@ def autocast_inactive(run: Run) -> list[Finding]:
     from_kernels = _wide_kernels(run)
     if from_kernels:
         return from_kernels
+    if len(nothing := signals(run, "nothing cast")):
+        return [_without_products(run, int(nothing["step"].iloc[0]))]
     if run.head.config.get("products_seen"):
         return _wide_products(run)
     layers, shapes = facts(run.head.model, "layers"), facts(run.head.model, "shapes")
@@ -306,6 +308,24 @@ def _of_another_device(run: Run, kind: str, disabled: bool) -> Finding:
             "device_type = next(model.parameters()).device.type\n"
             "with torch.autocast(device_type, dtype=dtype):\n"
             "    loss = loss_fn(model(x), y)",
+        ),
+    )
+
+
+def _without_products(run: Run, step: int) -> Finding:
+    return make_finding(
+        "autocast-inactive",
+        f"No operator runs in 16 bits under {autocast_dtype(run)} autocast",
+        "torch.autocast",
+        steps=(step, step),
+        value=1.0,
+        limit=MIN_REPORTED_FRAC,
+        unit="share of matrix weights",
+        remedy=Remedy(
+            "Autocast casts for the operators it knows, such as linear layers, convolutions, matmul and einsum; a "
+            "product written as a multiplication and a sum, or as a custom operator, stays in float32. Write it as "
+            "matmul or einsum, or train without autocast and scaler.",
+            "y = torch.einsum('bi,oi->bo', x, weight)   # not (x[:, None] * weight).sum(-1)",
         ),
     )
 

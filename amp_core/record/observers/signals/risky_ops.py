@@ -103,6 +103,7 @@ class _OpChecker(StepMode):
         self._step = step
         self._at_own_work = at_own_work
         self._left = MAX_OPERATORS
+        self._cut = False  # whether there were more
         self._written = 0
         self._reported: set[tuple[str, str, float | None]] = set()
         self.narrow_ops = NarrowOps(self._write_event)
@@ -111,6 +112,7 @@ class _OpChecker(StepMode):
         self._in_16_bits: set[tuple[str, tuple[int, ...]]] = set()  # modules and factors of products in 16 bits
         self._selected: set[tuple[int, int]] = set()  # sizes of scores among which a maximum was selected
         self._all = 0.0
+        self._in_region = self._cast = False  # whether autocast was on for an operator, and any result was in 16 bits
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
         self._widened: tuple[int, int] | None = None  # the call site whose operator last widened 16-bit values
 
@@ -121,6 +123,7 @@ class _OpChecker(StepMode):
     def inspect_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         if self._left and not self._at_own_work():
             self._left -= 1
+            self._cut = self._left == 0
             # Operators of the same call site are parts of one call that torch decomposed.
             call = call_site((__name__, StepMode.__module__, QuietMode.__module__)).key
             if _widens(out, args):
@@ -128,6 +131,8 @@ class _OpChecker(StepMode):
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
     def _check(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
+        self._in_region = self._in_region or _autocast_enabled()
+        self._cast = self._cast or any(_is_narrow(one) for one in (out if isinstance(out, (list, tuple)) else [out]))
         self.narrow_ops.check(op, args, out, lambda: running_module(self._model))
         if op.rstrip("_") in SELECTIONS and args and isinstance(args[0], torch.Tensor):
             self._selected.add(size_by_row(args[0]))
@@ -137,7 +142,7 @@ class _OpChecker(StepMode):
         if op in BANNED and _inside_autocast():
             self._report("banned op", op, 0.0, dtype=None, limit=None)
             return
-        if not isinstance(out, torch.Tensor) or out.dtype not in NARROW or op.startswith("_foreach"):
+        if not _is_narrow(out) or op.startswith("_foreach"):
             return
         info = torch.finfo(out.dtype)
         lost = float(info.tiny) * float(info.eps) / 2  # half of the smallest subnormal rounds to even, to 0
@@ -176,6 +181,8 @@ class _OpChecker(StepMode):
                 wide[name] = wide.get(name, 0.0) + work
         for name, work in sorted(wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
+        if self._in_region and not self._cast and not self._cut:
+            self._writer.event("nothing cast", step=self._step)
         seen = dict(self._writer.head.config) | {"products_seen": self._all}
         if self._narrow and not seen.get("autocast_dtype"):  # the region is inside forward, not around it
             seen = with_autocast(seen, dtype_name(max(self._narrow, key=self._narrow.__getitem__)))
@@ -195,13 +202,16 @@ class _OpChecker(StepMode):
             self._writer.event(kind, name, step=self._step, op=op, **more)
 
 
+def _is_narrow(out: Any) -> bool:
+    return isinstance(out, torch.Tensor) and out.dtype in NARROW
+
+
 def _widens(out: Any, args: Any) -> bool:
     return (
         isinstance(out, torch.Tensor)
         and out.dtype == torch.float32
         and bool(args)
-        and isinstance(args[0], torch.Tensor)
-        and args[0].dtype in NARROW
+        and _is_narrow(args[0])
     )
 
 
