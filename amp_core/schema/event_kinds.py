@@ -65,6 +65,10 @@ EVENT_KINDS: dict[str, str] = {
     "optimizer: its number",
     "unscaled twice": "the loop's own code divided gradients by the loss scale before `scaler.step` or `unscale_` does "
     "so again; count: steps; optimizer: its number",
+    "added unscaled": "the loop's own code added something to scaled gradients that is tiny beside them; count: "
+    "tensors; optimizer: its number",
+    "made finite": "the loop's own code made scaled gradients finite that were not; count: steps; limit: steps that "
+    "were compared; optimizer: its number",
     "own loss scale": "the loss was multiplied by a constant before backward, without a scaler; value: the constant",
     "anomaly mode": "backward was called in anomaly mode",
     "loss dtype": "the loss that backward started from is of dtype; detail: `computed` where it was computed in dtype "

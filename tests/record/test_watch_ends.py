@@ -16,7 +16,7 @@ from amp_core.record.loop import unrecorded
 from amp_core.record.loop.autocast_regions import PrecisionDetector
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.row_writer import RowWriter
-from amp_core.record.observers.signals import own_clipping
+from amp_core.record.observers.signals import changed_gradients
 from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.module_calls import listeners
 from amp_core.store.writer import RunWriter
@@ -133,7 +133,7 @@ def test_only_the_end_waits_for_numbers_that_are_still_on_the_device(tmp_path, m
     monkeypatch.setattr(HostTransfer, "ready", lambda self, wait=False: waits.append(wait) or wait)
     done = train(tmp_path / "run", torch.float16)
     # The steps, the signals and operators of the start, and the first steps' gradients before and after clipping.
-    assert waits.count(True) == 12 + 2 + own_clipping.STEPS and False in waits
+    assert waits.count(True) == 12 + 2 + changed_gradients.STEPS and False in waits
     steps = load_run(tmp_path / "run").steps
     assert np.allclose(steps.loss, done.losses, rtol=1e-6)
 

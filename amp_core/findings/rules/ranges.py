@@ -64,7 +64,10 @@ def _made_with_finite_loss(run: Run) -> list[int]:
         severity="error",
         family=RANGE_AND_PRECISION,
         order=150,
-        follows=("bf16-model-in-fp16",),
+        follows=(
+            "hidden-overflow",
+            "bf16-model-in-fp16",
+        ),
         what="The output of a module, or of an operator of the loss, overflows float16: values above 65504 become "
         "infinite.",
         signal="The first module, in forward order, with a non-finite float16 output from finite input and weights; if "

@@ -8,11 +8,12 @@ import pandas as pd
 
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.steps import scaler_enabled
-from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.signals import call_orders, optimizer_name, signals, split_call
+from amp_core.findings.signals import call_orders, last_step, optimizer_name, signals, split_call
 from amp_core.findings.snippets import TORCH_EXAMPLES
 from amp_core.store.run import Run
+from amp_core.text import formatting
 
 FOLLOWS_BITS = 0.25
 """A norm moves with the loss scale if their changes agree within this many powers of two."""
@@ -124,11 +125,11 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
         family=TRAINING_LOOP,
         order=252,
         what="A loss term is not multiplied by the loss scale, but its gradients are divided by it.",
-        signal=(
-            "The graph of each backward, from its roots to the parameters whose optimizer steps through the scaler."
-        ),
+        signal="The graph of each backward, from its roots to the parameters whose optimizer steps through the scaler. "
+        "Gradients as backward left them, and before they are unscaled.",
         threshold="One path without the loss scale, in a step that does not call `get_scale` (torch.amp, gradient "
-        "scaling with several losses: scale each of them).",
+        "scaling with several losses: scale each of them). Or, in each of the first steps, an addition to scaled "
+        "gradients that is at most 16 times as large as unscaled ones.",
         advice="After unscaling, this term has 1 / scale of its intended weight, so an auxiliary loss or penalty "
         "has no effect. Add the terms first and scale their sum, or scale each loss before its backward.",
         snippet="with torch.autocast(device_type, dtype=torch.float16):\n"
@@ -139,9 +140,11 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
 def unscaled_loss_term(run: Run) -> list[Finding]:
     """`unscaled-loss-term`: a backward reaches parameters on a path that no scaler multiplied, and their optimizer
     steps through the scaler."""
-    frame = signals(run, "unscaled backward")
-    if frame.empty or not scaler_enabled(run):
+    if not scaler_enabled(run):
         return []
+    frame = signals(run, "unscaled backward")
+    if frame.empty:
+        return _added_unscaled(run)
     through = {split_call(c)[1] for _, _, calls in call_orders(run) for c in calls if split_call(c)[0] == "scaler.step"}
     frame = frame[frame["optimizer"].isin(through)]
     if frame.empty:
@@ -158,5 +161,73 @@ def unscaled_loss_term(run: Run) -> list[Finding]:
             value=scale_summary(run).first,
             limit=1.0,
             unit="loss scale",
+        )
+    ]
+
+
+def _added_unscaled(run: Run) -> list[Finding]:
+    """The loop added noise, weight decay or the like to gradients before they were unscaled."""
+    frame = signals(run, "added unscaled")
+    if frame.empty:
+        return []
+    tensors = formatting.plural(int(frame["count"].iloc[0]), "gradient")
+    return [
+        make_finding(
+            "unscaled-loss-term",
+            f"The loop adds something unscaled to scaled gradients (measured on {tensors}), which unscaling then "
+            "divides by the loss scale",
+            "gradients",
+            steps=(0, last_step(run) or 0),
+            value=scale_summary(run).first,
+            limit=1.0,
+            unit="loss scale",
+            remedy=Remedy(
+                "After unscaling, what is added, such as noise or weight decay, has 1 / scale of its intended size, so "
+                "it has no effect. Add it after `scaler.unscale_(optimizer)`.",
+                "scaler.scale(loss).backward()\n"
+                "scaler.unscale_(optimizer)\n"
+                "for p in model.parameters():\n"
+                "    p.grad.add_(noise_std * torch.randn_like(p.grad))\n"
+                "scaler.step(optimizer)\n"
+                "scaler.update()",
+            ),
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="hidden-overflow",
+        severity="error",
+        family=TRAINING_LOOP,
+        order=115,
+        what="The loop replaces infinities and NaN in scaled gradients, so the scaler does not see the overflow.",
+        signal="Norms of gradients as backward left them, and before `unscale_` or `scaler.step`, in the first steps.",
+        threshold="One step in which they are not finite before, and finite but not all zero after.",
+        advice="The scaler skips no step and never lowers the loss scale; the optimizer steps with the largest finite "
+        "numbers in place of infinities. Leave scaled gradients as they are: `scaler.step` skips such a step, and "
+        "`scaler.update` halves the scale.",
+        snippet="scaler.scale(loss).backward()\n"
+        "scaler.step(optimizer)     # without torch.nan_to_num before it\n"
+        "scaler.update()",
+    )
+)
+def hidden_overflow(run: Run) -> list[Finding]:
+    """`hidden-overflow`: the loop made gradients finite that were not, before the scaler checked them."""
+    frame = signals(run, "made finite")
+    if frame.empty or not scaler_enabled(run):
+        return []
+    steps, compared = int(frame["count"].max()), int(frame["limit"].iloc[0])
+    name = optimizer_name(run, int(frame["optimizer"].iloc[0]))
+    return [
+        make_finding(
+            "hidden-overflow",
+            f"Infinite or NaN gradients of {name} are replaced before the scaler checks them, in "
+            f"{formatting.plural(steps, 'step')} of the first {compared}",
+            "gradients",
+            steps=(0, compared - 1),
+            value=float(steps),
+            limit=0.0,
+            unit="steps",
         )
     ]

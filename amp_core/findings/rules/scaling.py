@@ -47,6 +47,7 @@ FAR_FROM_OVERFLOW_RATIO = 2.0**-8
         family=LOSS_SCALING,
         order=200,
         follows=(
+            "hidden-overflow",
             "bf16-model-in-fp16",
             "activation-overflow",
             "eps-rounds-to-zero",

@@ -16,11 +16,11 @@ from amp_core.record.model.parameters import device_of
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState
 from amp_core.record.observers.signals.call_order import CallOrder
+from amp_core.record.observers.signals.changed_gradients import ChangedGradients
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
 from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
-from amp_core.record.observers.signals.own_clipping import OwnClipping
 from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
@@ -41,7 +41,7 @@ def default_signals(
     calls = CallOrder(writer, optimizers, scaler)
     yield calls
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
-    yield OwnClipping(writer, optimizers, scaler, calls.scale_calls)
+    yield ChangedGradients(writer, optimizers, scaler, calls.scale_calls)
     if not is_compiled(model):
         operators = LossOperators(writer, model, device)
         yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)

@@ -97,6 +97,14 @@ def custom_fwd_casts_to_fp32(into):
     bf16(GPT(mlp=mlp), tokens(4), into)
 
 
+@fault("autocast-inactive", "torch.autocast", each_time=True)
+def products_written_as_sums(into):
+    def layer(a, b):
+        return Net(lambda m, x: (x[:, None] * m.weight).sum(-1), weight=nn.Parameter(torch.randn(b, a) / a**0.5))
+
+    bf16(nn.Sequential(layer(64, 16), nn.ReLU(), layer(16, 10)), vectors(4), into)
+
+
 @fault("autocast-inactive")
 def nested_disabled_encoder(into):
     class G(GPT):

@@ -511,3 +511,72 @@ def critic_steps_outside_the_scaler(into):
             c.step()
             step(a, s)
             c.zero_grad()
+
+
+def _changed_gradients(into, change, s=None, unscaled=False, n=12):
+    """A training in FP16 whose loop calls `change(parameter)` before `scaler.step`."""
+    m, s = CNN(), s or scaler()
+    o = sgd(m, 0.05)
+
+    def before(i):
+        if unscaled:
+            s.unscale_(o)
+        with torch.no_grad():
+            for p in m.parameters():
+                change(p)
+
+    fp16(m, images(n), into, o, s, before=before)
+
+
+@fault("unscaled-loss-term", "gradients", each_time=True)
+def noise_on_scaled_gradients(into):
+    _changed_gradients(into, lambda p: p.grad.add_(0.01 * torch.randn_like(p)))
+
+
+@fault("unscaled-loss-term", "gradients")
+def decay_on_scaled_gradients(into):
+    _changed_gradients(into, lambda p: setattr(p, "grad", p.grad + 1e-2 * p), scaler(2.0**14))
+
+
+@healthy(each_time=True)
+def noise_on_unscaled_gradients(into):
+    _changed_gradients(into, lambda p: p.grad.add_(0.01 * torch.randn_like(p)), unscaled=True)
+
+
+@healthy(each_time=True)
+def scaled_gradients_rounded_to_half(into):
+    _changed_gradients(into, lambda p: setattr(p, "grad", p.grad.half().float()), scaler(2.0**7))
+
+
+@healthy()
+def scaled_gradients_centred(into):
+    _changed_gradients(into, lambda p: p.dim() > 1 and p.grad.sub_(p.grad.mean(1, keepdim=True)))
+
+
+@healthy()
+def noise_multiplied_by_the_scale(into):
+    s = scaler()
+    _changed_gradients(into, lambda p: p.grad.add_(0.01 * s.get_scale() * torch.randn_like(p)), s)
+
+
+@fault("hidden-overflow", "gradients", each_time=True)
+def infinite_gradients_set_to_zero(into):
+    def clear(p):
+        p.grad[~p.grad.isfinite()] = 0.0
+
+    _changed_gradients(into, clear, scaler(2.0**22))
+
+
+@fault("hidden-overflow", "gradients")
+def infinite_gradients_clamped(into):
+    _changed_gradients(into, lambda p: p.grad.nan_to_num_(0.0).clamp_(-1e4, 1e4), scaler(2.0**22))
+
+
+@healthy()
+def infinite_gradients_replaced_after_unscaling(into):
+    _changed_gradients(into, lambda p: p.grad.nan_to_num_(0.0, 0.0, 0.0), scaler(2.0**22), unscaled=True)
+
+
+@fault("calibration-skips", "loss scale", each_time=True)
+def scale_that_hardly_falls(into):
+    _changed_gradients(into, lambda p: None, scaler(2.0**26, backoff_factor=0.98), n=40)

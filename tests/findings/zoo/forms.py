@@ -76,6 +76,19 @@ def own_clipping_of_each_tensor(into: Path, faulty: bool) -> None:
     _own_clipping(into, faulty, clip)
 
 
+@case("hidden-overflow", "gradients")
+def overflow_replaced_by_finite_numbers(into: Path, faulty: bool) -> None:
+    loop = fp16(into, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24))
+    with loop.watched():
+        for x, y in batches(12):
+            loop.backward(loop.loss(x, y))
+            if not faulty:
+                loop.scaler.unscale_(loop.optimizer)
+            for p in loop.model.parameters():
+                torch.nan_to_num(p.grad, nan=0.0, posinf=1.0, neginf=-1.0, out=p.grad)
+            loop.step()
+
+
 @case("clip-before-unscale", "clip_grad_norm_")
 def wrong_optimizer_unscaled(into: Path, faulty: bool) -> None:
     torch.manual_seed(0)

@@ -207,12 +207,7 @@ def _is_narrow(out: Any) -> bool:
 
 
 def _widens(out: Any, args: Any) -> bool:
-    return (
-        isinstance(out, torch.Tensor)
-        and out.dtype == torch.float32
-        and bool(args)
-        and _is_narrow(args[0])
-    )
+    return isinstance(out, torch.Tensor) and out.dtype == torch.float32 and bool(args) and _is_narrow(args[0])
 
 
 def _inside_autocast() -> bool:
