@@ -105,6 +105,6 @@ EVENT_KINDS: dict[str, str] = {
     "called` where its forward did not run",
     "quantized edge": "the layer that takes the model's input, detail `first`, or gives its output, `last`, is "
     "quantized; op: its class",
-    "half buffer": "a 16-bit buffer of dtype that training adds to",
+    "half buffer": "a 16-bit buffer of dtype that training adds to; or a running sum that the loop keeps",
 }
 """Values of `events.kind`, and the meaning of the other columns for each."""

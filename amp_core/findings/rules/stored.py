@@ -56,7 +56,9 @@ def half_accumulation(run: Run) -> list[Finding]:
         return [_accumulated("loss", dtype, f"The loss is computed in {dtype}", broken=len(overflowed) > 0)]
     if len(buffers):
         row = buffers.iloc[0]
-        return [_accumulated(str(row["name"]), str(row["dtype"]), f"{row['name']} is accumulated in {row['dtype']}")]
+        name, dtype = str(row["name"]), str(row["dtype"])
+        subject = "A running sum of the loop" if name == "a running sum of the loop" else name
+        return [_accumulated(name, dtype, f"{subject} is accumulated in {dtype}")]
     shared = facts(run.head.config, "communication")
     reduced = shared.get("reduce_dtype") or shared.get("param_dtype")
     own_sums = str(run.head.config.get("gradient_sums", ""))

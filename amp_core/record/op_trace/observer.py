@@ -65,7 +65,7 @@ class OpTrace(Observer):
         self._counter = OpCounter(model, (*types, *BACKENDS), self.at_own_work)
         self._counter.attach()
         self._mode = OpCounterMode(self._counter)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
 
     def called(self, what: str, optimizer: int | None) -> None:
         """Calls other than `scale` belong to the optimizer phase, until another forward begins."""

@@ -16,7 +16,7 @@ of the value of `masked_fill`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -39,6 +39,11 @@ class QuietMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._in_inference_mode = False
+
+    def __enter__(self) -> Self:
+        self._in_inference_mode = torch.is_inference_mode_enabled()
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -49,9 +54,12 @@ class QuietMode(TorchDispatchMode):
         """Leave the mode if that is safe and lasting. Otherwise it stays, and False means to try again later.
 
         A mode that was entered since would be left in its place; and autograd and compiled code restore, when they
-        return, the modes that were active when they began.
+        return, the modes that were active when they began. At the end of an inference mode, torch restores the dispatch
+        keys of its beginning: with the key of a mode that is not there any more, operators fail.
         """
         if torch._C._current_graph_task_id() != -1 or within_compiled():
+            return False
+        if torch.is_inference_mode_enabled() != self._in_inference_mode:
             return False
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is not self:

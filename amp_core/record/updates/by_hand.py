@@ -18,8 +18,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from amp_core.record.backends import BACKENDS
 from amp_core.record.model import own
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import (
@@ -40,7 +42,7 @@ from amp_core.record.torch_internals.module_calls import before_call
 from amp_core.record.torch_internals.optimizer_steps import after_step, before_step
 from amp_core.record.updates.comparison import is_master_of
 from amp_core.record.updates.held import local
-from amp_core.record.updates.repeated_writes import Held, Shrunk, Write, Writes, storage_of
+from amp_core.record.updates.repeated_writes import Held, Shrunk, Sum, Write, Writes, storage_of
 from amp_core.record.updates.replay import is_own_code
 from amp_core.store.writer import RunWriter
 from amp_core.text.errors import in_one_line
@@ -53,6 +55,10 @@ MAX_ELEMENTS_OF_ONE = 2**23
 MAX_TIME_FRAC = 0.005
 MIN_STEPS = 3
 """Steps that are inspected first, even if that takes more of the time."""
+SUM_STEPS = 4
+"""Steps in which sums of the loop are looked for; in the first one, another inspection may come before this one."""
+MIN_SUM_STEPS = 3
+"""Steps, or micro-batches, in which a running sum is added to."""
 COUNTERS = ("step", "steps", "t")
 """Names under which optimizers count their steps."""
 MAX_ERROR = 1e-3
@@ -75,6 +81,8 @@ class ByHand(Observer):
         self._writes: list[Write] = []
         self._shrunk: list[Shrunk] = []
         self._reloaded: list[tuple[Held, torch.Tensor]] = []
+        self._sums: dict[int, tuple[Sum, int]] = {}  # by storage: and how often, between a backward and a forward
+        self._overwritten: dict[int, StorageWeakRef] = {}
         self._reloads = 0  # steps in which masters were overwritten
         self._sent: list[tuple[int, list[Write], HostTransfer]] = []
         self._stepping = False  # within a step of torch's own optimizers
@@ -87,8 +95,9 @@ class ByHand(Observer):
         self._finish()
         self._step = step
         affordable = self._spent_s <= MAX_TIME_FRAC * (time.perf_counter() - self._began)
-        due = (step % self._every == 0 or step < MIN_STEPS) and (affordable or self._inspected < MIN_STEPS)
-        if due and not self._failed and self._has_narrow():
+        first = self._inspected < SUM_STEPS
+        due = step <= SUM_STEPS or (step % self._every == 0 and (affordable or first))
+        if due and not self._failed and (self._has_narrow() or (first and self._computes_narrow())):
             self._inspected += 1
             self._attach()
         self.awake = bool(self._handles or self._sent or self._mode)
@@ -110,6 +119,10 @@ class ByHand(Observer):
         kept = (t for table in tables for t in (table or {}).values() if t is not None)
         given = (p for o in self._optimizers for p in _parameters(o))
         return any(t.dtype in NARROW for t in itertools.chain(kept, given, (t for *_, t in self._narrow_states())))
+
+    def _computes_narrow(self) -> bool:
+        """Whether the training computes in 16 bits: the loop may keep sums of what it computes."""
+        return any(map(torch.is_autocast_enabled, BACKENDS)) or bool(self._writer.head.config.get("autocast_dtype"))
 
     def _narrow_states(self) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
         """Parameter, key and tensor of the 16-bit states of the program's own optimizers."""
@@ -140,6 +153,8 @@ class ByHand(Observer):
         self._stop()
         if self._step == MIN_STEPS:
             self._report_counters()
+        if self._inspected == SUM_STEPS and self._sums:
+            self._report_sums()
         self._report_shrunk()
         self._report_reloaded()
         if self._writes:
@@ -182,7 +197,7 @@ class ByHand(Observer):
         begun = time.perf_counter()
         with self._guarded():
             self._mode = Writes(list(_held(self._model, self._optimizers)), self.at_own_work)
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._mode.__enter__()
         self._spent_s += time.perf_counter() - begun
 
     def _stop(self) -> None:
@@ -190,7 +205,7 @@ class ByHand(Observer):
         if self._mode is None:
             return
         self._mode.paused = True
-        if self._mode.leave():
+        if not capturing() and self._mode.leave():  # a capture allows no marks on the stream
             mode, self._mode = self._mode, None
             with self._guarded():
                 if mode.error is not None:
@@ -199,6 +214,10 @@ class ByHand(Observer):
                 self._writes += mode.writes
                 self._shrunk += mode.shrunk
                 self._reloaded += mode.reloaded
+                if self._inspected <= SUM_STEPS:
+                    self._overwritten |= mode.overwritten
+                    for key, one in mode.sums.items():
+                        self._sums[key] = one, self._sums.get(key, (one, 0))[1] + 1
             self._spent_s += mode.spent_s
 
     @contextlib.contextmanager
@@ -239,6 +258,21 @@ class ByHand(Observer):
             _, name, dtype = max(tensors, key=lambda tensor: tensor[0])
             counts: dict[str, Any] = {"limit": rate, "count": len(tensors)}
             self._writer.event("rounded decay", name, key, self._step, dtype=dtype_name(dtype), **counts)
+
+    def _report_sums(self) -> None:
+        """What the loop adds up in 16 bits over steps or micro-batches, such as counts of a metric."""
+        others = [*(p for o in self._optimizers for p in _parameters(o)), *own.parameters(self._model)]
+        kept = {storage_of(t).cdata for p in others for t in (p, p.grad) if t is not None and has_values(t)}
+        kept |= {storage_of(t).cdata for _, t in named_buffers(self._model)}  # `HalfBuffers` reports them
+        kept |= {storage_of(t).cdata for t in optimizer_tensors(self._optimizers) if has_values(t)}
+        sizes = {local(p).numel() for p in others if p.dtype in NARROW}  # what rounding lost of each weight, perhaps
+        for key, (one, times) in self._sums.items():
+            apart = key in kept or key in self._overwritten or one.elements in sizes
+            if times >= MIN_SUM_STEPS and not apart:
+                name = "a running sum of the loop"
+                self._writer.event("half buffer", name, step=self._step, dtype=dtype_name(one.dtype))
+                break
+        self._sums, self._overwritten = {}, {}
 
     def _report_reloaded(self) -> None:
         """Masters in the state of the program's own optimizer that its step overwrote with the weights."""

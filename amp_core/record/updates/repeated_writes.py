@@ -6,7 +6,8 @@
     mode.writes                  # what each write should have changed, and what it did
 
 Operators are repeated on the tensors as they were, and on what the program computed from them by element. Of other
-16-bit tensors, those are noted that are multiplied by a number so close to 1 that none of their elements changes.
+16-bit tensors, those are noted that are multiplied by a number so close to 1 that none of their elements changes, and
+those that something is added to.
 """
 
 import time
@@ -27,6 +28,7 @@ MIN_ELEMENTS = 16
 """Elements of a tensor whose multiplication is noted."""
 
 _COPIES = frozenset({"_to_copy", "clone", "detach", "alias", "copy_", "_foreach_copy_"})
+_ADDITIONS = frozenset({"add_", "_foreach_add_", "index_add_", "scatter_add_", "addcmul_", "addcdiv_"})
 _BY_ELEMENT = frozenset(
     base + suffix
     for base in ("mul", "add", "sub", "rsub", "div", "neg", "lerp", "addcmul")
@@ -65,6 +67,15 @@ class Shrunk:
     rate: float
 
 
+@dataclass
+class Sum:
+    """A 16-bit tensor that was only ever added to."""
+
+    storage: StorageWeakRef
+    dtype: torch.dtype
+    elements: int
+
+
 class Writes(QuietMode):
     """Repeats operators until it is paused."""
 
@@ -75,6 +86,9 @@ class Writes(QuietMode):
         self._exact: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}  # of other tensors, by storage
         self.writes: list[Write] = []
         self.shrunk: list[Shrunk] = []
+        self.sums: dict[int, Sum] = {}  # by storage
+        self.overwritten: dict[int, StorageWeakRef] = {}
+        """Storages of 16-bit tensors that were written to in another way."""
         self.reloaded: list[tuple[Held, torch.Tensor]] = []
         """Weights, and the FP32 tensors of their shape that they were copied to."""
         self.within_step = False
@@ -97,6 +111,8 @@ class Writes(QuietMode):
         name = func.overloadpacket.__name__
         if name in ("mul_", "_foreach_mul_"):
             self._note_shrunk(args)
+        if func._schema.is_mutable:
+            self._note_sums(name, args)
         if not any(self._is_known(t) for t in _tensors(args)):
             return
         begun = time.perf_counter()
@@ -128,6 +144,17 @@ class Writes(QuietMode):
                 unchanged = 0 < 1 - factor < torch.finfo(tensor.dtype).eps / 4
                 if unchanged and tensor.numel() >= MIN_ELEMENTS and storage_of(tensor).cdata not in self._held:
                     self.shrunk.append(Shrunk(tensor.detach(), 1 - factor))
+
+    def _note_sums(self, name: str, args: Sequence[Any]) -> None:
+        for target in args[0] if args and isinstance(args[0], list | tuple) else args[:1]:
+            if not isinstance(target, torch.Tensor) or target.dtype not in NARROW or not self._is_plain(target):
+                continue
+            storage = storage_of(target)
+            if name in _ADDITIONS:
+                elements = local(target).untyped_storage().nbytes() // target.dtype.itemsize
+                self.sums.setdefault(storage.cdata, Sum(storage, target.dtype, elements))
+            elif not (name == "copy_" and storage_of(args[1]).cdata == storage.cdata):  # as in counts[i] += 1
+                self.overwritten[storage.cdata] = storage
 
     def _follow(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """One operator, or what an operator on lists did to one entry of each."""

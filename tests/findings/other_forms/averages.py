@@ -202,3 +202,45 @@ def noise_schedule_in_bf16(into):
 @healthy(each_time=True)
 def noise_schedule_in_fp32(into):
     _diffusion(into, FP32)
+
+
+def _counts_by_class(into, dtype):
+    m, counts = _layers(), torch.zeros(10, 10, dtype=dtype)
+
+    def after(i):
+        counts[i % 10, 3] += 1
+        counts[3].add_(torch.ones(10, dtype=dtype))
+
+    bf16(m, vectors(8), into, adam(m), after=after)
+
+
+@fault("half-accumulation", "running sum", each_time=True)
+def counts_of_a_metric_in_half(into):
+    _counts_by_class(into, torch.float16)
+
+
+@healthy(each_time=True)
+def counts_of_a_metric_in_fp32(into):
+    _counts_by_class(into, FP32)
+
+
+@fault("half-accumulation", "running sum")
+def gradients_of_each_batch_added_up_in_bf16(into):
+    m = _layers()
+    total = [torch.zeros_like(p, dtype=BF) for p in m.parameters()]
+
+    def before(i):
+        for t, p in zip(total, m.parameters(), strict=True):
+            t.add_(p.grad)
+
+    bf16(m, vectors(8), into, adam(m), before=before)
+
+
+@healthy(each_time=True)
+def scratch_in_bf16_that_each_step_clears(into):
+    m, scratch = _layers(), torch.zeros(64, 16, dtype=BF)
+
+    def after(i):
+        scratch.zero_().add_(m[0].weight.detach().T)
+
+    bf16(m, vectors(8), into, adam(m), after=after)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from amp_core import load_run, watch
 from amp_core.findings import diagnose
@@ -127,3 +128,28 @@ def test_weights_that_are_rounded_between_steps_are_counted(every: int, tmp_path
 
 def test_weights_that_are_left_alone_are_not_said_to_be_overwritten(tmp_path: Path) -> None:
     assert overwritten(tmp_path / "run", 0).empty
+
+
+@pytest.mark.parametrize("when", ["before backward", "before the step", "after the step"])
+def test_torch_works_on_after_evaluations_in_inference_mode(tmp_path: Path, when: str) -> None:
+    """At the end of an inference mode torch restores the dispatch keys of its beginning, among them those of a mode
+    that was left within it; without that mode, operators without tensors among their arguments fail."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def evaluate(now: str) -> None:
+        if when == now:
+            with torch.inference_mode():
+                model(torch.zeros(4, 32, dtype=BF16))
+
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            evaluate("before backward")
+            backward(model, step)
+            evaluate("before the step")
+            optimizer.step()
+            evaluate("after the step")
+            assert torch.zeros(3).shape == (3,)
+    assert torch.zeros(3).shape == (3,) and not _get_current_dispatch_mode_stack()
+    assert len(load_run(tmp_path / "run").steps) == STEPS

@@ -163,7 +163,7 @@ class ChangedGradients(Observer):
         for optimizer in {*self._sent, *self._asked}:
             every = [*self._sent.get(optimizer, []), *self._asked.get(optimizer, [])]
             if hidden := sum(_made_finite(transfer.values("norms").reshape(2, -1)) for transfer in every):
-                more = {"optimizer": optimizer, "count": hidden, "limit": float(len(every))}
+                more: dict[str, Any] = {"optimizer": optimizer, "count": hidden, "limit": float(len(every))}
                 self._writer.event("made finite", "gradients", step=0, **more)
         self._sent, self._asked = {}, {}
 

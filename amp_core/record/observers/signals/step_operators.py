@@ -70,7 +70,7 @@ class StepOperators(Observer):
         if within_compiled():
             return
         self._mode = mode
-        mode.__enter__()  # type: ignore[no-untyped-call]
+        mode.__enter__()
         patched_functions.backward.listen_after(self._after_backward)
 
     def inspected(self, mode: Any) -> None:
