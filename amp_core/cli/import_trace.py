@@ -65,5 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{1 - use.tensor_frac - use.unknown_frac:.1%} without, {use.unknown_frac:.1%} unclassified"
         )
     else:
-        print(f"no GPU kernels; {float(kernels['total_us'].sum()) / 1e3:.1f} ms of operators on the CPU")
+        on_cpu = kernels["device"].str.startswith("cpu").all()
+        what = "operators on the CPU" if on_cpu else "copies and fills"
+        print(f"no kernels of a GPU; {float(kernels['total_us'].sum()) / 1e3:.1f} ms of {what}")
     return 0

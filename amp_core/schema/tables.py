@@ -296,8 +296,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "idle_late_start_us",
                     "f",
-                    "part of idle_wait_us with nothing in the trace to wait for: in a window with work on one stream "
-                    "alone, and without communication, graphs and host functions",
+                    "part of idle_wait_us with nothing in the trace to wait for: in a window with work on one device "
+                    "alone, and without graphs and host functions",
                 ),
                 _column(
                     "idle_dispatch_us",

@@ -140,7 +140,9 @@ class ZipSource:
         except PermissionError as error:
             raise RunError(f"path={str(path)!r} cannot be read: {error.strerror}") from None
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise RunError(f"path={str(path)!r} is not a packed run: {error}") from None
+            is_trace = ".json" in PurePosixPath(str(path)).suffixes
+            how = "; import a profiler trace with ampscope import-trace" if is_trace else ""
+            raise RunError(f"path={str(path)!r} is not a packed run: {error}{how}") from None
         names = {PurePosixPath(n) for n in self._archive.namelist()}
         heads = sorted((p for p in names if p.name == "run.json"), key=lambda p: len(p.parts))
         if not heads:

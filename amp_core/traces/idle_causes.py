@@ -132,7 +132,11 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
         by_kind.setdefault(call_kind(events.texts[number]), []).append(number)
     if not by_kind:
         return None
-    kind = max(by_kind, key=lambda kind: us[by_kind[kind]].sum())
+    total = {kind: float(us[numbers].sum()) for kind, numbers in by_kind.items()}
+    kind = max(total, key=lambda kind: total[kind])
+    starting = [k for k in _AT_THE_START if total.get(k, 0.0) >= MIN_START_RATIO * total[kind]]
+    if kind in starting and len(starting) > 1:  # a program's first calls do all of it
+        kind, by_kind["setup"] = "setup", sorted((i for k in starting for i in by_kind[k]), key=lambda i: -us[i])
     names = by_kind[kind][: 1 if kind == "other" else _MAX_NAMES]
     return LongCalls(kind, ", ".join(events.texts[number] for number in names), float(us[by_kind[kind]].sum()))
 
@@ -143,6 +147,9 @@ def call_kind(name: str) -> str:
 
 
 _MAX_NAMES = 2
+_AT_THE_START = ("setup", "loading", "allocation")
+MIN_START_RATIO = 0.25
+"""Kinds of calls that each take this part of the longest one's time are taken together as the start of a program."""
 _CALL_KINDS = {
     "graphs": re.compile(r"Graph|Capture"),
     "copies": re.compile(r"Mem(?:cpy|set|ory|Copy|Fill|Buffer)|Prefetch", re.IGNORECASE),

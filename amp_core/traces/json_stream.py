@@ -102,6 +102,8 @@ class TraceStream:
             self._check_end()
             return
         if first != "{":
+            if ".tar" in self.path.suffixes or self.path.suffix == ".tgz":
+                raise RunError(f"{self._name} is an archive; unpack it and give the traces in it")
             raise RunError(f"{self._name} is not a profiler trace: it begins with {first!r}, not with a JSON object")
         self._at += 1
         seen = False

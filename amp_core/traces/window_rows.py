@@ -52,9 +52,8 @@ def window_rows(
     held_up = bool(len(calls)) and bool(holding_up[np.asarray(calls.name)].any())
     for number, window in enumerate(windows):
         inside = window_index == number
-        queues = np.unique(np.stack([linked.device[inside], linked.stream[inside]]), axis=1)
-        is_one = queues.shape[1] == 1 and queues[1, 0] >= 0
-        alone = is_one and not held_up and not communication[inside].any()
+        # An idle device runs no stream that another one of it could wait for, and a collective waits within its kernel.
+        alone = not held_up and len(np.unique(linked.device[inside])) == 1
         for device in np.unique(linked.device[inside]).tolist():
             selected = inside & (linked.device == device)
             on_cpu, name = device < 0, device_name(device, accelerator)

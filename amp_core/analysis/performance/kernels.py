@@ -77,7 +77,8 @@ def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
 
 
 def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
-    """Rows of `windows` of the window that begins at `step`, or of all; only those of GPUs if there are any."""
+    """Rows of `windows` of the window that begins at `step`, or of all; only those of GPUs if there are any. The wait
+    before the first kernel is part of a window of several steps."""
     return run.cached_frame(["windows"], _window_rows, step)
 
 
@@ -87,8 +88,20 @@ def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
     )
     if frame.empty:
         return frame
-    frame = frame[_chosen(frame, step)]
-    return _accelerators_alone(frame).reset_index(drop=True)
+    frame = _accelerators_alone(frame[_chosen(frame, step)]).reset_index(drop=True)
+    return _with_first_wait(frame)
+
+
+def _with_first_wait(frame: pd.DataFrame) -> pd.DataFrame:
+    """Windows of several steps with the wait before the first kernel, as before those of the other steps: the mean is
+    then the time from step to step. One step alone is as long as the device marks it."""
+    several = frame["steps"] > 1
+    lead, data = (frame[name].where(several, 0.0).fillna(0.0) for name in ("lead_us", "lead_data_us"))
+    for name, more in (("wall_us", lead), ("idle_us", lead), ("idle_data_us", data)):
+        frame[name] = frame[name] + more
+    frame["lead_us"] = frame["lead_us"].mask(several, 0.0)
+    frame["lead_data_us"] = frame["lead_data_us"].mask(several & frame["lead_data_us"].notna(), 0.0)
+    return frame
 
 
 def is_trace(run: Run) -> bool:

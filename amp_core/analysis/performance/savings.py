@@ -20,7 +20,7 @@ from amp_core.analysis.performance.collectives import collective_rows, gradient_
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import COPIES, is_matrix, is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import COPIES, is_matrix, is_trace, kernel_rows, window_rows
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
@@ -39,6 +39,8 @@ FUSED_FRAC = 0.5
 LAUNCH_US = 10.0
 """Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy. Decides where the lengths
 of the gaps between kernels are not recorded."""
+MIN_KERNEL_US = 1e-3
+"""Less is no kernel time: a trace may hold copies alone."""
 UNKNOWN_RATIO = 2.0
 """Gain of 16 bits over FP32 that is assumed where the data sheet is not listed: half the bytes."""
 
@@ -116,7 +118,7 @@ def possible_savings(run: Run) -> Savings | None:
 
 def _possible_savings(run: Run) -> Savings | None:
     cost, rows = step_cost(run), kernel_rows(run)
-    if cost.source != "profile" or cost.on_cpu or on_cpu(rows) or rows.empty:
+    if cost.source != "profile" or cost.on_cpu or kernel_rows(run, everything=True).empty:
         return None
     windows = window_rows(run)
     steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
@@ -130,11 +132,11 @@ def _possible_savings(run: Run) -> Savings | None:
         *_slow(run, cost, rates, steps, unit),
         *_memory_bound(rows, cost, steps, unit),
     ]
-    if not rows["device"].str.startswith("cuda").all():
+    if not windows["device"].str.startswith("cuda").all():
         savings = [replace(c, what=c.what.replace("The GPU", "The device")) for c in savings]
     worth = [c for c in savings if c.saved_us >= MIN_SAVED_FRAC * cost.step_us]
     unknown = rows[rows["tensor_core"] == "unknown"]
-    share = float(unknown["total_us"].sum() / rows["total_us"].sum())
+    share = float(unknown["total_us"].sum()) / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
     if (
         share > MAX_UNKNOWN_FRAC
         and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "mlu", "privateuse")).any()

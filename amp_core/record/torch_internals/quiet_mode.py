@@ -14,6 +14,7 @@ last bits: `pinv`, `lstsq`, singular values or eigenvalues without vectors, and 
 of the value of `masked_fill`.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -54,10 +55,11 @@ class QuietMode(TorchDispatchMode):
         """Leave the mode if that is safe and lasting. Otherwise it stays, and False means to try again later.
 
         A mode that was entered since would be left in its place; and autograd and compiled code restore, when they
-        return, the modes that were active when they began. At the end of an inference mode, torch restores the dispatch
-        keys of its beginning: with the key of a mode that is not there any more, operators fail.
+        return, the modes that were active when they began. At the end of an inference mode, and of a compiled function
+        that runs in eager mode, torch restores the dispatch keys of its beginning: with the key of a mode that is not
+        there any more, operators fail.
         """
-        if torch._C._current_graph_task_id() != -1 or within_compiled():
+        if torch._C._current_graph_task_id() != -1 or within_compiled() or _calls_compiled():
             return False
         if torch.is_inference_mode_enabled() != self._in_inference_mode:
             return False
@@ -84,6 +86,15 @@ class QuietMode(TorchDispatchMode):
             out = func(*args, **kwargs)
         self.on_op(func, args, kwargs, out)
         return out
+
+
+def _calls_compiled() -> bool:
+    """Whether a function that `torch.compile` returned is among the callers."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    frame = sys._getframe(1) if dynamo is not None else None
+    while frame is not None and frame.f_code.co_filename != getattr(dynamo, "__file__", None):
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextmanager
