@@ -215,7 +215,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
                 _add_allocation(events, event, base, texts, threads)
             continue
         kind = _CATEGORIES.get(category) if isinstance(category := event.get("cat"), str) else None
-        if kind is None:
+        if kind is None or event.get("name") == DISPATCH_MODE:
             continue
         if category in _ACCELERATORS:
             events.accelerator = _ACCELERATORS[category]
@@ -313,6 +313,9 @@ def _check_duplicates(work: Work) -> None:
     if twice > MAX_DUPLICATE_FRAC * len(work):
         raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
 
+
+DISPATCH_MODE = "PythonDispatchMode"
+"""What torch calls a mode of Python that an operator runs under: no operator of its own."""
 
 _CATEGORIES = {
     "cpu_op": "op",

@@ -190,8 +190,9 @@ class ByHand(Observer):
     def _start(self) -> None:
         if self._mode is not None and self._mode.paused:
             self._stop()
-        # A mode of the program's own might end before this one does.
+        # A mode of the program's own might end before this one does, and a profiler records each operator under a mode.
         apart = within_compiled() or mode_would_uncompile() or _get_current_dispatch_mode_stack() or capturing()
+        apart = apart or torch._C._autograd._profiler_enabled()
         if self._mode is not None or apart or self._failed:
             return
         begun = time.perf_counter()
