@@ -174,10 +174,10 @@ def kernel_wait(run: Run) -> list[Finding]:
 
 
 _LATE_START = Remedy(
-    "No stream of the GPU runs in that time, and no graph or host function holds work up, so the trace shows nothing to "
-    "wait for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start. Time the same steps "
-    "without the profiler: if they are that much faster, this idle time is the profiler's, and the rest of the trace "
-    "still holds.",
+    "No stream of the GPU runs in that time, and no graph or host function holds work up, so the trace shows nothing "
+    "to wait for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start. Time the "
+    "same steps without the profiler: if they are that much faster, this idle time is the profiler's, and the rest of "
+    "the trace still holds.",
     "torch.accelerator.synchronize()\nbegan = time.perf_counter()\nfor _ in range(10):\n    train_step(batch)\n"
     "torch.accelerator.synchronize()\nprint((time.perf_counter() - began) / 10)",
 )
