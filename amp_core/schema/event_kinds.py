@@ -25,6 +25,8 @@ EVENT_KINDS: dict[str, str] = {
     "what it was computed in",
     "non-finite operator": "the operator that made the loss of a step non-finite from finite numbers, where the "
     "outputs of all modules were finite; value: largest magnitude of its inputs; limit: largest finite number of dtype",
+    "abandoned forward": "the output of the model was not finite, and no backward followed; name: the first module "
+    "with such an output; op: its class",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
     "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
@@ -69,6 +71,8 @@ EVENT_KINDS: dict[str, str] = {
     "tensors; optimizer: its number",
     "made finite": "the loop's own code made scaled gradients finite that were not; count: steps; limit: steps that "
     "were compared; optimizer: its number",
+    "scaled twice": "`scaler.scale` was called with what it had returned",
+    "cleared by hand": "the loop cleared gradients itself between two backwards of a step, without `zero_grad`",
     "own loss scale": "the loss was multiplied by a constant before backward, without a scaler; value: the constant",
     "anomaly mode": "backward was called in anomaly mode",
     "loss dtype": "the loss that backward started from is of dtype; detail: `computed` where it was computed in dtype "

@@ -4,9 +4,19 @@ import re
 
 import pandas as pd
 
-from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, SPEED_AND_MEMORY, TRAINING_LOOP, Entry, Finding
+from amp_core.analysis.steps import attempts
+from amp_core.findings.model import (
+    LOSS_SCALING,
+    RANGE_AND_PRECISION,
+    SPEED_AND_MEMORY,
+    TRAINING_LOOP,
+    Entry,
+    Finding,
+    Remedy,
+)
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import (
+    call_orders,
     ending_error,
     facts,
     failing_module,
@@ -22,6 +32,9 @@ from amp_core.findings.snippets import LOOP
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 from amp_core.text import formatting
+
+MIN_ZERO_STEPS = 5
+"""Steps whose gradients all have to be zero."""
 
 _UNSCALED_FP16 = "Attempting to unscale FP16 gradients"
 _NO_CHECKS = ("No inf checks were recorded for this optimizer", "does not require grad and does not have a grad_fn")
@@ -115,7 +128,7 @@ def no_gradients(run: Run) -> list[Finding]:
     missing = signals(run, "missing gradients")
     none = missing[missing["count"] >= missing["limit"]]
     if raised is None and none.empty:
-        return _of_replaced_parameters(run, missing)
+        return _of_replaced_parameters(run, missing) or _cleared_before_the_step(run)
     settings = mappings(run.head.config, "optimizer_settings")
     foreign = next(
         (i for i, s in enumerate(settings) if s.get("outside_model") and s["outside_model"] == s.get("parameters")),
@@ -142,6 +155,42 @@ def no_gradients(run: Run) -> list[Finding]:
             unit="parameters with a gradient",
         )
     ]
+
+
+def _cleared_before_the_step(run: Run) -> list[Finding]:
+    """`no-gradients` where the loop sets gradients to zero between backward and the optimizer's step."""
+    norms = attempts(run)[["step", "grad_norm", "skipped"]]
+    norms = norms[~norms["skipped"] & norms["grad_norm"].notna()]
+    cleared = any(_clears_before_step([split_call(c)[0] for c in calls]) for _, _, calls in call_orders(run))
+    if len(norms) < MIN_ZERO_STEPS or not cleared or (norms["grad_norm"] != 0).any():
+        return []
+    return [
+        make_finding(
+            "no-gradients",
+            "All gradients are zero in every step: the loop clears them between backward and the optimizer's step",
+            "zero_grad",
+            steps=(int(norms["step"].iloc[0]), int(norms["step"].iloc[-1])),
+            value=0.0,
+            limit=1.0,
+            unit="parameters with a gradient",
+            remedy=Remedy(
+                "The optimizer steps with zeros, so nothing is learned but weight decay. Clear gradients after the "
+                "step, or before the forward pass.",
+                "optimizer.zero_grad()\nscaler.scale(loss_fn(model(x), y)).backward()\nscaler.step(optimizer)\n"
+                "scaler.update()",
+            ),
+        )
+    ]
+
+
+def _clears_before_step(calls: list[str]) -> bool:
+    """Whether `zero_grad` is the last of the calls that change gradients before a step."""
+    last = ""
+    for name in calls:
+        if name in ("scaler.step", "optimizer.step") and last == "zero_grad":
+            return True
+        last = name if name in ("backward", "zero_grad") else last
+    return False
 
 
 def _of_replaced_parameters(run: Run, missing: pd.DataFrame) -> list[Finding]:

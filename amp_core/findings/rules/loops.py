@@ -3,7 +3,7 @@
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.numerics.clipping import clipped_while_scaled
 from amp_core.analysis.steps import scaler_enabled
-from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import (
     CallOrders,
@@ -157,6 +157,9 @@ def unscale_per_microbatch(run: Run) -> list[Finding]:
     twice = signals(run, "unscaled twice")
     if not twice.empty:
         return [_unscaled_twice(run, int(twice["optimizer"].iloc[0]))]
+    scaled = signals(run, "scaled twice")
+    if not scaled.empty:
+        return [_scaled_twice(int(scaled["step"].iloc[0]), last_step(run))]
     # Where scalers alternate, as in a GAN, `update` may be that of a scaler whose optimizer is not watched.
     every = [] if run.head.config.get("scalers_in_turn") else _orders_while_all_step(run)
     bad = [(first, last) for first, last, calls in every if _mixes_scaled(calls)]
@@ -173,6 +176,23 @@ def unscale_per_microbatch(run: Run) -> list[Finding]:
             unit="calls per optimizer step",
         )
     ]
+
+
+def _scaled_twice(first: int, last: int | None) -> Finding:
+    return make_finding(
+        "unscale-per-microbatch",
+        "The loss is multiplied by the loss scale twice, and its gradients are divided by it once",
+        "scaler.scale",
+        steps=(first, max(first, last or 0)),
+        value=2.0,
+        limit=1.0,
+        unit="calls per loss",
+        remedy=Remedy(
+            "Gradients are thousands of times too large after unscaling, which clipping or Adam hides, and the loss "
+            "scale has to fall to about its square root. Scale each loss once.",
+            "scaler.scale(loss).backward()   # loss as the model's code returns it, not scaled there",
+        ),
+    )
 
 
 def _orders_while_all_step(run: Run) -> CallOrders:

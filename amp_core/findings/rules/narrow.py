@@ -202,7 +202,10 @@ def half_sum(run: Run) -> list[Finding]:
         run,
         "narrow sum",
         "terms",
-        lambda row: f"{row['op']} adds {int(float(str(row['value']))):,} terms in {row['dtype']}",
+        lambda row: (
+            f"{'Two sums that are subtracted have' if row['op'] == 'sub' else str(row['op']) + ' adds'} "
+            f"{int(float(str(row['value']))):,} terms in {row['dtype']}"
+        ),
     )
 
 
@@ -217,7 +220,8 @@ def half_sum(run: Run) -> list[Finding]:
         signal="Casts of integers, ranges, sines and cosines in 16 bits in the first step; the model's buffers at "
         "the start.",
         threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 "
-        "in float16, where the spacing is a quarter (transformers issue 29285).",
+        "in float16, where the spacing is a quarter (transformers issue 29285); a column of an input of which rounding "
+        "is 2 % of the variance.",
         advice="Distant tokens of a sequence share a position, so the model cannot tell them apart. Compute "
         "positions, frequencies and angles in float32 with autocast off, and cast the sines and cosines.",
         snippet=_AUTOCAST_OFF
@@ -233,6 +237,13 @@ def rounded_positions(run: Run) -> list[Finding]:
         size = float(str(row["value"]))
         if row["op"] in ("cos", "sin"):
             return f"{row['op']} takes angles of up to {formatting.number(size)} in {row['dtype']}"
+        if row["op"] == "integers":
+            return (
+                f"Integers of up to {formatting.number(size)} were in {row['dtype']} before they became integers again"
+            )
+        if row["op"] == "columns":
+            columns = formatting.plural(int(size), "column")
+            return f"In {row['dtype']}, the values of {columns} of an input, such as years, are hardly told apart"
         if row["op"] == "table":
             return f"{int(size):,} neighbouring rows of {row['name']} are equal: its positions were computed in 16 bits"
         if row["op"] == "frequencies":

@@ -1,6 +1,7 @@
 """Rules on what exceeds the range of float16, or is not finite: activations, weights, masks, running statistics."""
 
 import numpy as np
+import pandas as pd
 
 from amp_core.analysis.steps import attempts, autocast_dtype
 from amp_core.findings import remedies
@@ -101,6 +102,10 @@ def activation_overflow(run: Run) -> list[Finding]:
                 remedy=remedies.loss_remedy(run, cause) if in_loss else None,
             )
         ]
+    dropped = signals(run, "abandoned forward")
+    dropped = dropped[dropped["dtype"] == "float16"]
+    if len(dropped):
+        return [_of_dropped_batches(run, dropped)]
     near = signals(run, "near overflow")
     if near.empty or any(f.where == LEARNING_RATE for f in loss_nonfinite(run)):
         return []
@@ -118,6 +123,21 @@ def activation_overflow(run: Run) -> list[Finding]:
             unit="largest magnitude",
         )
     ]
+
+
+def _of_dropped_batches(run: Run, dropped: pd.DataFrame) -> Finding:
+    name = str(dropped["name"].iloc[0]) or model_name(run)
+    times = f"{len(dropped):,} forward {'pass' if len(dropped) == 1 else 'passes'}"
+    return make_finding(
+        "activation-overflow",
+        f"The output of {name} ({dropped['op'].iloc[0]}) is not finite in float16 in {times} without a backward: the "
+        "loop drops these batches",
+        name,
+        steps=(int(dropped["step"].min()), int(dropped["step"].max())),
+        value=float(len(dropped)),
+        limit=0.0,
+        unit="forward passes without backward",
+    )
 
 
 @rule(

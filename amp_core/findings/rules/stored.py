@@ -68,7 +68,7 @@ def half_accumulation(run: Run) -> list[Finding]:
             _accumulated("gradients", str(summed), (f"Gradients of several micro-batches are accumulated in {summed}"))
         ]
     narrow = {n: str(d) for n, d in facts(run.head.model, "dtypes").items() if d in SIGNIFICANT_BITS}
-    several = any(_accumulates(calls) for _, _, calls in call_orders(run))
+    several = any(_accumulates(calls) for _, _, calls in call_orders(run)) and signals(run, "cleared by hand").empty
     settings = mappings(run.head.model, "precision_asked")
     wide = any(s.get("stage") == "accumulation" and s.get("dtype") not in SIGNIFICANT_BITS for s in settings)
     if narrow and several and not wide:

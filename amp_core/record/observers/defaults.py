@@ -38,7 +38,7 @@ def default_signals(
     """The observers for one run, created lazily, in the order in which they are notified."""
     device = device_of(model)
     yield StartFacts(writer, model, optimizers, scaler)
-    calls = CallOrder(writer, optimizers, scaler)
+    calls = CallOrder(writer, model, optimizers, scaler)
     yield calls
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
     yield ChangedGradients(writer, optimizers, scaler, calls.scale_calls)

@@ -12,6 +12,7 @@ from tests.findings.other_forms import (
     rates,
     scaling,
     sharded,
+    silent,
     state,
     unscaling,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "rates",
     "scaling",
     "sharded",
+    "silent",
     "state",
     "unscaling",
 ]

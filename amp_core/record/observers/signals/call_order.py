@@ -5,6 +5,7 @@ those of the step before: a loop that repeats the same calls writes one event. `
 """
 
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +27,11 @@ MAX_EVENTS = 2000
 class CallOrder(Observer):
     """Keeps the calls of the current step."""
 
-    def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> None:
+    def __init__(
+        self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], scaler: Any
+    ) -> None:
         self._writer = writer
+        self._model = model
         self._optimizers = optimizers
         self._scaler = scaler
         self._calls: list[str] = []
@@ -36,6 +40,8 @@ class CallOrder(Observer):
         self._written = 0
         self._inside = False  # of scaler.step
         self._scale_calls = 0
+        self._scaled: list[weakref.ref[torch.Tensor]] = []  # what `scale` returned since the last backward
+        self._events = {"scaled twice": False, "cleared by hand": False}  # whether they were written
         self._methods: list[tuple[patched_functions.Shared, Any]] = []  # with their listeners
         for index, optimizer in enumerate(self._optimizers):
             self.optimizer_found(index, optimizer)
@@ -48,6 +54,10 @@ class CallOrder(Observer):
 
     def scaler_found(self, scaler: Any) -> None:
         self._listen(scaler, "get_scale", "get_scale")
+        scale = patched_functions.method_of(scaler, "scale")
+        scale.listen(self._before_scale, of=scaler)
+        scale.listen_after(self._after_scale, of=scaler)
+        self._methods += [(scale, self._before_scale), (scale, self._after_scale)]
         step = patched_functions.method_of(scaler, "step")
         step.listen_failed(self._leave_scaler_step, of=scaler)
         step.listen(self._enter_scaler_step, of=scaler)
@@ -104,6 +114,20 @@ class CallOrder(Observer):
     def _on_method(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._note(call)
 
+    def _before_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next(iter((*args[1:], *kwargs.values())), None)
+        if isinstance(given, torch.Tensor) and any(ref() is given for ref in self._scaled):
+            self._event_once("scaled twice")
+
+    def _after_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._scaled.append(weakref.ref(result))
+
+    def _event_once(self, kind: str) -> None:
+        if not self._events[kind]:
+            self._events[kind] = True
+            self._writer.event(kind, step=self._step)
+
     def _enter_scaler_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._inside = True
 
@@ -111,6 +135,11 @@ class CallOrder(Observer):
         self._inside = False
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._scaled = []
+        again = "backward" in self._calls and not any(call.startswith("zero_grad") for call in self._calls)
+        unknown = again and not self._events["cleared by hand"] and not self.at_own_work()
+        if unknown and all(p.grad is None for p in own.parameters(self._model)):
+            self._event_once("cleared by hand")
         self._note("backward")
 
     def _on_scheduler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

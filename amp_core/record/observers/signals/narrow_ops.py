@@ -29,6 +29,13 @@ MIN_CHAIN = 64
 """Additions to one number, one after the other."""
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
+INTEGERS = (torch.int16, torch.int32, torch.int64)
+MIN_ROWS = 16
+"""Rows of an input whose columns are compared with their copies in 16 bits."""
+MAX_ROUNDED_VARIANCE_FRAC = 0.02
+"""Share of a column's variance by which rounding may change its values."""
+MIN_SPREAD_RATIO = 1e-5
+"""Standard deviation of a column over its mean; below that, its values differ by rounding alone."""
 MAX_VALUES = 2**20
 """Elements of a tensor of integers that are compared with their copies in 16 bits."""
 SELECTIONS = ("topk", "max", "sort", "argmax")
@@ -52,6 +59,7 @@ class NarrowOps:
         self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
+        self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
         self._chains: dict[int, tuple[int, torch.Tensor]] = {}  # additions so far, and the sum, by its id
         # Kind, operator, module, dtype, and value and limit as tensors.
         self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
@@ -74,7 +82,11 @@ class NarrowOps:
         result = out[0] if isinstance(out, tuple | list) and out else out
         name = op.rstrip("_")
         if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
-            if first.dtype in NARROW and op == "argmax":
+            if first.dtype in NARROW and op == "_to_copy" and result.dtype in INTEGERS:
+                # Integers that were in 16 bits meanwhile.
+                largest = first.detach().abs().amax()
+                self._later("rounded positions", "integers", module(), first.dtype, largest, _max_exact(first.dtype))
+            elif first.dtype in NARROW and op == "argmax":
                 self._choose(op, first, 1, module)
             elif first.dtype in NARROW and isinstance(result, torch.Tensor) and name in ("_to_copy", "_softmax"):
                 self._widen(name, result, first.dtype)
@@ -82,10 +94,12 @@ class NarrowOps:
                 self._check_widened(op, name, first, out, source, module)
             return
         if first.dtype not in NARROW:
-            if op == "_to_copy" and first.dtype in (torch.int16, torch.int32, torch.int64):
+            if op == "_to_copy" and first.dtype in INTEGERS:
                 self._count_rounded(op, first, result, module)
-            elif op == "_to_copy" and result.dtype == torch.float16 and not first.requires_grad:
-                self._check_mask(op, first, result, module)
+            elif op == "_to_copy" and not first.requires_grad:
+                if result.dtype == torch.float16:
+                    self._check_mask(op, first, result, module)
+                self._check_columns(first, result, module)
             return
         if name in ("_softmax", "sigmoid"):
             self._softmax_sizes.add(first.shape[-1] if first.dim() else 1)
@@ -137,15 +151,21 @@ class NarrowOps:
         elif tuple(out.shape) in self._statistics and is_root(name, args):
             self._statistics.discard(tuple(out.shape))
             self._statistic(op, out.numel(), out.dtype, module)
+        if name == "sub" and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            sums = [self._long_sums.get(id(t), (0, None))[0] for t in (first, args[1])]
+            if all(sums):  # both have lost what tells them apart
+                self._report("narrow sum", op, module(), float(min(sums)), float(_max_exact(out.dtype)), out.dtype)
         if name == "sum":
             limit = MIN_SUM_TERMS
+            if terms >= _max_exact(first.dtype):
+                self._long_sums[id(out)] = terms, out
             if terms >= MIN_CLASSES and out.numel() > 1:
                 self._wide_sums[tuple(out.shape)] = terms
         elif name == "mean":
             limit = MIN_MEAN_TERMS
         elif name in ("cumsum", "logcumsumexp", "cumprod"):
             terms = first.shape[args[1]] if first.dim() and len(args) > 1 else first.numel()
-            limit = int(2 / torch.finfo(first.dtype).eps) + 1
+            limit = _max_exact(first.dtype) + 1
         elif name in ("scatter_add", "index_add", "scatter_reduce", "index_put", "_index_put_impl"):
             if (most := _most_terms(args)) is not None:
                 self._later("narrow sum", op, module(), out.dtype, most, MIN_TERMS_PER_BIN - 1)
@@ -159,7 +179,7 @@ class NarrowOps:
 
     def send(self) -> None:
         """Start the copy of what depends on values to the host."""
-        self._chains = {}
+        self._chains, self._long_sums = {}, {}
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
             self._transfer.put(str(place), value)
@@ -208,6 +228,18 @@ class NarrowOps:
             "constant overflow", op, module(), copy.dtype, -lowest * (wide.amax() <= 0), torch.finfo(copy.dtype).max
         )
 
+    def _check_columns(self, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
+        """Columns of an input, such as years, whose values differ by little beside their size."""
+        values = wide.detach().flatten(0, -2) if wide.dim() > 1 else wide.new_zeros(0, 1)
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward or len(values) < MIN_ROWS or values.numel() > MAX_VALUES or wide.shape != copy.shape:
+            return
+        error = copy.detach().flatten(0, -2).to(torch.float32) - values
+        variance = values.var(0)
+        differs = variance > (MIN_SPREAD_RATIO * values.mean(0)).square()  # and is not constant but for rounding
+        lost = (error.square().mean(0) > MAX_ROUNDED_VARIANCE_FRAC * variance) & differs & values.isfinite().all(0)
+        self._later("rounded positions", "columns", module(), copy.dtype, lost.sum(), 0.0)
+
     def _count_rounded(self, op: str, whole: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:
             rounded = (copy.detach().to(torch.float32) != whole.to(torch.float32)).sum()
@@ -243,6 +275,11 @@ def _most_terms_at(into: torch.Tensor, places: Sequence[Any], values: torch.Tens
 def size_by_row(tensor: torch.Tensor) -> tuple[int, int]:
     """Number of elements and last size, which views with other leading sizes keep."""
     return tensor.numel(), tensor.shape[-1] if tensor.dim() else 1
+
+
+def _max_exact(dtype: torch.dtype) -> int:
+    """The integer up to which a dtype has all of them: 256 for bfloat16."""
+    return int(2 / torch.finfo(dtype).eps)
 
 
 def _largest_exact_angle(dtype: torch.dtype) -> float:

@@ -186,10 +186,27 @@ class ForwardCheck(Observer):
                 self._dtypes[index] = [t.dtype for t in call.outputs]
                 self._measure(index, call.outputs)
             elif self._bytes < MAX_BYTES:
+                if index == 0:
+                    self._check_abandoned()
                 self._kept.append(call)
                 self._bytes += output.nbytes if isinstance(output, torch.Tensor) else _bytes(call.outputs)
 
         return after_forward
+
+    def _check_abandoned(self) -> None:
+        """The model is called again, and no backward followed its call before: perhaps the loop drops the batch because
+        its loss is not finite."""
+        last = next((k for k, call in enumerate(self._kept) if call.number == 0), None)
+        if last is None:
+            return
+        calls, self._kept, self._bytes = self._kept[: last + 1], self._kept[last + 1 :], 0
+        if self._written < MAX_EVENTS and not all(map(_finite, calls[-1].outputs)):
+            first = next(call for call in calls if not all(map(_finite, call.outputs)))
+            name, module = self._modules[first.number]
+            dtype = next(t.dtype for t in first.outputs if not _finite(t))
+            facts = {"op": type(module).__name__, "dtype": dtype_name(dtype), "phase": "forward"}
+            self._writer.event("abandoned forward", name, step=self._step, **facts)
+            self._written += 1
 
     def _describe(self) -> None:
         """Record autocast's dtype after the first call of a module, in a loop that calls parts of the model."""

@@ -1,0 +1,165 @@
+"""Faults that nothing shows in the loss curve: batches dropped, gradients cleared, integers and differences rounded."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.findings.other_forms.form import fault, healthy
+from tests.findings.other_forms.loops import BF, adam, amp, bf16, ce, fp16, scaler, sgd, watched
+from tests.findings.other_forms.models import Net, vectors
+
+
+def _layers(inputs=64):
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def _batches_dropped(into, dtype):
+    def run(m, x):
+        return m.head((m.body(x).to(dtype) * 30).square().sum(1, keepdim=True) / 1e4)
+
+    m = Net(run, body=nn.Linear(64, 64), head=nn.Linear(1, 10))
+    o, s = adam(m), scaler()
+    with watched(m, o, into, s):
+        for i, (x, y) in enumerate(vectors(16)):
+            with amp():
+                loss = ce(m(x * (20 if i % 4 == 1 else 0.1)), y)
+            if not loss.isfinite():
+                continue
+            o.zero_grad()
+            s.scale(loss).backward()
+            s.step(o)
+            s.update()
+
+
+@fault("activation-overflow", "head", each_time=True)
+def batches_of_infinite_loss_dropped(into):
+    _batches_dropped(into, torch.float16)
+
+
+@healthy(each_time=True)
+def sums_in_fp32_so_that_no_batch_is_dropped(into):
+    _batches_dropped(into, torch.float32)
+
+
+@fault("no-gradients", "zero_grad", each_time=True)
+def gradients_zeroed_before_the_step(into):
+    m = _layers()
+    o = sgd(m)
+    fp16(m, vectors(8), into, o, before=lambda i: o.zero_grad(set_to_none=False))
+
+
+@fault("unscale-per-microbatch", "scaler.scale", each_time=True)
+def loss_scaled_twice(into):
+    m, s = _layers(), scaler(2.0**4)
+    o = adam(m)
+    with watched(m, o, into, s):
+        for x, y in vectors(8):
+            with amp():
+                loss = s.scale(ce(m(x), y))
+            s.scale(loss).backward()
+            s.unscale_(o)
+            nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+            s.step(o)
+            s.update()
+            o.zero_grad()
+
+
+@healthy()
+def two_losses_scaled_and_added(into):
+    m, s = _layers(), scaler()
+    o = adam(m)
+    with watched(m, o, into, s):
+        for x, y in vectors(8):
+            with amp():
+                first, second = ce(m(x), y), ce(m(x.flip(0)), y.flip(0))
+            (s.scale(first) + s.scale(second)).backward()
+            s.step(o)
+            s.update()
+            o.zero_grad()
+
+
+def _years(into, shift, scale):
+    def batches():
+        for x, y in vectors(4, rows=64):
+            year = torch.randint(1990, 2026, (64, 1)).float()
+            yield torch.cat([(year - shift) / scale, x], 1), y
+
+    bf16(_layers(65), batches(), into)
+
+
+@fault("rounded-positions", "0", each_time=True)
+def years_as_they_are_in_bf16(into):
+    _years(into, 0.0, 1.0)
+
+
+@healthy(each_time=True)
+def years_that_are_normalised(into):
+    _years(into, 2007.0, 10.0)
+
+
+def _ids(into, cast):
+    m = Net(lambda m, i: m.head(m.table(i.long()).mean(1)), table=nn.Embedding(8008, 16), head=nn.Linear(16, 10))
+
+    def batches():
+        for _ in range(4):
+            ids = torch.randint(8000, (16, 5))
+            yield cast(ids), ids[:, 0] % 10
+
+    fp16(m, batches(), into)
+
+
+@fault("rounded-positions", "", each_time=True)
+def ids_cast_with_the_batch(into):
+    _ids(into, torch.Tensor.half)
+
+
+@healthy()
+def ids_that_stay_integers(into):
+    _ids(into, torch.Tensor.long)
+
+
+def _preferences(into, dtype):
+    m = Net(lambda m, i: m.head(torch.tanh(m.table(i))), table=nn.Embedding(50, 16), head=nn.Linear(16, 50))
+    reference = copy.deepcopy(m).requires_grad_(False)
+
+    def likelihood(net, ids):
+        return net(ids[:, :-1]).float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].to(dtype).sum(-1)
+
+    def loss(m, batch):
+        good, bad = ((likelihood(m, ids) - likelihood(reference, ids)) for ids in batch)
+        return -F.logsigmoid(0.1 * (good - bad).float()).mean()
+
+    bf16(m, ((torch.randint(50, (4, 600)), torch.randint(50, (4, 600))) for _ in range(4)), into, loss=loss)
+
+
+@fault("half-sum", "", each_time=True)
+def log_likelihoods_subtracted_in_bf16(into):
+    _preferences(into, BF)
+
+
+@healthy()
+def log_likelihoods_subtracted_in_fp32(into):
+    _preferences(into, torch.float32)
+
+
+@healthy(each_time=True)
+def masters_whose_gradients_a_loop_collects_in_fp32(into):
+    m = _layers().to(BF)
+    masters = [nn.Parameter(p.detach().float()) for p in m.parameters()]
+    o = adam(masters)
+    with watched(m, o, into):
+        for i, (x, y) in enumerate(vectors(16)):
+            ce(m(x.to(BF)), y).backward()
+            for master, p in zip(masters, m.parameters(), strict=True):
+                master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad.float())
+                p.grad = None
+            if i % 4 == 3:
+                o.step()
+                o.zero_grad()
+                with torch.no_grad():
+                    for master, p in zip(masters, m.parameters(), strict=True):
+                        p.copy_(master)
