@@ -84,16 +84,17 @@ class Scheduler(Backend):
         return f"{self.name}:{resources.partition}" if resources.partition else self.name
 
     def submit(self, folder: Path, record: Record) -> None:
+        self.check_answering()
+        record = enter(folder, record, secrets.token_hex(4))
+        confirm(folder, self.send(folder, record, Resources.from_dict(record.resources)))
+
+    def check_answering(self) -> None:
+        """Raise `RunError` if no job can be submitted from here, or the scheduler does not answer: before anything is
+        submitted."""
         self.check_available()
         error = self.polled.latest(SUBMIT_WAIT_S).error
-        if error is not None:  # before anything is submitted
+        if error is not None:
             raise RunError(f"on={self.name!r} is not possible now: {error}")
-        record = dataclasses.replace(record, token=secrets.token_hex(4))
-        (folder / job_file.LOG_FILE).unlink(missing_ok=True)  # of an earlier job, whose run this one resumes
-        job_file.write(folder, record)
-        job_id = self.send(folder, record, Resources.from_dict(record.resources))
-        with job_file.lock:
-            job_file.write(folder, dataclasses.replace(job_file.read(folder), backend_id=job_id))
 
     def upkeep(self, folder: Path, record: Record) -> Record:
         if record.ended_s is not None:
@@ -215,6 +216,19 @@ class Scheduler(Backend):
                 f" ({explanation})" if explanation else ""
             )
         return facts
+
+
+def enter(folder: Path, record: Record, token: str) -> Record:
+    """Write the record of a job, with its token, before the job is submitted; returns that record."""
+    record = dataclasses.replace(record, token=token)
+    (folder / job_file.LOG_FILE).unlink(missing_ok=True)  # of an earlier job, whose run this one resumes
+    job_file.write(folder, record)
+    return record
+
+
+def confirm(folder: Path, job_id: str) -> None:
+    """Record the id that the scheduler gave a submitted job."""
+    _update(folder, backend_id=job_id)
 
 
 def _update(folder: Path, **changes: Any) -> Record:
