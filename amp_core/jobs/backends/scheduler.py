@@ -80,6 +80,11 @@ class Scheduler(Backend):
         """What else is known of a job that the scheduler no longer lists."""
         return None
 
+    def dropped(self, record: Record, answer: Answer) -> SchedulerJob | None:  # noqa: ARG002 - not all drop jobs
+        """How a job ended that is missing in the answer though the scheduler knows of its submission; None if that
+        cannot be told."""
+        return None
+
     def device_of(self, config: TrainConfig, resources: Resources) -> str:  # noqa: ARG002
         return f"{self.name}:{resources.partition}" if resources.partition else self.name
 
@@ -174,6 +179,10 @@ class Scheduler(Backend):
             elif cause is None and code is None:
                 cause = "no end"
             return code, self._facts(record, job, attempt, cause)
+        if attempt is None and (job := self.dropped(record, answer)) is not None:
+            if record.stop_requested_s is None and not self._files_are_due(record):
+                return None  # it may have run, and its files may be on their way
+            return None, self._facts(record, job, None, self.cause(folder, job))
         listed = answer.asked_s > record.created_ns / 1e9 + SETTLE_S
         if not listed and (code is None or record.resources.get("requeue")):
             return None  # the answer may be older than the job, which may be queued again since its start ended

@@ -22,7 +22,7 @@ from pathlib import Path
 from amp_core.jobs import job_file
 from amp_core.jobs.backends import job_script, slurm_queue
 from amp_core.jobs.backends.base import Devices
-from amp_core.jobs.backends.polled import SchedulerJob
+from amp_core.jobs.backends.polled import Answer, SchedulerJob
 from amp_core.jobs.backends.scheduler import Scheduler, UnconfirmedError, confirm, enter
 from amp_core.jobs.job_file import Record
 from amp_core.schema import RunError
@@ -139,6 +139,15 @@ class Slurm(Scheduler):
         if job.state == "FAILED" and _printed_state(folder) == "OUT_OF_MEMORY":
             return "memory"
         return slurm_queue.ENDED.get(job.state)
+
+    def dropped(self, record: Record, answer: Answer) -> SchedulerJob | None:
+        """A task that is cancelled while it waits is no longer listed, other than a job. Its array is: by its other
+        tasks, or without an index, if all were cancelled so."""
+        array, _, index = str(record.token).rpartition("_")
+        known = answer.by_token
+        if array and (array in known or any(token.startswith(f"{array}_") for token in known)):
+            return SchedulerJob(str(record.backend_id), f"{array}_{index}", "CANCELLED", "ended")
+        return None
 
     def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:
         """From the accounting; where there is none, from what slurmstepd printed."""
