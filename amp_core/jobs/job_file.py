@@ -184,10 +184,12 @@ def array_in(folder: Path) -> tuple[str, ...]:
 
 
 def _names_in(file: str) -> tuple[str, ...]:
+    if not os.access(file, os.F_OK):  # nearly always: faster than the error of `open`
+        return ()
     try:
         with open(file, "rb") as content:
             names = json.load(content)
-    except (OSError, ValueError, RecursionError):  # no array, or not written by AMPscope
+    except (OSError, ValueError, RecursionError):  # removed meanwhile, or not written by AMPscope
         return ()
     plain = isinstance(names, list) and all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in names)
     return tuple(names) if plain else ()

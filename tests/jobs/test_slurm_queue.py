@@ -87,10 +87,15 @@ def test_the_accounting_is_asked_for_the_task(
     assert f"-j 7_{index} " in (tmp_path / "asked").read_text()
 
 
-@pytest.mark.parametrize("job_id", ["7_", "7_[0-3]", "7_0 8", "--user=root"])
-def test_only_ids_are_cancelled(job_id: str) -> None:
-    with pytest.raises(RunError, match="is not an id of Slurm"):
-        Slurm().cancel(job_id)
+def test_a_task_is_cancelled_by_its_own_id_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scancel").write_text(f"#!/bin/sh\necho \"$@\" >> '{tmp_path}/cancelled'\n")
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    Slurm().cancel("7_10")
+    for wrong in ("7_", "7_[0-3]", "7_0 8", "--user=root", "7_0_1"):
+        with pytest.raises(RunError, match="is not an id of Slurm"):
+            Slurm().cancel(wrong)
+    assert (tmp_path / "cancelled").read_text() == "7_10\n"
 
 
 @pytest.mark.parametrize("on", ["local", "ray"])

@@ -179,14 +179,13 @@ class Scheduler(Backend):
             elif cause is None and code is None:
                 cause = "no end"
             return code, self._facts(record, job, attempt, cause)
-        if attempt is None and (job := self.dropped(record, answer)) is not None:
-            if record.stop_requested_s is None and not self._files_are_due(record):
-                return None  # it may have run, and its files may be on their way
-            return None, self._facts(record, job, None, self.cause(folder, job))
-        listed = answer.asked_s > record.created_ns / 1e9 + SETTLE_S
+        dropped = self.dropped(record, answer) if attempt is None else None
+        if dropped is not None and record.stop_requested_s is None and not self._files_are_due(record):
+            return None  # it may have run, and its files may be on their way
+        listed = dropped is not None or answer.asked_s > record.created_ns / 1e9 + SETTLE_S
         if not listed and (code is None or record.resources.get("requeue")):
             return None  # the answer may be older than the job, which may be queued again since its start ended
-        job = self.forgotten(folder, record) if record.backend_id is not None else None
+        job = (self.forgotten(folder, record) if record.backend_id is not None else None) or dropped
         if job is not None:
             return code if code is not None else job.returncode, self._facts(
                 record, job, attempt, self.cause(folder, job)

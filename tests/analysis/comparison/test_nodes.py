@@ -50,16 +50,19 @@ def test_only_the_tasks_are_named(tmp_path: Path) -> None:
 
 def test_interleaved_runs_of_a_job_within_an_array_stay_interleaved(tmp_path: Path) -> None:
     turns = {"id": "a", "block_steps": 5}
-    text = notes(*(task(tmp_path / str(i), of_array(i, "n1"), comparison=turns, seed=0) for i in range(2)))
-    assert "Runs were interleaved" in text and "Slurm" not in text
+    interleaved = [task(tmp_path / str(i), of_array(i, "n1"), comparison=turns, seed=0) for i in range(2)]
+    assert "Runs were interleaved" in notes(*interleaved) and "Slurm" not in notes(*interleaved)
+    assert "not interleaved" in notes(*interleaved, task(tmp_path / "alone", of_array(2, "n2")))
 
 
 @pytest.mark.parametrize(
     "job", [None, {}, "12_0", {"array": 12}, {"array": None, "nodes": ["n1"]}, {"array": ["12"], "nodes": "n1"}]
 )
-def test_runs_of_no_array_have_the_usual_note(tmp_path: Path, job: Any) -> None:
-    text = notes(task(tmp_path / "a", job), task(tmp_path / "b", job))
-    assert "Runs were not interleaved" in text and "Slurm" not in text
+def test_runs_of_no_array_are_not_named_as_tasks(tmp_path: Path, job: Any) -> None:
+    others = [task(tmp_path / name, job) for name in ("a", "b")]
+    assert "Runs were not interleaved" in notes(*others) and "Slurm" not in notes(*others)
+    tasks = [task(tmp_path / f"task{i}", of_array(i, "n1")) for i in range(2)]
+    assert "task0 and task1 were tasks of Slurm array 12 on n1, not interleaved" in notes(*others, *tasks)
 
 
 def test_nodes_that_were_not_recorded_are_not_invented(tmp_path: Path) -> None:
