@@ -17,6 +17,7 @@ from amp_core.jobs.backends import scheduler
 from amp_core.jobs.backends.job_script import last_attempt
 from amp_core.library.permissions import Rules
 from amp_core.settings.resources import Resources
+from amp_core.settings.training import TrainConfig
 from tests.jobs.job_states import CPU, wait_for_end, wait_for_state
 from tests.jobs.test_slurm import REPEATED
 from tests.slurm_cluster import Cluster
@@ -265,3 +266,41 @@ def test_an_array_counts_every_task_for_the_limit_of_jobs(
     assert not runs.exists() or list(runs.iterdir()) == []
     for job in start_array([CPU] * 2, runs, command=tiny(0), resources=ON):
         wait_for_end(job.folder)
+
+
+@pytest.mark.whole
+def test_a_requeued_task_resumes_from_its_own_checkpoint(slurm: Cluster, runs: Path) -> None:
+    config = TrainConfig(workload="digits-cnn", precision="fp32", device="cpu", steps=10**6, checkpoint_every=5)
+    other, job = start_array([config, config], runs, resources=dataclasses.replace(ON, requeue=True))
+    for task in (other, job):
+        wait_for((task.folder / "checkpoint.pt").exists)
+    slurm.do("scontrol", "requeue", str(job.backend_id))
+    slurm.start_now(str(job.backend_id))
+    wait_for(lambda: (a := last_attempt(job.folder)) is not None and a.restarts == 1)
+    before = len(load_run(job.folder).steps)
+    wait_for(lambda: len(load_run(job.folder).steps) > before)
+    assert find(job.folder).state == "running"
+    recorded = load_run(job.folder).head.environment["slurm"]
+    assert recorded["id"] == job.backend_id and set(recorded["nodes"]) <= {"n1", "n2"}
+    for task in (other, job):
+        find(task.folder).request_stop()
+        wait_for_end(task.folder)
+    assert [a and a.restarts for a in map(last_attempt, (other.folder, job.folder))] == [0, 1]
+    steps = load_run(job.folder).steps["step"]
+    assert steps.is_monotonic_increasing and steps.is_unique
+
+
+@pytest.mark.whole
+def test_each_task_may_train_on_several_nodes(slurm: Cluster, runs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import os; print('rank', os.environ['RANK'], os.environ['SLURM_ARRAY_TASK_ID'], "
+        "os.environ['SLURM_JOB_NODELIST'], flush=True)"
+    )
+    tasks = start_array(
+        [CPU, CPU], runs, command=[sys.executable, str(script)], resources=dataclasses.replace(ON, nodes=2)
+    )
+    for index, job in enumerate(tasks):
+        wait_for(lambda job=job: (a := last_attempt(job.folder)) is not None and a.returncode is not None)
+        lines = {line for line in job.console(50) if line.startswith("rank")}
+        assert lines == {f"rank 0 {index} n[1-2]", f"rank 1 {index} n[1-2]"}, job.console(50)
