@@ -74,21 +74,25 @@ def submit_array_in(
     for name in configs:
         if (where / name).exists():
             raise RunError(f"out={str(out)!r} holds {name} already; give a folder that does not exist yet")
-    existed, folders = where.exists(), [where / name for name in configs]
+    existed, made = where.exists(), []
     try:
-        for folder in folders:
-            folder.mkdir(parents=True)
+        for name in configs:
+            (where / name).mkdir(parents=True)
+            made.append(where / name)  # ours: of two commands with one `out`, the other fails here
         job_file.write_array(where, list(configs))
-        _submit(folders, list(configs.values()), command, resources)
+        _submit(made, list(configs.values()), command, resources)
     except UnconfirmedError:
         raise
     except (RunError, OSError) as error:
-        (where / job_file.ARRAY_FILE).unlink(missing_ok=True)
-        _remove(folders if existed else [where])
+        _remove(made)
+        if len(made) == len(configs):
+            (where / job_file.ARRAY_FILE).unlink(missing_ok=True)
+        if not existed and where.exists() and not any(where.iterdir()):
+            where.rmdir()
         if isinstance(error, RunError):
             raise
         raise RunError(f"out={str(out)!r} cannot hold an array: {error.strerror or error}") from error
-    return [find(folder) for folder in folders]
+    return [find(folder) for folder in made]
 
 
 def _submit(

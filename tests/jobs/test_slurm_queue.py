@@ -113,6 +113,26 @@ def test_an_array_takes_a_folder_without_other_runs(tmp_path: Path, there: str) 
     assert [path.name for path in (tmp_path / "cmp").iterdir()] == [there]
 
 
+def test_a_folder_that_another_command_made_meanwhile_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def mkdir(folder: Path, *arguments: object, **more: bool) -> None:
+        if folder.name == "bf16":
+            os.mkdir(folder)  # noqa: PTH102
+            (folder / "run.json").touch()
+        make(folder, *arguments, **more)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(RunError, match=r"out='.*cmp' cannot hold an array: File exists"):
+        submit_array_in(tmp_path / "cmp", {"fp32": CPU, "bf16": CPU}, resources=Resources(on="slurm"))
+    assert [str(path.relative_to(tmp_path / "cmp")) for path in sorted((tmp_path / "cmp").rglob("*"))] == [
+        "bf16",
+        "bf16/run.json",
+    ]
+
+
 @pytest.mark.parametrize("names", ['["../secret"]', '[".."]', '{"fp32": 1}', "[1]", "no JSON", '["a/b"]'])
 def test_an_array_file_leads_nowhere_else(tmp_path: Path, names: str) -> None:
     record = job_file.Record(("x",), "slurm", 1, backend="slurm")

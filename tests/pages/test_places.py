@@ -237,16 +237,19 @@ def main_takes(command):
     return arguments.array and arguments.requeue and arguments.checkpoint_every
 
 
-def test_one_precision_is_a_job_and_no_array(home, open_app, fake_arrays, monkeypatch):
+def test_one_precision_is_a_job_and_two_are_an_array(home, open_app, fake_arrays):
     app = submit(chosen(open_app(START)))
     assert not app.exception and not app.error and fake_arrays.submitted == []
     (folder,) = home.runs.iterdir()
     assert job_file.read(folder).backend_id == "1"
+    submit(chosen(open_app(START), precisions=["fp32", "bf16"]))
+    assert len(fake_arrays.submitted) == 1 and set(fake_arrays.jobs) == {"1", "9_0", "9_1"}
 
 
 def test_a_refused_array_is_shown_at_the_field_and_leaves_nothing(home, open_app, fake_arrays):
     app = submit(chosen(open_app(START), precisions=["fp32", "bf16"], partition="debug"))
-    assert any("partition='debug'" in error.value.replace("\\", "") for error in app.error)
+    refusal = "partition='debug' was refused by Slurm: Invalid partition name specified"
+    assert any(refusal in error.value.replace("\\", "") for error in app.error)
     assert fake_arrays.submitted == [] and list(home.runs.iterdir()) == []
 
 

@@ -2,8 +2,8 @@
 
 What a job does not request, Slurm decides: sbatch also reads `SBATCH_PARTITION`, `SBATCH_QOS` and the like. A
 comparison is one job on one node by default: its runs are interleaved on the same GPU, so that their times can be
-compared. With `--array` each run is a task of one job array instead: their losses are the same, they train at the same
-time on different nodes, and their times compare the nodes too.
+compared. With `--array` each run is a task of one job array instead: it trains the same, at the same time as others on
+other nodes, so that times compare nodes too.
 
 The tasks of an array differ in their index alone, so all go through links in one hidden folder beside the run folders:
 `.array-TOKEN/N` leads to the run folder of task N, whose `job.sh` it runs, and whose `console.log` gets its output.
