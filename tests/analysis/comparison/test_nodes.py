@@ -52,7 +52,7 @@ def test_interleaved_runs_of_a_job_within_an_array_stay_interleaved(tmp_path: Pa
     turns = {"id": "a", "block_steps": 5}
     interleaved = [task(tmp_path / str(i), of_array(i, "n1"), comparison=turns, seed=0) for i in range(2)]
     assert "Runs were interleaved" in notes(*interleaved) and "Slurm" not in notes(*interleaved)
-    assert "not interleaved" in notes(*interleaved, task(tmp_path / "alone", of_array(2, "n2")))
+    assert "array 12 on n1 and n2, not interleaved" in notes(*interleaved, task(tmp_path / "alone", of_array(2, "n2")))
 
 
 @pytest.mark.parametrize(
