@@ -124,11 +124,12 @@ def write_rows(
     *,
     config: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
+    environment: dict[str, Any] | None = None,
     events: list[dict[str, Any]] | None = None,
     **tables: dict[str, Any],
 ) -> Path:
     """A closed run of exactly these rows: `write_rows(path, steps={"step": [0, 1], "loss": [2.0, None]})`."""
-    with RunWriter(folder, name=Path(folder).name, config=config, model=model) as writer:
+    with RunWriter(folder, name=Path(folder).name, config=config, environment=environment, model=model) as writer:
         for table, columns in tables.items():
             writer.append(table, columns)
         for event in events or []:

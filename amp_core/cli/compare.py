@@ -1,5 +1,6 @@
 """`ampscope compare`: train the same model on the same data in several precisions, and compare the runs. Or, without
-training: compare two profiler traces; with `--localise`, say where two recorded runs part.
+training: compare two profiler traces; with `--localise`, say where two recorded runs part; with `--out` alone, compare
+the runs of an array that has ended (`compare_array`).
 
 Each run is a separate process, so none inherits another's memory peak, cuDNN choices or warm caches. They are
 interleaved, a block of steps each, so that a slowdown of the machine affects all of them; see
@@ -15,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from amp_core.cli.comparison_text import first_differences, in_full
+from amp_core.cli.compare_array import compare_array, holds_array, train_array
+from amp_core.cli.comparison_text import first_differences, show
 from amp_core.cli.placement import add_placement, placement, submit
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.cli.untrusted import printable, reading_untrusted
@@ -27,6 +29,8 @@ from amp_core.store.run import load_run
 from amp_core.text import formatting
 from amp_core.train.turns.interleave import Member, default_block, interleave
 
+PRECISIONS = "fp32,bf16,fp16"
+"""The recipes that are compared by default, the baseline first."""
 PROGRESS_EVERY_S = 2.0
 """Seconds between two lines of progress."""
 
@@ -47,7 +51,11 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         nargs="*",
         help="two torch.profiler traces, or runs with a profiled window, to compare instead of training",
     )
-    command.add_argument("--out", metavar="DIR", help="folder for the runs, one subfolder each")
+    command.add_argument(
+        "--out",
+        metavar="DIR",
+        help="folder for the runs, one subfolder each; if it holds the runs of an array, those are compared",
+    )
     command.add_argument(
         "--localise",
         metavar="RUN",
@@ -69,14 +77,14 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command.add_argument(
         "--precisions",
         metavar="A,B,…",
-        default="fp32,bf16,fp16",
-        help=f"from {choices} (default %(default)s)",
+        default=None,
+        help=f"from {choices} (default {PRECISIONS})",
     )
     command.add_argument(
         "--seeds",
         metavar="N",
         type=number,
-        default=1,
+        default=None,
         help=(
             "train each recipe N times, from --seed on; three or more are needed to decide convergence parity "
             "(default 1)"
@@ -91,7 +99,12 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     add_settings(command)
-    add_placement(command)
+    add_placement(command).add_argument(
+        "--array",
+        action="store_true",
+        help="with --on slurm: each run is a task of one job array; faster with many GPUs, but times then compare "
+        "nodes too (default: one job, its runs interleaved)",
+    )
     command.set_defaults(run=run)
 
 
@@ -105,11 +118,13 @@ def run(arguments: argparse.Namespace) -> int:
         return _traces(arguments)
     if arguments.out is None:
         raise RunError("out is missing; give --out DIR for the runs, or two traces to compare without training")
+    out = Path(arguments.out)
+    if holds_array(out):
+        return compare_array(arguments, out)
     resources = placement(arguments)
     configs = _configs(arguments)
-    seeds = _whole("seeds", arguments.seeds)
+    seeds = _whole("seeds", arguments.seeds) if arguments.seeds is not None else 1
     block = _whole("block", arguments.block) if arguments.block is not None else default_block(configs[0].steps)
-    out = Path(arguments.out)
     rounds = [
         [Member(_seeded(config, extra), out / _name(config, extra)) for config in configs] for extra in range(seeds)
     ]
@@ -121,6 +136,9 @@ def run(arguments: argparse.Namespace) -> int:
     for folder in folders:
         if (folder / "run.json").exists():
             raise RunError(f"out={str(out)!r} already holds a run {folder.name}; give a folder that does not exist yet")
+    if arguments.array:
+        tasks = {member.folder.name: member.config for members in rounds for member in members}
+        return train_array(arguments, tasks, resources)
     if resources.on != "local":
         if arguments.json:
             raise RunError(f"json applies to comparisons on this machine; remove it or --on {resources.on}")
@@ -141,14 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
         failed = failed or any(codes)
     runs = [load_run(folder) for folder in folders if (folder / "run.json").exists()]
     if runs:
-        from amp_core.analysis import compare, gradient_agreement, update_summary
-        from amp_core.analysis.comparison.document import comparison_document
-
-        result = compare(runs)
-        if arguments.json:
-            _print_json(comparison_document(result))
-        else:
-            print(in_full(result, gradient_agreement(runs), update_summary(runs)))
+        show(runs, as_json=arguments.json)
     return 1 if failed else 0
 
 
@@ -159,6 +170,8 @@ def _print_json(document: dict[str, Any]) -> None:
 def _refuse_placement(arguments: argparse.Namespace) -> None:
     if arguments.on != "local":
         raise RunError(f"on={arguments.on!r} applies to training; recorded runs and traces are compared here")
+    if arguments.array:
+        raise RunError("array=True applies to training; recorded runs and traces are compared here")
 
 
 def _localise(arguments: argparse.Namespace) -> int:
@@ -230,7 +243,8 @@ def _progress(steps: int) -> Callable[[int], None]:
 
 def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
     """One configuration per precision, all checked before the first run begins."""
-    names = [name.strip() for name in arguments.precisions.split(",")]
+    given = arguments.precisions if arguments.precisions is not None else PRECISIONS
+    names = [name.strip() for name in given.split(",")]
     values = settings(arguments)
     # What only some precisions take is for those; what none takes is left for the first to refuse.
     taken_by_any = set().union(*(taken(values, name) for name in names))
@@ -240,7 +254,7 @@ def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
         if name not in RECIPES:
             raise unknown("precisions", name, RECIPES)
         if names.count(name) > 1:
-            raise RunError(f"precisions={arguments.precisions!r} lists {name} twice; list each once")
+            raise RunError(f"precisions={given!r} lists {name} twice; list each once")
         configs.append(TrainConfig.from_dict(values_of_all | taken(values, name) | {"precision": name}))
     return configs
 

@@ -1,8 +1,9 @@
 """A comparison as text, for a terminal: what differs, the table, lost updates, verdicts, gradients, answers.
 
->>> print(in_full(compare(runs), gradient_agreement(runs), update_summary(runs)))
+>>> show([load_run("runs/cmp/fp32"), load_run("runs/cmp/bf16")], as_json=False)
 """
 
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from amp_core.analysis import Comparison, FirstDifference
+    from amp_core.store.run import Run
 
 MAX_VALUE_CHARS = 40
 """Longer values of settings are shortened: they would break the lines of the table."""
@@ -23,6 +25,18 @@ MAX_KERNELS = 15
 """Operators and kernels of two traces that are listed."""
 MEASURED = ("J/sample", "tensor cores")
 """Columns that are omitted if no run has them."""
+
+
+def show(runs: "Sequence[Run]", *, as_json: bool) -> None:
+    """Compare recorded runs with the first of them, and print the comparison: in full, or as one JSON document."""
+    from amp_core.analysis import compare, gradient_agreement, update_summary
+    from amp_core.analysis.comparison.document import comparison_document
+
+    result = compare(runs)
+    if as_json:
+        print(json.dumps(comparison_document(result), indent=1, allow_nan=False))
+    else:
+        print(in_full(result, gradient_agreement(runs), update_summary(runs)))
 
 
 def in_full(comparison: "Comparison", agreement: "pd.DataFrame", updates: "pd.DataFrame") -> str:

@@ -1,4 +1,4 @@
-"""This machine and its processes: which process writes a run, and whether it is still alive."""
+"""This machine and its processes: which process writes a run, whether it is still alive, and its Slurm job."""
 
 import contextlib
 import functools
@@ -80,6 +80,20 @@ def this_machine() -> str:
     if namespace.exists():
         parts.append(str(namespace.stat().st_ino))
     return "/".join(parts)
+
+
+def slurm_job() -> dict[str, Any] | None:
+    """The Slurm job that this process belongs to, from the variables that Slurm sets; None outside of Slurm.
+
+    Keys: `id` (`12`, or `12_3` for a task of an array), `array` (the id of the array; null for a single job), `nodes`
+    (a list with the names of its nodes as Slurm writes them, such as `n[1-2]`).
+    """
+    job, array, task, nodes = (
+        os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_NODELIST")
+    )
+    if job is None:
+        return None
+    return {"id": job if array is None else f"{array}_{task}", "array": array, "nodes": [nodes] if nodes else []}
 
 
 def cpu_name() -> str:

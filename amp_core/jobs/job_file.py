@@ -12,9 +12,10 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,12 +30,17 @@ CONFIG_FILE = "config.json"
 CONSOLE_FILE = "console.log"
 SCRIPT_FILE = "job.sh"
 LOG_FILE = "job.log"
+ARRAY_FILE = "array.json"
+"""In a folder whose subfolders are the runs of an array: the names of these, in the order of the comparison."""
 
 lock = threading.RLock()
 """Held while a `job.json` is read, changed and replaced: the app's sessions are threads."""
 
 changes = 0
 """How many times this process has written a `job.json`: what was listed before the last one is out of date."""
+
+_PLAIN = re.compile(r"\w[\w.-]*")
+"""Names of folders that lead nowhere else."""
 
 MAX_CACHED = 20_000
 """Records that are kept until their file changes."""
@@ -138,7 +144,8 @@ def write(folder: Path, record: Record) -> None:
 
 
 def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
-    """All jobs under `runs_dir`, in no order; folders without a readable `job.json` are skipped."""
+    """All jobs under `runs_dir`, in no order, those of arrays included; folders without a readable `job.json` are
+    skipped."""
     try:
         with os.scandir(runs_dir) as entries:
             names = [e.name for e in entries]
@@ -146,12 +153,46 @@ def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
         return
     for name in names:
         # Few of thousands of runs were started by a job, and creating a Path for each is slower than this check.
-        try:
-            info = os.stat(f"{runs_dir}/{name}/{JOB_FILE}")  # noqa: PTH116
-            if stat.S_ISREG(info.st_mode):
-                yield runs_dir / name, _read_version(f"{runs_dir}/{name}", info.st_ino, info.st_mtime_ns, info.st_size)
-        except (OSError, RunError):  # no job, removed after it was listed, or not written by AMPscope
+        folder = f"{runs_dir}/{name}"
+        if (record := _record_in(folder)) is not None:
+            yield runs_dir / name, record
             continue
+        for task in _names_in(f"{folder}/{ARRAY_FILE}"):
+            if (record := _record_in(f"{folder}/{task}")) is not None:
+                yield runs_dir / name / task, record
+
+
+def _record_in(folder: str) -> Record | None:
+    """The record of a job; None if there is no job, it was removed after it was listed, or it is not AMPscope's."""
+    try:
+        info = os.stat(f"{folder}/{JOB_FILE}")  # noqa: PTH116
+        if stat.S_ISREG(info.st_mode):
+            return _read_version(folder, info.st_ino, info.st_mtime_ns, info.st_size)
+    except (OSError, RunError):
+        pass
+    return None
+
+
+def write_array(folder: Path, names: Sequence[str]) -> None:
+    """Note that the subfolders `names` of `folder` are the runs of an array."""
+    replace_file(folder / ARRAY_FILE, json.dumps(list(names)).encode())
+
+
+def array_in(folder: Path) -> tuple[str, ...]:
+    """The names of the subfolders that are the runs of an array; none if `folder` holds no array."""
+    return _names_in(f"{folder}/{ARRAY_FILE}")
+
+
+def _names_in(file: str) -> tuple[str, ...]:
+    if not os.access(file, os.F_OK):  # nearly always: faster than the error of `open`
+        return ()
+    try:
+        with open(file, "rb") as content:
+            names = json.load(content)
+    except (OSError, ValueError, RecursionError):  # removed meanwhile, or not written by AMPscope
+        return ()
+    plain = isinstance(names, list) and all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in names)
+    return tuple(names) if plain else ()
 
 
 @functools.lru_cache(maxsize=MAX_CACHED)

@@ -16,12 +16,8 @@ A `Job` is a snapshot; `find(job.folder)` reads it again. `listing` and `find` a
 not do so themselves (`reaper`).
 """
 
-import itertools
-import json
 import os
-import re
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +29,7 @@ from amp_core.jobs.backends import by_name
 from amp_core.jobs.backends.base import Observed
 from amp_core.jobs.backends.local import device_of, reap_removed
 from amp_core.jobs.backends.scheduler import UnconfirmedError
+from amp_core.jobs.new_job import LOCAL, TRAIN, folder_name, new_folder, new_record
 from amp_core.library import permissions
 from amp_core.schema import RunError
 from amp_core.settings.resources import Resources
@@ -60,8 +57,6 @@ GRACE_S = 10.0
 
 SHARED_S = 0.5
 """How long all sessions show the same list of the jobs under way."""
-
-LOCAL = Resources()
 
 
 @dataclass(frozen=True)
@@ -152,8 +147,8 @@ def start(
     runs = Path(runs_dir).resolve()
     with job_file.lock:  # so that two sessions do not both take the last place
         permissions.current().check_start(config, runs, sum(1 for _, r in job_file.every(runs) if job_file.is_alive(r)))
-        folder = _new_folder(runs, name, config)
-    train = list(command) if command is not None else [sys.executable, "-m", "amp_core", "train"]
+        folder = new_folder(runs, name, config)
+    train = list(command) if command is not None else TRAIN
     try:
         _submit(folder, config, config.to_dict(), train, makes, resources)
     except OSError as error:
@@ -243,11 +238,6 @@ def makes_runs(folder: str | os.PathLike[str]) -> bool:
         return False
 
 
-def folder_name(name: str) -> str:
-    """`name` as `start` uses it: letters, digits, dot, dash and underscore, not beginning with a dot or dash."""
-    return re.sub(r"[^\w.]+", "-", name).strip(".-_")[:60].rstrip(".-_")
-
-
 # inside
 
 _shared: tuple[Path | None, int, float, Sequence[Job]] = (None, 0, 0.0, ())
@@ -274,20 +264,10 @@ def _submit(
         for name, alone in (("requeue", False), ("nodes", 1)):
             if (value := getattr(resources, name)) != alone:
                 raise RunError(
-                    f"{name}={value!r} applies to single trainings, not to comparisons or searches; leave it out"
+                    f"{name}={value!r} applies to single trainings and the tasks of an array, not to interleaved "
+                    "comparisons or searches; leave it out"
                 )
-    backend, config_file = by_name(resources.on), folder / job_file.CONFIG_FILE
-    record = job_file.Record(
-        argv=(*command, "--config", str(config_file), "--out", str(folder)),
-        device=backend.device_of(config, resources),
-        created_ns=time.time_ns(),
-        config=config.to_dict(),
-        makes=makes,
-        backend=resources.on,
-        resources={} if resources == LOCAL else resources.to_dict(),
-    )
-    config_file.write_text(json.dumps(values, indent=1), encoding="utf-8")
-    backend.submit(folder, record)
+    by_name(resources.on).submit(folder, new_record(folder, config, values, command, makes, resources))
 
 
 def _upkeep(folder: Path, record: job_file.Record) -> job_file.Record:
@@ -336,20 +316,3 @@ def _state(folder: Path, record: job_file.Record, observed: Observed) -> tuple[s
     if not observed.alive:
         return reaper.end_of_job(folder, record)
     return ("running" if record.makes == "runs" else "starting"), observed.note
-
-
-def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
-    given = folder_name(name) if name is not None else ""
-    base = given or folder_name(f"{config.task}-{config.precision}")
-    numbers = itertools.count(2 if given else 1)
-    folder = runs_dir / (given or f"{base}-{next(numbers)}")
-    try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                folder.mkdir()
-                return folder
-            except FileExistsError:  # it exists; another session may just have created it
-                folder = runs_dir / f"{base}-{next(numbers)}"
-    except OSError as error:
-        raise RunError(f"runs_dir={str(runs_dir)!r} cannot be written: {error.strerror or error}") from error

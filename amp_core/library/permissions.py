@@ -76,12 +76,13 @@ class Rules:
         if self.read_only:
             raise RunError(f"this server is read-only: it does not {what}")
 
-    def check_start(self, config: TrainConfig, runs_dir: Path, alive: int) -> None:
-        """Raise `RunError` if the training of `config` may not be started while `alive` others run or wait."""
+    def check_start(self, config: TrainConfig, runs_dir: Path, alive: int, together: int = 1) -> None:
+        """Raise `RunError` if the training of `config`, one of `together` that are started at once, may not be started
+        while `alive` others run or wait."""
         self.check_change("start a run")
         if config.own is not None:
             self._check_script(config.own[0])
-        if self.most_jobs is not None and alive >= self.most_jobs:
+        if self.most_jobs is not None and alive + together > self.most_jobs:
             raise RunError(
                 f"{alive} trainings are already running or queued, and this server allows {self.most_jobs}; wait for "
                 "one to end, or stop one"

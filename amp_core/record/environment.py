@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from amp_core._version import __version__
 from amp_core.hardware.gpus import CPU_BF16, CPU_FP16
-from amp_core.hardware.host import cpu_flags, cpu_name
+from amp_core.hardware.host import cpu_flags, cpu_name, slurm_job
 from amp_core.record.backends import accelerators, backend_of
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
@@ -23,7 +23,8 @@ from amp_core.record.stats.layout import dtype_name
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices, and the flags that affect precision and speed; without paths and personal names."""
+    """Versions, devices, the flags that affect precision and speed, and the Slurm job; without paths and personal
+    names."""
     there = accelerators()
     flags = {
         "matmul_precision": _read_flag(torch.get_float32_matmul_precision),
@@ -45,6 +46,7 @@ def environment() -> dict[str, Any]:
         **versions,
         "gpus": [gpu for backend in there for gpu in backend.gpus()],
         "flags": flags,
+        "slurm": slurm_job(),
     }
 
 

@@ -59,7 +59,7 @@ class Head:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the training and of the recording."""
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, devices, flags."""
+    """Versions, devices, flags; `slurm` has `id`, `array` and `nodes` of the Slurm job, and is null outside of one."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Class, number of parameters, their bytes and dtypes; `layers` (class of each module by name), `shapes` (of each
     parameter by name) and `tied` (further names of shared parameters): they determine what autocast rounds."""

@@ -10,8 +10,10 @@ and keeps the run's id, name and time of creation.
 
 import dataclasses
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 
@@ -49,6 +51,21 @@ def earlier_part(folder: Path, rank: int) -> Earlier | None:
     config = {name: value for name, value in run.head.config.items() if name not in DETECTED_SETTINGS}
     head = dataclasses.replace(run.head, config=config)
     return Earlier(head, 0 if last is None else last + 1, _since(run.head.created_at), _numbers(folder, rank))
+
+
+def with_earlier_nodes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment of a resumed run: that of its last process, with the nodes of its earlier Slurm jobs too."""
+    job = now.get("slurm")
+    if not isinstance(job, Mapping):
+        return dict(now)
+    nodes = dict.fromkeys([*_nodes(before), *_nodes(now)])
+    return {**now, "slurm": {**job, "nodes": list(nodes)}}
+
+
+def _nodes(environment: Mapping[str, Any]) -> list[Any]:
+    job = environment.get("slurm")
+    nodes = job.get("nodes") if isinstance(job, Mapping) else None
+    return nodes if isinstance(nodes, list) else []
 
 
 def _since(created_at: str) -> float:

@@ -37,7 +37,7 @@ from amp_core.store.atomic import check_outside_runs, create_file, replace_file
 from amp_core.store.claim import refusal, refuse_content, refuse_rows
 from amp_core.store.open_segments import REMOVED, OpenSegments
 from amp_core.store.record_batch import message
-from amp_core.store.resume import Earlier, earlier_part
+from amp_core.store.resume import Earlier, earlier_part, with_earlier_nodes
 from amp_core.store.segment_writer import Sealer
 from amp_core.store.upload import Shipment, seal_age_s
 from amp_core.store.urls import Address, located
@@ -119,6 +119,7 @@ class RunWriter:
                 run_id=before.run_id,
                 name=name or before.name,
                 created_at=before.created_at,
+                environment=with_earlier_nodes(before.environment, self.head.environment),
                 config={**before.config, **self.head.config},
                 extra=before.extra,
             )

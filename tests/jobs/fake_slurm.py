@@ -40,6 +40,15 @@ class FakeSlurm:
         others = "".join(f"{10**6 + i}|PENDING|{10**6 - i}|gpu||Priority|someone-{i}\n" for i in range(jobs))
         self._answer.write_text(others + ours)
 
+    def become_array(self, *states: str) -> None:
+        """Make our jobs the tasks of array 7, whose submission was not confirmed. `states` are what squeue says of
+        each, between its id and its name."""
+        folders = sorted(self.runs.iterdir())
+        for index, folder in enumerate(folders):
+            record = dataclasses.replace(job_file.read(folder), token=f"5f0c2a1b_{index}", backend_id=None)
+            job_file.write(folder, record)
+        self._answer.write_text("".join(f"7_{i}|{state}|runs.5f0c2a1b\n" for i, state in enumerate(states)))
+
     def times_asked(self) -> int:
         """How often squeue was run."""
         return len(self._asked.read_text().split())

@@ -132,11 +132,11 @@ def test_an_sbatch_that_hangs_neither_loses_nor_doubles_the_job(
 
 
 @pytest.mark.whole
-def test_the_tasks_of_an_array_wait_in_one_line_before_a_job(slurm: Cluster, runs: Path, tiny: Tiny) -> None:
+def test_each_task_of_an_array_counts_in_the_place_of_a_job_behind_it(slurm: Cluster, runs: Path, tiny: Tiny) -> None:
     array = slurm.ask("sbatch", "--parsable", "--array=1-300", "--partition=down", "--wrap=true").strip()
     job = start(CPU, runs, command=tiny(0), resources=dataclasses.replace(ON, partition="down"))
     wait_for(lambda: find(job.folder).queue_position is not None)
-    assert find(job.folder).queue_position == 1
+    assert find(job.folder).queue_position == 300
     slurm.do("scancel", array)
     find(job.folder).request_stop()
     wait_for_end(job.folder)

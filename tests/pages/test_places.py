@@ -1,13 +1,18 @@
 """Where a training runs, on the pages: a scheduler is offered where there is one, and its jobs show why they wait."""
 
+import dataclasses
+import shlex
+
 import pytest
 import streamlit as st
 
 from amp_core import RunError, diagnose, jobs, load_run
+from amp_core.__main__ import parser
 from amp_core.jobs import backends, job_file
-from amp_core.jobs.backends import Devices, polled
+from amp_core.jobs.backends import Devices, polled, slurm
 from amp_core.jobs.backends.polled import SchedulerJob
 from amp_core.jobs.backends.slurm import Slurm
+from amp_core.library.labels import label_of
 from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
 from tests.pages.conftest import words
@@ -173,3 +178,101 @@ def test_many_jobs_are_one_question_and_few_rows(home, open_app, fake_slurm, mon
     assert "10 more jobs wait" in words(app)
     open_app(START)
     assert fake_slurm.asked == asked
+
+
+class FakeArrays(FakeSlurm):
+    """A fake Slurm that takes arrays, whose sbatch is called with the lines in `submitted`."""
+
+    def __init__(self, monkeypatch):
+        self.submitted = []
+        super().__init__()
+        monkeypatch.setattr(slurm, "_run", self.sbatch)
+
+    def sbatch(self, line, timeout_s, cwd=None):
+        if "--partition=debug" in line:
+            raise slurm._RefusedError("Invalid partition name specified")
+        self.submitted.append(line)
+        name = next(part for part in line if part.startswith("--job-name=")).partition("=")[2]
+        last = next(part for part in line if part.startswith("--array=")).rpartition("-")[2]
+        for index in range(int(last) + 1):
+            self.jobs[f"9_{index}"] = SchedulerJob(
+                f"9_{index}", f"{name}_{index}", "PENDING", "waiting", "Priority", "", "gpu", index
+            )
+        return "9\n"
+
+
+@pytest.fixture
+def fake_arrays(fake_slurm, monkeypatch):
+    fake = FakeArrays(monkeypatch)
+    monkeypatch.setitem(backends.BACKENDS, "slurm", fake)
+    return fake
+
+
+def test_several_precisions_are_submitted_once_as_an_array(home, open_app, fake_arrays):
+    app = chosen(open_app(START), precisions=["fp32", "bf16"], requeue=True, name="mine")
+    assert "One array, a task per run." in words(app)
+    shown = next(code.value for code in app.code if "--array" in code.value).splitlines()
+    assert shown[0] == "# one array:" and len(shown) == 2 and "--precisions fp32,bf16" in shown[1]
+    assert main_takes(shown[1])
+    field(app, "tags").set_value("together").run()
+    app = submit(app)
+    assert not app.exception and not app.error
+    (line,) = fake_arrays.submitted
+    assert "--array=0-1" in line and "--requeue" in line and "--partition=gpu" in line
+    records = {folder.name: job_file.read(folder) for folder in home.runs.iterdir() if not folder.name.startswith(".")}
+    assert {name: (r.backend_id, r.makes, r.config["precision"]) for name, r in records.items()} == {
+        "mine": ("9_0", "run", "fp32"),
+        "mine-2": ("9_1", "run", "bf16"),
+    }
+    assert {label_of(home.runs / name).tags for name in records} == {("together",)}
+    assert app.session_state["start.followed"] == ["run/mine", "run/mine-2"]
+    assert "umber 0 in the queue" in words(app) and "job 9_1" in words(app)
+    keys = {key for key in app.session_state["entries"] if key.startswith("run/")}
+    assert keys == {"run/mine", "run/mine-2"}
+
+
+def main_takes(command):
+    """Whether `ampscope` knows every flag of a command that the page shows."""
+    arguments = parser().parse_args(shlex.split(command)[1:])
+    return arguments.array and arguments.requeue and arguments.checkpoint_every
+
+
+def test_one_precision_is_a_job_and_two_are_an_array(home, open_app, fake_arrays):
+    app = submit(chosen(open_app(START)))
+    assert not app.exception and not app.error and fake_arrays.submitted == []
+    (folder,) = home.runs.iterdir()
+    assert job_file.read(folder).backend_id == "1"
+    submit(chosen(open_app(START), precisions=["fp32", "bf16"]))
+    assert len(fake_arrays.submitted) == 1 and set(fake_arrays.jobs) == {"1", "9_0", "9_1"}
+
+
+def test_a_refused_array_is_shown_at_the_field_and_leaves_nothing(home, open_app, fake_arrays):
+    app = submit(chosen(open_app(START), precisions=["fp32", "bf16"], partition="debug"))
+    refusal = "partition='debug' was refused by Slurm: Invalid partition name specified"
+    assert any(refusal in error.value.replace("\\", "") for error in app.error)
+    assert fake_arrays.submitted == [] and list(home.runs.iterdir()) == []
+
+
+def test_the_tasks_of_two_arrays_below_the_runs_folder_are_listed_as_runs(home, open_app, fake_arrays):
+    for out in ("one", "two"):
+        configs = dict.fromkeys(("fp32", "bf16"), CPU)
+        jobs.submit_array_in(home.runs / out, configs, resources=Resources(on="slurm", partition="gpu"))
+        if out == "one":  # an array of an id of its own
+            eighth = {f"8_{index}": fake_arrays.jobs.pop(f"9_{index}") for index in range(2)}
+            fake_arrays.jobs |= {key: dataclasses.replace(job, id=key) for key, job in eighth.items()}
+            for index, name in enumerate(configs):
+                record = job_file.read(home.runs / out / name)
+                job_file.write(home.runs / out / name, dataclasses.replace(record, backend_id=f"8_{index}"))
+    app = open_app(START, run="run/two/fp32")
+    assert not app.exception and "umber 0 in the queue" in words(app)
+    keys = [f"{out}/{name}" for out in ("one", "two") for name in ("fp32", "bf16")]
+    watch = {button.key for button in app.button if button.label == "Watch"}
+    assert watch == {f"queue.watch.{key}" for key in keys if key != "two/fp32"}
+    next(b for b in app.button if b.key == "queue.watch.two/bf16").click().run()
+    assert not app.exception and app.session_state["run"] == "run/two/bf16"
+    app = open_app("pages/run_library.py")
+    assert not app.exception and "damaged" not in words(app)
+    entries = {key: e for key, e in app.session_state["entries"].items() if key.startswith("run/")}
+    assert {key: (e.status, e.name, e.group) for key, e in entries.items()} == {
+        f"run/{key}": ("queued", key.partition("/")[2], key.partition("/")[0]) for key in keys
+    }

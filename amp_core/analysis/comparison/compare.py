@@ -22,6 +22,7 @@ import pandas as pd
 from amp_core.analysis.comparison import ratios
 from amp_core.analysis.comparison.answer import in_one_line
 from amp_core.analysis.comparison.learned import TASK, Learned, common, final, learning
+from amp_core.analysis.comparison.nodes import array_note
 from amp_core.analysis.comparison.parity import ParityTest, mean_interval
 from amp_core.analysis.comparison.ratios import Ratio
 from amp_core.analysis.comparison.repeats import Group, differences, repeats
@@ -123,7 +124,7 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
         real = by_recipe[column].mask(by_recipe["emulated"])
         by_recipe[f"{column.partition('_')[0]}_ratio"] = real / real.iloc[0]
     answers = {str(row["recipe"]): in_one_line(dict(row)) for _, row in by_recipe.iloc[1:].iterrows()}
-    notes = _notes(runs, frames, timed, by_recipe)
+    notes = _notes(runs, labels, frames, timed, by_recipe)
     return Comparison(table, by_recipe, parity, answers, differences(runs, labels), notes)
 
 
@@ -231,7 +232,11 @@ def _learned(run: Run, frame: pd.DataFrame, seed: int) -> Learned:
 
 
 def _notes(
-    runs: Sequence[Run], frames: list[pd.DataFrame], timed: list[ratios.Timed], recipes: pd.DataFrame
+    runs: Sequence[Run],
+    labels: Sequence[str],
+    frames: list[pd.DataFrame],
+    timed: list[ratios.Timed],
+    recipes: pd.DataFrame,
 ) -> tuple[str, ...]:
     notes = []
     if len({len(f) for f in frames}) > 1:
@@ -253,6 +258,8 @@ def _notes(
         notes.append(
             "Runs were interleaved, so background load affects all alike; timings compare paired blocks of steps."
         )
+    elif len(others) and (in_array := array_note(runs, labels)):
+        notes.append(in_array)
     elif len(others):
         notes.append(
             "Runs were not interleaved; background load may bias timings. `ampscope compare` runs them interleaved."

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from amp_core.jobs import job_file
 from amp_core.jobs.job_file import Living, Record
+from amp_core.schema import RunError
 from amp_core.settings.resources import Resources
 from amp_core.settings.training import TrainConfig
 from amp_core.store.sources import console_tail
@@ -63,6 +64,11 @@ class Backend(ABC):
     def submit(self, folder: Path, record: Record) -> None:
         """Start or queue the job whose `job.json` is written already. Raises `RunError` or `OSError` if it was not
         submitted, and `UnconfirmedError` if that is not known."""
+
+    def submit_array(self, folders: Sequence[Path], records: Sequence[Record]) -> None:  # noqa: ARG002 - Slurm's alone
+        """Submit the jobs, whose folders lie side by side, in one submission: as the tasks of an array, each with its
+        own record. Raises as `submit` does, for all of them, and `RunError` where there are no arrays."""
+        raise RunError(f"array=True applies to on='slurm', not to on={self.name!r}; leave it out, or give on='slurm'")
 
     @abstractmethod
     def upkeep(self, folder: Path, record: Record) -> Record:

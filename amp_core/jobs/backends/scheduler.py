@@ -80,20 +80,26 @@ class Scheduler(Backend):
         """What else is known of a job that the scheduler no longer lists."""
         return None
 
+    def dropped(self, record: Record, answer: Answer) -> SchedulerJob | None:  # noqa: ARG002 - not all drop jobs
+        """How a job ended that is missing in the answer though the scheduler knows of its submission; None if that
+        cannot be told."""
+        return None
+
     def device_of(self, config: TrainConfig, resources: Resources) -> str:  # noqa: ARG002
         return f"{self.name}:{resources.partition}" if resources.partition else self.name
 
     def submit(self, folder: Path, record: Record) -> None:
+        self.check_answering()
+        record = enter(folder, record, secrets.token_hex(4))
+        confirm(folder, self.send(folder, record, Resources.from_dict(record.resources)))
+
+    def check_answering(self) -> None:
+        """Raise `RunError` if no job can be submitted from here, or the scheduler does not answer: before anything is
+        submitted."""
         self.check_available()
         error = self.polled.latest(SUBMIT_WAIT_S).error
-        if error is not None:  # before anything is submitted
+        if error is not None:
             raise RunError(f"on={self.name!r} is not possible now: {error}")
-        record = dataclasses.replace(record, token=secrets.token_hex(4))
-        (folder / job_file.LOG_FILE).unlink(missing_ok=True)  # of an earlier job, whose run this one resumes
-        job_file.write(folder, record)
-        job_id = self.send(folder, record, Resources.from_dict(record.resources))
-        with job_file.lock:
-            job_file.write(folder, dataclasses.replace(job_file.read(folder), backend_id=job_id))
 
     def upkeep(self, folder: Path, record: Record) -> Record:
         if record.ended_s is not None:
@@ -173,10 +179,13 @@ class Scheduler(Backend):
             elif cause is None and code is None:
                 cause = "no end"
             return code, self._facts(record, job, attempt, cause)
-        listed = answer.asked_s > record.created_ns / 1e9 + SETTLE_S
+        dropped = self.dropped(record, answer) if attempt is None else None
+        if dropped is not None and record.stop_requested_s is None and not self._files_are_due(record):
+            return None  # it may have run, and its files may be on their way
+        listed = dropped is not None or answer.asked_s > record.created_ns / 1e9 + SETTLE_S
         if not listed and (code is None or record.resources.get("requeue")):
             return None  # the answer may be older than the job, which may be queued again since its start ended
-        job = self.forgotten(folder, record) if record.backend_id is not None else None
+        job = (self.forgotten(folder, record) if record.backend_id is not None else None) or dropped
         if job is not None:
             return code if code is not None else job.returncode, self._facts(
                 record, job, attempt, self.cause(folder, job)
@@ -215,6 +224,19 @@ class Scheduler(Backend):
                 f" ({explanation})" if explanation else ""
             )
         return facts
+
+
+def enter(folder: Path, record: Record, token: str) -> Record:
+    """Write the record of a job, with its token, before the job is submitted; returns that record."""
+    record = dataclasses.replace(record, token=token)
+    (folder / job_file.LOG_FILE).unlink(missing_ok=True)  # of an earlier job, whose run this one resumes
+    job_file.write(folder, record)
+    return record
+
+
+def confirm(folder: Path, job_id: str) -> None:
+    """Record the id that the scheduler gave a submitted job."""
+    _update(folder, backend_id=job_id)
 
 
 def _update(folder: Path, **changes: Any) -> Record:

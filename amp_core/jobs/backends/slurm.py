@@ -1,24 +1,29 @@
 """Jobs in a Slurm cluster, through its own commands: sbatch, squeue, sacct, scancel, sinfo.
 
 What a job does not request, Slurm decides: sbatch also reads `SBATCH_PARTITION`, `SBATCH_QOS` and the like. A
-comparison is one job on one node: its runs are interleaved on the same GPU, so that their times can be compared, which
-the tasks of an array on several nodes could not.
+comparison is one job on one node by default: its runs are interleaved on the same GPU, so that their times can be
+compared. With `--array` each run is a task of one job array instead: it trains the same, at the same time as others on
+other nodes, so that times compare nodes too.
+
+The tasks of an array differ in their index alone, so all go through links in one hidden folder beside the run folders:
+`.array-TOKEN/N` leads to the run folder of task N, whose `job.sh` it runs, and whose `console.log` gets its output.
 """
 
+import dataclasses
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from amp_core.jobs import job_file
-from amp_core.jobs.backends import job_script
+from amp_core.jobs.backends import job_script, slurm_queue
 from amp_core.jobs.backends.base import Devices
-from amp_core.jobs.backends.polled import SchedulerJob
-from amp_core.jobs.backends.scheduler import Scheduler, UnconfirmedError
+from amp_core.jobs.backends.polled import Answer, SchedulerJob
+from amp_core.jobs.backends.scheduler import Scheduler, UnconfirmedError, confirm, enter
 from amp_core.jobs.job_file import Record
 from amp_core.schema import RunError
 from amp_core.settings.resources import Resources
@@ -32,39 +37,13 @@ WARN_BEFORE_LIMIT_S = 120
 """How long before its time limit a job with `requeue` is told to save and stop; a quarter of short limits."""
 MAX_NAME = 40
 
-_QUEUE_FORMAT = "%i|%T|%Q|%P|%N|%r|%j"
-_ENDED = {
-    "BOOT_FAIL": "node failure",
-    "CANCELLED": "cancelled",
-    "COMPLETED": None,
-    "DEADLINE": "time limit",
-    "FAILED": None,
-    "NODE_FAIL": "node failure",
-    "OUT_OF_MEMORY": "memory",
-    "PREEMPTED": "preemption",
-    "REVOKED": "cancelled",
-    "TIMEOUT": "time limit",
-}
-"""States in which a job has ended, and the cause."""
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-_REASONS = {
-    "Priority": "jobs of higher priority are before it",
-    "Resources": "waiting for free nodes or GPUs",
-    "Dependency": "waiting for another job",
-    "DependencyNeverSatisfied": "waiting for a job that has failed",
-    "BeginTime": "its begin time has not come",
-    "JobHeldUser": "held by its user",
-    "JobHeldAdmin": "held by an administrator",
-    "Licenses": "waiting for a licence",
-    "PartitionConfig": "it requests more than the partition has",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "it requests more nodes than the partition allows",
-    "PartitionTimeLimit": "its time limit is above the partition's",
-    "ReqNodeNotAvail": "a requested node is not available",
-    "Reservation": "waiting for its reservation",
-}
-"""Slurm's pending reasons in words; others are shown as they are."""
+_ID = re.compile(r"\d+(_\d+)?")
+"""The id of a job, or of a task of an array."""
+_ARRAY = """\
+#!/bin/bash
+# The tasks of an array, written by AMPscope: task N runs the {script} of the run folder that the link N leads to.
+exec bash {links}/"$SLURM_ARRAY_TASK_ID"/{script}
+"""
 _CONSOLE = {
     "DUE TO TIME LIMIT": "TIMEOUT",
     "DUE TO PREEMPTION": "PREEMPTED",
@@ -84,6 +63,7 @@ _ARGUMENTS = (
     ("gpu", "gpus"),
     ("tres", "gpus"),
     ("node count", "nodes"),
+    ("array", "array"),
 )
 """Words of a refusal, and the argument that it is about; the first that was given, of several."""
 
@@ -117,51 +97,40 @@ class Slurm(Scheduler):
 
     def ask(self) -> Mapping[str, SchedulerJob]:
         self.check_available()
-        text = _answered(["squeue", "--noheader", "--states=all", "-o", _QUEUE_FORMAT])
-        return with_positions(text.splitlines())
+        return slurm_queue.with_positions(_answered(slurm_queue.LINE).splitlines())
 
     def send(self, folder: Path, record: Record, resources: Resources) -> str:
-        several = resources.nodes > 1
-        job_script.write(
-            folder,
-            record,
-            job_id='"$SLURM_JOB_ID"',
-            restarts='"${SLURM_RESTART_COUNT:-0}"',
-            command=several_nodes(record, resources) if several else None,
-            requeue='scontrol requeue "$id"',
-        )
-        console = str(folder / job_file.CONSOLE_FILE).replace("%", "%%")  # sbatch expands %j and the like
-        line = [
-            "sbatch",
-            "--parsable",
-            f"--job-name={folder.name[:MAX_NAME]}.{record.token}",
-            f"--output={console}",
-            "--open-mode=append",
-            f"--chdir={folder}",
-            "--requeue" if resources.requeue else "--no-requeue",
-        ]
-        line += [
-            f"--{name}={value}" for name in ("partition", "account", "time") if (value := getattr(resources, name))
-        ]
-        if resources.gpus:
-            line.append(f"--gpus-per-node={resources.gpus}")
-        if several:
-            line += [f"--nodes={resources.nodes}", "--ntasks-per-node=1"]
-        if resources.requeue:
-            line.append(f"--signal=B:USR1@{warn_before_s(resources.time_s)}")
+        _write_script(folder, record, resources, '"$SLURM_JOB_ID"')
+        line = _line(f"{folder.name[:MAX_NAME]}.{record.token}", folder, resources)
+        line.append(f"--output={_pattern(folder)}/{job_file.CONSOLE_FILE}")
+        return _submitted([*line, job_file.SCRIPT_FILE], folder, resources)
+
+    def submit_array(self, folders: Sequence[Path], records: Sequence[Record]) -> None:
+        self.check_answering()
+        token, resources = secrets.token_hex(4), Resources.from_dict(records[0].resources)
+        links = folders[0].parent / f".array-{token}"
         try:
-            answer = _run([*line, job_file.SCRIPT_FILE], SUBMIT_TIMEOUT_S, cwd=folder)
-        except subprocess.TimeoutExpired:
-            raise UnconfirmedError(
-                f"on='slurm': sbatch did not answer within {SUBMIT_TIMEOUT_S:g} s, so it is not known yet whether "
-                f"Slurm has the job; {folder.name} will show it, do not submit again"
-            ) from None
-        except _RefusedError as error:
-            raise _about_argument(str(error), resources) from None
-        return answer.strip().partition(";")[0]  # "12;cluster" in a federation
+            links.mkdir()
+            for index, (folder, record) in enumerate(zip(folders, records, strict=True)):
+                (links / str(index)).symlink_to(folder, target_is_directory=True)
+                task = enter(folder, record, f"{token}_{index}")
+                _write_script(folder, task, resources, '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"')
+            script = links / job_file.SCRIPT_FILE
+            text = _ARRAY.format(links=shlex.quote(str(links)), script=job_file.SCRIPT_FILE)
+            script.write_text(text, encoding="utf-8")
+            line = _line(f"{links.parent.name[:MAX_NAME]}.{token}", links.parent, resources)
+            line += [f"--array=0-{len(folders) - 1}", f"--output={_pattern(links)}/%a/{job_file.CONSOLE_FILE}"]
+            array_id = _submitted([*line, str(script)], links.parent, resources, tasks=len(folders))
+        except UnconfirmedError:  # the tasks, if there are any, go through the links
+            raise
+        except (RunError, OSError):
+            shutil.rmtree(links, ignore_errors=True)
+            raise
+        for index, folder in enumerate(folders):
+            confirm(folder, f"{array_id}_{index}")
 
     def cancel(self, job_id: str) -> None:
-        if not job_id.isdecimal():
+        if not _ID.fullmatch(job_id):
             raise RunError(f"job={job_id!r} is not an id of Slurm")
         _answered(["scancel", job_id])
 
@@ -169,25 +138,35 @@ class Slurm(Scheduler):
         # Where Slurm itself watches the memory (OverMemoryKill), it calls the job FAILED; only slurmstepd says why.
         if job.state == "FAILED" and _printed_state(folder) == "OUT_OF_MEMORY":
             return "memory"
-        return _ENDED.get(job.state)
+        return slurm_queue.ENDED.get(job.state)
+
+    def dropped(self, record: Record, answer: Answer) -> SchedulerJob | None:
+        """A task that is cancelled while it waits is no longer listed, other than a job. Its array is: by its other
+        tasks, or without an index, if all were cancelled so."""
+        array, _, index = str(record.token).rpartition("_")
+        known = answer.by_token
+        if array and (array in known or any(token.startswith(f"{array}_") for token in known)):
+            return SchedulerJob(str(record.backend_id), f"{array}_{index}", "CANCELLED", "ended")
+        return None
 
     def forgotten(self, folder: Path, record: Record) -> SchedulerJob | None:
         """From the accounting; where there is none, from what slurmstepd printed."""
         job_id = str(record.backend_id)
-        if not job_id.isdecimal():
+        if not _ID.fullmatch(job_id):
             return None
-        fields = "JobIDRaw,State,ExitCode,NodeList,JobName%200"
+        fields = "JobID,State,ExitCode,NodeList,JobName%200"
         line = ["sacct", "-X", "--noheader", "--parsable2", "-j", job_id, "-o", fields]
         try:
             rows = [row.split("|", 4) for row in _answered(line).splitlines() if row.count("|") >= 4]
         except RunError:  # most small clusters have no accounting
             rows = []
-        for _, state, code, node, name in reversed(rows):
+        for listed_id, state, code, node, name in reversed(rows):
             word = state.partition(" ")[0]  # "CANCELLED by 0"
-            if name.rpartition(".")[2] == record.token and word in _ENDED:
+            named = slurm_queue.name_of(listed_id, name)
+            if named.rpartition(".")[2] == record.token and word in slurm_queue.ENDED:
                 status, _, signal = code.partition(":")
                 returncode = -int(signal) if signal not in ("", "0") else int(status or 0)
-                return SchedulerJob(job_id, name, word, "ended", node=node, returncode=returncode)
+                return SchedulerJob(job_id, named, word, "ended", node=node, returncode=returncode)
         printed = _printed_state(folder)
         return SchedulerJob(job_id, "", printed, "ended") if printed is not None else None
 
@@ -198,28 +177,56 @@ def _printed_state(folder: Path) -> str | None:
     return next((state for part, state in _CONSOLE.items() if any(part in line for line in lines)), None)
 
 
-def with_positions(lines: Sequence[str]) -> dict[str, SchedulerJob]:
-    """squeue's lines as jobs by id. A waiting job's position is the number of jobs of its partition before it."""
-    jobs: dict[str, SchedulerJob] = {}
-    priorities: dict[str, tuple[int, int]] = {}
-    for line in lines:
-        parts = line.split("|", 6)
-        if len(parts) < 7:
-            continue
-        job_id, state, priority, partition, node, reason, name = parts
-        phase = "ended" if state in _ENDED else "waiting" if state in _WAITING else "running"
-        plain = "" if reason in ("None", "(null)") else reason
-        words = f"{plain} ({_REASONS[plain]})" if plain in _REASONS else plain
-        ran = phase == "ended" and bool(node)
-        jobs[job_id] = SchedulerJob(job_id, name, state, phase, words, node, partition, ran=ran)
-        number = re.match(r"\d+", job_id)
-        priorities[job_id] = (-int(priority) if priority.isdecimal() else 0, int(number[0]) if number else 0)
-    before: dict[str, int] = {}
-    for job_id in sorted((i for i, job in jobs.items() if job.phase == "waiting"), key=priorities.__getitem__):
-        place = before.setdefault(jobs[job_id].partition, 0)
-        jobs[job_id] = replace(jobs[job_id], position=place)
-        before[jobs[job_id].partition] += 1
-    return jobs
+def _write_script(folder: Path, record: Record, resources: Resources, job_id: str) -> None:
+    """Write `job.sh`; `job_id` is a shell word."""
+    job_script.write(
+        folder,
+        record,
+        job_id=job_id,
+        restarts='"${SLURM_RESTART_COUNT:-0}"',
+        command=several_nodes(record, resources) if resources.nodes > 1 else None,
+        requeue='scontrol requeue "$id"',
+    )
+
+
+def _line(name: str, folder: Path, resources: Resources) -> list[str]:
+    """The call of sbatch without its output and its script."""
+    line = [
+        "sbatch",
+        "--parsable",
+        f"--job-name={name}",
+        "--open-mode=append",
+        f"--chdir={folder}",
+        "--requeue" if resources.requeue else "--no-requeue",
+    ]
+    line += [f"--{name}={value}" for name in ("partition", "account", "time") if (value := getattr(resources, name))]
+    if resources.gpus:
+        line.append(f"--gpus-per-node={resources.gpus}")
+    if resources.nodes > 1:
+        line += [f"--nodes={resources.nodes}", "--ntasks-per-node=1"]
+    if resources.requeue:
+        line.append(f"--signal=B:USR1@{warn_before_s(resources.time_s)}")
+    return line
+
+
+def _pattern(path: Path) -> str:
+    """A path in which sbatch expands nothing: it would expand %j and the like."""
+    return str(path).replace("%", "%%")
+
+
+def _submitted(line: Sequence[str], folder: Path, resources: Resources, tasks: int | None = None) -> str:
+    """The id that sbatch gives. Raises `RunError` if it refuses, and `UnconfirmedError` if it does not answer."""
+    what = "the job" if tasks is None else f"the array of {tasks} tasks"
+    try:
+        answer = _run(line, SUBMIT_TIMEOUT_S, cwd=folder)
+    except subprocess.TimeoutExpired:
+        raise UnconfirmedError(
+            f"on='slurm': sbatch did not answer within {SUBMIT_TIMEOUT_S:g} s, so it is not known yet whether "
+            f"Slurm has {what}; {folder.name} will show it, do not submit again"
+        ) from None
+    except _RefusedError as error:
+        raise _about_argument(str(error), resources, tasks) from None
+    return answer.strip().partition(";")[0]  # "12;cluster" in a federation
 
 
 def several_nodes(record: Record, resources: Resources) -> str:
@@ -271,8 +278,10 @@ def _answered(line: Sequence[str], timeout_s: float | None = None) -> str:
         raise RunError(f"Slurm {'did not answer' if silent else 'refused'}: {error} ({line[0]})") from None
 
 
-def _about_argument(message: str, resources: Resources) -> RunError:
-    """A refusal by sbatch, with the argument that it is about."""
+def _about_argument(message: str, resources: Resources, tasks: int | None = None) -> RunError:
+    """A refusal by sbatch, with the argument that it is about; `tasks` are those of an array."""
+    values = {field.name: getattr(resources, field.name) for field in dataclasses.fields(resources)}
+    values["array"] = f"{tasks} tasks" if tasks is not None else None
     named = [argument for word, argument in _ARGUMENTS if word in message.lower()]
-    name = next((argument for argument in named if getattr(resources, argument)), next(iter(named), "on"))
-    return RunError(f"{name}={getattr(resources, name)!r} was refused by Slurm: {message}")
+    name = next((argument for argument in named if values[argument]), next(iter(named), "on"))
+    return RunError(f"{name}={values[name]!r} was refused by Slurm: {message}")

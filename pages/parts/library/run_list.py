@@ -84,6 +84,13 @@ def runs_dir() -> Path:
     return next((root for root in _listed_roots() if isinstance(root, Path)), Path("runs"))
 
 
+def name_of(job: jobs.Job, root: Path | None = None) -> str:
+    """A job's name on pages, and its run's key without `run/`: the name of its folder, after that of the folder that
+    it shares with the other runs of its array, if there is one. `root` is the runs directory, resolved."""
+    in_group = job.folder.parent.parent == (runs_dir().resolve() if root is None else root)
+    return f"{job.folder.parent.name}/{job.name}" if in_group else job.name
+
+
 def other_roots() -> dict[str, Path | Address]:
     """The other places in AMPSCOPE_RUNS, by the prefix of their runs' keys: the place's name."""
     own, listed = runs_dir(), {}
@@ -104,10 +111,11 @@ def listing() -> dict[str, Entry]:
     """All runs by key: own runs and uploads, then those of other places, each newest first; then the samples."""
     samples = [_entry(path, key, "sample", dotted) for path, key, dotted in folders(SAMPLES, "sample")]
     own_dir = runs_dir()
-    pending = {job.name: job for job in jobs.under_way(own_dir) if _is_pending(job)}
+    root = own_dir.resolve()
+    pending = {f"run/{name_of(job, root)}": job for job in jobs.under_way(own_dir) if _is_pending(job)}
     own = [
-        Entry(f"run/{name}", own_dir / name, "run", name, job.state, sentence=job.reason or "")
-        for name, job in pending.items()
+        Entry(key, own_dir / key.removeprefix("run/"), "run", job.name, job.state, sentence=job.reason or "")
+        for key, job in pending.items()
     ]
     for path, key, dotted in folders(own_dir, "run", leave_out=pending):
         origin = "upload" if key.startswith(f"run/{UPLOADS}/") else "run"
@@ -194,17 +202,17 @@ def folders(
 ) -> Iterator[tuple[Path, str, Collection[str]]]:
     """Folders below `root` that are runs or look like one: also one level deeper, as `ampscope compare` lays them out,
     and further down in the folder of a search, as `ampscope tune` does. Yields each with its key and the hidden names
-    beside it. Folders of `root` in `leave_out` are not looked at."""
+    beside it. Folders whose keys are in `leave_out` are not looked at."""
     names, dotted = _subfolders(root)
     for name in names:
-        if name in leave_out:
+        path, key = root / name, f"{prefix}/{name}"
+        if key in leave_out:
             continue
-        path = root / name
         if _is_run(path):
-            yield path, f"{prefix}/{name}", dotted
+            yield path, key, dotted
         elif deeper:
             below = SEARCH_DEPTH if is_search(path) else deeper - 1
-            yield from folders(path, f"{prefix}/{name}", below)
+            yield from folders(path, key, below, leave_out)
 
 
 def is_search(path: Path) -> bool:

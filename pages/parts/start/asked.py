@@ -48,7 +48,8 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
 
 @callbacks.uninterrupted
 def begin(in_turns: bool = False) -> None:
-    """Callback of the form: start a job for each precision, or one that interleaves them, or keep the refusal."""
+    """Callback of the form: start a job for each precision, on Slurm as the tasks of an array, or one job that
+    interleaves them, or keep the refusal."""
     state = callbacks.do(fields.state)
     fields.accept()
     started: list[str] = []
@@ -60,10 +61,15 @@ def begin(in_turns: bool = False) -> None:
             for config in wanted:
                 label(run_list.runs_dir() / name / config.precision, state)
             callbacks.toast(f"{words.escape(name)} is in the queue below.", ":material/compare_arrows:")
-        for config in () if in_turns else wanted:
-            job = jobs.start(config, run_list.runs_dir(), state["name"] or None, resources=where)
-            label(job.folder, state)
-            started.append(f"run/{job.name}")  # one by one: jobs started before a failure are shown
+        elif where.on == "slurm" and len(wanted) > 1:  # all or none of them are submitted
+            for job in jobs.start_array(wanted, run_list.runs_dir(), state["name"] or None, resources=where):
+                label(job.folder, state)
+                started.append(f"run/{job.name}")
+        else:
+            for config in wanted:
+                job = jobs.start(config, run_list.runs_dir(), state["name"] or None, resources=where)
+                label(job.folder, state)
+                started.append(f"run/{job.name}")  # one by one: jobs started before a failure are shown
     except RunError as error:
         fields.refuse(error)
     if started:
@@ -80,26 +86,27 @@ def label(folder: Path, state: Mapping[str, Any]) -> None:
 def commands(state: Mapping[str, Any]) -> str:
     """The same trainings as commands, one per line; empty if they would be refused."""
     try:
-        wanted = configs(state)
-        elsewhere = flags_of(places.resources(state))
+        wanted, where = configs(state), places.resources(state)
     except RunError:  # shown on Start
         return ""
-    name = jobs.folder_name(state.get("name") or "")
-    lines = []
+    name, elsewhere = jobs.folder_name(state.get("name") or ""), flags_of(where)
+    each = []
     for config in wanted:
         base = name or f"{config.task}-{config.precision}"
         out = Path(run_list.runs_dir(), base if not name or len(wanted) == 1 else f"{name}-{config.precision}")
-        lines.append(shlex.join(["ampscope", "train", *flags(config), *elsewhere, "--out", str(out)]))
-    if len(wanted) > 1 and wanted[0].nproc == 1:
-        which = ["--precisions", ",".join(config.precision for config in wanted)]
-        given = flags(wanted[0], [name for name in SETTINGS if name not in ("precision", *TAKEN_BY)])
-        given += comparisons.flags_of_some(wanted)
-        out = Path(run_list.runs_dir(), name or f"compare-{wanted[0].task}")
-        lines += [
-            "# or interleaved:",
-            shlex.join(["ampscope", "compare", *which, *given, *elsewhere, "--out", str(out)]),
-        ]
-    return "\n".join(lines)
+        each.append(shlex.join(["ampscope", "train", *flags(config), *elsewhere, "--out", str(out)]))
+    if len(wanted) == 1 or wanted[0].nproc != 1:
+        return "\n".join(each)
+    which = ["--precisions", ",".join(config.precision for config in wanted)]
+    given = flags(wanted[0], [name for name in SETTINGS if name not in ("precision", *TAKEN_BY)])
+    given += comparisons.flags_of_some(wanted)
+    out = Path(run_list.runs_dir(), name or f"compare-{wanted[0].task}")
+    together = ["ampscope", "compare", *which, *given, *elsewhere, "--out", str(out)]
+    if where.on == "slurm":
+        each = ["# one array:", shlex.join([*together, "--array"])]
+    # Only single trainings and the tasks of an array take these.
+    alone = where.requeue or where.nodes > 1
+    return "\n".join(each if alone else [*each, "# or interleaved:", shlex.join(together)])
 
 
 def _check_fits(size: Size, device: str) -> None:

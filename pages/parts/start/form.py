@@ -65,10 +65,10 @@ def show() -> None:
             )
             if commands := asked.commands(state):
                 with st.popover("As a command", icon=":material/terminal:"):
-                    st.markdown("The equivalent command:" if many < 2 else "The equivalent commands, one per run:")
+                    st.markdown("The equivalent command:" if many < 2 else "The equivalent commands:")
                     st.code(commands, language="bash", wrap_lines=True)
             if state.get("on", "local") != "local":
-                runs = "One job per run."
+                runs = "One array, a task per run." if many > 1 and state["on"] == "slurm" else "One job per run."
             else:
                 one = "Trains in its own process."
                 runs = f"{words.plural(many, 'run')}, one after another." if many > 1 else one

@@ -50,7 +50,7 @@ def stop_button(job: Job, where: str) -> None:
         return
     st.button(
         "Stopping" if job.stop_requested else "Stop",
-        key=f"{where}.stop.{job.name}",
+        key=f"{where}.stop.{run_list.name_of(job)}",
         icon=":material/stop:",
         on_click=_stop,
         args=(job,),
@@ -85,7 +85,8 @@ def place(job: Job) -> str:
 def show(running: Sequence[Job], watched: Path | Address | None) -> None:
     """One line per job but the watched one, whose Stop is elsewhere; call it inside the live fragment. Runs that wait
     or train together have a link to a page that follows them."""
-    under_way = [f"run/{job.name}" for job in running if not job.makes_runs]
+    root = run_list.runs_dir().resolve()
+    under_way = [f"run/{run_list.name_of(job, root)}" for job in running if not job.makes_runs]
     started: list[str] = st.session_state.get("start.followed", [])
     if set(started) & set(under_way):  # runs started together stay together, even when ended
         under_way = list(dict.fromkeys([*(key for key in started if key in st.session_state["entries"]), *under_way]))
@@ -95,20 +96,21 @@ def show(running: Sequence[Job], watched: Path | Address | None) -> None:
         if isinstance(watched, Path) and job.folder == watched.absolute():
             continue
         color, icon = words.STATUS_LOOK[job.state]
-        with st.container(horizontal=True, vertical_alignment="center", border=True, key=f"queue.{job.name}"):
+        name = run_list.name_of(job, root)
+        with st.container(horizontal=True, vertical_alignment="center", border=True, key=f"queue.{name}"):
             st.badge(job.state, icon=icon, color=color)
-            st.markdown(f"**{words.escape(job.name)}**", width="content")
+            st.markdown(f"**{words.escape(name)}**", width="content")
             st.caption(place(job), width="content")
             st.space("stretch")
-            key = f"run/{job.name}"
+            key = f"run/{name}"
             if job.makes_runs:  # no run itself: the runs below it are in the library
                 if lines := job.console(1):
                     st.caption(words.escape(lines[-1].strip()), width="content")
-                compare_link([f"run/{job.name}/{run.parent.name}" for run in job.folder.glob("*/run.json")])
+                compare_link([f"{key}/{run.parent.name}" for run in job.folder.glob("*/run.json")])
                 stop_button(job, "queue")
                 continue
             with st.container(horizontal=True, width="content"):  # on a narrow page both wrap
-                if st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
+                if st.button("Watch", key=f"queue.watch.{name}", on_click=picker.choose, args=(key,)):
                     st.rerun()  # leaves the fragment: the whole page shows that run
                 stop_button(job, "queue")
 
