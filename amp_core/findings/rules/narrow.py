@@ -220,8 +220,8 @@ def half_sum(run: Run) -> list[Finding]:
         signal="Casts of integers, ranges, sines and cosines in 16 bits in the first step; the model's buffers at "
         "the start.",
         threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 "
-        "in float16, where the spacing is a quarter (transformers issue 29285); a column of an input of which rounding "
-        "is 2 % of the variance.",
+        "in float16, where the spacing is a quarter (transformers issue 29285); a column of an input, beyond 256 or "
+        "2,048 on average, of which rounding is 2 % of the variance.",
         advice="Distant tokens of a sequence share a position, so the model cannot tell them apart. Compute "
         "positions, frequencies and angles in float32 with autocast off, and cast the sines and cosines.",
         snippet=_AUTOCAST_OFF

@@ -236,7 +236,9 @@ class NarrowOps:
             return
         error = copy.detach().flatten(0, -2).to(torch.float32) - values
         variance = values.var(0)
-        differs = variance > (MIN_SPREAD_RATIO * values.mean(0)).square()  # and is not constant but for rounding
+        mean = values.mean(0)
+        differs = variance > (MIN_SPREAD_RATIO * mean).square()  # and is not constant but for rounding
+        differs &= mean.abs() >= _max_exact(copy.dtype)  # not a table of cosines, which are 1 at low frequencies
         lost = (error.square().mean(0) > MAX_ROUNDED_VARIANCE_FRAC * variance) & differs & values.isfinite().all(0)
         self._later("rounded positions", "columns", module(), copy.dtype, lost.sum(), 0.0)
 
