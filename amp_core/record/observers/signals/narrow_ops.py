@@ -11,6 +11,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
@@ -34,6 +36,7 @@ MIN_ROWS = 16
 """Rows of an input whose columns are compared with their copies in 16 bits."""
 MAX_ROUNDED_VARIANCE_FRAC = 0.02
 """Share of a column's variance by which rounding may change its values."""
+COLUMN_PARTS = ("column errors", "column variances", "column means")
 MIN_SPREAD_RATIO = 1e-5
 """Standard deviation of a column over its mean; below that, its values differ by rounding alone."""
 MAX_VALUES = 2**20
@@ -63,6 +66,8 @@ class NarrowOps:
         self._chains: dict[int, tuple[int, torch.Tensor]] = {}  # additions so far, and the sum, by its id
         # Kind, operator, module, dtype, and value and limit as tensors.
         self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
+        # Module, dtype, rows, and by column the norm of the rounding error, the variance and the mean.
+        self._columns: list[tuple[str, torch.dtype, int, list[torch.Tensor]]] = []
         self._transfer = HostTransfer()
 
     def check(self, op: str, args: Sequence[Any], out: Any, module: Callable[[], str]) -> None:
@@ -183,6 +188,9 @@ class NarrowOps:
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
             self._transfer.put(str(place), value)
+        for place, (*_, parts) in enumerate(self._columns):
+            for name, part in zip(COLUMN_PARTS, parts, strict=True):
+                self._transfer.put(f"{name} {place}", part)
         self._transfer.send()
 
     def finish(self, wait: bool = False) -> bool:
@@ -197,7 +205,11 @@ class NarrowOps:
             sizes, ties = {experts, chosen} - {1}, float(next(numbers))
             if self._softmax_sizes & sizes or any(part in module.lower() for part in ROUTERS):
                 self._report(kind, op, module, ties, float(experts), dtype)
-        self._pending, self._choices = [], []
+        for place, (name, dtype, rows, _) in enumerate(self._columns):
+            error, variance, mean = (self._transfer.values(f"{part} {place}") for part in COLUMN_PARTS)
+            if lost := _hardly_differ(error, variance, mean, rows, dtype):
+                self._report("rounded positions", "columns", name, float(lost), 0.0, dtype)
+        self._pending, self._choices, self._columns = [], [], []
         return True
 
     def _later(self, kind: str, op: str, module: str, dtype: torch.dtype, value: torch.Tensor, limit: float) -> None:
@@ -232,15 +244,16 @@ class NarrowOps:
         """Columns of an input, such as years, whose values differ by little beside their size."""
         values = wide.detach().flatten(0, -2) if wide.dim() > 1 else wide.new_zeros(0, 1)
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward or len(values) < MIN_ROWS or values.numel() > MAX_VALUES or wide.shape != copy.shape:
+        if (
+            self._columns
+            or in_backward
+            or len(values) < MIN_ROWS
+            or values.numel() > MAX_VALUES
+            or wide.shape != copy.shape
+        ):
             return
-        error = copy.detach().flatten(0, -2).to(torch.float32) - values
-        variance = values.var(0)
-        mean = values.mean(0)
-        differs = variance > (MIN_SPREAD_RATIO * mean).square()  # and is not constant but for rounding
-        differs &= mean.abs() >= _max_exact(copy.dtype)  # not a table of cosines, which are 1 at low frequencies
-        lost = (error.square().mean(0) > MAX_ROUNDED_VARIANCE_FRAC * variance) & differs & values.isfinite().all(0)
-        self._later("rounded positions", "columns", module(), copy.dtype, lost.sum(), 0.0)
+        error = torch.linalg.vector_norm(copy.detach().flatten(0, -2) - values, dim=0)
+        self._columns.append((module(), copy.dtype, len(values), [error, *torch.var_mean(values, 0)]))
 
     def _count_rounded(self, op: str, whole: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:
@@ -277,6 +290,20 @@ def _most_terms_at(into: torch.Tensor, places: Sequence[Any], values: torch.Tens
 def size_by_row(tensor: torch.Tensor) -> tuple[int, int]:
     """Number of elements and last size, which views with other leading sizes keep."""
     return tensor.numel(), tensor.shape[-1] if tensor.dim() else 1
+
+
+def _hardly_differ(
+    error: npt.NDArray[np.float64],
+    variance: npt.NDArray[np.float64],
+    mean: npt.NDArray[np.float64],
+    rows: int,
+    dtype: torch.dtype,
+) -> int:
+    """How many columns of so many rows rounding changes by a part of their variance. Not constants, and not a table of
+    cosines, which are 1 at low frequencies."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        differs = (np.abs(mean) >= _max_exact(dtype)) & (variance > (MIN_SPREAD_RATIO * mean) ** 2)
+        return int((differs & (error**2 / rows > MAX_ROUNDED_VARIANCE_FRAC * variance)).sum())
 
 
 def _max_exact(dtype: torch.dtype) -> int:
