@@ -532,6 +532,14 @@ RULES = (
         category="other",
     ),
     _rule(
+        r"cusparse::\w*(?:csrmv|partition|load_balancing)|(?:Coo|Csr|Csc)To(?:Coo|Csr|Csc)|csr2csc",
+        "no",
+        None,
+        "cuSPARSE: products of a sparse matrix with a vector, and conversions of formats",
+        words="cusparse:: CooTo CsrTo CscTo csr2csc",
+        category="other",
+    ),
+    _rule(
         r"fastertransformer::",
         "no",
         None,
