@@ -107,8 +107,9 @@ def tensor_core_use(run: Run, step: int | None = None) -> TensorCoreUse:
 
 def profiled_windows(run: Run) -> pd.DataFrame:
     """The windows of a run, one row each: step (its first; NaN if the trace has no step markers), steps, devices
-    (number of profiled devices and ranks), kernel_us."""
+    (number of profiled devices and ranks), kernel_us (of copies, where there is nothing else)."""
     rows = kernel_rows(run)
+    rows = kernel_rows(run, everything=True) if rows.empty else rows
     each = rows.groupby("step", dropna=False, sort=True)
     table = each.agg(steps=("steps", "max"), kernel_us=("total_us", "sum")).reset_index()
     places = rows[["step", "rank", "device"]].drop_duplicates().groupby("step", dropna=False, sort=True).size()
