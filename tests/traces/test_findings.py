@@ -483,3 +483,43 @@ def test_files_that_are_no_packed_runs_are_refused_with_what_to_do(tmp_path, cap
         opened.add(file, "a.json")
     assert main(["import-trace", str(archive), "--out", str(tmp_path / "run")]) == 2
     assert "is an archive; unpack it" in capsys.readouterr().err
+
+
+def test_who_has_all_ranks_is_not_asked_for_them(tmp_path):
+    def of(ranks):
+        files = []
+        for rank in range(ranks):
+            trace = Made()
+            trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+            trace.op("MmBackward0", 1, 10, 2)
+            trace.kernel(made.GEMM, 10, 100, 2, 2)
+            trace.kernel(made.NCCL, 120, 800, 12)
+            document = trace.document(distributedInfo={"rank": rank, "world_size": 2})
+            files.append(write(tmp_path / f"{ranks}-{rank}.json", document))
+        findings = diagnose(load_run(import_traces(files, tmp_path / f"run{ranks}")))
+        return next(f for f in findings if f.code == "exposed-communication")
+
+    assert "import the traces of all ranks" in of(1).advice
+    complete = of(2).advice
+    assert "all ranks" not in complete and complete.endswith(".")
+
+
+@pytest.mark.parametrize(("recorded", "says"), [(1, "ncu"), (0, "record_shapes=True")])
+def test_shapes_that_were_recorded_are_not_asked_for(tmp_path, recorded, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("matmul_k", 10, 900, 2)
+    run = load_run(
+        import_traces([write(tmp_path / "t.json", trace.document(record_shapes=recorded))], tmp_path / "run")
+    )
+    (finding,) = [f for f in diagnose(run) if f.code == "unknown-kernels"]
+    assert says in finding.snippet
+
+
+def test_layouts_of_images_are_not_advised_on_for_products(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::baddbmm", 1, 8, **{"Input type": ["c10::Half"] * 3})
+    trace.kernel("ampere_fp16_sgemm_fp16_128x64_nn", 10, 900, 2)
+    findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "kernels-off-tensor-cores"]
+    assert findings and "channels_last" not in findings[0].snippet and "cuDNN" not in findings[0].advice

@@ -7,7 +7,7 @@ from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis.steps import autocast_dtype, recipe
-from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Severity
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import GEMM_LAYERS, facts, on_gpu
 from amp_core.store.run import Run
@@ -155,6 +155,7 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
         return []
     longest = off.iloc[int(off["total_us"].to_numpy().argmax())]
     where = str(longest["module"]) or str(longest["op"]) or str(longest["name"])
+    product = longest["category"] != "conv"
     return [
         make_finding(
             "kernels-off-tensor-cores",
@@ -165,8 +166,16 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
             value=share,
             limit=MIN_OFF_TENSOR_CORE_FRAC,
             unit="share of matrix time",
+            remedy=_PADDED_PRODUCTS if product else None,
         )
     ]
+
+
+_PADDED_PRODUCTS = Remedy(
+    "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. Pad "
+    "dimensions to multiples of 8, make operands contiguous, and use newer libraries.",
+    "layer = torch.nn.Linear(-(-inputs // 8) * 8, -(-outputs // 8) * 8)",
+)
 
 
 @rule(

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import CALLS, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
+from amp_core.findings.signals import facts
 from amp_core.findings.trace_findings import saving_finding
 from amp_core.store.run import Run
 
+_OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of all ranks to compare them."
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
 _HOW = """\
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -192,39 +195,48 @@ _LATE_START = Remedy(
         what="The GPU of an imported trace communicates without computing at the same time.",
         signal="Time of communication kernels with no other kernel running concurrently.",
         threshold=_THRESHOLD,
-        advice="Overlap communication with backward by using smaller buckets, or accumulate over micro-batches. "
-        "Waiting for a slower rank looks the same: import the traces of all ranks to compare them.",
+        advice="Overlap communication with backward by using smaller buckets, or accumulate over micro-batches."
+        + _OTHER_RANKS,
         snippet="model = DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
         page="step-cost",
     )
 )
 def exposed_communication(run: Run) -> list[Finding]:
     """`exposed-communication`: communication with nothing beside it."""
+    rows = collective_rows(run).sort_values("alone_us", ascending=False)
+    name, dtype = (str(rows[column].iloc[0]) if len(rows) else "" for column in ("name", "dtype"))
+    narrower = ", and 16-bit activations" if dtype in ("float32", "") else ""
     findings = saving_finding(
         run,
         "exposed-communication",
-        "Overlap communication with computation, or shard the model differently: fewer, larger collectives, and "
-        "16-bit activations.",
-        "torch.distributed.all_reduce(x, async_op=True)   # compute before work.wait()",
+        f"Overlap communication with computation, or shard the model differently: fewer, larger collectives{narrower}.",
+        _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),
     )
     entry = GUIDE["exposed-communication"].advice
-    if not findings or not findings[0].advice.startswith(entry):  # the advice for inference stays
-        return findings
-    alone_us = collective_rows(run).groupby("name")["alone_us"].sum()
-    remedy = _COLLECTIVES.get(str(alone_us.idxmax())) if alone_us.sum() > 0 else None
-    if remedy is None:
-        return findings
-    return [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
+    if findings and findings[0].advice.startswith(entry):  # the advice for inference stays
+        remedy = _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
+        findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
+    if window_rows(run)["rank"].nunique() >= run.head.world_size > 1:  # they are all here
+        findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
+    return findings
+
+
+_ASYNCHRONOUS = {
+    "all_reduce": "work = torch.distributed.all_reduce(x, async_op=True)\n...\nwork.wait()",
+    "all_gather": "work = torch.distributed.all_gather_into_tensor(out, x, async_op=True)\n...\nwork.wait()",
+    "reduce_scatter": "work = torch.distributed.reduce_scatter_tensor(out, x, async_op=True)\n...\nwork.wait()",
+    "all_to_all": "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...\nwork.wait()",
+}
+"""How each collective runs beside what is computed before `wait`."""
 
 
 _EXCHANGE = Remedy(
     "Ranks exchange tokens or embedding rows here. Compute what does not depend on them in the meantime, and exchange "
-    "16 bits or fewer. Waiting for a slower rank looks the same: import the traces of all ranks to compare them.",
+    "16 bits or fewer." + _OTHER_RANKS,
     "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...   # the dense layers\nwork.wait()",
 )
 _GATHER = Remedy(
-    "Sharded weights are gathered before the layers that need them. Prefetch them, or shard less. Waiting for a slower "
-    "rank looks the same: import the traces of all ranks to compare them.",
+    "Sharded weights are gathered before the layers that need them. Prefetch them, or shard less." + _OTHER_RANKS,
     "for block, following in zip(blocks, blocks[1:]):   # FSDP2\n"
     "    block.set_modules_to_forward_prefetch([following])",
 )
@@ -453,4 +465,17 @@ def unfused_optimizer(run: Run) -> list[Finding]:
 )
 def unknown_kernels(run: Run) -> list[Finding]:
     """`unknown-kernels`: too many to judge."""
-    return saving_finding(run, "unknown-kernels")
+    findings = saving_finding(run, "unknown-kernels")
+    rows = kernel_rows(run)
+    of_its_own = rows[(rows["tensor_core"] == "unknown") & (rows["op"] == "")]["total_us"].sum()
+    recorded = facts(run.head.environment, "profiler").get("record_shapes")
+    if recorded and of_its_own >= 0.5 * rows[rows["tensor_core"] == "unknown"]["total_us"].sum():
+        findings = [replace(f, advice=_OWN_KERNELS.advice, snippet=_OWN_KERNELS.snippet) for f in findings]
+    return findings
+
+
+_OWN_KERNELS = Remedy(
+    "The tensor-core share is uncertain by that much. These kernels belong to no operator of torch: they are the "
+    "program's own or a library's, or run in a captured graph, and a profiler of kernels shows which pipes they use.",
+    "ncu --section ComputeWorkloadAnalysis python train.py   # on AMD: rocprofv3",
+)
