@@ -523,3 +523,89 @@ def test_layouts_of_images_are_not_advised_on_for_products(tmp_path):
     trace.kernel("ampere_fp16_sgemm_fp16_128x64_nn", 10, 900, 2)
     findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "kernels-off-tensor-cores"]
     assert findings and "channels_last" not in findings[0].snippet and "cuDNN" not in findings[0].advice
+
+
+def queued(tmp_path, ranks):
+    """The `kernel-wait` of this many of two ranks, each with a product that a host function may hold up."""
+    files = []
+    for rank in range(ranks):
+        trace = Made()
+        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+        trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, 10, 400, 2)
+        trace.event("call", "cudaLaunchHostFunc", 15, 5, 1, correlation=99)
+        trace.op("aten::mm", 21, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, 800, 200, 25)
+        document = trace.document(distributedInfo={"rank": rank, "world_size": 2})
+        files.append(write(tmp_path / f"{ranks}-{rank}.json", document))
+    run = load_run(import_traces(files, tmp_path / f"run{ranks}"))
+    return next(f for f in diagnose(run) if f.code == "kernel-wait")
+
+
+def test_queued_work_of_all_ranks_asks_for_no_more_ranks(tmp_path):
+    some, complete = queued(tmp_path, 1), queued(tmp_path, 2)
+    assert "Traces of all ranks" in some.advice and "all ranks" in some.snippet
+    assert "all ranks" not in complete.advice + complete.snippet and "sync_events" in complete.snippet
+
+
+@pytest.mark.parametrize(
+    ("op", "beside", "recorded", "says"),
+    [
+        ("mylib::matmul", False, 1, "ncu"),  # its shapes are there
+        ("mylib::matmul", False, 0, "record_shapes=True"),
+        ("", True, 0, "ncu"),  # operators were recorded, and none of them launched it
+        ("", False, 0, "record_shapes=True"),
+    ],
+)
+def test_shapes_are_asked_for_only_where_an_operator_may_have_them(tmp_path, op, beside, recorded, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    if op:
+        trace.op(op, 1, 8)
+    trace.kernel("matmul_k", 10, 800, 2)
+    if beside:
+        trace.op("aten::relu", 20, 8)
+        trace.kernel(made.RELU, 810, 100, 21)
+    file = write(tmp_path / "t.json", trace.document(**({"record_shapes": 1} if recorded else {})))
+    (finding,) = [f for f in diagnose(load_run(import_traces([file], tmp_path / "run"))) if f.code == "unknown-kernels"]
+    assert says in finding.snippet and ("Nsight Compute" in finding.advice) == (says == "ncu")
+
+
+def inference_with(collectives):
+    """A product, then collectives (kernel, microseconds) with nothing beside them."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 90, 2)
+    at = 100
+    for number, (kernel, us) in enumerate(collectives):
+        trace.kernel(kernel, at, us, 20 + 3 * number)
+        at += us
+    return trace
+
+
+ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize(
+    ("collectives", "call"),
+    [
+        ([(ALL_GATHER, 100)] * 4 + [(REDUCE_SCATTER, 200)], "all_gather_into_tensor("),  # together longer
+        ([(ALL_GATHER, 100)] + [(REDUCE_SCATTER, 200)], "reduce_scatter_tensor("),
+        ([(made.NCCL, 300)], "all_reduce("),
+        ([("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 300)], "irecv("),
+        ([("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 300)], "broadcast("),
+    ],
+)
+def test_inference_is_shown_the_collective_that_takes_most(tmp_path, collectives, call):
+    run = run_of(tmp_path, inference_with(collectives))
+    (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
+    assert call in finding.snippet
+
+
+@pytest.mark.parametrize(("kernel", "narrower"), [(made.NCCL, False), (REDUCE_SCATTER, True)])
+def test_inference_that_communicates_16_bits_is_not_advised_to(tmp_path, kernel, narrower):
+    run = run_of(tmp_path, inference_with([(kernel, 300)]))
+    (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
+    assert ("16-bit activations" in finding.advice) == narrower

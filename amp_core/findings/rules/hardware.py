@@ -8,7 +8,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
-from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.registry import make_finding, paired_rule, rule
 from amp_core.findings.signals import GEMM_LAYERS, facts, on_gpu
 from amp_core.store.run import Run
 
@@ -25,32 +25,34 @@ FP32_OF_THREE = r"fmha_cutlass[FB]_f32_"
 memory-efficient attention (OpMultiplyAddFastF32 of CUTLASS)."""
 
 
-@rule(
-    Entry(
-        code="tf32-baseline",
-        severity="warning",
-        family=SPEED_AND_MEMORY,
-        order=490,
-        what="The FP32 baseline run already uses TF32, which hides part of the gain from mixed precision.",
-        signal="TF32 kernels in an FP32 run; torch's TF32 settings on a GPU that supports it.",
-        threshold="One such kernel, or a setting that is on (compute capability 8.0 or newer). Informational for a "
-        "trace, which does not record whether TF32 was intended, from 5 % of its kernel time.",
-        advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, up to 8 times as fast as FP32. "
-        "Turn it off for a fair baseline, or label the baseline TF32.",
-        snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
-        frameworks={
-            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", tf32=False)',
-            "Lightning": 'torch.set_float32_matmul_precision("highest")',
-        },
-        page="compare",
-    )
+_TF32_BASELINE = Entry(
+    code="tf32-baseline",
+    severity="warning",
+    family=SPEED_AND_MEMORY,
+    order=490,
+    what="The FP32 baseline run already uses TF32, which hides part of the gain from mixed precision.",
+    signal="TF32 kernels in an FP32 run; torch's TF32 settings on a GPU that supports it.",
+    threshold="One such kernel, or a setting that is on (compute capability 8.0 or newer). Informational for a "
+    "trace, which does not record whether TF32 was intended: from 5 % of its kernel time, if as much is in GEMM/conv of "
+    "another precision, or if it is the baseline of a comparison.",
+    advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, up to 8 times as fast as FP32. "
+    "Turn it off for a fair baseline, or label the baseline TF32.",
+    snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
+    frameworks={
+        "Transformers Trainer": 'args = TrainingArguments(output_dir="out", tf32=False)',
+        "Lightning": 'torch.set_float32_matmul_precision("highest")',
+    },
+    page="compare",
 )
+
+
+@rule(_TF32_BASELINE)
 def tf32_baseline(run: Run) -> list[Finding]:
     """`tf32-baseline`: an FP32 run whose matrix products used TF32, or could."""
     if recipe(run) not in ("fp32", None) or autocast_dtype(run) is not None:
         return []
     rows = kernel_rows(run)
-    tf32 = rows[(rows["precision"] == "tf32") & ~rows["name"].astype(str).str.contains(FP32_OF_THREE)]
+    tf32 = _tf32_kernels(rows)
     if len(tf32):
         longest = tf32.iloc[int(tf32["total_us"].to_numpy().argmax())]
         share = float(tf32["total_us"].sum() / rows["total_us"].sum())
@@ -58,7 +60,8 @@ def tf32_baseline(run: Run) -> list[Finding]:
         title = f"{100 * share:.0f} % of the kernel time of this FP32 run is in TF32 kernels"
         severity: Severity = "warning"
         if recipe(run) is None:  # a trace does not record the recipe: TF32 may be intended
-            if share < MIN_REPORTED_FRAC:
+            others = rows[is_matrix(rows) & rows["precision"].isin(["fp32", "fp16", "bf16"])]
+            if min(share, float(others["total_us"].sum() / rows["total_us"].sum())) < MIN_REPORTED_FRAC:
                 return []
             title, severity = (
                 f"{100 * share:.0f} % of the kernel time is in TF32 kernels, so this is not a pure FP32 baseline",
@@ -82,6 +85,26 @@ def tf32_baseline(run: Run) -> list[Finding]:
             "tf32-baseline", "This FP32 run allows TF32", switch, value=1.0, limit=0.0, unit="settings that are on"
         )
     ]
+
+
+def _tf32_kernels(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[(rows["precision"] == "tf32") & ~rows["name"].astype(str).str.contains(FP32_OF_THREE)]
+
+
+@paired_rule(_TF32_BASELINE)
+def tf32_baseline_of(run: Run, baseline: Run) -> list[Finding]:
+    """`tf32-baseline`, of a comparison: a trace that it compares with ran in TF32."""
+    rows = kernel_rows(baseline)
+    tf32 = _tf32_kernels(rows)
+    if recipe(baseline) is not None or autocast_dtype(baseline) is not None or tf32.empty:
+        return []
+    share = float(tf32["total_us"].sum() / rows["total_us"].sum())
+    if share < MIN_REPORTED_FRAC:
+        return []
+    title = f"{100 * share:.0f} % of the kernel time of the baseline, {baseline.name}, is in TF32 kernels"
+    longest = tf32.iloc[int(tf32["total_us"].to_numpy().argmax())]
+    where, unit = str(longest["module"]) or str(longest["name"]), "share of kernel time"
+    return [make_finding("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity="info")]
 
 
 @rule(

@@ -171,9 +171,23 @@ def kernel_wait(run: Run) -> list[Finding]:
     savings = possible_savings(run)
     is_late_start = savings is not None and any(c.code == "kernel-wait" and not c.is_sure for c in savings.ranked)
     findings = saving_finding(run, "kernel-wait")
-    if not is_late_start:
-        return findings
-    return [replace(f, advice=_LATE_START.advice, snippet=_LATE_START.snippet) for f in findings]
+    remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if _has_all_ranks(run) else None
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+
+
+def _has_all_ranks(run: Run) -> bool:
+    """Whether the traces of all ranks of a run of several are here."""
+    return bool(window_rows(run)["rank"].nunique() >= run.head.world_size > 1)
+
+
+_ALL_RANKS_RECORDED = Remedy(
+    "No stream of this GPU runs in that time, so the work waits for another GPU or rank, for a host function, or for a "
+    "CUDA graph to start. A timeline shows the launch, and synchronization events, which NVIDIA's profiler records, show "
+    "the stream that it waits for.",
+    "from torch._C._profiler import _ExperimentalConfig\n\n"
+    "config = _ExperimentalConfig(enable_cuda_sync_events=True)\n"
+    "with torch.profiler.profile(experimental_config=config) as prof:\n    train_step(batch)",
+)
 
 
 _LATE_START = Remedy(
@@ -203,9 +217,12 @@ _LATE_START = Remedy(
 )
 def exposed_communication(run: Run) -> list[Finding]:
     """`exposed-communication`: communication with nothing beside it."""
-    rows = collective_rows(run).sort_values("alone_us", ascending=False)
-    name, dtype = (str(rows[column].iloc[0]) if len(rows) else "" for column in ("name", "dtype"))
-    narrower = ", and 16-bit activations" if dtype in ("float32", "") else ""
+    rows = collective_rows(run)
+    exposed = rows.groupby("name")["alone_us"].sum()
+    name = str(exposed.idxmax()) if exposed.sum() > 0 else ""
+    dtypes = rows[rows["name"] == name].groupby("dtype")["alone_us"].sum()
+    dtype = str(dtypes.idxmax()) if len(dtypes) else ""
+    narrower = ", and 16-bit activations" if dtype in ("float64", "float32", "") else ""
     findings = saving_finding(
         run,
         "exposed-communication",
@@ -216,7 +233,7 @@ def exposed_communication(run: Run) -> list[Finding]:
     if findings and findings[0].advice.startswith(entry):  # the advice for inference stays
         remedy = _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
-    if window_rows(run)["rank"].nunique() >= run.head.world_size > 1:  # they are all here
+    if _has_all_ranks(run):
         findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
     return findings
 
@@ -226,6 +243,8 @@ _ASYNCHRONOUS = {
     "all_gather": "work = torch.distributed.all_gather_into_tensor(out, x, async_op=True)\n...\nwork.wait()",
     "reduce_scatter": "work = torch.distributed.reduce_scatter_tensor(out, x, async_op=True)\n...\nwork.wait()",
     "all_to_all": "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...\nwork.wait()",
+    "broadcast": "work = torch.distributed.broadcast(x, src=0, async_op=True)\n...\nwork.wait()",
+    **dict.fromkeys(("send_recv", "send", "recv"), "work = torch.distributed.irecv(x, src=other)\n...\nwork.wait()"),
 }
 """How each collective runs beside what is computed before `wait`."""
 
@@ -467,15 +486,17 @@ def unknown_kernels(run: Run) -> list[Finding]:
     """`unknown-kernels`: too many to judge."""
     findings = saving_finding(run, "unknown-kernels")
     rows = kernel_rows(run)
-    of_its_own = rows[(rows["tensor_core"] == "unknown") & (rows["op"] == "")]["total_us"].sum()
-    recorded = facts(run.head.environment, "profiler").get("record_shapes")
-    if recorded and of_its_own >= 0.5 * rows[rows["tensor_core"] == "unknown"]["total_us"].sum():
+    unknown = rows[rows["tensor_core"] == "unknown"]
+    in_operators = unknown[unknown["op"] != ""]["total_us"].sum() >= 0.5 * unknown["total_us"].sum()
+    shapes = facts(run.head.environment, "profiler").get("record_shapes") or rows["in_shapes"].ne("").any()
+    # Shapes and dtypes are an operator's: they tell nothing of kernels that none launched, unless none was recorded.
+    if shapes or not (in_operators or rows["op"].eq("").all()):
         findings = [replace(f, advice=_OWN_KERNELS.advice, snippet=_OWN_KERNELS.snippet) for f in findings]
     return findings
 
 
 _OWN_KERNELS = Remedy(
-    "The tensor-core share is uncertain by that much. These kernels belong to no operator of torch: they are the "
-    "program's own or a library's, or run in a captured graph, and a profiler of kernels shows which pipes they use.",
+    "The tensor-core share is uncertain by that much. These kernels are the program's own or a library's, or run in a "
+    "captured graph: profile them alone with Nsight Compute or rocprofv3, which show what units they use.",
     "ncu --section ComputeWorkloadAnalysis python train.py   # on AMD: rocprofv3",
 )
