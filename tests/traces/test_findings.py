@@ -592,7 +592,7 @@ REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsS
     ("collectives", "call"),
     [
         ([(ALL_GATHER, 100)] * 4 + [(REDUCE_SCATTER, 200)], "all_gather_into_tensor("),  # together longer
-        ([(ALL_GATHER, 100)] + [(REDUCE_SCATTER, 200)], "reduce_scatter_tensor("),
+        ([(ALL_GATHER, 100), (REDUCE_SCATTER, 200)], "reduce_scatter_tensor("),
         ([(made.NCCL, 300)], "all_reduce("),
         ([("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 300)], "irecv("),
         ([("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 300)], "broadcast("),
@@ -609,3 +609,69 @@ def test_inference_that_communicates_16_bits_is_not_advised_to(tmp_path, kernel,
     run = run_of(tmp_path, inference_with([(kernel, 300)]))
     (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
     assert ("16-bit activations" in finding.advice) == narrower
+
+
+TF32 = "sm80_xmma_gemm_tf32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_kernel"
+
+
+def in_tf32(tmp_path, name, beside=None):
+    """A trace of products in TF32 with, after them, one by the kernel `beside`."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["float"] * 2})
+    trace.kernel(TF32, 10, 600, 2)
+    if beside:
+        trace.op("aten::mm", 20, 8, **{"Input type": ["float" if beside == made.SIMT else "c10::Half"] * 2})
+        trace.kernel(beside, 610, 300, 22)
+    return load_run(import_traces([write(tmp_path / f"{name}.json", trace.document())], tmp_path / name))
+
+
+@pytest.mark.parametrize(("beside", "told"), [(None, False), (made.SIMT, True), (made.GEMM, True)])
+def test_tf32_of_a_trace_is_told_beside_another_precision_alone(tmp_path, beside, told):
+    findings = diagnose(in_tf32(tmp_path, "tf32", beside))
+    assert [f.severity for f in findings if f.code == "tf32-baseline"] == ["info"] * told
+
+
+def test_a_comparison_with_a_trace_in_tf32_says_so(tmp_path):
+    fp16, tf32 = run_of(tmp_path, products(name=made.GEMM, dtype="c10::Half")), in_tf32(tmp_path, "baseline")
+    (finding,) = [f for f in diagnose(fp16, tf32) if f.code == "tf32-baseline"]
+    assert finding.severity == "info" and "of the baseline, baseline," in finding.title
+    for run, baseline in ((tf32, fp16), (tf32, tf32)):
+        assert not [f for f in diagnose(run, baseline) if f.code == "tf32-baseline"]
+
+
+STATISTICS = "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(cudnn::bn_fw_tr_1C11_args<float>)"
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "more", "told"),
+    [
+        ("aten::batch_norm", STATISTICS, "", True),
+        (
+            "aten::batch_norm",
+            "_ZN5cudnn25bn_fw_tr_1C11_kernel_NCHWIffiLi32ELb1ELi1ELb1EEEv17cudnnTensorStruct",
+            "",
+            True,
+        ),
+        ("aten::batch_norm", "MIOpenBatchNormFwdTrainSpatial", "", True),
+        ("aten::batch_norm", "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>(float)", "", False),
+        ("aten::instance_norm", STATISTICS, "", False),
+        ("aten::batch_norm", STATISTICS, "MmBackward0", False),
+        ("aten::batch_norm", STATISTICS, "Optimizer.step#SGD.step", False),
+    ],
+)
+def test_batch_norm_that_trains_is_told_of_inference_alone(tmp_path, op, kernel, more, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op(op, 1, 20)
+    if op != "aten::batch_norm":
+        trace.op("aten::batch_norm", 2, 18)
+    trace.op("aten::cudnn_batch_norm", 3, 16)
+    trace.kernel(kernel, 30, 400, 5)
+    if more:
+        trace.event("mark" if "#" in more else "op", more, 40, 40, 1)
+        trace.op("aten::mul", 42, 20)
+        trace.kernel(made.RELU, 440, 400, 45)
+    findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "batchnorm-in-training-mode"]
+    assert len(findings) == told
+    assert all("model.eval()" in f.snippet for f in findings)

@@ -33,8 +33,8 @@ _TF32_BASELINE = Entry(
     what="The FP32 baseline run already uses TF32, which hides part of the gain from mixed precision.",
     signal="TF32 kernels in an FP32 run; torch's TF32 settings on a GPU that supports it.",
     threshold="One such kernel, or a setting that is on (compute capability 8.0 or newer). Informational for a "
-    "trace, which does not record whether TF32 was intended: from 5 % of its kernel time, if as much is in GEMM/conv of "
-    "another precision, or if it is the baseline of a comparison.",
+    "trace, which does not record whether TF32 was intended: from 5 % of its kernel time, if as much is in GEMM/conv "
+    "of another precision, or if it is the baseline of a trace without TF32.",
     advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, up to 8 times as fast as FP32. "
     "Turn it off for a fair baseline, or label the baseline TF32.",
     snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
@@ -93,18 +93,21 @@ def _tf32_kernels(rows: pd.DataFrame) -> pd.DataFrame:
 
 @paired_rule(_TF32_BASELINE)
 def tf32_baseline_of(run: Run, baseline: Run) -> list[Finding]:
-    """`tf32-baseline`, of a comparison: a trace that it compares with ran in TF32."""
-    rows = kernel_rows(baseline)
+    """`tf32-baseline`, compared with a trace in TF32, by a run in another precision."""
+    if recipe(baseline) is not None or autocast_dtype(baseline) is not None:
+        return []
+    rows, own = kernel_rows(baseline), kernel_rows(run)
     tf32 = _tf32_kernels(rows)
-    if recipe(baseline) is not None or autocast_dtype(baseline) is not None or tf32.empty:
+    of_baseline, of_run = (
+        float(part["total_us"].sum() / max(whole["total_us"].sum(), 1e-3))
+        for part, whole in ((tf32, rows), (_tf32_kernels(own), own))
+    )
+    if of_baseline < MIN_REPORTED_FRAC or of_run >= MIN_REPORTED_FRAC:
         return []
-    share = float(tf32["total_us"].sum() / rows["total_us"].sum())
-    if share < MIN_REPORTED_FRAC:
-        return []
-    title = f"{100 * share:.0f} % of the kernel time of the baseline, {baseline.name}, is in TF32 kernels"
+    title = f"{100 * of_baseline:.0f} % of the kernel time of the baseline, {baseline.name}, is in TF32 kernels"
     longest = tf32.iloc[int(tf32["total_us"].to_numpy().argmax())]
     where, unit = str(longest["module"]) or str(longest["name"]), "share of kernel time"
-    return [make_finding("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity="info")]
+    return [make_finding("tf32-baseline", title, where, value=of_baseline, limit=0.0, unit=unit, severity="info")]
 
 
 @rule(

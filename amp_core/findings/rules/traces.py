@@ -4,13 +4,14 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, window_rows
 from amp_core.analysis.performance.savings import CALLS, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.signals import facts
 from amp_core.findings.trace_findings import saving_finding
 from amp_core.store.run import Run
+from amp_core.text.formatting import percent
 
 _OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of all ranks to compare them."
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
@@ -182,8 +183,8 @@ def _has_all_ranks(run: Run) -> bool:
 
 _ALL_RANKS_RECORDED = Remedy(
     "No stream of this GPU runs in that time, so the work waits for another GPU or rank, for a host function, or for a "
-    "CUDA graph to start. A timeline shows the launch, and synchronization events, which NVIDIA's profiler records, show "
-    "the stream that it waits for.",
+    "CUDA graph to start. A timeline shows the launch, and synchronization events, which NVIDIA's profiler records, "
+    "show the stream that it waits for.",
     "from torch._C._profiler import _ExperimentalConfig\n\n"
     "config = _ExperimentalConfig(enable_cuda_sync_events=True)\n"
     "with torch.profiler.profile(experimental_config=config) as prof:\n    train_step(batch)",
@@ -465,6 +466,42 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
 def unfused_optimizer(run: Run) -> list[Finding]:
     """`unfused-optimizer`: an optimizer in many kernels."""
     return saving_finding(run, "unfused-optimizer")
+
+
+_OF_THE_BATCH = r"bn_fw_tr|batchnorm_fwtr|batch_norm_collect_statistics|BatchNormFwdTrain"
+"""Kernels of cuDNN, torch and MIOpen that compute the statistics of a batch for batch norm."""
+
+
+@rule(
+    Entry(
+        code="batchnorm-in-training-mode",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=429,
+        what="Batch norm runs in training mode in an imported trace of inference.",
+        signal="Kernels of aten::batch_norm that compute the statistics of the batch; no backward and no optimizer.",
+        threshold="One such kernel. A profile of the forward pass of a training, and batch norm without running "
+        "statistics (track_running_stats=False), look the same.",
+        advice="In training mode an output depends on the rest of its batch, the running statistics change, and the "
+        "kernels take longer. Call model.eval() before inference.",
+        snippet="model.eval()\nwith torch.inference_mode():\n    y = model(x)",
+        page="step-cost",
+    )
+)
+def batchnorm_in_training_mode(run: Run) -> list[Finding]:
+    """`batchnorm-in-training-mode`: a trace that trains nothing, with batch norm that does."""
+    rows = kernel_rows(run)
+    if not is_trace(run) or run.kernels["phase"].isin(["backward", "optimizer"]).any():  # outside of the steps too
+        return []
+    # Instance norm calls the same kernels, but from an operator of its own.
+    norms = rows[rows["name"].str.contains(_OF_THE_BATCH) & (rows["top_op"] == "aten::batch_norm")]
+    if norms.empty:
+        return []
+    share = float(norms["total_us"].sum() / rows["total_us"].sum())
+    longest = norms.iloc[int(norms["total_us"].to_numpy().argmax())]
+    title = f"Batch norm runs in training mode, {percent(share)} of the kernel time, but the trace contains no training"
+    where, unit = str(longest["module"]) or str(longest["top_op"]), "share of kernel time"
+    return [make_finding("batchnorm-in-training-mode", title, where, value=share, limit=0.0, unit=unit)]
 
 
 @rule(

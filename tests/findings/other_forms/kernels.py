@@ -180,6 +180,27 @@ def softmax_in_a_kernel_of_its_own(into):
     done()
 
 
+def _norm_that_trains(into, op, name):
+    trace, done = traced(into)
+    product(trace, 10, 1900)
+    trace.op("aten::batch_norm", 20, 20)
+    trace.op(op, 22, 16)
+    trace.kernel(name, 1915, 80, 25)
+    done()
+
+
+@fault("batchnorm-in-training-mode", "aten::batch_norm")
+def batch_norm_of_torch_that_trains(into):
+    name = "void at::native::batch_norm_collect_statistics_kernel<at::native::InvStd, float, float, float, int>"
+    _norm_that_trains(into, "aten::native_batch_norm", name)
+
+
+@fault("batchnorm-in-training-mode", "aten::batch_norm")
+def batch_norm_of_channels_last_that_trains(into):
+    name = "void cudnn::batchnorm_fwtr_nhwc_semiPersist<__half, __half, float, float, true, 1, 512>"
+    _norm_that_trains(into, "aten::cudnn_batch_norm", name)
+
+
 def _optimizer(into, mark, op):
     trace, done = traced(into)
     product(trace, 10, 1200)

@@ -135,3 +135,15 @@ def names_that_tell_nothing(into: Path, faulty: bool) -> None:
     product(trace, 10, 490 if faulty else 940)
     trace.kernel("my_kernel", 500 if faulty else 950, 500 if faulty else 50, 20)
     import_into(into, trace, **head)
+
+
+@case("batchnorm-in-training-mode", "aten::batch_norm")
+def batch_norm_that_trains(into: Path, faulty: bool) -> None:
+    """Inference whose batch norm computes the statistics of the batch, or takes the running ones."""
+    trace, head = step()
+    product(trace, 10, 950)
+    mode = "bn_fw_tr_1C11_singleread" if faulty else "bn_fw_inf_1C11_kernel_NCHW"
+    trace.op("aten::batch_norm", 20, 20)
+    trace.op("aten::cudnn_batch_norm", 22, 16)
+    trace.kernel(f"void cudnn::{mode}<float, 512, true, 1, 2, 0>(float)", 960, 38, 25)
+    import_into(into, trace, **head)
