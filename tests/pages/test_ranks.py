@@ -58,3 +58,13 @@ def test_step_cost_tells_who_is_waited_for_in_collectives(home, open_app, tmp_pa
     assert ranks["waiting_ms"].tolist() == [0.4, 0.0] and ranks["last_frac"].tolist() == [0.0, 100.0]
     app = open_app("pages/run_overview.py", run="run/a")
     assert "**The others wait for rank 1**" in words(app)
+
+
+def test_step_cost_tells_all_ranks_that_are_waited_for(home, open_app, tmp_path):
+    files = [
+        write_trace(tmp_path / f"r{rank}.json", ddp(enters, rank=rank))
+        for rank, enters in enumerate([(500, 720), (300, 900)])
+    ]
+    import_traces(files, home.runs / "a")
+    app = open_app("pages/step_cost.py", run="run/a")
+    assert "most for **rank 0**, **rank 1**, which enter 50.0 %, 50.0 % of them last" in words(app)

@@ -63,6 +63,14 @@ def test_waiting_is_told_by_collective(tmp_path):
     assert waited_for(run).rank == 1
 
 
+@pytest.mark.parametrize(("second_us", "late"), [(180, [0, 1]), (40, [0])])
+def test_all_ranks_that_hold_up_the_others_are_named(tmp_path, second_us, late):
+    """Rank 0 enters the first collective 200 µs after rank 1, which enters the second `second_us` after rank 0."""
+    waited = waited_for(run_of(tmp_path, ddp((500, 720)), ddp((300, 720 + second_us), rank=1)))
+    assert [rank for rank, _ in waited.late] == late
+    assert (waited.rank, waited.last_frac) == waited.late[0] == (0, 0.5)
+
+
 def test_ranks_with_different_collectives_are_not_matched(tmp_path):
     run = run_of(tmp_path, ddp((300, 750)), ddp((600,), leaves=(700,), rank=1))
     assert collective_rows(run)["last"].isna().all() and waited_for(run) is None

@@ -22,6 +22,8 @@ from amp_core.store.run import Run
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that no rank leaves before the last one has entered."""
 REDUCING = ("all_reduce", "reduce_scatter")
+LATE_FRAC = 0.5
+"""Share of the longest wait for a rank from which another rank is named beside it."""
 _KEYS = ["step", "group", "number", "name"]
 
 
@@ -36,6 +38,9 @@ class WaitedFor:
     """Share of the collectives that it enters last."""
     all_waiting_ms: float
     """Mean over ranks: how long a rank waits in collectives, whoever it waits for."""
+    late: tuple[tuple[int, float], ...]
+    """All ranks for which the others wait at least half as long, this one first, each with its share of the
+    collectives that it enters last: then it is not one rank that is slow."""
 
 
 def collective_rows(run: Run) -> pd.DataFrame:
@@ -138,10 +143,10 @@ def waited_for(run: Run) -> WaitedFor | None:
     table = rank_waiting(run)
     if len(table) < 2 or not table["kept_ms"].max() > 0:
         return None
-    row = table.nlargest(1, "kept_ms").iloc[0]
-    return WaitedFor(
-        int(row["rank"]), float(row["kept_ms"]), float(row["last_frac"]), float(table["waiting_ms"].mean())
-    )
+    late = table[table["kept_ms"] >= LATE_FRAC * table["kept_ms"].max()].sort_values("kept_ms", ascending=False)
+    ranks = tuple((int(rank), float(frac)) for rank, frac in zip(late["rank"], late["last_frac"], strict=True))
+    (rank, last_frac), waiting_ms = ranks[0], float(late["kept_ms"].iloc[0])
+    return WaitedFor(rank, waiting_ms, last_frac, float(table["waiting_ms"].mean()), ranks)
 
 
 def gradient_dtype(run: Run) -> str | None:

@@ -51,15 +51,25 @@ def show(run: Run) -> None:
         tables.show(ranks, column_config=RANKS, column_order=list(RANKS), alt="Waiting in collectives by rank.")
 
 
+MAX_LATE_NAMED = 4
+"""Of more ranks that the others wait for, the number is told."""
+
+
 def sentence(run: Run) -> str:
     """How much of the time is waiting and for whom, and the type in which gradients are reduced."""
     waited, dtype = loaders.analysed(waited_for, run), loaders.analysed(gradient_dtype, run)
     if waited is None:
         text = "Traces of all ranks are needed to separate transfer from waiting for other ranks."
     else:
+        named = waited.late[:MAX_LATE_NAMED]
+        ranks = ", ".join(f"**rank {rank}**" for rank, _ in named)
+        shares = ", ".join(words.percent(frac) for _, frac in named)
+        enter = "enters" if len(waited.late) == 1 else "enter"
+        unnamed = len(waited.late) - len(named)
+        more = f" It waits at least half as long for {unnamed} more." if unnamed else ""
         text = (
-            f"A rank waits {words.number(waited.all_waiting_ms, 'ms')} of each step in collectives, most for **rank "
-            f"{waited.rank}**, which enters {words.percent(waited.last_frac)} of them last."
+            f"A rank waits {words.number(waited.all_waiting_ms, 'ms')} of each step in collectives, most for {ranks}, "
+            f"which {enter} {shares} of them last.{more}"
         )
         known = len(loaders.analysed(rank_waiting, run))
         if known < run.head.world_size:
