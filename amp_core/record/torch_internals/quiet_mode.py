@@ -17,6 +17,7 @@ of the value of `masked_fill`.
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any, Self
 
 import torch
@@ -89,10 +90,16 @@ class QuietMode(TorchDispatchMode):
 
 
 def _calls_compiled() -> bool:
-    """Whether a function that `torch.compile` returned is among the callers."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    """Whether a function that `torch.compile` returned is among the callers.
+
+    Functions that `torch.compiler.disable` returned are none: they restore no dispatch keys. Once something was
+    compiled in a process, torch disables the steps of some optimizers, such as LBFGS.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     frame = sys._getframe(1) if dynamo is not None else None
-    while frame is not None and frame.f_code.co_filename != getattr(dynamo, "__file__", None):
+    compiled = () if frame is None else dynamo._TorchDynamoContext.__call__.__code__.co_consts
+    wrappers = {id(code) for code in compiled if isinstance(code, CodeType)}
+    while frame is not None and id(frame.f_code) not in wrappers:
         frame = frame.f_back
     return frame is not None
 

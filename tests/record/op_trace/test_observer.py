@@ -169,8 +169,13 @@ def test_a_model_wrapped_for_several_processes_keeps_its_names(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("max_iter", [1, 4])
-def test_only_the_first_call_of_an_optimizers_closure_is_traced(max_iter: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_only_the_first_call_of_an_optimizers_closure_is_traced(
+    compiled_before: bool, max_iter: int, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
+    if compiled_before:  # torch disables the steps of LBFGS then
+        torch.compile(torch.sin, backend="eager")(torch.ones(2))
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=max_iter)
     called = []
