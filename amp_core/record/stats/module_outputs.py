@@ -50,13 +50,14 @@ class Outputs:
         self._phases = phases
         self._paused = paused
         self._switches = Switches(
-            (m, self._listener(n, _OutputGrad(self, n, m)))
+            (m, _AfterForward(self, n, _OutputGrad(self, n, m)))
             for n, m in named_modules(model)
             if n and computes(m) and wanted(n)
         )
         self._on = False
         self._on_tensors = TensorHooks(direct=True)
         self._passing = passing_tensors("cpu") if phases.adds_up else None
+        self._spent_forward_s = 0.0  # by outputs that needed a hook at most, in the current step
         self._spent_s = 0.0  # by output gradients that were measured by their plan, in the current backward
         self._laid_out = 0  # how often `_rows` was laid out anew
         self._alone = self._kinds == {"output_grad"}
@@ -81,9 +82,10 @@ class Outputs:
             self._on = False
             self._switches.off()
         self._on_tensors.detach_leaves()
-        if self._spent_s:
+        if self._spent_s or self._spent_forward_s:
+            count_watched("forward", self._spent_forward_s)
             count_watched("backward", self._spent_s)
-            self._spent_s = 0.0
+            self._spent_forward_s = self._spent_s = 0.0
 
     def remove(self) -> None:
         """Detach from everything, including tensors of earlier forwards."""
@@ -136,25 +138,17 @@ class Outputs:
         values = rows[held.dtype][held.index] if isinstance(held, Row) else held
         return cap_for(grad, values, largest.row, largest.dims, largest.dtype)
 
-    def _listener(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
-        def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self._paused() or not torch.is_grad_enabled():
-                return
-            if self._alone and type(output) is torch.Tensor and output.dtype in PASSING and not output.is_meta:
-                if output.requires_grad and not (transformed() if output.is_cpu else out_of_sight()):
-                    self._on_tensors.attach(output, name, on_grad)
-                return
-            if out_of_sight():
-                return
-            with self._phases.watching():
-                for leaf in tensors_in(output):
-                    if measurable(real_values(leaf)):
-                        if "activation" in self._kinds:
-                            self._measure(name, "activation", leaf)
-                        if "output_grad" in self._kinds and leaf.requires_grad:
-                            self._on_tensors.attach(leaf, name, on_grad)
-
-        return after_forward
+    def _after_forward(self, name: str, on_grad: Callable[[torch.Tensor], None], output: Any) -> None:
+        """A module returned `output`."""
+        if self._paused() or not torch.is_grad_enabled() or out_of_sight():
+            return
+        with self._phases.watching():
+            for leaf in tensors_in(output):
+                if measurable(real_values(leaf)):
+                    if "activation" in self._kinds:
+                        self._measure(name, "activation", leaf)
+                    if "output_grad" in self._kinds and leaf.requires_grad:
+                        self._on_tensors.attach(leaf, name, on_grad)
 
     @untraced
     def _on_grad(self, name: str, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None) -> Any:
@@ -266,6 +260,36 @@ class Outputs:
         keys, packed = self._measured.setdefault(values.device, ([], []))
         packed.append(measure_together([values]))
         keys.append(key_of(name, kind, dtype_name(values.dtype)))
+
+
+class _AfterForward:
+    """Called with the output of one module.
+
+    A sampled step has a thousand of them between the forward's own work: `quick` makes as few calls as possible.
+    """
+
+    __slots__ = ("_name", "_on_grad", "_outputs")
+
+    def __init__(self, outputs: Outputs, name: str, on_grad: Callable[[torch.Tensor], None]) -> None:
+        self._outputs, self._name, self._on_grad = outputs, name, on_grad
+
+    def quick(self, output: Any) -> bool:
+        """Where a single usual tensor needs a hook at most."""
+        outputs = self._outputs
+        if type(output) is not torch.Tensor or outputs._phases.present != "forward" or not outputs._alone:
+            return False
+        begun = perf_counter()
+        if output.dtype not in PASSING or output.is_meta or outputs._paused():
+            return False
+        if transformed() if output.is_cpu else out_of_sight():
+            return False
+        if output.requires_grad and torch.is_grad_enabled():
+            outputs._on_tensors.attach(output, self._name, self._on_grad)
+        outputs._spent_forward_s += perf_counter() - begun
+        return True
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._outputs._after_forward(self._name, self._on_grad, output)
 
 
 class _Plan(NamedTuple):

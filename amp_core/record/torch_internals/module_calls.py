@@ -17,7 +17,7 @@ Listeners are notified of ordinary calls only, not of calls that `torch.compile`
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -31,6 +31,18 @@ from amp_core.record.torch_internals.patches import Patches
 
 Before = Callable[[torch.nn.Module, Any, Any], None]
 After = Callable[[torch.nn.Module, Any, Any, Any], None]
+Listeners = tuple[tuple[After, bool], ...]
+"""Each with whether it is called after a call that raised too."""
+
+
+class QuickAfter(Protocol):
+    """A listener of `Switches` that handles most outputs by itself."""
+
+    def quick(self, output: Any) -> bool:
+        """Handle the output of a call, and count the time. False where `__call__` has to be called."""
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None: ...
+
 
 _ATTRIBUTE = "_compiled_call_impl"
 
@@ -78,10 +90,13 @@ class Switches:
     thousand modules in ten steps would make Python's garbage collector traverse all objects of the process.
     """
 
-    def __init__(self, listeners: Iterable[tuple[torch.nn.Module, After]]) -> None:
-        self._entries: list[tuple[int, _Listened, tuple[tuple[After, bool], ...]]] = [
-            (id(m), _Listened(m), ((listener, False),)) for m, listener in listeners
-        ]
+    def __init__(self, listeners: Iterable[tuple[torch.nn.Module, After | QuickAfter]]) -> None:
+        self._entries: list[tuple[int, _Listened, Listeners]] = []
+        for module, listener in listeners:
+            own: Listeners = ((listener, False),)
+            quick = getattr(listener, "quick", None)
+            alone = _Listened(module) if quick is None else _ListenedQuickly(module, own, quick)
+            self._entries.append((id(module), alone, own))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -108,7 +123,7 @@ class Switches:
             else:
                 present.drop(*own[0])
 
-    def _chosen(self, which: Iterable[int] | None) -> "Iterable[tuple[int, _Listened, tuple[tuple[After, bool], ...]]]":
+    def _chosen(self, which: Iterable[int] | None) -> "Iterable[tuple[int, _Listened, Listeners]]":
         return self._entries if which is None else [self._entries[i] for i in which]
 
 
@@ -127,7 +142,7 @@ class _Listened:
         self.module = module  # held, so that no other module gets its id
         self.classes = _classes_of(module)
         self.before: tuple[Before, ...] = ()
-        self.after: tuple[tuple[After, bool], ...] = ()
+        self.after: Listeners = ()
         self.compiled: Any = None
         """What `module.compile()` made of the module; None for others."""
 
@@ -150,6 +165,10 @@ class _Listened:
         except BaseException:  # Ctrl-C too: a notebook continues after it
             self._raised(module, args, kwargs)
             raise
+        self._returned(module, args, kwargs, output)
+        return output
+
+    def _returned(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         begun = calling()
         with without_torch_function():
             for after, always in self.after:
@@ -158,7 +177,6 @@ class _Listened:
                 except Exception as error:
                     self._fail(after, always, error)
         called(begun)
-        return output
 
     def _raised(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         begun = calling()
@@ -186,6 +204,35 @@ class _Listened:
             self.after = _without(self.after, (listener, always))
         if not self.before and not self.after and _listened.get(id(self.module)) is self:
             _discard(self)
+
+
+class _ListenedQuickly(_Listened):
+    """Calls a module whose only listener is mostly a `QuickAfter`."""
+
+    __slots__ = ("alone", "quick")
+
+    def __init__(self, module: torch.nn.Module, alone: Listeners, quick: Callable[[Any], bool]) -> None:
+        super().__init__(module)
+        self.alone = alone
+        self.quick = quick
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.after is not self.alone or self.before or not _is_ordinary():
+            return super().__call__(*args, **kwargs)
+        module = self.module
+        try:
+            output = (self.compiled or module._call_impl)(*args, **kwargs)
+        except BaseException:
+            self._raised(module, args, kwargs)
+            raise
+        try:
+            if self.after is self.alone and self.quick(output):
+                return output
+        except Exception as error:
+            self._fail(*self.alone[0], error)
+            return output
+        self._returned(module, args, kwargs, output)
+        return output
 
 
 class _Descriptor:
@@ -252,15 +299,15 @@ def _without(among: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
     return among[:place] + among[place + 1 :]
 
 
-def _is_fx_tracing() -> bool:
-    """Whether torch.fx traces: a variable of torch up to 2.13, in 2.15 one per thread that a function reads."""
-    read = getattr(_symbolic_trace, "_get_is_fx_tracing", None)
-    return bool(_symbolic_trace._is_fx_tracing_flag if read is None else read())
+_read_fx_tracing: Callable[[], bool] | None = getattr(_symbolic_trace, "_get_is_fx_tracing", None)
+"""In torch 2.15 torch.fx has a variable per thread, which this function reads; up to 2.13 it is one variable."""
+_tracing_state = torch._C._get_tracing_state
 
 
 def _is_ordinary() -> bool:
     """Whether modules are called to compute, not to be traced."""
-    if torch._C._get_tracing_state() is not None or _is_fx_tracing():
+    traces: Any = _symbolic_trace._is_fx_tracing_flag if _read_fx_tracing is None else _read_fx_tracing()
+    if traces or _tracing_state() is not None:
         return False
     if "torch._dynamo.eval_frame" not in sys.modules:
         return True
@@ -271,5 +318,5 @@ def _is_ordinary() -> bool:
     return False
 
 
-for _function in (_Listened.__call__, _Descriptor.__get__, _is_fx_tracing, _is_ordinary):
+for _function in (_Listened.__call__, _ListenedQuickly.__call__, _Descriptor.__get__, _is_ordinary):
     not_compiled(_function)

@@ -171,5 +171,5 @@ def test_a_graph_through_a_module_does_not_break_and_notifies_nobody(hooked, not
 @pytest.mark.parametrize("tracing", [False, True])
 def test_the_tracing_flag_of_torch_since_it_is_one_per_thread(monkeypatch, tracing):
     monkeypatch.delattr(module_calls._symbolic_trace, "_is_fx_tracing_flag", raising=False)
-    monkeypatch.setattr(module_calls._symbolic_trace, "_get_is_fx_tracing", lambda: tracing, raising=False)
+    monkeypatch.setattr(module_calls, "_read_fx_tracing", lambda: tracing)
     assert module_calls._is_ordinary() is not tracing
