@@ -20,6 +20,7 @@ from amp_core.text.errors import in_one_line
 
 MOMENTS = (
     "step_began",
+    "evaluation_began",
     "phase_entered",
     "forward_ended",
     "backward_began",
@@ -34,7 +35,7 @@ MOMENTS = (
     "close",
 )
 
-_ALWAYS = ("step_began", "scaler_found", "optimizer_found", "loss_nonfinite", "close")
+_ALWAYS = ("step_began", "evaluation_began", "scaler_found", "optimizer_found", "loss_nonfinite", "close")
 
 
 class Observer:
@@ -42,8 +43,8 @@ class Observer:
 
     awake = True
     """Whether the observer has anything to do in this step. Set by the observer, in `step_began` or once at creation.
-    One that is not awake receives only `step_began`, `scaler_found`, `optimizer_found`, `loss_nonfinite` and `close`,
-    at almost no cost."""
+    One that is not awake receives only `step_began`, `evaluation_began`, `scaler_found`, `optimizer_found`,
+    `loss_nonfinite` and `close`, at almost no cost."""
     bare = False
     """Whether the recorder wants to measure the step without hooks. An observer that can work with fewer hooks does so
     then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
@@ -63,6 +64,9 @@ class Observer:
 
         The step's data are already loaded.
         """
+
+    def evaluation_began(self) -> None:
+        """The model is about to be called without gradients, which computes no loss to train on."""
 
     def phase_entered(self, phase: str) -> None:
         """The training thread entered `phase`: one of `amp_core.phases.PHASES`, or `after_backward`. Called very
@@ -138,8 +142,8 @@ class Observers:
         self._present = self._calls  # listeners by moment in the current step
 
     def wants(self, moment: str) -> bool:
-        """Whether any observer overrides that moment and is awake in the current step."""
-        return bool(self._present[moment])
+        """Whether any observer overrides that moment and is to be called in the current step."""
+        return bool((self._calls if moment in _ALWAYS else self._present)[moment])
 
     def begin(self, step: int, bare: bool) -> bool:
         """Notify observers that a step begins. `bare`: they should attach few hooks; returns whether all of them

@@ -33,6 +33,7 @@ from amp_core.record.observers.device import DeviceSampler
 from amp_core.record.observers.memory import MemoryWatch
 from amp_core.record.observers.profile import ProfileWindow
 from amp_core.record.observers.quantized import QuantizedWatch
+from amp_core.record.observers.signals.risky_ops import LoopOperators
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.op_trace.observer import OpTrace
 from amp_core.record.recorder import Recorder
@@ -241,7 +242,7 @@ def _observers(
     yield UpdateLedger(writer, model, optimizers, every, all_weights=updates)
     yield AverageLedger(writer, model, every)
     yield Overwriting(writer, model, optimizers)
-    yield ByHand(writer, model, optimizers, every)
+    yield ByHand(writer, model, optimizers, every, LoopOperators(writer, model))
     yield from default_signals(writer, model, optimizers, scaler, level)
     if writer.rank:
         yield ranks.HeadIfAlone(writer)

@@ -182,6 +182,7 @@ class Hooks:
             return
         if not torch.is_grad_enabled():  # an evaluation between two steps
             self._steps.finish_pending()
+            self._steps.notify("evaluation_began")
             return
         self._phases.enter("forward")
         self._seen.add("forward")

@@ -21,7 +21,7 @@ from amp_core.record.observers.signals.communication import Communication, Secon
 from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
-from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
+from amp_core.record.observers.signals.risky_ops import EvaluationOperators, FailedIn, FirstOperators
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
 from amp_core.record.observers.signals.state import Branches, HalfBuffers, PositionTables, RunningStatistics
@@ -49,6 +49,7 @@ def default_signals(
     yield AutocastKept(writer, device)
     yield AutocastElsewhere(writer, device)
     yield FirstOperators(writer, model, device)
+    yield EvaluationOperators(writer, model)
     yield RunningStatistics(writer, model)
     yield HalfBuffers(writer, model)
     yield PositionTables(writer, model)

@@ -14,7 +14,9 @@ last bits: `pinv`, `lstsq`, singular values or eigenvalues without vectors, and 
 of the value of `masked_fill`.
 """
 
+import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType
@@ -42,9 +44,11 @@ class QuietMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._in_inference_mode = False
+        self._thread = 0
 
     def __enter__(self) -> Self:
         self._in_inference_mode = torch.is_inference_mode_enabled()
+        self._thread = threading.get_ident()
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     @classmethod
@@ -58,8 +62,10 @@ class QuietMode(TorchDispatchMode):
         A mode that was entered since would be left in its place; and autograd and compiled code restore, when they
         return, the modes that were active when they began. At the end of an inference mode, and of a compiled function
         that runs in eager mode, torch restores the dispatch keys of its beginning: with the key of a mode that is not
-        there any more, operators fail.
+        there any more, operators fail. Each thread has its own modes.
         """
+        if threading.get_ident() != self._thread:
+            return False
         if torch._C._current_graph_task_id() != -1 or within_compiled() or _calls_compiled():
             return False
         if torch.is_inference_mode_enabled() != self._in_inference_mode:
@@ -102,6 +108,16 @@ def _calls_compiled() -> bool:
     while frame is not None and id(frame.f_code) not in wrappers:
         frame = frame.f_back
     return frame is not None
+
+
+def _leave_in_child() -> None:
+    """A forked process, such as a worker that loads data, observes nothing: nobody would leave the modes there."""
+    while (stack := _get_current_dispatch_mode_stack()) and isinstance(stack[-1], QuietMode):
+        stack[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_in_child)
 
 
 @contextmanager

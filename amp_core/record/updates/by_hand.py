@@ -14,8 +14,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -57,6 +57,8 @@ MIN_STEPS = 3
 """Steps that are inspected first, even if that takes more of the time."""
 SUM_STEPS = 4
 """Steps in which sums of the loop are looked for; in the first one, another inspection may come before this one."""
+LOOP_STEPS = 2
+"""Steps whose operators are handed to `OperatorsOfLoop`, between backward and the next forward."""
 MIN_SUM_STEPS = 3
 """Steps, or micro-batches, in which a running sum is added to."""
 COUNTERS = ("step", "steps", "t")
@@ -65,13 +67,29 @@ MAX_ERROR = 1e-3
 """Relative error with which weight decay has to be the same multiple of all elements, and of all tensors."""
 
 
+class OperatorsOfLoop(Protocol):
+    """Inspects operators outside of forward and backward."""
+
+    def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Called with each operator after it has run. Never raises."""
+
+    def end(self, wait: bool = False) -> bool:
+        """No more come; False while it has to be called again."""
+
+
 class ByHand(Observer):
     """Inspects the first steps, and multiples of `every` as far as `MAX_TIME_FRAC` of the time allows."""
 
     def __init__(
-        self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], every: int
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        every: int,
+        operators: OperatorsOfLoop | None = None,
     ) -> None:
         self._writer = writer
+        self._operators = operators
         self._model = unwrapped(model)
         self._modules = list(own.modules(self._model))  # listed once: to walk a large model takes milliseconds
         self._optimizers = optimizers
@@ -93,6 +111,8 @@ class ByHand(Observer):
 
     def step_began(self, step: int) -> None:
         self._finish()
+        if step >= LOOP_STEPS:
+            self._end_operators()
         self._step = step
         affordable = self._spent_s <= MAX_TIME_FRAC * (time.perf_counter() - self._began)
         first = self._inspected < SUM_STEPS
@@ -100,7 +120,7 @@ class ByHand(Observer):
         if due and not self._failed and (self._has_narrow() or (first and self._computes_narrow())):
             self._inspected += 1
             self._attach()
-        self.awake = bool(self._handles or self._sent or self._mode)
+        self.awake = bool(self._handles or self._sent or self._mode or self._operators)
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what == "optimizer.step" and optimizer is not None and not is_own_code(self._optimizers[optimizer]):
@@ -111,7 +131,12 @@ class ByHand(Observer):
 
     def close(self) -> None:
         self._finish()
+        self._end_operators(wait=True)
         self._write(wait=True)
+
+    def _end_operators(self, wait: bool = False) -> None:
+        if self._operators is not None and self._operators.end(wait):
+            self._operators = None
 
     def _has_narrow(self) -> bool:
         """Whether anything that a loop keeps is in 16 bits, as far as that is known."""
@@ -197,7 +222,8 @@ class ByHand(Observer):
             return
         begun = time.perf_counter()
         with self._guarded():
-            self._mode = Writes(list(_held(self._model, self._optimizers)), self.at_own_work)
+            also = self._operators.on_op if self._operators is not None else None
+            self._mode = Writes(list(_held(self._model, self._optimizers)), self.at_own_work, also)
             self._mode.__enter__()
         self._spent_s += time.perf_counter() - begun
 

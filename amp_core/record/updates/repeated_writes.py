@@ -79,9 +79,10 @@ class Sum:
 class Writes(QuietMode):
     """Repeats operators until it is paused."""
 
-    def __init__(self, tensors: Sequence[Held], at_own_work: Any) -> None:
+    def __init__(self, tensors: Sequence[Held], at_own_work: Any, also: Any = None) -> None:
         super().__init__()
         self._at_own_work = at_own_work
+        self._also = also
         self._held = {held.storage.cdata: held for held in tensors}
         self._exact: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}  # of other tensors, by storage
         self.writes: list[Write] = []
@@ -102,6 +103,8 @@ class Writes(QuietMode):
         self.spent_s += OPERATOR_S
         if self.paused or self._at_own_work():
             return
+        if self._also is not None:
+            self._also(func, args, kwargs, out)
         try:
             self._look(func, args, kwargs, out)
         except Exception as error:

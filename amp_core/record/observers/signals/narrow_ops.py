@@ -8,6 +8,7 @@
 `report(kind, op, name, value, limit, dtype)` writes an event; the kinds are in `schema.EVENT_KINDS`.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,9 @@ MIN_MEAN_TERMS = 65_536
 """Terms of a sum, and of a mean, from which a result in 16 bits is reported. Smaller ones are common in pooling."""
 MIN_TERMS_PER_BIN = 256
 MIN_CHAIN = 64
-"""Additions to one number, one after the other."""
+"""Additions to one number, or in one module to one tensor, one after the other."""
+MIN_LOST_FRAC = 0.5
+"""Share of a tensor's elements that such an addition leaves as they are."""
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -36,6 +39,8 @@ MIN_ROWS = 16
 """Rows of an input whose columns are compared with their copies in 16 bits."""
 MAX_ROUNDED_VARIANCE_FRAC = 0.02
 """Share of a column's variance by which rounding may change its values."""
+MIN_GRID = 16
+"""Coordinates of a grid along one dimension."""
 COLUMN_PARTS = ("column errors", "column variances", "column means")
 MIN_SPREAD_RATIO = 1e-5
 """Standard deviation of a column over its mean; below that, its values differ by rounding alone."""
@@ -63,7 +68,8 @@ class NarrowOps:
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
         self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
-        self._chains: dict[int, tuple[int, torch.Tensor]] = {}  # additions so far, and the sum, by its id
+        # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
+        self._chains: dict[int, tuple[int, Callable[[], Any], str]] = {}
         # Kind, operator, module, dtype, and value and limit as tensors.
         self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
         # Module, dtype, rows, and by column the norm of the rounding error, the variance and the mean.
@@ -105,6 +111,7 @@ class NarrowOps:
                 if result.dtype == torch.float16:
                     self._check_mask(op, first, result, module)
                 self._check_columns(first, result, module)
+                self._check_grid(op, first, result, module)
             return
         if name in ("_softmax", "sigmoid"):
             self._softmax_sizes.add(first.shape[-1] if first.dim() else 1)
@@ -174,13 +181,33 @@ class NarrowOps:
         elif name in ("scatter_add", "index_add", "scatter_reduce", "index_put", "_index_put_impl"):
             if (most := _most_terms(args)) is not None:
                 self._later("narrow sum", op, module(), out.dtype, most, MIN_TERMS_PER_BIN - 1)
-        elif name == "add" and out.numel() == 1:
-            terms, limit = self._chains.get(id(first), (0, first))[0] + 1, MIN_CHAIN
-            self._chains[id(out)] = (terms, out)
-            if terms != limit:
-                return
+        elif name in ("add", "mul", "sub"):
+            self._follow_chain(op, name, args, out, module)
         if limit and terms >= limit:
             self._report("narrow sum", op, module(), float(terms), float(limit), out.dtype)
+
+    def _follow_chain(
+        self, op: str, name: str, args: Sequence[Any], out: torch.Tensor, module: Callable[[], str]
+    ) -> None:
+        """Count how many additions, one after the other, made a number, or a tensor within one module: the layers of a
+        network add to their stream too, but only a few times each."""
+        terms = [a for a in args[:2] if isinstance(a, torch.Tensor)]
+        chains = [c for a in terms if a.shape == out.shape and (c := self._chains.get(id(a))) and c[1]() is a]
+        before, _, where = max(chains, key=lambda chain: chain[0], default=(0, None, ""))
+        made = before + (name != "mul")
+        if not made:
+            return
+        whole = out.numel() > 1
+        if whole and made == MIN_CHAIN // 8:
+            where = module()
+        self._chains[id(out)] = made, weakref.ref(out) if whole else lambda: out, where
+        if made != MIN_CHAIN or name == "mul":
+            return
+        if not whole:
+            self._report("narrow sum", op, module(), float(made), float(MIN_CHAIN), out.dtype)
+        elif len(terms) == 2 and terms[0].shape == terms[1].shape and terms[0] is not out and where == module():
+            lost = ((out == terms[0]) & (terms[1] != 0)).float().mean() > MIN_LOST_FRAC
+            self._later("narrow sum", op, where, out.dtype, lost * made, 0.0)
 
     def send(self) -> None:
         """Start the copy of what depends on values to the host."""
@@ -254,6 +281,16 @@ class NarrowOps:
             return
         error = torch.linalg.vector_norm(copy.detach().flatten(0, -2) - values, dim=0)
         self._columns.append((module(), copy.dtype, len(values), [error, *torch.var_mean(values, 0)]))
+
+    def _check_grid(self, op: str, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
+        """The coordinates of a grid are integers in equal steps. The first line along each dimension tells."""
+        for dim in range(wide.dim()) if wide.shape == copy.shape and wide.numel() else ():
+            line, rounded = (t.detach().movedim(dim, 0).flatten(1)[:, 0] for t in (wide, copy))
+            if MIN_GRID <= len(line) <= MAX_VALUES:
+                steps = line[1:] - line[:-1]
+                is_grid = (steps == steps[0]).all() & (steps[0] != 0) & (line == line.round()).all()
+                collisions = (rounded[1:] == rounded[:-1]).sum()
+                self._later("rounded positions", op, module(), copy.dtype, collisions * is_grid, 0.0)
 
     def _count_rounded(self, op: str, whole: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:

@@ -6,12 +6,14 @@ something to report, from the Python frames of the operator's callers.
 """
 
 import contextlib
+import functools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from amp_core.record.backends import BACKENDS
 from amp_core.record.environment import with_autocast
@@ -34,6 +36,7 @@ FACTORS = ("mul", "div")
 MAX_EPS = 1e-3
 """Larger constants do not serve as an eps."""
 MAX_EVENTS = 50
+MAX_EVALUATIONS = 2
 MAX_OPERATORS = 20_000
 """Operators that are inspected; of a longer first step, only these."""
 OPERATORS = "operators"
@@ -95,7 +98,76 @@ class FirstOperators(StepOperators):
             self._arriving = None
 
 
+class LoopOperators:
+    """Inspects what the loop itself does in the first steps between its backward and the next forward, such as losses'
+    weights, targets and metrics. `on_op` is called with each operator, by the mode of another observer."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
+        self._checker: _LoopChecker | None = None
+        self._make = functools.partial(_LoopChecker, writer, unwrapped(model))
+        self._writer = writer
+        self._sent = False
+
+    def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Inspect an operator that has run. Never raises."""
+        if self._sent:
+            return
+        if self._checker is None:
+            self._checker = self._make(0, lambda: False)
+        self._checker.on_op(func, args, kwargs, out)
+
+    def end(self, wait: bool = False) -> bool:
+        """Inspect no more, and report; False while values are not on the host yet."""
+        checker = self._checker
+        if checker is not None and not self._sent:
+            checker.pause()
+            report_error(self._writer, checker)
+            checker.write()
+        self._sent = True
+        return checker is None or checker.narrow_ops.finish(wait)
+
+
+class EvaluationOperators(StepOperators):
+    """Inspects what the loop itself does from a forward without gradients to the next one with them: metrics of an
+    evaluation, or returns and advantages of a rollout. The first `MAX_EVALUATIONS` times."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
+        super().__init__(writer)
+        self._model = unwrapped(model)
+        self._left = 0 if is_compiled(model) else MAX_EVALUATIONS
+        self._step = 0
+        self._arriving: list[NarrowOps] = []
+        self.awake = False
+
+    def evaluation_began(self) -> None:
+        # A mode of the program's own might end before this one does, and a profiler records operators under a mode.
+        apart = _get_current_dispatch_mode_stack() or torch._C._autograd._profiler_enabled()
+        if self._left and not (self.active or apart or torch.is_inference_mode_enabled() or mode_would_uncompile()):
+            self._left -= 1
+            self.inspect(_LoopChecker(self._writer, self._model, self._step, self.at_own_work))
+
+    def step_began(self, step: int) -> None:
+        self.stop()
+        self._step = step
+        self._arriving = [ops for ops in self._arriving if not ops.finish()]
+        self.awake = self.active
+
+    def inspected(self, mode: Any) -> None:
+        mode.write()
+        self._arriving.append(mode.narrow_ops)
+
+    def close(self) -> None:
+        self.stop()
+        for ops in self._arriving:
+            ops.finish(wait=True)
+        self._arriving = []
+
+
 class _OpChecker(StepMode):
+    outside = "loss"
+    """What operators outside of the model belong to."""
+    phase: str | None = "forward"
+
     def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int, at_own_work: Any) -> None:
         super().__init__()
         self._writer = writer
@@ -120,6 +192,9 @@ class _OpChecker(StepMode):
         """Inspect no more operators."""
         self._left = 0
 
+    def _running(self) -> str:
+        return running_module(self._model, outside=self.outside)
+
     def inspect_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         if self._left and not self._at_own_work():
             self._left -= 1
@@ -133,7 +208,7 @@ class _OpChecker(StepMode):
     def _check(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
         self._in_region = self._in_region or _autocast_enabled()
         self._cast = self._cast or any(_is_narrow(one) for one in (out if isinstance(out, (list, tuple)) else [out]))
-        self.narrow_ops.check(op, args, out, lambda: running_module(self._model))
+        self.narrow_ops.check(op, args, out, self._running)
         if op.rstrip("_") in SELECTIONS and args and isinstance(args[0], torch.Tensor):
             self._selected.add(size_by_row(args[0]))
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
@@ -164,9 +239,9 @@ class _OpChecker(StepMode):
         self._all += work
         if out.dtype in NARROW and _autocast_enabled():
             self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + work
-            self._in_16_bits.add((running_module(self._model), tuple(factor.shape)))
+            self._in_16_bits.add((self._running(), tuple(factor.shape)))
         if wide and work:  # an empty tensor takes no work
-            self._wide.append((running_module(self._model), work, size_by_row(out), tuple(factor.shape)))
+            self._wide.append((self._running(), work, size_by_row(out), tuple(factor.shape)))
 
     def write(self) -> None:
         """Write the modules with most FP32 products, as shares of all. What operators lose in 16 bits is on its way.
@@ -189,7 +264,7 @@ class _OpChecker(StepMode):
         self._writer.update_head(config=seen)
 
     def _report(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
-        self._write_event(kind, op, running_module(self._model), value or None, limit, dtype)
+        self._write_event(kind, op, self._running(), value or None, limit, dtype)
 
     def _write_event(
         self, kind: str, op: str, name: str, value: float | None, limit: float | None, dtype: torch.dtype | None
@@ -198,8 +273,28 @@ class _OpChecker(StepMode):
             self._reported.add((kind, name, value))
             self._written += 1
             word = dtype_name(dtype) if dtype is not None else None
-            more: dict[str, Any] = {"value": value, "limit": limit, "dtype": word, "phase": "forward"}
+            more: dict[str, Any] = {"value": value, "limit": limit, "dtype": word, "phase": self.phase}
             self._writer.event(kind, name, step=self._step, op=op, **more)
+
+
+class _LoopChecker(_OpChecker):
+    """Inspects operators outside of the forward and the loss; those within modules of the model were inspected there,
+    where they matter to the training."""
+
+    outside = "the loop"
+    phase = None
+
+    def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
+        pass
+
+    def write(self) -> None:
+        self.narrow_ops.send()
+
+    def _write_event(
+        self, kind: str, op: str, name: str, value: float | None, limit: float | None, dtype: torch.dtype | None
+    ) -> None:
+        if name == self.outside:
+            super()._write_event(kind, op, name, value, limit, dtype)
 
 
 def _is_narrow(out: Any) -> bool:

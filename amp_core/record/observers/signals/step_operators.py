@@ -111,8 +111,8 @@ def report_error(writer: RunWriter, mode: StepMode) -> None:
         writer.event("warning", name="not recorded", detail=why)
 
 
-def running_module(model: torch.nn.Module, frame: FrameType | None = None) -> str:
-    """The name of the innermost module of the model among the callers; `loss` without one."""
+def running_module(model: torch.nn.Module, frame: FrameType | None = None, outside: str = "loss") -> str:
+    """The name of the innermost module of the model among the callers; `outside` without one."""
     names: dict[int, str] = {id(m): n for n, m in named_modules(model)}
     frame = frame or sys._getframe(1)
     while frame is not None:
@@ -120,4 +120,4 @@ def running_module(model: torch.nn.Module, frame: FrameType | None = None) -> st
         if isinstance(owner, torch.nn.Module) and id(owner) in names:
             return names[id(owner)]
         frame = frame.f_back
-    return "loss"
+    return outside
