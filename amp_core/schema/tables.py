@@ -297,8 +297,9 @@ TABLES: dict[str, Table] = {
                     "idle_late_start_us",
                     "f",
                     "part of idle_wait_us with nothing in the trace to wait for: in a window with work on one device "
-                    "alone, and without graphs and host functions",
+                    "alone, and without host functions; without idle_graph_us",
                 ),
+                _column("idle_graph_us", "f", "part of idle_wait_us that ends with the work of a captured graph"),
                 _column(
                     "idle_dispatch_us",
                     "f",

@@ -1,6 +1,6 @@
 """Why a device was idle, gap by gap, and what the host did in the meantime.
 
-    >>> causes = idle_causes(idle, starts, launched, returned, wait_starts, wait_ends)
+    >>> causes = idle_causes(idle, starts, launched, returned, in_graph, wait_starts, wait_ends)
     >>> causes.sync_us, causes.dispatch_us, longest_op(events, host, causes.host)
     (90.0, 410.0, ('aten::copy_', 9000.0))
     >>> longest_calls(events, waits, causes.late)
@@ -40,6 +40,8 @@ class IdleCauses:
     wait_us: float
     """Launched work did not begin, for longer than it takes to start a kernel: it waits for other work, of this device
     or another."""
+    graph_us: float
+    """Part of `wait_us` that ends with the work of a captured graph, which starts later than a kernel."""
     latency_us: float
     """The same in shorter gaps."""
     dispatch_us: float
@@ -55,17 +57,20 @@ def idle_causes(
     starts: times.Floats,
     launched: times.Floats,
     returned: times.Floats,
+    in_graph: npt.NDArray[np.bool_],
     wait_starts: times.Floats,
     wait_ends: times.Floats,
 ) -> IdleCauses:
     """The causes of `idle` times of a device. Of its work: `starts`, and when the calls that launched it began
-    and `returned`. The waits are the host's."""
+    and `returned`, and whether they are a graph's. The waits are the host's."""
     order = np.argsort(starts, kind="stable")
     following = np.searchsorted(starts[order], idle[0], side="left")
     known = following < len(starts)
     launch, launch_end = np.full((2, len(idle[0])), np.inf)
     launch[known] = launched[order][following[known]]
     launch_end[known] = returned[order][following[known]]
+    of_graph = np.zeros(len(idle[0]), dtype=bool)
+    of_graph[known] = in_graph[order][following[known]]
     queued = launch <= idle[0]
     by_end = np.argsort(wait_ends)
     waited = np.concatenate([[0.0], np.cumsum((wait_ends - wait_starts)[by_end])])
@@ -81,9 +86,11 @@ def idle_causes(
     dispatch = late_us < DISPATCH_US
     began = idle[0] + sync
     some, rest = late_us > 0, ~dispatch
+    waiting = ~queued | long_wait
     return IdleCauses(
         sync_us=float(sync.sum()),
-        wait_us=float((length - late)[~queued | long_wait].sum()),
+        wait_us=float((length - late)[waiting].sum()),
+        graph_us=float((length - late)[waiting & of_graph].sum()),
         latency_us=float(length[queued & ~long_wait].sum()),
         dispatch_us=float(late_us[dispatch].sum()),
         host=(began[rest], (began + late_us)[rest]),

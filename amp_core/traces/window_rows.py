@@ -18,8 +18,9 @@ from amp_core.traces.operators import operator_category
 
 WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream", "hipMemcpyDtoH")
 """Suffixes of the names of calls in which the host waits for the device."""
-HELD_UP_BY = re.compile(r"Graph|WaitValue|HostFunc|AddCallback")
+HELD_UP_BY = re.compile(r"WaitValue|HostFunc|AddCallback")
 """Names of calls by which launched work waits for something other than the work before it on its stream."""
+_GRAPH = re.compile(r"Graph")
 
 
 def window_rows(
@@ -48,8 +49,9 @@ def window_rows(
     call_start, call_end = np.asarray(calls.start), np.asarray(calls.end)
     waits = waiting[np.asarray(calls.name)] if len(calls) else np.zeros(0, dtype=bool)
     waits[linked.blocking_calls] = True
-    holding_up = np.array([HELD_UP_BY.search(text) is not None for text in events.texts], dtype=bool)
-    held_up = bool(len(calls)) and bool(holding_up[np.asarray(calls.name)].any())
+    held_up = _is_called(events, HELD_UP_BY)
+    # A graph whose work the profiler did not record may run in any gap.
+    held_up |= not linked.in_graph.any() and _is_called(events, _GRAPH)
     for number, window in enumerate(windows):
         inside = window_index == number
         # An idle device runs no stream that another one of it could wait for, and a collective waits within its kernel.
@@ -82,6 +84,7 @@ def window_rows(
                     starts,
                     linked.launched_us[selected],
                     linked.returned_us[selected],
+                    linked.in_graph[selected],
                     call_start[waits],
                     call_end[waits],
                 )
@@ -117,7 +120,8 @@ def window_rows(
                     "idle_sync_us": causes.sync_us if causes else None,
                     "idle_wait_us": causes.wait_us if causes else None,
                     "idle_latency_us": causes.latency_us if causes else None,
-                    "idle_late_start_us": (causes.wait_us if alone else 0.0) if causes else None,
+                    "idle_late_start_us": (causes.wait_us - causes.graph_us if alone else 0.0) if causes else None,
+                    "idle_graph_us": causes.graph_us if causes else None,
                     "idle_dispatch_us": causes.dispatch_us if causes else None,
                     "host_op": host_op,
                     "host_op_us": host_op_us,
@@ -134,6 +138,12 @@ def window_rows(
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
     return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
+
+
+def _is_called(events: TraceEvents, pattern: "re.Pattern[str]") -> bool:
+    """Whether the trace has a call whose name contains the pattern."""
+    names = np.unique(np.asarray(events.calls.name, dtype=np.int64))
+    return any(pattern.search(events.texts[name]) is not None for name in names.tolist())
 
 
 def _longest_wait(events: TraceEvents, host: Host, waited: npt.NDArray[np.bool_]) -> str | None:

@@ -215,6 +215,42 @@ def test_a_late_start_is_a_wait_only_if_the_trace_has_something_to_wait_for(tmp_
     assert window["idle_late_start_us"] == (0 if explained else window["idle_wait_us"])
 
 
+def test_a_graph_that_starts_long_after_its_launch_is_what_the_gpu_waits_for(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel(made.GEMM, 10, 400, 2)
+    trace.event("call", "cudaGraphLaunch", 25, 5, 1, correlation=99)
+    for at in (800, 900):
+        trace.event("kernel", made.GEMM, at, 100, "stream 7", correlation=99, device=0, stream=7)
+    trace.kernel(made.GEMM, 1000, 10, 32)
+    run = run_of(tmp_path, trace)
+    finding = diagnose(run)[0]
+    assert (finding.code, finding.win_ms) == ("kernel-wait", pytest.approx(0.39, abs=0.01))
+    assert "for a captured graph to start" in finding.title and "another GPU" not in finding.title
+    assert "uploads" in finding.advice
+    (window,) = run.windows.to_dict("records")
+    assert window["idle_graph_us"] == window["idle_wait_us"] and window["idle_late_start_us"] == 0
+
+
+@pytest.mark.parametrize(("stream", "call_us", "left_out"), [(7, 2, True), (20, 2, False), (7, 49_000, False)])
+def test_the_wait_for_work_that_was_launched_before_a_trace_and_is_not_in_it_is_no_part_of_it(
+    tmp_path, stream, call_us, left_out
+):
+    """A server's profile begins while its queue is full: the first kernel of the busy stream waits. On a stream that
+    ran already, and within a call that loads a kernel, the wait is the program's."""
+    trace = Made()
+    trace.kernel(made.RELU, 10, 3, 5, stream=20)
+    trace.event("call", "hipMemcpyWithStream", 30, 49_000, 1, correlation=5)
+    trace.kernel(made.GEMM, 50_000, 900, 15, stream=stream, call_us=call_us)
+    trace.kernel(made.GEMM, 50_910, 90, 50_002, stream=stream)
+    document = trace.document()
+    read_back, _ = read(tmp_path, document)
+    assert read_back.windows["wall_us"] == [pytest.approx(1000 if left_out else 50_990)]
+    assert any("first 50.0 ms are left out" in note for note in read_back.notes) == left_out
+    says = first_sentence(run_of(tmp_path, trace))
+    assert says.startswith("No change would save") == left_out
+
+
 @pytest.mark.parametrize(("streams", "first"), [((7, 7), "fp32-products"), ((7, 20), "fp32-products")])
 def test_a_wait_that_may_be_the_profilers_comes_after_what_is_surely_in_the_step(tmp_path, streams, first):
     trace = Made()

@@ -79,6 +79,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_wait_us": 20,
         "idle_latency_us": 0,
         "idle_late_start_us": 20,
+        "idle_graph_us": 0,
         "idle_dispatch_us": 100,
         "host_op": None,
         "host_op_us": 0,

@@ -40,6 +40,7 @@ _WINDOW_NUMBERS = (
     "idle_wait_us",
     "idle_latency_us",
     "idle_late_start_us",
+    "idle_graph_us",
     "idle_dispatch_us",
     "host_op_us",
     "host_call_us",

@@ -36,6 +36,7 @@ GOOD_PEAK_FRAC = 0.6
 SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
+GRAPH_START = "for a captured graph to start"
 LAUNCH_US = 10.0
 """Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy. Decides where the lengths
 of the gaps between kernels are not recorded."""
@@ -171,9 +172,11 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
-    unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2
+    unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0
     waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
-    if unexplained:
+    if float(windows["idle_graph_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0:
+        waited_for = f": it waits {GRAPH_START}"
+    elif unexplained:
         waited_for = ", and nothing in the trace shows what it waits for"
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))

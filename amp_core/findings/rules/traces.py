@@ -5,7 +5,7 @@ from dataclasses import replace
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, window_rows
-from amp_core.analysis.performance.savings import CALLS, possible_savings
+from amp_core.analysis.performance.savings import CALLS, GRAPH_START, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.signals import facts
@@ -172,7 +172,10 @@ def kernel_wait(run: Run) -> list[Finding]:
     savings = possible_savings(run)
     is_late_start = savings is not None and any(c.code == "kernel-wait" and not c.is_sure for c in savings.ranked)
     findings = saving_finding(run, "kernel-wait")
-    remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if _has_all_ranks(run) else None
+    if findings and GRAPH_START in findings[0].title:
+        remedy: Remedy | None = _GRAPH_LATE
+    else:
+        remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if _has_all_ranks(run) else None
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
@@ -191,13 +194,22 @@ _ALL_RANKS_RECORDED = Remedy(
 )
 
 
+_STEP_TIMES = (
+    "torch.accelerator.synchronize()\nbegan = time.perf_counter()\nfor _ in range(10):\n    train_step(batch)\n"
+    "torch.accelerator.synchronize()\nprint((time.perf_counter() - began) / 10)"
+)
+_GRAPH_LATE = Remedy(
+    "The graph was launched, and begins long after that with no stream of the GPU running: its first launch uploads "
+    "it, and profilers prepare each of its nodes. Time the same steps without the profiler. If the time remains, "
+    "launch the graph once before the loop, and capture fewer nodes: small copies and kernels fused, not one by one.",
+    _STEP_TIMES,
+)
 _LATE_START = Remedy(
     "No stream of the GPU runs in that time, and no graph or host function holds work up, so the trace shows nothing "
     "to wait for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start. Time the "
     "same steps without the profiler: if they are that much faster, this idle time is the profiler's, and the rest of "
     "the trace still holds.",
-    "torch.accelerator.synchronize()\nbegan = time.perf_counter()\nfor _ in range(10):\n    train_step(batch)\n"
-    "torch.accelerator.synchronize()\nprint((time.perf_counter() - began) / 10)",
+    _STEP_TIMES,
 )
 
 
