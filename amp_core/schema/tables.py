@@ -319,7 +319,12 @@ TABLES: dict[str, Table] = {
                     "the host spent the longest of lead_us and of all idle time before late launches; null if it spent "
                     "it outside such calls",
                 ),
-                _column("host_call_kind", "s", "that kind: allocation, loading, graphs, copies, setup or other"),
+                _column(
+                    "host_call_kind",
+                    "s",
+                    "that kind: allocation, uncached (allocation with a free between most launches), loading, graphs "
+                    "(with their captures), copies, setup (with a first cudaFree of 20 ms or more) or other",
+                ),
                 _column("host_call_us", "f", "how long it was in calls of that kind during it"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside operators"),
                 _column(

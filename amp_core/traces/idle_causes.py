@@ -117,7 +117,7 @@ class LongCalls:
     """Calls of one kind into the device's runtime in which the host stays long while the device is idle."""
 
     kind: str
-    """`allocation`, `loading`, `graphs`, `copies`, `setup` or `other`."""
+    """`allocation`, `uncached`, `loading`, `graphs`, `copies`, `setup` or `other`."""
     names: str
     """The names with the most time, the longest first."""
     us: float
@@ -134,6 +134,8 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
         name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
         chosen = ~waits[low : low + _CHUNK] & (end - start >= LONG_CALL_US)
         us += np.bincount(name[chosen], _overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
+    for name, start, end in _captures(events):  # the calls meanwhile launch nothing
+        us[name] += _overlap_of_each(np.array([start]), np.array([end]), spans)[0]
     by_kind: dict[str, list[int]] = {}
     for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
         by_kind.setdefault(call_kind(events.texts[number]), []).append(number)
@@ -145,7 +147,56 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     if kind in starting and len(starting) > 1:  # a program's first calls do all of it
         kind, by_kind["setup"] = "setup", sorted((i for k in starting for i in by_kind[k]), key=lambda i: -us[i])
     names = by_kind[kind][: 1 if kind == "other" else _MAX_NAMES]
+    if kind == "allocation" and _is_uncached(events):
+        kind, by_kind["uncached"] = "uncached", by_kind[kind]
+    elif kind == "allocation" and _longest_us(events, _FIRST_CALLS) >= max(MIN_START_US, total[kind] / 2):
+        kind, by_kind["setup"] = "setup", by_kind[kind]  # the first call into a runtime makes its context
     return LongCalls(kind, ", ".join(events.texts[number] for number in names), float(us[by_kind[kind]].sum()))
+
+
+def _captures(events: TraceEvents) -> list[tuple[int, float, float]]:
+    """The captures of graphs: the name of the call that begins one, and when it begins and ends."""
+    calls = events.calls
+    begins, ends = (_called(events, pattern) for pattern in (_BEGINS_CAPTURE, _ENDS_CAPTURE))
+    captures = []
+    for call in begins.tolist():
+        later = [calls.start[end] for end in ends.tolist() if calls.start[end] >= calls.end[call]]
+        if later:
+            captures.append((int(calls.name[call]), float(calls.start[call]), float(min(later))))
+    return captures[:MAX_CAPTURES]
+
+
+def _is_uncached(events: TraceEvents) -> bool:
+    """Whether memory is freed after many launches. An allocator with a cache frees all of it at once, when memory is
+    short; without one every tensor is freed alone."""
+    frees, launches = _called(events, _FREES), _called(events, _LAUNCHES)
+    calls = np.concatenate([frees, launches])
+    freed = (np.arange(len(calls)) < len(frees))[np.argsort(np.asarray(events.calls.start)[calls], kind="stable")]
+    after_launches = int((freed[1:] & ~freed[:-1]).sum())
+    return after_launches >= max(MIN_FREES, MIN_UNCACHED_FRAC * len(launches))
+
+
+def _longest_us(events: TraceEvents, pattern: "re.Pattern[str]") -> float:
+    """How long the longest call takes whose name contains the pattern."""
+    calls = _called(events, pattern)
+    return float((np.asarray(events.calls.end)[calls] - np.asarray(events.calls.start)[calls]).max(initial=0.0))
+
+
+def _called(events: TraceEvents, pattern: "re.Pattern[str]") -> npt.NDArray[np.int64]:
+    """The calls whose names contain the pattern."""
+    matches = np.array([pattern.search(text) is not None for text in events.texts], dtype=bool)
+    return np.flatnonzero(matches[np.asarray(events.calls.name, dtype=np.int64)])
+
+
+MIN_FREES = 20
+MIN_UNCACHED_FRAC = 0.05
+MIN_START_US = 20_000.0
+"""To allocate or to free one block takes less, also where the driver has to find the memory."""
+_FIRST_CALLS = re.compile(r"^(?:cuda|hip)(?:Free|Malloc)$")
+MAX_CAPTURES = 1000
+_BEGINS_CAPTURE, _ENDS_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
+_FREES = re.compile(r"^(?:cuda|hip|cuMem|hipMem)Free(?:_v2)?$")
+_LAUNCHES = re.compile(r"Launch")
 
 
 def call_kind(name: str) -> str:

@@ -183,6 +183,58 @@ def test_a_kernel_that_begins_long_after_its_launch_waits_for_other_work(tmp_pat
     assert first.code == code
 
 
+@pytest.mark.parametrize(("frees", "alone", "kind"), [(1, range(30), "uncached"), (30, (5, 15, 25), "allocation")])
+def test_a_free_between_most_launches_is_an_allocator_without_its_cache(tmp_path, frees, alone, kind):
+    """With the cache, all frees come at once, when memory is short."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 60_000, 1)
+    for n in range(30):
+        at = 2000 * n
+        for one in range(frees if n in alone else 0):
+            trace.event("call", "cudaFree", at + 10 + 60 * one, 1900 if frees == 1 else 60, 1, correlation=900 + n)
+        trace.op("aten::mm", at + 1920, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 1930, 60, at + 1921)
+    run = run_of(tmp_path, trace)
+    (window,) = run.windows.to_dict("records")
+    assert (window["host_call_kind"], window["host_call"]) == (kind, "cudaFree")
+    if kind == "uncached":
+        (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
+        assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in finding.snippet and "without a cache" in finding.title
+
+
+@pytest.mark.parametrize(("call_us", "kind"), [(381_000, "setup"), (9_000, "allocation")])
+def test_one_long_first_free_is_the_start_of_the_runtime_and_not_the_allocators(tmp_path, call_us, kind):
+    trace = Made()
+    trace.kernel(made.RELU, 10, 3, 5)
+    trace.event("call", "cudaFree", 100, call_us, 1, correlation=9)
+    trace.op("aten::conv2d", 20, call_us + 150)
+    trace.kernel(made.GEMM, call_us + 200, 100, call_us + 120)
+    run = run_of(tmp_path, trace)
+    (window,) = run.windows.to_dict("records")
+    assert (window["host_call_kind"], window["host_call"]) == (kind, "cudaFree")
+    (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
+    assert ("expandable_segments" in finding.snippet) == (kind == "allocation")
+
+
+def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path):
+    """What is launched meanwhile does not run."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 33_000, 1)
+    trace.kernel(made.RELU, 10, 3, 5)
+    trace.event("call", "cudaStreamBeginCapture", 100, 3, 1, correlation=7)
+    for n in range(100):
+        trace.op("aten::mm", 200 + 300 * n, 200)
+        trace.event("call", "cudaLaunchKernel", 300 + 300 * n, 4, 1, correlation=100 + n)
+    trace.event("call", "cudaStreamEndCapture", 30_500, 5, 1, correlation=8)
+    trace.event("call", "cudaGraphInstantiate", 30_600, 1500, 1, correlation=9)
+    trace.kernel(made.RELU, 32_500, 3, 32_400)
+    run = run_of(tmp_path, trace)
+    assert "ms of it building or launching graphs (cudaStreamBeginCapture, cudaGraphInstantiate)" in first_sentence(run)
+    (window,) = run.windows.to_dict("records")
+    assert window["host_call_us"] == 30_400 + 1500
+    assert "before the loop" in diagnose(run)[0].advice
+
+
 @pytest.mark.parametrize(
     ("beside", "explained"),
     [

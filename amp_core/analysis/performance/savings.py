@@ -224,6 +224,7 @@ def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, 
 
 CALLS = {
     "allocation": "allocating or freeing memory",
+    "uncached": "allocating and freeing memory without a cache",
     "loading": "launching or loading kernels",
     "graphs": "building or launching graphs",
     "copies": "starting copies and fills",

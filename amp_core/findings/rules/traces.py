@@ -124,6 +124,11 @@ _CALLS = {
         "warm-up, remove empty_cache(), allocate pinned buffers once, and avoid fragmentation or use smaller batches.",
         'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"   # before the first allocation',
     ),
+    "uncached": Remedy(
+        "Memory is freed between most launches, tensor by tensor, and each free waits for the device: the caching "
+        "allocator is switched off. Switch it on again; it is meant to be off for debugging only.",
+        'os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)   # before the first allocation; and the one with HIP',
+    ),
     "loading": Remedy(
         "The first launch of a kernel loads its code, which takes milliseconds. Profile after a warm-up in which every "
         "kernel has run. If later launches are as slow, the process has too little of a processor.",
