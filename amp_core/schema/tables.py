@@ -278,6 +278,9 @@ TABLES: dict[str, Table] = {
                 _column("cast_us", "f", "sum over kernels of category cast"),
                 _column("communication_us", "f", "part of busy_us with a communication kernel running"),
                 _column("communication_alone_us", "f", "part of communication_us with nothing else running"),
+                _column(
+                    "copies_alone_us", "f", "part of busy_us with copies or fills, and no kernel except communication"
+                ),
                 _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
                 _column("syncs", "i", "number of such calls"),
                 _RANK,

@@ -134,8 +134,8 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
         name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
         chosen = ~waits[low : low + _CHUNK] & (end - start >= LONG_CALL_US)
         us += np.bincount(name[chosen], _overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
-    for name, start, end in _captures(events):  # the calls meanwhile launch nothing
-        us[name] += _overlap_of_each(np.array([start]), np.array([end]), spans)[0]
+    for call, begin, until in _captures(events):  # the calls meanwhile launch nothing
+        us[call] += _overlap_of_each(np.array([begin]), np.array([until]), spans)[0]
     by_kind: dict[str, list[int]] = {}
     for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
         by_kind.setdefault(call_kind(events.texts[number]), []).append(number)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.hardware.kernel_names import classify_kernel
+from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -41,6 +41,8 @@ def window_rows(
     communication = np.array(
         [_is_communication(name, on_cpu=not len(events.work)) for name in events.texts], dtype=bool
     )[linked.name]
+    copied = [not len(events.work) or classify_kernel(name).category not in COPIES for name in events.texts]
+    copies = ~np.array(copied, dtype=bool)[linked.name]
     casts = list(zip(*(kernels[c] for c in ("step", "device", "category", "total_us")), strict=True))
     data = marked_time(host, DATA)
     watch = marked_time(host, WATCH)
@@ -73,6 +75,10 @@ def window_rows(
             communicating = communication[selected]
             communication_time = times.clip(times.union(starts[communicating], ends[communicating]), low, high)
             computing = times.clip(times.union(starts[~communicating], ends[~communicating]), low, high)
+            copying = copies[selected]
+            copying_time = times.clip(times.union(starts[copying], ends[copying]), low, high)
+            neither = ~communicating & ~copying
+            kernel_time = times.clip(times.union(starts[neither], ends[neither]), low, high)
             data_inside, watch_inside = times.clip(data, low, high), times.clip(watch, low, high)
             waited = waits & (call_start >= window.start) & (call_start < window.end)
             own = linked.own_us[selected]
@@ -130,6 +136,9 @@ def window_rows(
                     "host_call_us": in_calls.us if in_calls else None if on_cpu else 0.0,
                     "lead_us": low - ready,
                     "lead_data_us": times.total(times.clip(data, ready, low)) if len(data[0]) else None,
+                    "copies_alone_us": None
+                    if on_cpu
+                    else times.total(copying_time) - times.overlap(copying_time, kernel_time),
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
                     "syncs": None if on_cpu else int(waited.sum()),

@@ -80,6 +80,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_latency_us": 0,
         "idle_late_start_us": 20,
         "idle_graph_us": 0,
+        "copies_alone_us": 2 * 40,
         "idle_dispatch_us": 100,
         "host_op": None,
         "host_op_us": 0,

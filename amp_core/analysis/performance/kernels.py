@@ -12,11 +12,8 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import is_matrix_op
-from amp_core.hardware.kernel_names import GEMM_CATEGORIES
+from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
 from amp_core.store.run import Run
-
-COPIES = ("memcpy", "memset")
-"""Categories of copies and fills: rows of the table that are not kernels."""
 
 _TEXTS = ("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes")
 _NUMBERS = ("step", "steps", "count", "total_us", "rank")
@@ -34,6 +31,7 @@ _WINDOW_NUMBERS = (
     "cast_us",
     "communication_us",
     "communication_alone_us",
+    "copies_alone_us",
     "syncs",
     "rank",
     "idle_sync_us",

@@ -20,10 +20,11 @@ from amp_core.analysis.performance.collectives import collective_rows, gradient_
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import COPIES, is_matrix, is_trace, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, window_rows
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
+from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count, number, percent
 

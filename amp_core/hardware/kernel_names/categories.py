@@ -27,6 +27,8 @@ CATEGORIES = (
 """Values of the column `kernels.category`."""
 GEMM_CATEGORIES = ("gemm", "conv", "attention")
 """Categories of kernels that multiply matrices."""
+COPIES = ("memcpy", "memset")
+"""Categories of copies and fills, which are not kernels."""
 
 _PATTERNS = (
     ("elementwise", r"^_?triton_(?:poi|for)_"),  # whatever operators are fused in it
