@@ -70,6 +70,51 @@ def test_a_kernel_of_ones_own_with_most_of_the_step_is_named_before_a_smaller_sa
     assert "argest possible saving: the GPU is idle for" in sentence
 
 
+@pytest.mark.parametrize(("softmax_us", "says"), [(300, "in one kernel"), (20, "Pad them")])
+def test_attention_in_steps_is_told_to_take_one_kernel(tmp_path, softmax_us, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    shapes = [[16, 5185, 64], [16, 64, 5185]]
+    trace.op("aten::bmm", 1, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": shapes})
+    trace.kernel(made.GEMM, 10, 600, 2)
+    trace.op("aten::_softmax", 11, 8, **{"Input type": ["c10::Half"]})
+    softmax = "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::Half, float, c10::Half>"
+    trace.kernel(softmax, 610, softmax_us, 12)
+    findings = diagnose(run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB"))
+    (slow,) = [f for f in findings if f.code == "slow-products"]
+    assert says in slow.advice
+    of_memory = [f.advice for f in findings if f.code == "memory-bound-kernels"]
+    assert all("in one kernel" in advice for advice in of_memory) and bool(of_memory) == (softmax_us > 100)
+
+
+@pytest.mark.parametrize(("count", "says"), [(60, "in buckets"), (2, "smaller buckets")])
+def test_gradients_that_are_reduced_one_by_one_are_not_told_to_take_smaller_buckets(tmp_path, count, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1200, 1)
+    trace.op("MmBackward0", 1, 400, 2)
+    trace.op("aten::mm", 2, 8, 2, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 300, 3, 2)
+    for n in range(count):
+        trace.op("c10d::allreduce_", 20 + 5 * n, 4, 2)
+        trace.op("record_param_comms", 20.5 + 5 * n, 3, 2)
+        trace.kernel(made.NCCL, 320 + 840 // count * n, 800 // count, 21 + 5 * n, 2, call_us=1)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "exposed-communication"]
+    assert says in finding.advice
+
+
+def test_an_operator_that_takes_most_of_a_step_with_nothing_to_save_is_named(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::index", 1, 5)
+    trace.kernel("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int)", 3, 650, 2)
+    trace.op("aten::bmm", 7, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 653, 347, 8)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert (
+        "of the step: aten::index takes 65.2 % of the kernel time, and GEMM/conv takes 34.7 % of the step" in sentence
+    )
+
+
 def test_concatenations_are_no_layout_changes_of_convolutions(tmp_path):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
