@@ -316,6 +316,15 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("host_op_us", "f", "how long it was in that operator during them"),
                 _column(
+                    "host_function",
+                    "s",
+                    "Python function of the loop's thread in which the host spent the longest of the same, of 300 µs "
+                    "or more and without longer ones that it calls; null without stacks",
+                ),
+                _column("host_function_us", "f", "how long it was in that function during them"),
+                _column("data_function", "s", "the same during idle_data_us and lead_data_us"),
+                _column("data_function_us", "f", "how long it was in that function during them"),
+                _column(
                     "host_call",
                     "s",
                     "calls of one kind into the device's runtime, of 50 µs or more each and without waits, in which "

@@ -112,6 +112,34 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
     return (events.texts[longest].removeprefix(EVALUATE), float(us[longest])) if us[longest] > 0 else (None, 0.0)
 
 
+def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
+    """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
+    that it calls, and how long, in microseconds."""
+    frames = events.frames
+    chosen = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
+    if not len(chosen) or not len(spans[0]):
+        return None, 0.0
+    start, end = np.asarray(frames.start)[chosen], np.asarray(frames.end)[chosen]
+    order = np.lexsort((-end, start))
+    start, end, names = start[order], end[order], np.asarray(frames.name)[chosen][order]
+    own = _overlap_of_each(start, end, spans)
+    inside, around = own.copy(), list[int]()
+    for item, began in enumerate(start.tolist()):
+        while around and end[around[-1]] <= began:
+            around.pop()
+        if around:
+            own[around[-1]] -= inside[item]
+        around.append(item)
+    us = np.bincount(names, own, minlength=len(events.texts))
+    us[[number for number in np.unique(names).tolist() if _WAITS.search(events.texts[number])]] = 0.0
+    longest = int(us.argmax())
+    return (events.texts[longest], float(us[longest])) if us[longest] > 0 else (None, 0.0)
+
+
+_WAITS = re.compile(r"run_backward|synchronize|lock|nn\.Module: ")
+"""Functions that wait for another thread or the device, and modules, whose forward is named too."""
+
+
 @dataclass(frozen=True)
 class LongCalls:
     """Calls of one kind into the device's runtime in which the host stays long while the device is idle."""

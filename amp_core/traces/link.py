@@ -59,6 +59,8 @@ class Host:
     ends."""
     marks: dict[int, list[tuple[float, float]]]
     """Outermost spans that mark a phase, by region."""
+    loop_thread: int = -1
+    """The thread that runs the loop."""
 
 
 def link(events: TraceEvents) -> Host:
@@ -87,8 +89,10 @@ def link(events: TraceEvents) -> Host:
     names, stepping = np.asarray(spans.name), np.array([n for n, kind in enumerate(kinds) if kind.step >= 0])
     parts = [order[bounds[n] : bounds[n + 1]] for n in range(events.threads)]
     one_pass = _Pass(events, kinds, host, _phase_points(events, kinds, host))
-    for number, items in enumerate(sorted(parts, key=lambda part: _thread_priority(names, stepping, part))):
-        one_pass.thread(items, other_thread=number > 0)
+    in_order = sorted(range(len(parts)), key=lambda n: _thread_priority(names, stepping, parts[n]))
+    host.loop_thread = in_order[0] if in_order else -1
+    for place, n in enumerate(in_order):
+        one_pass.thread(parts[n], other_thread=place > 0)
     host.steps = sorted(host.steps) or _optimizer_steps(events)
     _split_closures(host, events)
     _drop_unfinished_step(host, events)

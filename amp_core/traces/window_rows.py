@@ -11,7 +11,7 @@ from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_op
+from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_function, longest_op
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
@@ -98,6 +98,12 @@ def window_rows(
             ready = min(low, window.ready + max(0.0, high - window.end)) if np.isfinite(window.end) else window.ready
             lead = times.without((np.array([ready]), np.array([low])), data) if ready < low else times.NONE
             host_op, host_op_us = longest_op(events, host, times.merged(causes.host, lead)) if causes else (None, None)
+            function, function_us = (
+                longest_function(events, host, times.merged(causes.host, lead)) if causes else (None, None)
+            )
+            unfed = times.intersection(idle, data_inside)
+            unfed = times.merged(unfed, times.clip(data, ready, low)) if ready < low else unfed
+            data_function, data_function_us = longest_function(events, host, unfed) if causes else (None, None)
             in_calls = longest_calls(events, waits, times.merged(causes.late, lead)) if causes else None
             rows.append(
                 {
@@ -131,6 +137,10 @@ def window_rows(
                     "idle_dispatch_us": causes.dispatch_us if causes else None,
                     "host_op": host_op,
                     "host_op_us": host_op_us,
+                    "host_function": function,
+                    "host_function_us": function_us,
+                    "data_function": data_function,
+                    "data_function_us": data_function_us,
                     "host_call": in_calls.names if in_calls else None,
                     "host_call_kind": in_calls.kind if in_calls else None,
                     "host_call_us": in_calls.us if in_calls else None if on_cpu else 0.0,

@@ -261,6 +261,44 @@ def test_one_long_first_free_is_the_start_of_the_runtime_and_not_the_allocators(
     assert ("expandable_segments" in finding.snippet) == (kind == "allocation")
 
 
+@pytest.mark.parametrize(("with_data", "code"), [(False, "host-bound"), (True, "waiting-for-data")])
+def test_the_python_function_in_which_the_device_waits_is_named(tmp_path, with_data, code):
+    """Without the longer functions that it calls, and only on the thread of the loop."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    if with_data:
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1000, 7000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 900, 2)
+    trace.event("python_function", "/home/someone/project/train.py(10): step", 0, 9_000, 1)
+    trace.event("python_function", "<built-in function zoom of object at 0x7f00aa>", 2_000, 5_000, 1)
+    trace.event("python_function", "short.py(1): part", 2_100, 200, 1)
+    trace.event("python_function", "threading.py(1): wait", 0, 10_000, 9)
+    trace.op("aten::mm", 9_100, 20)
+    trace.kernel(made.GEMM, 9_130, 870, 9_102)
+    finding = diagnose(run_of(tmp_path, trace))[0]
+    assert finding.code == code and finding.where == "<built-in function zoom of object>"
+    assert "5.00 ms of it in <built-in function zoom of object>" in finding.title
+    if not with_data:
+        assert "this function" in finding.advice and "with_stack" not in finding.snippet
+
+
+def test_functions_are_named_with_one_folder_and_stacks_that_are_there_are_not_asked_for(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 5000, 2)
+    trace.event("python_function", "/home/someone/project/train.py(10): step", 5_000, 400, 1)
+    trace.op("aten::mm", 9_100, 20)
+    trace.kernel(made.GEMM, 9_130, 870, 9_102)
+    document = trace.document(with_stack=1)
+    run = load_run(import_traces([write(tmp_path / "s.json", document)], tmp_path / "stacks"))
+    (window,) = run.windows.to_dict("records")
+    assert (window["host_function"], window["host_function_us"]) == ("project/train.py(10): step", 390)
+    finding = next(f for f in diagnose(run) if f.code == "host-bound")
+    assert "has Python's stacks" in finding.advice
+
+
 def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path):
     """What is launched meanwhile does not run."""
     trace = Made()

@@ -17,6 +17,7 @@ from amp_core.store.run import Run
 
 _TEXTS = ("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes")
 _NUMBERS = ("step", "steps", "count", "total_us", "rank")
+_FUNCTIONS = ("host_function", "data_function")
 _WINDOW_NUMBERS = (
     "step",
     "steps",
@@ -41,6 +42,8 @@ _WINDOW_NUMBERS = (
     "idle_graph_us",
     "idle_dispatch_us",
     "host_op_us",
+    "host_function_us",
+    "data_function_us",
     "host_call_us",
     "lead_us",
     "lead_data_us",
@@ -83,7 +86,9 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
     frame = _typed(
-        run.windows, ("device", "device_name", "sync_op", "host_op", "host_call", "host_call_kind"), _WINDOW_NUMBERS
+        run.windows,
+        ("device", "device_name", "sync_op", "host_op", "host_call", "host_call_kind", *_FUNCTIONS),
+        _WINDOW_NUMBERS,
     )
     if frame.empty:
         return frame

@@ -191,7 +191,8 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
     code = "launch-bound" if launch_bound else "host-bound"
     kernels = f", between kernels of {mean_us:.1f} µs on average" if launch_bound else ""
-    op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps)
+    op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps, with_functions=not in_calls)
+    loading, in_loading = _longest_of(windows, "data_function", cost, steps)
     calling = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})" if in_calls else ""
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
@@ -202,7 +203,7 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     )
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
-               f"{_when(data, lead_data, cost, unit)}", "data loading", lead_us=lead_data),
+               f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
         Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)} because "
                f"the host launches too late{kernels}{calling}{in_op}", (calls if in_calls else op) or "host",
                lead_us=lead),
@@ -213,10 +214,17 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     ]  # fmt: skip
 
 
-def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:
-    """The operator in which the host spends most of the time in which it should launch, and that as part of a
-    sentence; empty if it is not much of the step."""
-    us = windows.groupby("host_op")["host_op_us"].sum() / steps
+def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float, *, with_functions: bool) -> tuple[str, str]:
+    """The operator in which the host spends most of the time in which it should launch, or the Python function if that
+    is longer, and that as part of a sentence; empty if it is not much of the step."""
+    is_function = windows["host_function_us"].sum() > windows["host_op_us"].sum()
+    return _longest_of(windows, "host_function" if is_function and with_functions else "host_op", cost, steps)
+
+
+def _longest_of(windows: pd.DataFrame, column: str, cost: StepCost, steps: float) -> tuple[str, str]:
+    """The value of a column of names with most of its time, and that as part of a sentence; empty if it is not much of
+    the step."""
+    us = windows.groupby(column)[f"{column}_us"].sum() / steps
     us = us[us.index != ""]
     if us.empty or us.max() < MIN_SAVED_FRAC * cost.step_us:
         return "", ""

@@ -112,11 +112,24 @@ def host_bound(run: Run) -> list[Finding]:
     findings = saving_finding(run, "host-bound")
     remedy = next((r for kind, r in _CALLS.items() if findings and CALLS[kind] in findings[0].title), None)
     if remedy is None:
-        return findings
+        named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
+        stacks = facts(run.head.environment, "profiler").get("with_stack")
+        known = _IN_PYTHON if named else _HAS_STACKS if stacks else None
+        return [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
     snippet = remedy.snippet if str(run.head.config.get("device")).startswith("cuda") else _WARM_UP
     return [replace(f, advice=remedy.advice, snippet=snippet) for f in findings]
 
 
+_IN_PYTHON = Remedy(
+    "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
+    "before the loop, run it in worker processes, or do the same on the device.",
+    "loader = DataLoader(data, batch_size, num_workers=8)   # what prepares a batch runs in other processes",
+)
+_HAS_STACKS = Remedy(
+    "Between launches the host does something else, in many short functions. The trace has Python's stacks: a timeline "
+    "shows them in the gaps of the device. Recording them slows the host: time the steps without stacks first.",
+    "with torch.profiler.profile(with_stack=False) as prof:\n    train_step(batch)",
+)
 _WARM_UP = "for _ in range(5):\n    train_step(batch)   # before the profiler starts"
 _CALLS = {
     "allocation": Remedy(
