@@ -299,6 +299,28 @@ def test_functions_are_named_with_one_folder_and_stacks_that_are_there_are_not_a
     assert "has Python's stacks" in finding.advice
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_that_is_compiled_already_is_not_told_to_be_compiled(tmp_path, compiled):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2000, 1)
+    for n in range(20):
+        name = "triton_poi_fused_add_mul_0" if compiled and n % 2 else made.RELU
+        trace.op("triton_poi_fused_add_mul_0" if compiled and n % 2 else "aten::relu", 100 * n, 20)
+        trace.kernel(name, 100 * n + 20, 5, 100 * n + 10)
+    finding = diagnose(run_of(tmp_path, trace))[0]
+    assert finding.code == "launch-bound" and ("compile the model" in finding.advice) != compiled
+    assert ("graph_breaks" in finding.snippet) == compiled
+
+
+def test_operators_that_compiled_code_does_not_fuse_need_another_backend(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("CompiledFunctionBackward", 1, 8)
+    trace.kernel(made.RELU, 10, 980, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
+    assert finding.where == "CompiledFunctionBackward" and "inductor" in finding.snippet
+
+
 def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path):
     """What is launched meanwhile does not run."""
     trace = Made()

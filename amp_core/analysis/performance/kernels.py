@@ -50,6 +50,12 @@ _WINDOW_NUMBERS = (
 )
 
 
+def is_compiled(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Which kernels of a trace ran in compiled code: the compiler's own, and those that it calls."""
+    of_compiler = rows["name"].str.match(r"triton_\w+_fused") | rows["op"].str.match(r"triton_\w+_fused")
+    return of_compiler | rows["top_op"].str.contains("Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
+
+
 def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:
     """Rows of `kernels` with total_us above 0, of the window that begins at `step` or of all; null texts are "".
 

@@ -521,7 +521,16 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
         advice = f"{_IN_STEPS.advice} For the rest, compile the model."
         return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
+    if findings and "Compiled" in findings[0].where:
+        return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
     return findings
+
+
+_UNFUSED = Remedy(
+    "These kernels are memory-bound, and run in compiled code that still launches one kernel per operator: its backend "
+    "does not fuse. Take one that does, as inductor.",
+    'model = torch.compile(model, backend="inductor")   # not eager, aot_eager or ts',
+)
 
 
 @rule(
