@@ -57,8 +57,8 @@ def first_sentence(run: Run) -> str:
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
                 f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and cannot be "
-                f"classified by name: {savings.unknown_kernel}. Profile it alone, as with Nsight Compute or "
-                f"rocprofv3. Of the rest, l{saving}"
+                f"classified by name: {savings.unknown_kernel}. Profile it alone{_profiler(run)}. Of the rest, "
+                f"l{saving}"
             )
         return f"L{saving}"
     return _nothing(run, savings)
@@ -84,6 +84,11 @@ def _busy_frac(savings: Savings) -> float:
 def _in_sentence(saving: Saving) -> str:
     text = saving.what
     return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # GEMM/conv keeps its capitals
+
+
+def _profiler(run: Run) -> str:
+    on_gpu = str(run.head.config.get("device") or "").startswith("cuda")
+    return ", as with Nsight Compute or rocprofv3" if on_gpu else ""
 
 
 def _nothing(run: Run, savings: Savings) -> str:

@@ -868,3 +868,13 @@ def test_batch_norm_that_trains_is_told_of_inference_alone(tmp_path, op, kernel,
     findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "batchnorm-in-training-mode"]
     assert len(findings) == told
     assert all("model.eval()" in f.snippet for f in findings)
+
+
+@pytest.mark.parametrize(("category", "names_tools"), [("cuda_runtime", True), ("mtia_runtime", False)])
+def test_tools_for_a_gpu_are_named_for_gpus_alone(tmp_path, category, names_tools):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("matmul_k", 10, 700, 2)
+    for event in trace.events:
+        event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
+    assert ("Nsight" in first_sentence(run_of(tmp_path, trace))) == names_tools

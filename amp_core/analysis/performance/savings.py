@@ -283,10 +283,15 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
     waited, dtype = waited_for(run), gradient_dtype(run)
     if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_SAVED_FRAC * cost.step_us:
         share = _share(1e3 * waited.all_waiting_ms, cost)
+        ranks = window_rows(run)["rank"].nunique()
+        at_least, of_these = "", ""
+        if ranks < run.head.world_size:  # a rank whose trace is not here may be later still
+            at_least, of_these = "at least ", f" of these {ranks} of {run.head.world_size} ranks"
         return (
-            f"; a rank spends {share} in collectives waiting for others",
-            f"rank {waited.rank} enters {percent(waited.last_frac)} of the collectives last, and each other rank waits "
-            f"{number(waited.waiting_ms, 'ms')} for it: look at what it does before the collectives",
+            f"; a rank spends {at_least}{share} in collectives waiting for others",
+            f"rank {waited.rank} enters {percent(waited.last_frac)} of the collectives last{of_these}, and each other "
+            f"rank waits {at_least}{number(waited.waiting_ms, 'ms')} for it: look at what it does before the "
+            "collectives",
         )
     if dtype == "float32":
         return "", (
