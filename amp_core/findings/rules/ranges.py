@@ -69,6 +69,7 @@ def _made_with_finite_loss(run: Run) -> list[int]:
             "hidden-overflow",
             "bf16-model-in-fp16",
         ),
+        follows_in_place=("eps-rounds-to-zero",),
         what="The output of a module, or of an operator of the loss, overflows float16: values above 65504 become "
         "infinite.",
         signal="The first module, in forward order, with a non-finite float16 output from finite input and weights; if "
