@@ -29,6 +29,8 @@ EVENT_KINDS: dict[str, str] = {
     "with such an output; op: its class",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
+    "inner overflow": "a square, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
+    "value: how many of its results are infinite",
     "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
     "where a custom autograd function recomputed the module",
     "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "

@@ -378,6 +378,45 @@ def kl_log_zero(into):
     bf16(m, enumerate(images(8)), into, adam(m, 0.01), loss=loss, log=lambda rec, loss: rec.log(loss=loss))
 
 
+def _energy(into, dtype, normalized):
+    """An island without autocast, which divides by a norm that may be infinite."""
+
+    def island(m, x):
+        with amp(enabled=False):
+            return normalized(x.to(dtype))
+
+    m = Net(lambda m, x: m.b(m.n(m.a(x * 60))), a=nn.Linear(64, 256), n=Net(island), b=nn.Linear(256, 10))
+    fp16(m, vectors(6), into)
+
+
+def _by_energy(h):
+    return h / (h.pow(2).sum(-1, keepdim=True) / h.shape[-1] + 1.0).sqrt()
+
+
+@fault("activation-overflow", "n", each_time=True)
+def island_that_forgot_to_widen(into):
+    _energy(into, torch.float16, _by_energy)
+
+
+@healthy(each_time=True)
+def island_that_widens(into):
+    _energy(into, torch.float32, _by_energy)
+
+
+@fault("activation-overflow", "n")
+def norm_that_overflows_and_divides(into):
+    _energy(into, torch.float16, lambda h: 300 * h / (300 * h).norm(dim=-1, keepdim=True))
+
+
+@fault("activation-overflow", "n")
+def product_with_itself_that_overflows(into):
+    def normalized(h):
+        h = 10 * h
+        return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-3)
+
+    _energy(into, torch.float16, normalized)
+
+
 def _rows_that_are_zero(into, dtype):
     def unit(m, x):
         h = m.f(x * (torch.arange(len(x)) > 2)[:, None]).to(dtype)
