@@ -32,7 +32,7 @@ SCHEDULES = ("alphas_cumprod", "betas", "sigmas")
 """Names of noise schedules by timestep, as of DDPM: in bfloat16 the first and last of them are equal."""
 AVERAGE = re.compile(r"(?:^|_)(?:running|moving|ema)(?:_|$)")
 """In names of attributes that hold an average over steps."""
-MAX_TABLES = 64
+MAX_TABLES, MAX_ELEMENTS = 64, 2**24
 MAX_LIST = 2**15
 """Rows of a table whose first numbers are compared with each other."""
 MAX_CHANCE_FRAC = 0.05
@@ -175,7 +175,9 @@ class PositionTables(Observer):
         kept = [(n, b) for n, b in named_buffers(self._model) if has_values(b)]
         for module, owner in named_modules(self._model):
             for key, value in attributes(owner).items():
-                if type(value) is torch.Tensor and not value.requires_grad and has_values(value):
+                if type(value) is not torch.Tensor or value.requires_grad or not has_values(value):
+                    continue
+                if value.numel() <= MAX_ELEMENTS:  # larger ones may be the data
                     kept.append((f"{module}.{key}".removeprefix("."), value))
         for name, tensor in kept:
             if type(tensor) is torch.Tensor and tensor.is_complex():
