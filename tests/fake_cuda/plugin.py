@@ -1,4 +1,4 @@
-"""A pytest plugin: `python -m pytest --whole -p tests.fake_cuda.plugin FILE` runs a file's tests on a fake CUDA machine.
+"""A pytest plugin: `pytest --whole -p tests.fake_cuda.plugin FILE` runs a file's tests on a fake CUDA machine.
 
 Tests that were written for the CPU run unchanged: tensors that they create without a device are on `cuda:0`, and their
 autocast regions and scalers are those of CUDA. A race between streams fails a test.
