@@ -97,13 +97,17 @@ with watch(model, optimizer, scaler=scaler, into=sys.argv[1], **options):
         scaler.update()
         optimizer.zero_grad()
 print("pandas" in sys.modules)
+from amp_core.train import TrainConfig, train
+train(TrainConfig(workload="digits-cnn", device="cpu", steps=2), sys.argv[2])
+print({"pandas", "sklearn"} & set(sys.modules) or "neither")
 """
 
 
-def test_a_watched_process_imports_no_pandas(tmp_path: Path) -> None:
+def test_a_watched_process_imports_no_pandas_and_a_training_no_sklearn_either(tmp_path: Path) -> None:
     """It takes 0.4 s and 50 MB, and a signal handler that writes the end of a run would wait for the import."""
-    line = [sys.executable, "-c", WATCHED, str(tmp_path / "run")]
-    assert subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split() == ["False"]
+    line = [sys.executable, "-c", WATCHED, str(tmp_path / "run"), str(tmp_path / "trained")]
+    done = subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "neither"]
     assert not load_run(tmp_path / "run").tensors()["capped_min"].isna().all()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_SAVED_FRAC, Saving, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.findings.model import Finding, Remedy
@@ -57,11 +57,11 @@ def first_sentence(run: Run) -> str:
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
                 f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and cannot be "
-                f"classified by name: {savings.unknown_kernel}. Profile it alone, as with Nsight Compute or "
-                f"rocprofv3. Of the rest, l{saving}"
+                f"classified by name: {savings.unknown_kernel}. Profile it alone{_profiler(run)}. Of the rest, "
+                f"l{saving}"
             )
         return f"L{saving}"
-    return _nothing(savings)
+    return _nothing(run, savings)
 
 
 MAIN_KERNEL_FRAC = 1 / 3
@@ -86,7 +86,12 @@ def _in_sentence(saving: Saving) -> str:
     return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # GEMM/conv keeps its capitals
 
 
-def _nothing(savings: Savings) -> str:
+def _profiler(run: Run) -> str:
+    on_gpu = str(run.head.config.get("device") or "").startswith("cuda")
+    return ", as with Nsight Compute or rocprofv3" if on_gpu else ""
+
+
+def _nothing(run: Run, savings: Savings) -> str:
     cost = savings.cost
     if savings.unknown_frac > MAX_UNKNOWN_FRAC:
         return (
@@ -99,10 +104,18 @@ def _nothing(savings: Savings) -> str:
     at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings)
     where = f", on {'matrix' if is_amd(cost.device_name) else 'tensor'} cores{at}" if on_tensor_cores else ""
     rest = f" {savings.ranked[0].what}." if savings.ranked else ""
+    rows = kernel_rows(run)
+    others = rows[~is_matrix(rows) & (rows["op"] != "")].groupby("op")["total_us"].sum()
+    share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
+    longest = f"{others.idxmax()} takes {percent(share)} of the kernel time, and " if share > MAIN_OP_FRAC else ""
     return (
-        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: GEMM/conv takes "
-        f"{percent(matrix / cost.step_us)} of it{where}.{rest}"
+        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}GEMM/conv takes "
+        f"{percent(matrix / cost.step_us)} of {f'the {savings.unit}' if longest else 'it'}{where}.{rest}"
     )
+
+
+MAIN_OP_FRAC = 0.5
+"""An operator other than products that takes more of the kernel time is named where nothing else is to be said."""
 
 
 def _rate(savings: Savings) -> str:

@@ -14,8 +14,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from amp_core.forecast.kernel_classes import (
+    ALIGNED_BYTES,
     ATTENTION_SHARE,
     BANDWIDTH_SHARES,
+    UNALIGNED_FLOP_PER_US,
     WINOGRAD_POINTS,
     WINOGRAD_TILE,
     shape_share,
@@ -138,6 +140,7 @@ class Work:
     serial_us: Floats
     winograd_flops: Floats
     winograd_bytes: Floats
+    aligned: Floats
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Self:
@@ -162,6 +165,7 @@ class Work:
             serial_us=column("serial_us"),
             winograd_flops=column("winograd_flops"),
             winograd_bytes=column("winograd_bytes"),
+            aligned=column("aligned"),
         )
 
 
@@ -201,6 +205,10 @@ def _times(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
     bytes_per_us = rates.gb_per_s * speeds.bandwidth * 1e3 * work.bandwidth_share
     if work.sizes is not None and speeds.sms is not None:
         per_us *= shape_share(*work.sizes, speeds.sms)
+        wanted = np.where(work.narrow, ALIGNED_BYTES / 2, ALIGNED_BYTES / 4 if recipe == "tf32" else 1)
+        unaligned = (work.aligned > 0) & (work.aligned < wanted)
+        fastest = speeds.sms * UNALIGNED_FLOP_PER_US * work.aligned * speeds.latency
+        per_us = np.where(unaligned, np.fmin(per_us, fastest), per_us)
     busy = work.sm_us / (speeds.sms * speeds.latency) if speeds.sms else np.zeros_like(work.sm_us)
     products = np.where(work.flops > 0, np.fmax(work.flops / per_us, busy), 0.0)
     if recipe == "fp32" and work.sizes is not None and speeds.sms is not None:

@@ -28,6 +28,7 @@ from amp_core.forecast.kernel_classes import (
     DEPTHWISE_FLOP_PER_US,
     LAYER_NORM_ROW_US,
     SCATTERED_PER_US,
+    aligned_elements,
     is_scattered,
     kernel_class,
     winograd_work,
@@ -38,7 +39,7 @@ from amp_core.schema import RunError
 from amp_core.store.run import Run
 
 _SIZES = ("batch", "m", "n", "k")
-_OTHERS = ("transposed", "sm_us", "serial_us", "winograd_flops", "winograd_bytes")
+_OTHERS = ("transposed", "sm_us", "serial_us", "winograd_flops", "winograd_bytes", "aligned")
 _COLUMNS = ["op", "phase", "count", "flops", "bytes", "narrow", "kind", *_SIZES, *_OTHERS]
 TENSORS_PER_LAUNCH = 36
 """Tensors per launch of a multi-tensor kernel over four lists: `depth_to_max_tensors` in PyTorch's
@@ -84,7 +85,8 @@ class StepTrace:
     batch, m, n, k (sizes of the product, NaN where not known), transposed (bytes that cuDNN moves to bring a
     convolution that is not channels last into the layout of tensor cores), sm_us (time of one multiprocessor, if it did
     all alone), serial_us (time that no multiprocessor shortens), winograd_flops and winograd_bytes (of the products and
-    of the transforms, if `winograd_work` replaces the convolution; else 0)."""
+    of the transforms, if `winograd_work` replaces the convolution; else 0), aligned (elements that one load of a
+    matrix product takes; 0 for what is none)."""
     memory: StepMemory
 
 
@@ -104,7 +106,7 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
         runs = kernel_class(op, flops)
         kind, transposed = runs.kind, 0.0
         sizes: tuple[float, ...] = (math.nan,) * 4
-        sm_us, serial_us, winograd = 0.0, 0.0, (0.0, 0.0)
+        sm_us, serial_us, winograd, aligned = 0.0, 0.0, (0.0, 0.0), 0.0
         narrow = _is_narrow(dtypes[0])
         if not shapes:  # the optimizer's operators: multi-tensor kernels on CUDA
             traffic, count = _OPTIMIZER_PASSES * written, math.ceil(count / TENSORS_PER_LAUNCH)
@@ -125,15 +127,31 @@ def device_work(rows: pd.DataFrame, channels_last: bool = False) -> pd.DataFrame
             if "conv" in op and kind == "product":
                 transposed = 0.0 if channels_last else 2 * traffic
                 winograd = winograd_work(shapes, sizes, flops)
+            elif kind == "product" and not any(map(math.isnan, sizes)):
+                aligned = float(aligned_elements(sizes[1:]))
         if "batch_norm" in op and shapes and all(map(_is_narrow, dtypes)):  # in FP16 weights too, so not cuDNN's
             serial_us = count * BATCH_NORM_US * math.prod(shapes[0]) / shapes[0][1]
         work.append(
-            (op, row["phase"], count, flops, traffic, narrow, kind, *sizes, transposed, sm_us, serial_us, *winograd)
+            (
+                op,
+                row["phase"],
+                count,
+                flops,
+                traffic,
+                narrow,
+                kind,
+                *sizes,
+                transposed,
+                sm_us,
+                serial_us,
+                *winograd,
+                aligned,
+            )
         )
         if op == "native_layer_norm_backward" and len(shapes) > 4:  # a second kernel for the weight's gradient
             serial_us = count * LAYER_NORM_ROW_US * math.prod(shapes[2])  # shapes: gradient, input, mean, …, weight
             moved = traffic * 2 / 3
-            work.append((op, row["phase"], count, 0.0, moved, narrow, kind, *sizes, 0.0, 0.0, serial_us, 0.0, 0.0))
+            work.append((op, row["phase"], count, 0.0, moved, narrow, kind, *sizes, 0.0, 0.0, serial_us, 0.0, 0.0, 0.0))
     return pd.DataFrame(work, columns=_COLUMNS)
 
 

@@ -29,6 +29,8 @@ EVENT_KINDS: dict[str, str] = {
     "with such an output; op: its class",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
+    "inner overflow": "a square, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
+    "value: how many of its results are infinite",
     "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
     "where a custom autograd function recomputed the module",
     "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "
@@ -48,8 +50,9 @@ EVENT_KINDS: dict[str, str] = {
     "narrow sum": "a sum with its result in dtype; value: the number of its terms",
     "rounded positions": "integers that dtype rounds, op `_to_copy`, or makes equal, op `arange` or `linspace`, value: "
     "how many; or angles in dtype, op `sin` or `cos`, value: the largest; limit: the largest that is exact enough; op "
-    "`table`: a buffer whose neighbouring rows are equal, value: how many are; op `frequencies` or "
-    "`schedule`: a buffer of them",
+    "`table`: a buffer whose neighbouring rows are equal, value: how many are; op `list`: a buffer of steadily growing "
+    "numbers that was rounded to dtype, value: neighbours that are equal; op `frequencies` or `schedule`: a buffer of "
+    "them",
     "second moments": "an optimizer has second moments in dtype; name: the first one's parameter; value: the share "
     "that is zero beside a first moment that is not; limit: 1 - beta2",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",

@@ -278,6 +278,9 @@ TABLES: dict[str, Table] = {
                 _column("cast_us", "f", "sum over kernels of category cast"),
                 _column("communication_us", "f", "part of busy_us with a communication kernel running"),
                 _column("communication_alone_us", "f", "part of communication_us with nothing else running"),
+                _column(
+                    "copies_alone_us", "f", "part of busy_us with copies or fills, and no kernel except communication"
+                ),
                 _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
                 _column("syncs", "i", "number of such calls"),
                 _RANK,
@@ -297,8 +300,9 @@ TABLES: dict[str, Table] = {
                     "idle_late_start_us",
                     "f",
                     "part of idle_wait_us with nothing in the trace to wait for: in a window with work on one device "
-                    "alone, and without graphs and host functions",
+                    "alone, and without host functions; without idle_graph_us",
                 ),
+                _column("idle_graph_us", "f", "part of idle_wait_us that ends with the work of a captured graph"),
                 _column(
                     "idle_dispatch_us",
                     "f",
@@ -312,13 +316,27 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("host_op_us", "f", "how long it was in that operator during them"),
                 _column(
+                    "host_function",
+                    "s",
+                    "Python function of the loop's thread in which the host spent the longest of the same, of 300 µs "
+                    "or more and without longer ones that it calls; null without stacks",
+                ),
+                _column("host_function_us", "f", "how long it was in that function during them"),
+                _column("data_function", "s", "the same during idle_data_us and lead_data_us"),
+                _column("data_function_us", "f", "how long it was in that function during them"),
+                _column(
                     "host_call",
                     "s",
                     "calls of one kind into the device's runtime, of 50 µs or more each and without waits, in which "
                     "the host spent the longest of lead_us and of all idle time before late launches; null if it spent "
                     "it outside such calls",
                 ),
-                _column("host_call_kind", "s", "that kind: allocation, loading, graphs, copies, setup or other"),
+                _column(
+                    "host_call_kind",
+                    "s",
+                    "that kind: allocation, uncached (allocation with a free between most launches), loading, graphs "
+                    "(with their captures), copies, setup (with a first cudaFree of 20 ms or more) or other",
+                ),
                 _column("host_call_us", "f", "how long it was in calls of that kind during it"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside operators"),
                 _column(

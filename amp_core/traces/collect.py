@@ -135,6 +135,23 @@ class Work:
 
 
 @dataclass
+class Frames:
+    """Calls of Python functions of `LONG_FRAME_US` or more, where the profiler recorded them (`with_stack=True`)."""
+
+    start: "array[float]" = field(default_factory=lambda: array("d"))
+    end: "array[float]" = field(default_factory=lambda: array("d"))
+    thread: "array[int]" = field(default_factory=lambda: array("i"))
+    name: "array[int]" = field(default_factory=lambda: array("i"))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+LONG_FRAME_US = 300.0
+"""Shorter functions count as time of the function that calls them."""
+
+
+@dataclass
 class TraceEvents:
     """The relevant events of a trace."""
 
@@ -142,6 +159,7 @@ class TraceEvents:
     calls: Calls = field(default_factory=Calls)
     work: Work = field(default_factory=Work)
     allocations: Allocations = field(default_factory=Allocations)
+    frames: Frames = field(default_factory=Frames)
     texts: list[str] = field(default_factory=list)
     threads: int = 0
     base_us: float = 0.0
@@ -224,7 +242,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             events.invalid += 1
             continue
         events.converted += isinstance(event["ts"], str) or isinstance(event["dur"], str)
-        if len(spans) + len(calls) + len(work) >= MAX_EVENTS:
+        if len(spans) + len(calls) + len(work) + len(events.frames) >= MAX_EVENTS:
             raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
         arguments = event.get("args")
         if not isinstance(arguments, dict):
@@ -266,6 +284,11 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             external = min(_identifier(arguments.get("External id")), 2**62)
             calls.correlation.append(-2 - external if correlation < 0 else correlation)
             continue
+        if kind == "python" and duration >= LONG_FRAME_US:
+            events.frames.start.append(start)
+            events.frames.end.append(start + duration)
+            events.frames.thread.append(thread)
+            events.frames.name.append(texts.intern(_function_name(name)))
         marked_time = kind == "mark" or MARKED.match(name) is not None
         if kind == "python" and not name.startswith("nn.Module: "):
             continue
@@ -356,6 +379,15 @@ _ACCELERATORS = {
     "hpu_op": "hpu",
 }
 """Types of devices other than `cuda`, by the categories that only they have."""
+
+
+def _function_name(name: str) -> str:
+    """A Python function as `file.py(12): function`, with at most one folder and without addresses in memory."""
+    return _ADDRESS.sub("", _FOLDERS.sub("", name))
+
+
+_FOLDERS = re.compile(r"^[^<>]*/(?=[^/]+/[^/]+\.py\()")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _add_device_step(steps: dict[int, tuple[float, float]], name: str, start: float, end: float) -> None:

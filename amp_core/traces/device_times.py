@@ -80,13 +80,39 @@ def whole_trace(events: TraceEvents, linked: LinkedWork) -> tuple[float, float]:
         inside = np.isfinite(linked.launched_us)
         if not inside.any():
             return float(linked.start_us.min()), float(linked.end_us.max())
-        return (
-            max(float(linked.start_us[inside].min()), float(before.max(initial=-np.inf))),
-            float(linked.end_us.max()),
-        )
+        begins = max(float(linked.start_us[inside].min()), float(before.max(initial=-np.inf)))
+        return max(begins, _unrecorded_until(linked)), float(linked.end_us.max())
     starts = [min(s) for s in (events.spans.start, _calls(events, events.calls.start)) if len(s)]
     ends = [max(e) for e in (events.spans.end, _calls(events, events.calls.end)) if len(e)]
     return float(min(starts)), float(max(ends))
+
+
+MIN_UNRECORDED_US = 1000.0
+"""A first gap of this length, in which launched work does not begin, is due to work that the trace lacks."""
+MAX_WORK_BEFORE_FRAC = 0.01
+"""Work before that gap, as a share of it: otherwise the gap is one of the program."""
+
+
+def _unrecorded_until(linked: LinkedWork) -> float:
+    """When the device had done what was launched before the trace and is not in it; minus infinity if nothing shows
+    any. A server that is profiled while it runs has work queued: then the first kernel of a stream in the trace begins
+    long after its launch, though nothing runs."""
+    if len(np.unique(linked.device)) != 1:
+        return -np.inf
+    order = np.argsort(linked.start_us, kind="stable")
+    start, stream, in_graph = linked.start_us[order], linked.stream[order], linked.in_graph[order]
+    done = np.maximum.accumulate(linked.end_us[order])
+    gap = start[1:] - done[:-1]
+    long = np.flatnonzero(gap >= MIN_UNRECORDED_US)
+    if not len(long):
+        return -np.inf
+    first = int(long[0]) + 1
+    length = float(gap[first - 1])
+    waited = float(start[first] - linked.returned_us[order][first])
+    is_little = float(done[first - 1] - start[0]) <= MAX_WORK_BEFORE_FRAC * length
+    is_first = stream[first] >= 0 and not (stream[:first] == stream[first]).any()
+    queued = np.isfinite(waited) and waited >= (1 - MAX_WORK_BEFORE_FRAC) * length
+    return float(start[first]) if is_little and is_first and queued and not in_graph[first] else -np.inf
 
 
 def _calls(events: TraceEvents, times: "array[float]") -> Floats:

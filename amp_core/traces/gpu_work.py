@@ -36,6 +36,8 @@ class LinkedWork:
     """Time of the launch; minus infinity for work that was launched before the trace began."""
     returned_us: Floats
     """When the launching call returned; the same as `launched_us` where no call is known."""
+    in_graph: Bools
+    """Whether it is part of a captured graph that the call launched."""
     blocking_calls: Ints
     """Calls that returned only when their copy to the host had ended: those from the device to pageable memory."""
     device: Ints
@@ -62,8 +64,10 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
     known = call >= 0
     start = np.asarray(work.start)
     op, module, region = (np.full(len(work), fill) for fill in (-1, -1, 0))
-    launched, returned = start.copy(), start.copy()
+    launched, returned, in_graph = start.copy(), start.copy(), np.zeros(len(work), dtype=bool)
     if len(calls):
+        graphs = np.array([_GRAPH_LAUNCH.search(text) is not None for text in events.texts], dtype=bool)
+        in_graph[known] = graphs[np.asarray(calls.name)[call[known]]]
         op[known] = host.op_of_call[call[known]]
         module[known] = host.module_of_call[call[known]]
         region[known] = host.region_of_call[call[known]]
@@ -91,6 +95,7 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         own_us=np.asarray(work.end) - start,
         launched_us=launched,
         returned_us=returned,
+        in_graph=in_graph,
         blocking_calls=_blocking_calls(events, call, returned),
         device=np.asarray(work.device),
         stream=np.asarray(work.stream),
@@ -99,6 +104,9 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         module=module,
         phase=phase,
     )
+
+
+_GRAPH_LAUNCH = re.compile(r"GraphLaunch|GraphExec|ExecuteGraph")
 
 
 def _calls(work: Work, calls: Calls) -> Ints:
@@ -150,6 +158,7 @@ def _link_operators(events: TraceEvents, host: Host) -> LinkedWork:
         own_us=own,
         launched_us=start,
         returned_us=start,
+        in_graph=np.zeros(len(ops), dtype=bool),
         blocking_calls=np.zeros(0, np.int64),
         device=np.full(len(ops), -1, np.int32),
         stream=np.full(len(ops), -1, np.int64),

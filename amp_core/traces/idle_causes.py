@@ -1,6 +1,6 @@
 """Why a device was idle, gap by gap, and what the host did in the meantime.
 
-    >>> causes = idle_causes(idle, starts, launched, returned, wait_starts, wait_ends)
+    >>> causes = idle_causes(idle, starts, launched, returned, in_graph, wait_starts, wait_ends)
     >>> causes.sync_us, causes.dispatch_us, longest_op(events, host, causes.host)
     (90.0, 410.0, ('aten::copy_', 9000.0))
     >>> longest_calls(events, waits, causes.late)
@@ -40,6 +40,8 @@ class IdleCauses:
     wait_us: float
     """Launched work did not begin, for longer than it takes to start a kernel: it waits for other work, of this device
     or another."""
+    graph_us: float
+    """Part of `wait_us` that ends with the work of a captured graph, which starts later than a kernel."""
     latency_us: float
     """The same in shorter gaps."""
     dispatch_us: float
@@ -55,17 +57,20 @@ def idle_causes(
     starts: times.Floats,
     launched: times.Floats,
     returned: times.Floats,
+    in_graph: npt.NDArray[np.bool_],
     wait_starts: times.Floats,
     wait_ends: times.Floats,
 ) -> IdleCauses:
     """The causes of `idle` times of a device. Of its work: `starts`, and when the calls that launched it began
-    and `returned`. The waits are the host's."""
+    and `returned`, and whether they are a graph's. The waits are the host's."""
     order = np.argsort(starts, kind="stable")
     following = np.searchsorted(starts[order], idle[0], side="left")
     known = following < len(starts)
     launch, launch_end = np.full((2, len(idle[0])), np.inf)
     launch[known] = launched[order][following[known]]
     launch_end[known] = returned[order][following[known]]
+    of_graph = np.zeros(len(idle[0]), dtype=bool)
+    of_graph[known] = in_graph[order][following[known]]
     queued = launch <= idle[0]
     by_end = np.argsort(wait_ends)
     waited = np.concatenate([[0.0], np.cumsum((wait_ends - wait_starts)[by_end])])
@@ -81,9 +86,11 @@ def idle_causes(
     dispatch = late_us < DISPATCH_US
     began = idle[0] + sync
     some, rest = late_us > 0, ~dispatch
+    waiting = ~queued | long_wait
     return IdleCauses(
         sync_us=float(sync.sum()),
-        wait_us=float((length - late)[~queued | long_wait].sum()),
+        wait_us=float((length - late)[waiting].sum()),
+        graph_us=float((length - late)[waiting & of_graph].sum()),
         latency_us=float(length[queued & ~long_wait].sum()),
         dispatch_us=float(late_us[dispatch].sum()),
         host=(began[rest], (began + late_us)[rest]),
@@ -105,12 +112,40 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
     return (events.texts[longest].removeprefix(EVALUATE), float(us[longest])) if us[longest] > 0 else (None, 0.0)
 
 
+def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
+    """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
+    that it calls, and how long, in microseconds."""
+    frames = events.frames
+    chosen = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
+    if not len(chosen) or not len(spans[0]):
+        return None, 0.0
+    start, end = np.asarray(frames.start)[chosen], np.asarray(frames.end)[chosen]
+    order = np.lexsort((-end, start))
+    start, end, names = start[order], end[order], np.asarray(frames.name)[chosen][order]
+    own = _overlap_of_each(start, end, spans)
+    inside, around = own.copy(), list[int]()
+    for item, began in enumerate(start.tolist()):
+        while around and end[around[-1]] <= began:
+            around.pop()
+        if around:
+            own[around[-1]] -= inside[item]
+        around.append(item)
+    us = np.bincount(names, own, minlength=len(events.texts))
+    us[[number for number in np.unique(names).tolist() if _WAITS.search(events.texts[number])]] = 0.0
+    longest = int(us.argmax())
+    return (events.texts[longest], float(us[longest])) if us[longest] > 0 else (None, 0.0)
+
+
+_WAITS = re.compile(r"run_backward|synchronize|lock|nn\.Module: ")
+"""Functions that wait for another thread or the device, and modules, whose forward is named too."""
+
+
 @dataclass(frozen=True)
 class LongCalls:
     """Calls of one kind into the device's runtime in which the host stays long while the device is idle."""
 
     kind: str
-    """`allocation`, `loading`, `graphs`, `copies`, `setup` or `other`."""
+    """`allocation`, `uncached`, `loading`, `graphs`, `copies`, `setup` or `other`."""
     names: str
     """The names with the most time, the longest first."""
     us: float
@@ -127,6 +162,8 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
         name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
         chosen = ~waits[low : low + _CHUNK] & (end - start >= LONG_CALL_US)
         us += np.bincount(name[chosen], _overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
+    for call, begin, until in _captures(events):  # the calls meanwhile launch nothing
+        us[call] += _overlap_of_each(np.array([begin]), np.array([until]), spans)[0]
     by_kind: dict[str, list[int]] = {}
     for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
         by_kind.setdefault(call_kind(events.texts[number]), []).append(number)
@@ -138,7 +175,56 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     if kind in starting and len(starting) > 1:  # a program's first calls do all of it
         kind, by_kind["setup"] = "setup", sorted((i for k in starting for i in by_kind[k]), key=lambda i: -us[i])
     names = by_kind[kind][: 1 if kind == "other" else _MAX_NAMES]
+    if kind == "allocation" and _is_uncached(events):
+        kind, by_kind["uncached"] = "uncached", by_kind[kind]
+    elif kind == "allocation" and _longest_us(events, _FIRST_CALLS) >= max(MIN_START_US, total[kind] / 2):
+        kind, by_kind["setup"] = "setup", by_kind[kind]  # the first call into a runtime makes its context
     return LongCalls(kind, ", ".join(events.texts[number] for number in names), float(us[by_kind[kind]].sum()))
+
+
+def _captures(events: TraceEvents) -> list[tuple[int, float, float]]:
+    """The captures of graphs: the name of the call that begins one, and when it begins and ends."""
+    calls = events.calls
+    begins, ends = (_called(events, pattern) for pattern in (_BEGINS_CAPTURE, _ENDS_CAPTURE))
+    captures = []
+    for call in begins.tolist():
+        later = [calls.start[end] for end in ends.tolist() if calls.start[end] >= calls.end[call]]
+        if later:
+            captures.append((int(calls.name[call]), float(calls.start[call]), float(min(later))))
+    return captures[:MAX_CAPTURES]
+
+
+def _is_uncached(events: TraceEvents) -> bool:
+    """Whether memory is freed after many launches. An allocator with a cache frees all of it at once, when memory is
+    short; without one every tensor is freed alone."""
+    frees, launches = _called(events, _FREES), _called(events, _LAUNCHES)
+    calls = np.concatenate([frees, launches])
+    freed = (np.arange(len(calls)) < len(frees))[np.argsort(np.asarray(events.calls.start)[calls], kind="stable")]
+    after_launches = int((freed[1:] & ~freed[:-1]).sum())
+    return after_launches >= max(MIN_FREES, MIN_UNCACHED_FRAC * len(launches))
+
+
+def _longest_us(events: TraceEvents, pattern: "re.Pattern[str]") -> float:
+    """How long the longest call takes whose name contains the pattern."""
+    calls = _called(events, pattern)
+    return float((np.asarray(events.calls.end)[calls] - np.asarray(events.calls.start)[calls]).max(initial=0.0))
+
+
+def _called(events: TraceEvents, pattern: "re.Pattern[str]") -> npt.NDArray[np.int64]:
+    """The calls whose names contain the pattern."""
+    matches = np.array([pattern.search(text) is not None for text in events.texts], dtype=bool)
+    return np.flatnonzero(matches[np.asarray(events.calls.name, dtype=np.int64)])
+
+
+MIN_FREES = 20
+MIN_UNCACHED_FRAC = 0.05
+MIN_START_US = 20_000.0
+"""To allocate or to free one block takes less, also where the driver has to find the memory."""
+_FIRST_CALLS = re.compile(r"^(?:cuda|hip)(?:Free|Malloc)$")
+MAX_CAPTURES = 1000
+_BEGINS_CAPTURE, _ENDS_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
+_FREES = re.compile(r"^(?:cuda|hip|cuMem|hipMem)Free(?:_v2)?$")
+_LAUNCHES = re.compile(r"Launch")
 
 
 def call_kind(name: str) -> str:

@@ -1,8 +1,8 @@
 """The rows of `kernels` from a trace, and the windows to which they belong.
 
-A window is a series of marked steps with consecutive numbers; a trace without marked steps is one window
-without a number. Work launched outside of the marked steps is in `kernels` with a null step, and in no window. A trace
-without marked steps has no rows for work that was launched before it began.
+A window is a series of steps with consecutive numbers, as marked or as the optimizer ends them; a trace without steps
+is one window without a number. Work launched outside of the steps is in `kernels` with a null step, and in no window. A
+trace without steps has no rows for work that was launched before it began.
 """
 
 import functools

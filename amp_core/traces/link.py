@@ -8,6 +8,7 @@ outermost operator, the module and the phase. In backward the module is that of 
 sequence number, which created the autograd node.
 """
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -54,9 +55,12 @@ class Host:
     region_of_call: Ints
     modules: list[str]
     steps: list[tuple[float, float, int]]
-    """Start, end and number of the marked steps, in order."""
+    """Start, end and number of the marked steps, in order; without marks of steps, of those that an optimizer's step
+    ends."""
     marks: dict[int, list[tuple[float, float]]]
     """Outermost spans that mark a phase, by region."""
+    loop_thread: int = -1
+    """The thread that runs the loop."""
 
 
 def link(events: TraceEvents) -> Host:
@@ -85,12 +89,35 @@ def link(events: TraceEvents) -> Host:
     names, stepping = np.asarray(spans.name), np.array([n for n, kind in enumerate(kinds) if kind.step >= 0])
     parts = [order[bounds[n] : bounds[n + 1]] for n in range(events.threads)]
     one_pass = _Pass(events, kinds, host, _phase_points(events, kinds, host))
-    for number, items in enumerate(sorted(parts, key=lambda part: _thread_priority(names, stepping, part))):
-        one_pass.thread(items, other_thread=number > 0)
-    host.steps.sort()
+    in_order = sorted(range(len(parts)), key=lambda n: _thread_priority(names, stepping, parts[n]))
+    host.loop_thread = in_order[0] if in_order else -1
+    for place, n in enumerate(in_order):
+        one_pass.thread(parts[n], other_thread=place > 0)
+    host.steps = sorted(host.steps) or _optimizer_steps(events)
     _split_closures(host, events)
     _drop_unfinished_step(host, events)
     return host
+
+
+def _optimizer_steps(events: TraceEvents) -> list[tuple[float, float, int]]:
+    """Steps from the end of an optimizer's step to the end of the next, for traces that mark none. What comes before
+    the first is no whole step, and often the start of the program; it is left out. Of several optimizers, the one that
+    steps last counts."""
+    spans = events.spans
+    stepping = [number for number, text in enumerate(events.texts) if text.startswith(_OPTIMIZER_STEP)]
+    found = np.flatnonzero(np.isin(np.asarray(spans.name), stepping)).tolist()
+    outermost: list[int] = []
+    for item in sorted(found, key=lambda i: (spans.start[i], -spans.end[i])):
+        if not outermost or spans.start[item] >= spans.end[outermost[-1]]:
+            outermost.append(item)
+    ends = [spans.end[item] for item in outermost if spans.name[item] == spans.name[outermost[-1]]]
+    if len(ends) <= MIN_OPTIMIZER_STEPS:
+        return []
+    return [(start, end, number) for number, (start, end) in enumerate(itertools.pairwise(ends), start=1)]
+
+
+_OPTIMIZER_STEP = "Optimizer.step#"
+MIN_OPTIMIZER_STEPS = 2
 
 
 def _split_closures(host: Host, events: TraceEvents) -> None:

@@ -20,9 +20,10 @@ import numpy as np
 from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
+from amp_core.text.formatting import number
 from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows
-from amp_core.traces.device_times import DeviceClock, step_bounds
+from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, step_bounds
 from amp_core.traces.gpu_work import link_work
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
@@ -62,6 +63,8 @@ class Trace:
     the times of operators are those of launching."""
     launches: int = 0
     """Calls that start work on a device."""
+    earlier_us: float = 0.0
+    """Time at the beginning of a trace without steps in which the device did what was launched before it."""
     repaired: int = 0
     """Number of values that were not valid JSON and were repaired."""
     converted: int = 0
@@ -80,6 +83,11 @@ class Trace:
             notes.append(f"{self.name}: {_events(self.converted)} with times written as text, read as numbers")
         if self.invalid:
             notes.append(f"{self.name}: {_events(self.invalid)} without a valid time and duration, left out")
+        if self.earlier_us >= MIN_UNRECORDED_US:
+            notes.append(
+                f"{self.name}: its first {number(self.earlier_us / 1e3, 'ms')} are left out: the device was busy with "
+                "work launched before the trace began"
+            )
         if self.unrecorded:
             calls = f"{self.launches:,} launches" if self.launches else "operators of a GPU"
             notes.append(f"{self.name}: {calls} but no kernel: device activity was not recorded")
@@ -145,12 +153,15 @@ def read_trace(
     bounds = step_bounds(events, host, clock)
     windows = trace_windows(events, host, linked, bounds, clock)
     inside = launch_windows(windows, linked)
+    earlier_us = 0.0
+    if len(events.work) and windows[0].first is None:
+        earlier_us = windows[0].device_start - float(linked.start_us.min())
     gpus = _gpus(stream.head)
     accelerator = accelerator or events.accelerator or "cuda"
     amd = any(is_amd(gpu["name"]) for gpu in gpus) or any(_ROCM.search(text) for text in events.texts)
     unrecorded = not len(events.work) and bool(events.launches or events.accelerator_ops)
     kernels = {} if unrecorded else kernel_rows(events, host, linked, windows, inside, accelerator, amd)
-    names = {number: gpu["name"] for number, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
+    names = {place: gpu["name"] for place, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
     if amd and not names:  # PyTorch's older ROCm builds do not list the devices
         names = dict.fromkeys(events.work.device, amd_name(None, None, None))
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
@@ -177,6 +188,7 @@ def read_trace(
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,
+        earlier_us=earlier_us,
         repaired=stream.repaired,
         converted=events.converted,
         invalid=events.invalid,

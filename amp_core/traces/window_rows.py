@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.hardware.kernel_names import classify_kernel
+from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_op
+from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_function, longest_op
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
 
 WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream", "hipMemcpyDtoH")
 """Suffixes of the names of calls in which the host waits for the device."""
-HELD_UP_BY = re.compile(r"Graph|WaitValue|HostFunc|AddCallback")
+HELD_UP_BY = re.compile(r"WaitValue|HostFunc|AddCallback")
 """Names of calls by which launched work waits for something other than the work before it on its stream."""
+_GRAPH = re.compile(r"Graph")
 
 
 def window_rows(
@@ -40,6 +41,8 @@ def window_rows(
     communication = np.array(
         [_is_communication(name, on_cpu=not len(events.work)) for name in events.texts], dtype=bool
     )[linked.name]
+    copied = [not len(events.work) or classify_kernel(name).category not in COPIES for name in events.texts]
+    copies = ~np.array(copied, dtype=bool)[linked.name]
     casts = list(zip(*(kernels[c] for c in ("step", "device", "category", "total_us")), strict=True))
     data = marked_time(host, DATA)
     watch = marked_time(host, WATCH)
@@ -48,8 +51,9 @@ def window_rows(
     call_start, call_end = np.asarray(calls.start), np.asarray(calls.end)
     waits = waiting[np.asarray(calls.name)] if len(calls) else np.zeros(0, dtype=bool)
     waits[linked.blocking_calls] = True
-    holding_up = np.array([HELD_UP_BY.search(text) is not None for text in events.texts], dtype=bool)
-    held_up = bool(len(calls)) and bool(holding_up[np.asarray(calls.name)].any())
+    held_up = _is_called(events, HELD_UP_BY)
+    # A graph whose work the profiler did not record may run in any gap.
+    held_up |= not linked.in_graph.any() and _is_called(events, _GRAPH)
     for number, window in enumerate(windows):
         inside = window_index == number
         # An idle device runs no stream that another one of it could wait for, and a collective waits within its kernel.
@@ -71,6 +75,10 @@ def window_rows(
             communicating = communication[selected]
             communication_time = times.clip(times.union(starts[communicating], ends[communicating]), low, high)
             computing = times.clip(times.union(starts[~communicating], ends[~communicating]), low, high)
+            copying = copies[selected]
+            copying_time = times.clip(times.union(starts[copying], ends[copying]), low, high)
+            neither = ~communicating & ~copying
+            kernel_time = times.clip(times.union(starts[neither], ends[neither]), low, high)
             data_inside, watch_inside = times.clip(data, low, high), times.clip(watch, low, high)
             waited = waits & (call_start >= window.start) & (call_start < window.end)
             own = linked.own_us[selected]
@@ -82,6 +90,7 @@ def window_rows(
                     starts,
                     linked.launched_us[selected],
                     linked.returned_us[selected],
+                    linked.in_graph[selected],
                     call_start[waits],
                     call_end[waits],
                 )
@@ -89,6 +98,12 @@ def window_rows(
             ready = min(low, window.ready + max(0.0, high - window.end)) if np.isfinite(window.end) else window.ready
             lead = times.without((np.array([ready]), np.array([low])), data) if ready < low else times.NONE
             host_op, host_op_us = longest_op(events, host, times.merged(causes.host, lead)) if causes else (None, None)
+            function, function_us = (
+                longest_function(events, host, times.merged(causes.host, lead)) if causes else (None, None)
+            )
+            unfed = times.intersection(idle, data_inside)
+            unfed = times.merged(unfed, times.clip(data, ready, low)) if ready < low else unfed
+            data_function, data_function_us = longest_function(events, host, unfed) if causes else (None, None)
             in_calls = longest_calls(events, waits, times.merged(causes.late, lead)) if causes else None
             rows.append(
                 {
@@ -117,15 +132,23 @@ def window_rows(
                     "idle_sync_us": causes.sync_us if causes else None,
                     "idle_wait_us": causes.wait_us if causes else None,
                     "idle_latency_us": causes.latency_us if causes else None,
-                    "idle_late_start_us": (causes.wait_us if alone else 0.0) if causes else None,
+                    "idle_late_start_us": (causes.wait_us - causes.graph_us if alone else 0.0) if causes else None,
+                    "idle_graph_us": causes.graph_us if causes else None,
                     "idle_dispatch_us": causes.dispatch_us if causes else None,
                     "host_op": host_op,
                     "host_op_us": host_op_us,
+                    "host_function": function,
+                    "host_function_us": function_us,
+                    "data_function": data_function,
+                    "data_function_us": data_function_us,
                     "host_call": in_calls.names if in_calls else None,
                     "host_call_kind": in_calls.kind if in_calls else None,
                     "host_call_us": in_calls.us if in_calls else None if on_cpu else 0.0,
                     "lead_us": low - ready,
                     "lead_data_us": times.total(times.clip(data, ready, low)) if len(data[0]) else None,
+                    "copies_alone_us": None
+                    if on_cpu
+                    else times.total(copying_time) - times.overlap(copying_time, kernel_time),
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
                     "syncs": None if on_cpu else int(waited.sum()),
@@ -134,6 +157,12 @@ def window_rows(
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
     return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
+
+
+def _is_called(events: TraceEvents, pattern: "re.Pattern[str]") -> bool:
+    """Whether the trace has a call whose name contains the pattern."""
+    names = np.unique(np.asarray(events.calls.name, dtype=np.int64))
+    return any(pattern.search(events.texts[name]) is not None for name in names.tolist())
 
 
 def _longest_wait(events: TraceEvents, host: Host, waited: npt.NDArray[np.bool_]) -> str | None:

@@ -21,7 +21,22 @@ GPT = {  # width, layers, heads (NeuSight, data/DLmodel_configs)
     "gpt3-xl": (3072, 24, 24),
     "gpt3-27": (2560, 32, 32),
 }
+XL = {"transformer-xl-base": (16, 512, 8, 2048), "transformer-xl-large": (18, 1024, 16, 4096)}
+"""Layers, width, heads and inner width (NVIDIA/DeepLearningExamples, Transformer-XL)."""
+XL_VOCABULARY = 267735
+"""Words of WikiText-103."""
 IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet26": ("ResNet", {"depths": [2, 2, 2, 2]}),
+    "vit-small-32": (
+        "ViT",
+        {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "patch_size": 32},
+    ),
+    "vit-base-32": ("ViT", {"patch_size": 32}),
+    "poolformer-s12": ("PoolFormer", {}),
+    "swin-large": (
+        "Swin",
+        {"embed_dim": 192, "depths": [2, 2, 18, 2], "num_heads": [6, 12, 24, 48]},
+    ),
     "resnet18": ("ResNet", {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}),
     "resnet34": ("ResNet", {"layer_type": "basic", "depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 256, 512]}),
     "resnet50": ("ResNet", {}),
@@ -64,7 +79,7 @@ IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "efficientnet-b0": ("EfficientNet", {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}),
     "efficientnet-b4": ("EfficientNet", {"width_coefficient": 1.4, "depth_coefficient": 1.8, "hidden_dim": 1792}),
 }
-VGG = {"vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
+VGG = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 """Convolutions of each stage, with 64, 128, 256, 512 and 512 channels."""
 RESIDUAL = {  # depths, width of the 3 × 3 convolutions over their outputs', groups, squeeze and excitation
     "resnext50-32x4d": ((3, 4, 6, 3), 0.5, 32, False),
@@ -73,8 +88,13 @@ RESIDUAL = {  # depths, width of the 3 × 3 convolutions over their outputs', gr
     "se-resnet50": ((3, 4, 6, 3), 0.25, 1, True),
     "wide-resnet50-2": ((3, 4, 6, 3), 0.5, 1, False),
 }
-DENSE = {"densenet121": (6, 12, 24, 16), "densenet201": (6, 12, 48, 32)}
-"""Layers of each block, which add 32 channels each."""
+DENSE = {
+    "densenet121": (32, (6, 12, 24, 16)),
+    "densenet161": (48, (6, 12, 36, 24)),
+    "densenet169": (32, (6, 12, 32, 32)),
+    "densenet201": (32, (6, 12, 48, 32)),
+}
+"""Channels that each layer adds, and the layers of each block."""
 
 
 def build(name: str, batch: int, length: int, channels_last: bool) -> Triple:
@@ -84,6 +104,8 @@ def build(name: str, batch: int, length: int, channels_last: bool) -> Triple:
             return _layer(name, batch, length)
         if name.startswith("bert"):
             return _bert(name, batch, length)
+        if name in XL:
+            return _transformer_xl(name, batch, length)
         if name == "ssd300":
             return _ssd(batch, channels_last)
         if name in GPT or name == "opt-13":
@@ -95,9 +117,9 @@ def _image_model(name: str) -> nn.Module:
     if name.startswith("vgg"):
         return _vgg(name)
     if name in DENSE:
-        return _densenet(DENSE[name])
-    if name == "mixer-base":
-        return _Mixer()
+        return _densenet(*DENSE[name])
+    if name in MIXERS:
+        return _Mixer(*MIXERS[name])
     return _residual(name) if name in RESIDUAL else _hugging_face(name)
 
 
@@ -176,6 +198,70 @@ def _layer(name: str, batch: int, length: int) -> Triple:
         return (out[0] if isinstance(out, tuple) else out).sum()
 
     return layer, [(given,)], loss_fn
+
+
+class _XLLayer(nn.Module):
+    """Of Transformer-XL: attention over the segment and the one before it with relative positions, then two linear
+    layers. Tensors are length × batch × width, as in NVIDIA's program."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.positions, self.out = (nn.Linear(width, n * width, bias=False) for n in (3, 1, 1))
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.attention_dropout = nn.Dropout(attention_dropout)
+        self.wide, self.narrow = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.last_norm = nn.LayerNorm(width)
+
+    def forward(
+        self, x: torch.Tensor, before: torch.Tensor, places: torch.Tensor, biases: torch.Tensor, later: torch.Tensor
+    ) -> torch.Tensor:
+        length, batch, width = x.shape
+        queries, keys, values = self.qkv(torch.cat([before, x])).chunk(3, -1)
+        queries = queries[-length:].reshape(length, batch, self.heads, -1)
+        keys, values = (t.reshape(2 * length, batch, self.heads, -1) for t in (keys, values))
+        relative = self.positions(places).view(2 * length, self.heads, -1)
+        content = torch.einsum("ibnd,jbnd->bnij", queries + biases[0], keys)
+        position = torch.einsum("ibnd,jnd->bnij", queries + biases[1], relative)
+        padded = torch.cat([position.new_zeros(*position.shape[:3], 1), position], 3)
+        shifted = padded.view(batch, self.heads, 2 * length + 1, length)[:, :, 1:].reshape(position.shape)
+        scores = (content + shifted) * 0.125
+        scores = scores.masked_fill_(later, -torch.inf)
+        shares = self.attention_dropout(F.softmax(scores, 3))
+        attended = torch.einsum("bnij,jbnd->ibnd", shares, values).reshape(length, batch, width)
+        x = self.norm(x + self.dropout(self.out(attended)))
+        out = self.last_norm(x + self.dropout(self.narrow(self.dropout(F.relu_(self.wide(x))))))
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
+class _TransformerXL(nn.Module):
+    def __init__(self, layers: int, width: int, heads: int, inner: int) -> None:
+        super().__init__()
+        dropout = (0.1, 0.0) if width == 512 else (0.2, 0.2)
+        self.words = nn.Embedding(XL_VOCABULARY, width)
+        self.bias = nn.Parameter(torch.zeros(XL_VOCABULARY))
+        self.biases = nn.Parameter(torch.zeros(2, heads, width // heads))
+        self.layers = nn.ModuleList(_XLLayer(width, heads, inner, *dropout) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout[0])
+
+    def forward(self, tokens: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        length = len(tokens)
+        x = self.dropout(self.words(tokens) * self.words.weight.shape[1] ** 0.5)
+        places = x.new_zeros(2 * length, x.shape[2])
+        later = torch.triu(torch.ones(length, 2 * length, device=x.device), 1 + length).bool()
+        for i, layer in enumerate(self.layers):
+            x = layer(x, before[i], places, self.biases, later)
+        logits = F.linear(self.dropout(x).flatten(0, 1), self.words.weight, self.bias)
+        return -F.log_softmax(logits, -1).gather(1, tokens.reshape(-1, 1)).mean()
+
+
+def _transformer_xl(name: str, batch: int, length: int) -> Triple:
+    """As Lambda ran it: a softmax over all words, which share their weights with the embedding."""
+    layers, width, heads, inner = XL[name]
+    tokens = torch.zeros(length, batch, dtype=torch.long, device="cpu")
+    before = torch.empty(layers, length, batch, width, device="meta")
+    return _TransformerXL(layers, width, heads, inner), [(tokens, before)], lambda model, of: model(*of)
 
 
 def _cross_entropy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -275,6 +361,10 @@ def _ssd(batch: int, channels_last: bool) -> Triple:
     return model, [(images, kinds, boxes)], loss_fn
 
 
+MIXERS = {"mixer-base": (16, 768, 12), "mixer-base-32": (32, 768, 12), "mixer-small": (16, 512, 8)}
+"""Edge of a patch, width and layers."""
+
+
 class _Mixing(nn.Module):
     """A layer of MLP-Mixer: over the patches, then over the channels."""
 
@@ -294,13 +384,14 @@ class _Mixing(nn.Module):
 
 
 class _Mixer(nn.Module):
-    """MLP-Mixer B/16."""
+    """MLP-Mixer."""
 
-    def __init__(self) -> None:
+    def __init__(self, edge: int, width: int, layers: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 768, 16, 16)
-        self.body = nn.Sequential(*(_Mixing(196, 768) for _ in range(12)), nn.LayerNorm(768))
-        self.head = nn.Linear(768, 1000)
+        self.stem = nn.Conv2d(3, width, edge, edge)
+        patches = (224 // edge) ** 2
+        self.body = nn.Sequential(*(_Mixing(patches, width) for _ in range(layers)), nn.LayerNorm(width))
+        self.head = nn.Linear(width, 1000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.head(self.body(self.stem(x).flatten(2).transpose(1, 2)).mean(1))
@@ -323,13 +414,13 @@ def _vgg(name: str) -> nn.Module:
 
 
 class _DenseLayer(nn.Module):
-    """Of DenseNet: normalized, 1 × 1, normalized, 3 × 3; its 32 channels are joined to its inputs."""
+    """Of DenseNet: normalized, 1 × 1, normalized, 3 × 3; its channels are joined to its inputs."""
 
-    def __init__(self, inputs: int) -> None:
+    def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), nn.Conv2d(inputs, 128, 1, bias=False),
-            nn.BatchNorm2d(128), nn.ReLU(inplace=True), nn.Conv2d(128, 32, 3, padding=1, bias=False),
+            nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), nn.Conv2d(inputs, 4 * growth, 1, bias=False),
+            nn.BatchNorm2d(4 * growth), nn.ReLU(inplace=True), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
         )  # fmt: skip
 
     def forward(self, *earlier: torch.Tensor) -> torch.Tensor:
@@ -339,9 +430,9 @@ class _DenseLayer(nn.Module):
 
 
 class _DenseBlock(nn.Module):
-    def __init__(self, inputs: int, depth: int) -> None:
+    def __init__(self, inputs: int, depth: int, growth: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_DenseLayer(inputs + 32 * i) for i in range(depth))
+        self.layers = nn.ModuleList(_DenseLayer(inputs + growth * i, growth) for i in range(depth))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outputs = [x]
@@ -350,14 +441,15 @@ class _DenseBlock(nn.Module):
         return torch.cat(outputs, 1)
 
 
-def _densenet(depths: tuple[int, ...]) -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
-    layers.append(nn.MaxPool2d(3, 2, 1))
-    channels = 64
-    for depth in depths:
-        layers += [_DenseBlock(channels, depth), nn.BatchNorm2d(channels + 32 * depth), nn.ReLU(inplace=True)]
-        channels += 32 * depth
-        if depth != depths[-1]:
+def _densenet(growth: int, depths: tuple[int, ...]) -> nn.Module:
+    channels = 2 * growth
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 7, 2, 3, bias=False), nn.BatchNorm2d(channels)]
+    layers += [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    for stage, depth in enumerate(depths):
+        layers += [_DenseBlock(channels, depth, growth), nn.BatchNorm2d(channels + growth * depth)]
+        layers.append(nn.ReLU(inplace=True))
+        channels += growth * depth
+        if stage < len(depths) - 1:
             layers += [nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2, 2)]
             channels //= 2
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))

@@ -27,10 +27,22 @@ precision, optimizer and memory format (one GPU each):
   Ubuntu and not of Windows (WSL), where ConvNeXt took 1.57 times as long. FP32 is TF32 from Ampere on in its NGC
   container; on H100, with PyTorch 2.1.1 itself, only convolutions are in TF32. In `fp16-pure` the weights are in FP16
   too. It averages 100 steps from the first on, so steps below 150 ms may be off by 10 % and more (`start-up`).
+- Set 6, from Lambda's logs (commit aa5addb6, pytorch/results): Transformer-XL with segments of 192 (base) and 256 words
+  (large), a softmax over all 267,735 words, JITLamb and Adam; the median of the second half of a log's `ms/batch`. FP16
+  is apex O2. Folders `_v1` are of 2022 (Lambda), others of 2020 and 2021. Not taken: FP16 of March 2020, whose cuBLAS
+  runs products of odd size without tensor cores, and RTX 3070 and 3080, whose 1 to 4 sequences wait for the host.
+- u39kun: github.com/u39kun/deep-learning-benchmark (commit 9dc3e36), README: torchvision's models, forward and backward
+  of 16 images with `model.half()` in FP16; PyTorch 0.3 on V100, 1.0 on RTX 2080 Ti.
+- FlagPerf: github.com/FlagOpen/FlagPerf (commit 1b5a0303), training/nvidia/*/README.md, `p_core` on one A100 40GB. Its
+  Swin-T (`unclear`) has fewer images/s than timm's on RTX 3090. Its language models do not say batch or TF32.
+- Not taken, for their settings are not clear: T5 in huggingface/transformers#14608 and #15026 (padded to the longest
+  sentence of a batch), Lambda's WaveGlow and Tacotron2 (as fast in FP32 as in FP16), NVIDIA's own Transformer-XL (its
+  adaptive softmax depends on how frequent the words are) and nanoGPT's 250 ms (words and precision not stated).
 
 Column `held_out`: the shares of each GPU (`amp_core.forecast.efficiency`) were first fitted to the rows with `no`. Each
 of the sets was collected when the model had been fixed, forecast once, and then used in turn: sets 1 to 3 also to fit
-shares and to choose constants, set 4 for the range of convolutions in groups, set 5 for the bandwidth of A100 40GB.
+shares and to choose constants, set 4 for the range of convolutions in groups, set 5 for the bandwidth of A100 40GB, and
+a random half of set 6 for `amp_core.forecast.kernel_classes.UNALIGNED_FLOP_PER_US`.
 docs/evidence.md has the errors of those first forecasts.
 """
 
@@ -57,8 +69,9 @@ from amp_core.train.step_on_fake_tensors import traced
 from amp_core.train.workloads import Workload
 from tests.benchmarks.published_models import build
 
-APART = ("launches", "start-up")
-"""Rows that are not in the totals: steps that wait for the host, and averages with the start of the program."""
+APART = ("launches", "start-up", "unclear")
+"""Rows that are not in the totals: steps that wait for the host, averages with the start of the program, and settings
+that the source does not make clear."""
 FILE = Path(__file__).with_suffix(".csv")
 
 
@@ -69,6 +82,10 @@ BERT_ADAM_PASSES, BERT_ADAM_OPS, BERT_ADAM_US = 32, 25, 10.0
 """Of NVIDIA's BertAdam (DeepLearningExamples, BERT/optimization.py), which runs some 25 operators for each tensor, its
 norm and clipping among them: passes over the weights, operators, and the host's time for one of them without autograd.
 The program waits for the loss in each step, so the host cannot run ahead of them."""
+PER_TENSOR = {"adam-loop": (23, 10), "jit-lamb": (15, 12)}
+"""Passes over the weights in FP32, and operators for each tensor, of optimizers that run tensor by tensor, with the
+clipping of gradients, in a program that waits for the loss: torch's Adam before its multi-tensor kernels, and NVIDIA's
+JITLamb (DeepLearningExamples, Transformer-XL/pytorch/lamb.py), whose elementwise operators TorchScript fuses."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,12 @@ def _optimizer(traced: Traced, optimizer: str, width: int) -> pd.DataFrame:
     elif optimizer == "bert-adam":
         count, moved = BERT_ADAM_OPS * traced.tensors, float(BERT_ADAM_PASSES * 4 * traced.elements)
         rows = [{"op": "bert_adam", "count": count, "bytes": moved, "serial_us": BERT_ADAM_US * count}]
+    elif optimizer in PER_TENSOR:
+        passes, operators = PER_TENSOR[optimizer]
+        master = 2 * UNSCALE_BYTES if width == 2 else 0  # unscaled into FP32, and the weights back into 16 bits
+        count = (operators + (2 if width == 2 else 0)) * traced.tensors
+        moved = float((4 * passes + master) * traced.elements)
+        rows = [{"op": optimizer, "count": count, "bytes": moved, "serial_us": BERT_ADAM_US * count}]
     elif optimizer == "zero-grad":
         size = float(width * traced.elements)
         rows = [{"op": op, "count": traced.tensors, "bytes": n * size} for op, n in (("zero_", 1), ("add_", 3))]

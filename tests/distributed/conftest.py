@@ -2,10 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,28 +56,37 @@ GROUPS = {
 """By number of processes, what is trained one after another in the same ones: starting them takes longest."""
 
 
-def start(hows: tuple[str, ...], folder: Path, size: int) -> dict[str, Trained]:
-    """Train in `size` processes like those of torchrun, which starts them more slowly."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        places["GLOO_SOCKET_IFNAME"] = "lo"
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.worker", str(folder), *hows],
-            cwd=ROOT,
-            env=os.environ | places | {"RANK": str(rank)},
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(size)
-    ]
-    try:
-        codes = [worker.wait(timeout=900) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
+class Ranks:
+    """A process that imports torch once, and forks the ranks of one training after another."""
+
+    def __init__(self) -> None:
+        places = {"OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.distributed.worker"],
+            cwd=ROOT, env=os.environ | places, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def train(self, hows: tuple[str, ...], folder: Path, size: int) -> list[int]:
+        """Train in `size` processes like those of torchrun, which imports torch in each. Returns their exit codes."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._process.stdin.write(json.dumps([str(folder), port, size, hows]) + "\n")
+        self._process.stdin.flush()
+        codes: list[int] = json.loads(self._process.stdout.readline())
+        return codes
+
+    def close(self) -> None:
+        """End the process, and ranks that hang."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+def start(ranks: Ranks, hows: tuple[str, ...], folder: Path, size: int) -> dict[str, Trained]:
+    """Train so in `size` processes, in all of these ways one after another."""
+    codes = ranks.train(hows, folder, size)
     done = {}
     for how in hows:
         files = {rank: folder / f"{how}.r{rank}.json" for rank in range(size)}
@@ -86,7 +96,14 @@ def start(hows: tuple[str, ...], folder: Path, size: int) -> dict[str, Trained]:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Trained]:
     """`trained("ddp")` trains once, together with the variants that share its processes, and caches the results."""
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("this torch has no gloo")
@@ -98,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
         if (how, size) not in known:
             group = next(group for group in GROUPS[size] if how in group)
             group = tuple(name for name in group if FSDP2_ON_CPU or "fsdp" not in name)
-            done = start(group, tmp_path_factory.mktemp("ranks"), size)
+            done = start(request.getfixturevalue("ranks"), group, tmp_path_factory.mktemp("ranks"), size)
             known.update({(name, size): one for name, one in done.items()})
         return known[how, size]
 

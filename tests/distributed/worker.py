@@ -1,5 +1,5 @@
-"""One process of trainings of several: `python -m tests.distributed.worker FOLDER HOW…`, with the environment that
-torchrun sets.
+"""Trainings of several processes: `python -m tests.distributed.worker` forks the ranks of each training that a line of
+its input asks for, `[FOLDER, PORT, SIZE, [HOW, …]]`, and prints their exit codes. They share one import of torch.
 
 `HOW` names how the model is shared and which fault occurs, e.g. `ddp`, `fsdp-clip`, `ddp-no_sync`, `ddp-unwatched`; it
 is also the name of the run in `FOLDER`. Each process writes its own observations beside the run, `ddp.r1.json`, for the
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # imported by each optimizer: once before the fork, not by each rank
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -169,10 +170,38 @@ def fail(how: str, rank: int, step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
+def train_all(hows: list[str], folder: Path) -> None:
+    """Train each of these as the rank of this process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for how in sys.argv[2:]:
+    for how in hows:
         trains = {"bf16": train_in_bf16, "alike": train_alike}.get(how.partition("-")[0], train)
-        trains(how, Path(sys.argv[1]))
+        trains(how, folder)
     dist.destroy_process_group()
+
+
+def fork_ranks(size: int) -> int | None:
+    """Fork so many processes. Returns the rank in each of them, and in this one None after all have ended."""
+    ranks = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            return rank
+        ranks.append(child)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]), flush=True)
+    return None
+
+
+def main() -> None:
+    for line in sys.stdin:
+        folder, port, size, hows = json.loads(line)
+        rank = fork_ranks(size)
+        if rank is not None:
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            train_all(hows, Path(folder))
+            return
+
+
+if __name__ == "__main__":
+    main()

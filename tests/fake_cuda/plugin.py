@@ -1,4 +1,4 @@
-"""A pytest plugin: `python -m pytest -p tests.fake_cuda.plugin FILE` runs a file's tests on a fake CUDA machine.
+"""A pytest plugin: `pytest --whole -p tests.fake_cuda.plugin FILE` runs a file's tests on a fake CUDA machine.
 
 Tests that were written for the CPU run unchanged: tensors that they create without a device are on `cuda:0`, and their
 autocast regions and scalers are those of CUDA. A race between streams fails a test.
@@ -43,6 +43,14 @@ def _on_cuda(init: Any) -> Any:
         init(self, "cuda" if device == "cpu" else device, *args[1:], **kwargs)
 
     return redirected
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that were written for the CPU run here with `--whole` only."""
+    for item in items:
+        if not item.path.name.startswith("cases_"):
+            item.add_marker("whole")
 
 
 @pytest.fixture(autouse=True)

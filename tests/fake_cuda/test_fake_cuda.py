@@ -39,25 +39,11 @@ CPU_ONLY = {
     },
 }
 """Tests that cannot run on the fake machine, with the reason."""
-OTHER_RECIPES = [
-    f"tests/record/test_watch.py::{test}[{loop}-{recipe}]"
-    for test in (
-        "test_losses_and_weights_are_the_same_bit_for_bit",
-        "test_rows_have_the_losses_scales_and_norms_of_the_loop",
-    )
-    for loop in ("accumulate-clip", "fused", "overflowing")
-    for recipe in ("fp32", "bf16")
-]
-"""What each form of loop does under FP16, and each recipe in the plain loop, is in `recording`."""
 RUNS = [
     pytest.param(CASES, id="cases"),
-    pytest.param(
-        [*RECORDING, *(f"--deselect={test}" for test in OTHER_RECIPES)], marks=pytest.mark.whole, id="recording"
-    ),
-    pytest.param(OTHER_RECIPES, marks=pytest.mark.whole, id="other-recipes"),
-    pytest.param(["--whole", "-m", "whole", *CASES], marks=pytest.mark.whole, id="whole"),
-    pytest.param(list(BOOKKEEPING), marks=pytest.mark.whole, id="bookkeeping"),
+    pytest.param(["--whole", "-m", "whole", *CASES, *RECORDING, *BOOKKEEPING], marks=pytest.mark.whole, id="whole"),
 ]
+"""One process for each, since its start takes as long as many cases. The plugin marks what is written for the CPU."""
 
 
 @pytest.fixture(scope="session")

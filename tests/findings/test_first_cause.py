@@ -9,6 +9,7 @@ import pytest
 from amp_core import Run, load_run
 from amp_core.findings import diagnose, first_cause
 from amp_core.store.writer import RunWriter
+from tests.findings.other_forms.operators import rows_of_zeros_divided_by_their_norm
 from tests.synthetic import write_rows
 
 OUTPUT = {"kind": "non-finite output", "dtype": "float16", "limit": 65504.0, "phase": "forward", "op": "Linear"}
@@ -258,3 +259,10 @@ def test_an_fp32_run_whose_losses_have_few_bits_is_not_advised_to_use_fp32(
     steps = {"step": range(30), "loss": [(90 - step) / 64 for step in range(30)]}
     run = load_run(write_rows(tmp_path / "run", steps=steps, config={"precision": precision}))
     assert ("half-accumulation" in {f.code for f in diagnose(run)}) is result
+
+
+def test_an_eps_of_zero_comes_before_the_overflow_that_it_causes(tmp_path: Path) -> None:
+    rows_of_zeros_divided_by_their_norm(tmp_path / "run")
+    findings = diagnose(load_run(tmp_path / "run"))
+    assert findings[0].code == "eps-rounds-to-zero"
+    assert {f.code: f.follows for f in findings}["activation-overflow"] == "eps-rounds-to-zero"

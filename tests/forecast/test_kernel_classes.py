@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from amp_core.forecast import efficiency_of, forecast
-from amp_core.forecast.kernel_classes import shape_share
+from amp_core.forecast.kernel_classes import aligned_elements, shape_share
 from amp_core.forecast.roofline import Work, device_time
 from amp_core.forecast.traced_work import device_work
 from amp_core.hardware.data_sheets import NAMES, named_part
@@ -30,6 +30,27 @@ def test_a_large_product_runs_at_full_speed_and_a_small_or_ragged_one_does_not()
     full, one_more = (share(1, 128 * 108, columns, 4096) for columns in (128, 129))
     assert one_more < 0.8 * full  # a second wave with tiles that hold one column
     assert share(math.nan, math.nan, math.nan, math.nan) == 1.0
+
+
+@pytest.mark.parametrize(("gpu", "lost"), [("A100", 2.0), ("H100", 4.0), ("RTX A6000", 0.6)])
+def test_rows_of_odd_length_slow_products_where_tensor_cores_are_faster_than_loads(gpu, lost):
+    rates, of = named_part(gpu)[1], efficiency_of(NAMES[gpu])
+
+    def time(columns, recipe):
+        sizes = {"batch": 1.0, "m": 8192.0, "n": float(columns), "k": 1024.0}
+        row = {"op": "mm", "count": 1, "flops": 2.0 * 8192 * columns * 1024, "bytes": 0.0, "kind": "product"}
+        aligned = float(aligned_elements([8192, columns, 1024]))
+        row |= sizes | {"narrow": recipe == "fp16", "aligned": aligned}
+        return device_time(Work.of(pd.DataFrame([row])), rates, recipe, of.range().likely).device_us
+
+    padded, odd = time(50304, "fp16"), time(50257, "fp16")
+    assert odd / padded - 1 == pytest.approx(lost, rel=0.6)
+    assert time(50257, "fp32") == pytest.approx(time(50304, "fp32"), rel=0.02)
+    assert time(50260, "tf32") == pytest.approx(time(50304, "tf32"), rel=0.02)  # multiples of 4 are 16 bytes in TF32
+
+
+def test_loads_take_at_most_16_bytes():
+    assert [aligned_elements(sizes) for sizes in ([64, 128, 96], [64, 50257], [30522, 8], [12, 8])] == [8, 1, 2, 4]
 
 
 def test_the_gradient_of_a_weight_fills_the_gpu_by_parts_of_k():

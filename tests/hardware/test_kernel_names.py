@@ -118,6 +118,8 @@ def test_a_triton_product_is_resolved_by_the_types_of_its_operator(name: str) ->
     [
         ("triton_poi_fused_addmm_gelu_view_15", "elementwise"),
         ("triton_for_fused_0", "elementwise"),
+        ("sage_fwd", "attention"),
+        ("sage_quant_kernel", "other"),
         ("triton_red_fused_add_addmm_mul_native_layer_norm_split_16", "reduction"),
         ("triton_per_fused_convolution_flash_attention_3", "reduction"),
         ("void moe::dev::finalize::finalizeKernel<moe::dev::finalize::KernelParams<cutlass::bfloat16_t> >", "other"),

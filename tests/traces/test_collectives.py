@@ -131,6 +131,15 @@ def test_exposed_communication_says_who_is_waited_for(tmp_path):
     run = run_of(tmp_path, ddp((300, 750)), ddp((650, 900), rank=1))
     (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
     assert "waiting for others" in finding.title and "rank 1 enters 100 % of the collectives last" in finding.advice
+    assert "at least" not in finding.title + finding.advice
+
+
+def test_waits_among_some_of_the_ranks_are_a_lower_bound(tmp_path):
+    documents = [ddp((300, 750)), ddp((650, 900), rank=1)]
+    for document in documents:
+        document["distributedInfo"]["world_size"] = 8
+    (finding,) = [f for f in diagnose(run_of(tmp_path, *documents)) if f.code == "exposed-communication"]
+    assert "a rank spends at least" in finding.title and "last of these 2 of 8 ranks" in finding.advice
 
 
 def test_older_versions_tell_the_message_by_the_range_around_the_launch(tmp_path):

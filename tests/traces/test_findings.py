@@ -70,6 +70,51 @@ def test_a_kernel_of_ones_own_with_most_of_the_step_is_named_before_a_smaller_sa
     assert "argest possible saving: the GPU is idle for" in sentence
 
 
+@pytest.mark.parametrize(("softmax_us", "says"), [(300, "in one kernel"), (20, "Pad them")])
+def test_attention_in_steps_is_told_to_take_one_kernel(tmp_path, softmax_us, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    shapes = [[16, 5185, 64], [16, 64, 5185]]
+    trace.op("aten::bmm", 1, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": shapes})
+    trace.kernel(made.GEMM, 10, 600, 2)
+    trace.op("aten::_softmax", 11, 8, **{"Input type": ["c10::Half"]})
+    softmax = "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::Half, float, c10::Half>"
+    trace.kernel(softmax, 610, softmax_us, 12)
+    findings = diagnose(run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB"))
+    (slow,) = [f for f in findings if f.code == "slow-products"]
+    assert says in slow.advice
+    of_memory = [f.advice for f in findings if f.code == "memory-bound-kernels"]
+    assert all("in one kernel" in advice for advice in of_memory) and bool(of_memory) == (softmax_us > 100)
+
+
+@pytest.mark.parametrize(("count", "says"), [(60, "in buckets"), (2, "smaller buckets")])
+def test_gradients_that_are_reduced_one_by_one_are_not_told_to_take_smaller_buckets(tmp_path, count, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1200, 1)
+    trace.op("MmBackward0", 1, 400, 2)
+    trace.op("aten::mm", 2, 8, 2, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 300, 3, 2)
+    for n in range(count):
+        trace.op("c10d::allreduce_", 20 + 5 * n, 4, 2)
+        trace.op("record_param_comms", 20.5 + 5 * n, 3, 2)
+        trace.kernel(made.NCCL, 320 + 840 // count * n, 800 // count, 21 + 5 * n, 2, call_us=1)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "exposed-communication"]
+    assert says in finding.advice
+
+
+def test_an_operator_that_takes_most_of_a_step_with_nothing_to_save_is_named(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::index", 1, 5)
+    trace.kernel("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int)", 3, 650, 2)
+    trace.op("aten::bmm", 7, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 653, 347, 8)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert (
+        "of the step: aten::index takes 65.2 % of the kernel time, and GEMM/conv takes 34.7 % of the step" in sentence
+    )
+
+
 def test_concatenations_are_no_layout_changes_of_convolutions(tmp_path):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
@@ -183,6 +228,118 @@ def test_a_kernel_that_begins_long_after_its_launch_waits_for_other_work(tmp_pat
     assert first.code == code
 
 
+@pytest.mark.parametrize(("frees", "alone", "kind"), [(1, range(30), "uncached"), (30, (5, 15, 25), "allocation")])
+def test_a_free_between_most_launches_is_an_allocator_without_its_cache(tmp_path, frees, alone, kind):
+    """With the cache, all frees come at once, when memory is short."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 60_000, 1)
+    for n in range(30):
+        at = 2000 * n
+        for one in range(frees if n in alone else 0):
+            trace.event("call", "cudaFree", at + 10 + 60 * one, 1900 if frees == 1 else 60, 1, correlation=900 + n)
+        trace.op("aten::mm", at + 1920, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 1930, 60, at + 1921)
+    run = run_of(tmp_path, trace)
+    (window,) = run.windows.to_dict("records")
+    assert (window["host_call_kind"], window["host_call"]) == (kind, "cudaFree")
+    if kind == "uncached":
+        (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
+        assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in finding.snippet and "without a cache" in finding.title
+
+
+@pytest.mark.parametrize(("call_us", "kind"), [(381_000, "setup"), (9_000, "allocation")])
+def test_one_long_first_free_is_the_start_of_the_runtime_and_not_the_allocators(tmp_path, call_us, kind):
+    trace = Made()
+    trace.kernel(made.RELU, 10, 3, 5)
+    trace.event("call", "cudaFree", 100, call_us, 1, correlation=9)
+    trace.op("aten::conv2d", 20, call_us + 150)
+    trace.kernel(made.GEMM, call_us + 200, 100, call_us + 120)
+    run = run_of(tmp_path, trace)
+    (window,) = run.windows.to_dict("records")
+    assert (window["host_call_kind"], window["host_call"]) == (kind, "cudaFree")
+    (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
+    assert ("expandable_segments" in finding.snippet) == (kind == "allocation")
+
+
+@pytest.mark.parametrize(("with_data", "code"), [(False, "host-bound"), (True, "waiting-for-data")])
+def test_the_python_function_in_which_the_device_waits_is_named(tmp_path, with_data, code):
+    """Without the longer functions that it calls, and only on the thread of the loop."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    if with_data:
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1000, 7000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 900, 2)
+    trace.event("python_function", "/home/someone/project/train.py(10): step", 0, 9_000, 1)
+    trace.event("python_function", "<built-in function zoom of object at 0x7f00aa>", 2_000, 5_000, 1)
+    trace.event("python_function", "short.py(1): part", 2_100, 200, 1)
+    trace.event("python_function", "threading.py(1): wait", 0, 10_000, 9)
+    trace.op("aten::mm", 9_100, 20)
+    trace.kernel(made.GEMM, 9_130, 870, 9_102)
+    finding = diagnose(run_of(tmp_path, trace))[0]
+    assert finding.code == code and finding.where == "<built-in function zoom of object>"
+    assert "5.00 ms of it in <built-in function zoom of object>" in finding.title
+    if not with_data:
+        assert "this function" in finding.advice and "with_stack" not in finding.snippet
+
+
+def test_functions_are_named_with_one_folder_and_stacks_that_are_there_are_not_asked_for(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 5000, 2)
+    trace.event("python_function", "/home/someone/project/train.py(10): step", 5_000, 400, 1)
+    trace.op("aten::mm", 9_100, 20)
+    trace.kernel(made.GEMM, 9_130, 870, 9_102)
+    document = trace.document(with_stack=1)
+    run = load_run(import_traces([write(tmp_path / "s.json", document)], tmp_path / "stacks"))
+    (window,) = run.windows.to_dict("records")
+    assert (window["host_function"], window["host_function_us"]) == ("project/train.py(10): step", 390)
+    finding = next(f for f in diagnose(run) if f.code == "host-bound")
+    assert "has Python's stacks" in finding.advice
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_that_is_compiled_already_is_not_told_to_be_compiled(tmp_path, compiled):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2000, 1)
+    for n in range(20):
+        name = "triton_poi_fused_add_mul_0" if compiled and n % 2 else made.RELU
+        trace.op("triton_poi_fused_add_mul_0" if compiled and n % 2 else "aten::relu", 100 * n, 20)
+        trace.kernel(name, 100 * n + 20, 5, 100 * n + 10)
+    finding = diagnose(run_of(tmp_path, trace))[0]
+    assert finding.code == "launch-bound" and ("compile the model" in finding.advice) != compiled
+    assert ("graph_breaks" in finding.snippet) == compiled
+
+
+def test_operators_that_compiled_code_does_not_fuse_need_another_backend(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("CompiledFunctionBackward", 1, 8)
+    trace.kernel(made.RELU, 10, 980, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
+    assert finding.where == "CompiledFunctionBackward" and "inductor" in finding.snippet
+
+
+def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path):
+    """What is launched meanwhile does not run."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 33_000, 1)
+    trace.kernel(made.RELU, 10, 3, 5)
+    trace.event("call", "cudaStreamBeginCapture", 100, 3, 1, correlation=7)
+    for n in range(100):
+        trace.op("aten::mm", 200 + 300 * n, 200)
+        trace.event("call", "cudaLaunchKernel", 300 + 300 * n, 4, 1, correlation=100 + n)
+    trace.event("call", "cudaStreamEndCapture", 30_500, 5, 1, correlation=8)
+    trace.event("call", "cudaGraphInstantiate", 30_600, 1500, 1, correlation=9)
+    trace.kernel(made.RELU, 32_500, 3, 32_400)
+    run = run_of(tmp_path, trace)
+    assert "ms of it building or launching graphs (cudaStreamBeginCapture, cudaGraphInstantiate)" in first_sentence(run)
+    (window,) = run.windows.to_dict("records")
+    assert window["host_call_us"] == 30_400 + 1500
+    assert "before the loop" in diagnose(run)[0].advice
+
+
 @pytest.mark.parametrize(
     ("beside", "explained"),
     [
@@ -213,6 +370,42 @@ def test_a_late_start_is_a_wait_only_if_the_trace_has_something_to_wait_for(tmp_
     assert ("without the profiler" in finding.advice) != explained
     (window,) = run.windows.to_dict("records")
     assert window["idle_late_start_us"] == (0 if explained else window["idle_wait_us"])
+
+
+def test_a_graph_that_starts_long_after_its_launch_is_what_the_gpu_waits_for(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel(made.GEMM, 10, 400, 2)
+    trace.event("call", "cudaGraphLaunch", 25, 5, 1, correlation=99)
+    for at in (800, 900):
+        trace.event("kernel", made.GEMM, at, 100, "stream 7", correlation=99, device=0, stream=7)
+    trace.kernel(made.GEMM, 1000, 10, 32)
+    run = run_of(tmp_path, trace)
+    finding = diagnose(run)[0]
+    assert (finding.code, finding.win_ms) == ("kernel-wait", pytest.approx(0.39, abs=0.01))
+    assert "for a captured graph to start" in finding.title and "another GPU" not in finding.title
+    assert "uploads" in finding.advice
+    (window,) = run.windows.to_dict("records")
+    assert window["idle_graph_us"] == window["idle_wait_us"] and window["idle_late_start_us"] == 0
+
+
+@pytest.mark.parametrize(("stream", "call_us", "left_out"), [(7, 2, True), (20, 2, False), (7, 49_000, False)])
+def test_the_wait_for_work_that_was_launched_before_a_trace_and_is_not_in_it_is_no_part_of_it(
+    tmp_path, stream, call_us, left_out
+):
+    """A server's profile begins while its queue is full: the first kernel of the busy stream waits. On a stream that
+    ran already, and within a call that loads a kernel, the wait is the program's."""
+    trace = Made()
+    trace.kernel(made.RELU, 10, 3, 5, stream=20)
+    trace.event("call", "hipMemcpyWithStream", 30, 49_000, 1, correlation=5)
+    trace.kernel(made.GEMM, 50_000, 900, 15, stream=stream, call_us=call_us)
+    trace.kernel(made.GEMM, 50_910, 90, 50_002, stream=stream)
+    document = trace.document()
+    read_back, _ = read(tmp_path, document)
+    assert read_back.windows["wall_us"] == [pytest.approx(1000 if left_out else 50_990)]
+    assert any("first 50.0 ms are left out" in note for note in read_back.notes) == left_out
+    says = first_sentence(run_of(tmp_path, trace))
+    assert says.startswith("No change would save") == left_out
 
 
 @pytest.mark.parametrize(("streams", "first"), [((7, 7), "fp32-products"), ((7, 20), "fp32-products")])
@@ -675,3 +868,13 @@ def test_batch_norm_that_trains_is_told_of_inference_alone(tmp_path, op, kernel,
     findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "batchnorm-in-training-mode"]
     assert len(findings) == told
     assert all("model.eval()" in f.snippet for f in findings)
+
+
+@pytest.mark.parametrize(("category", "names_tools"), [("cuda_runtime", True), ("mtia_runtime", False)])
+def test_tools_for_a_gpu_are_named_for_gpus_alone(tmp_path, category, names_tools):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("matmul_k", 10, 700, 2)
+    for event in trace.events:
+        event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
+    assert ("Nsight" in first_sentence(run_of(tmp_path, trace))) == names_tools

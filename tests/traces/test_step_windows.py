@@ -56,6 +56,42 @@ def test_a_mark_on_the_device_does_not_hide_that_the_device_waited_for_the_host(
     assert (trace.windows["wall_us"], trace.windows["idle_us"], trace.windows["lead_us"]) == ([100], [0], [700])
 
 
+def optimized(steps, names=("Optimizer.step#AdamW.step",), marks=False):
+    """A loop of 1,000 µs per step, each with a kernel of 400 µs; the first one begins 5,000 µs after the trace."""
+    loop = Made()
+    loop.event("call", "cudaFree", 0, 4_900, 1, correlation=1)
+    for number in range(steps):
+        at = 5000 + 1000 * number
+        loop.op("aten::mm", at + 100, 20)
+        loop.kernel(made.GEMM, at + 300, 400, at + 105)
+        if marks:
+            loop.event("mark", f"ProfilerStep#{number}", at, 995, 1)
+        for place, name in enumerate(names):
+            loop.event("mark", name, at + 800 + 90 * place, 80, 1)
+            loop.event("mark", name, at + 805 + 90 * place, 70, 1)  # a wrapper's
+            loop.kernel(made.ADAM, at + 850 + 90 * place, 20, at + 810 + 90 * place)
+    return loop
+
+
+def test_without_marks_a_step_is_from_the_end_of_an_optimizers_step_to_the_end_of_the_next(tmp_path):
+    trace, rows = read(tmp_path, optimized(4).document())
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    assert (window["step"], window["steps"], window["wall_us"], window["busy_us"]) == (1, 3, 3000, 3 * 420)
+    assert trace.step_rows["step"] == [1, 2, 3] and trace.step_rows["step_ms"] == [1.0] * 3
+    assert rows[rows["step"].notna()]["total_us"].sum() == 3 * 420
+
+
+def test_of_two_optimizers_the_one_that_steps_last_bounds_the_steps(tmp_path):
+    two = optimized(4, ("Optimizer.step#Shampoo.step", "Optimizer.step#EMAOptimizer.step"))
+    assert read(tmp_path, two.document())[0].step_rows["step_ms"] == [1.0] * 3
+
+
+@pytest.mark.parametrize(("steps", "marks", "windows"), [(2, False, [None]), (4, True, [0])])
+def test_marks_of_steps_come_first_and_two_optimizers_steps_bound_none(tmp_path, steps, marks, windows):
+    trace, _ = read(tmp_path, optimized(steps, marks=marks).document())
+    assert trace.windows["step"] == windows and trace.steps == (steps if marks else 0)
+
+
 def test_a_trace_without_steps_begins_where_earlier_work_ends(tmp_path):
     loop = queued()
     loop.events = [e for e in loop.events if not e["name"].startswith("ProfilerStep")]

@@ -5,11 +5,12 @@ import sys
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from amp_core.schema import RunError
 from amp_core.settings.training import WORKLOADS, TrainConfig
 from amp_core.train import train
-from amp_core.train.workloads import ShuffledBatches, build
+from amp_core.train.workloads import ShuffledBatches, build, digits
 from amp_core.train.workloads.text import load_corpus
 from amp_core.train.workloads.text_bert import MASK, masked_batch, predicted_count
 from tests.train.counting import counted
@@ -27,9 +28,18 @@ def test_stated_parameters_and_activations_are_those_of_the_model(workload, size
 
 @pytest.mark.parametrize("workload", ["digits-cnn", "image-resnet"])
 def test_workloads_on_images_need_scikit_learn_and_say_so(workload, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(RunError, match=f"workload='{workload}' uses scikit-learn's images; install"):
         build(TrainConfig(workload=workload).resolved())
+
+
+def test_the_digits_are_those_of_scikit_learn_wherever_it_has_them(monkeypatch):
+    expected = load_digits()
+    for file in (digits.FILE, "moved elsewhere"):
+        monkeypatch.setattr(digits, "FILE", file)
+        images, labels = digits.digits()
+        assert images.tobytes() == expected.images.tobytes() and labels.tobytes() == expected.target.tobytes()
+        assert (images.shape, labels.dtype) == (expected.images.shape, expected.target.dtype)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

@@ -56,6 +56,8 @@ def _collective_rows(run: Run) -> pd.DataFrame:
     texts = ["name", "group", "dtype", "phase", "kernel"]
     frame[texts] = frame[texts].astype(object).where(frame[texts].notna(), "").astype(str)
     frame = frame[np.isfinite(frame["total_us"])].reset_index(drop=True)
+    if not len(frame):  # as in most runs
+        return frame.assign(transfer_us=np.nan, waiting_us=np.nan, last=np.nan)
     by = frame.groupby(_KEYS, dropna=False)["total_us"]
     size = by.transform("size").to_numpy()
     parts = frame.groupby(["step", "group"], dropna=False)
@@ -71,8 +73,7 @@ def _collective_rows(run: Run) -> pd.DataFrame:
     )
     transfer = by.transform("min").where(matched)
     frame["transfer_us"], frame["waiting_us"] = transfer, frame["total_us"] - transfer
-    first = by.transform("idxmin") if len(frame) else pd.Series(dtype=int)
-    frame["last"] = frame["rank"].reindex(first).to_numpy() if len(frame) else np.nan
+    frame["last"] = frame["rank"].reindex(by.transform("idxmin")).to_numpy()
     frame["last"] = frame["last"].where(matched)
     return frame
 

@@ -12,14 +12,12 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import is_matrix_op
-from amp_core.hardware.kernel_names import GEMM_CATEGORIES
+from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
 from amp_core.store.run import Run
-
-COPIES = ("memcpy", "memset")
-"""Categories of copies and fills: rows of the table that are not kernels."""
 
 _TEXTS = ("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes")
 _NUMBERS = ("step", "steps", "count", "total_us", "rank")
+_FUNCTIONS = ("host_function", "data_function")
 _WINDOW_NUMBERS = (
     "step",
     "steps",
@@ -34,18 +32,28 @@ _WINDOW_NUMBERS = (
     "cast_us",
     "communication_us",
     "communication_alone_us",
+    "copies_alone_us",
     "syncs",
     "rank",
     "idle_sync_us",
     "idle_wait_us",
     "idle_latency_us",
     "idle_late_start_us",
+    "idle_graph_us",
     "idle_dispatch_us",
     "host_op_us",
+    "host_function_us",
+    "data_function_us",
     "host_call_us",
     "lead_us",
     "lead_data_us",
 )
+
+
+def is_compiled(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Which kernels of a trace ran in compiled code: the compiler's own, and those that it calls."""
+    of_compiler = rows["name"].str.match(r"triton_\w+_fused") | rows["op"].str.match(r"triton_\w+_fused")
+    return of_compiler | rows["top_op"].str.contains("Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
 
 
 def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:
@@ -84,7 +92,9 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
     frame = _typed(
-        run.windows, ("device", "device_name", "sync_op", "host_op", "host_call", "host_call_kind"), _WINDOW_NUMBERS
+        run.windows,
+        ("device", "device_name", "sync_op", "host_op", "host_call", "host_call_kind", *_FUNCTIONS),
+        _WINDOW_NUMBERS,
     )
     if frame.empty:
         return frame

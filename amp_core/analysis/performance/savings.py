@@ -20,10 +20,11 @@ from amp_core.analysis.performance.collectives import collective_rows, gradient_
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import COPIES, is_matrix, is_trace, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, window_rows
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
+from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count, number, percent
 
@@ -36,6 +37,7 @@ GOOD_PEAK_FRAC = 0.6
 SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
+GRAPH_START = "for a captured graph to start"
 LAUNCH_US = 10.0
 """Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy. Decides where the lengths
 of the gaps between kernels are not recorded."""
@@ -171,9 +173,11 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
-    unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2
+    unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0
     waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
-    if unexplained:
+    if float(windows["idle_graph_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0:
+        waited_for = f": it waits {GRAPH_START}"
+    elif unexplained:
         waited_for = ", and nothing in the trace shows what it waits for"
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
@@ -187,7 +191,8 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
     code = "launch-bound" if launch_bound else "host-bound"
     kernels = f", between kernels of {mean_us:.1f} µs on average" if launch_bound else ""
-    op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps)
+    op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps, with_functions=not in_calls)
+    loading, in_loading = _longest_of(windows, "data_function", cost, steps)
     calling = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})" if in_calls else ""
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
@@ -198,7 +203,7 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     )
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
-               f"{_when(data, lead_data, cost, unit)}", "data loading", lead_us=lead_data),
+               f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
         Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)} because "
                f"the host launches too late{kernels}{calling}{in_op}", (calls if in_calls else op) or "host",
                lead_us=lead),
@@ -209,10 +214,17 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     ]  # fmt: skip
 
 
-def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:
-    """The operator in which the host spends most of the time in which it should launch, and that as part of a
-    sentence; empty if it is not much of the step."""
-    us = windows.groupby("host_op")["host_op_us"].sum() / steps
+def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float, *, with_functions: bool) -> tuple[str, str]:
+    """The operator in which the host spends most of the time in which it should launch, or the Python function if that
+    is longer, and that as part of a sentence; empty if it is not much of the step."""
+    is_function = windows["host_function_us"].sum() > windows["host_op_us"].sum()
+    return _longest_of(windows, "host_function" if is_function and with_functions else "host_op", cost, steps)
+
+
+def _longest_of(windows: pd.DataFrame, column: str, cost: StepCost, steps: float) -> tuple[str, str]:
+    """The value of a column of names with most of its time, and that as part of a sentence; empty if it is not much of
+    the step."""
+    us = windows.groupby(column)[f"{column}_us"].sum() / steps
     us = us[us.index != ""]
     if us.empty or us.max() < MIN_SAVED_FRAC * cost.step_us:
         return "", ""
@@ -221,6 +233,7 @@ def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, 
 
 CALLS = {
     "allocation": "allocating or freeing memory",
+    "uncached": "allocating and freeing memory without a cache",
     "loading": "launching or loading kernels",
     "graphs": "building or launching graphs",
     "copies": "starting copies and fills",
@@ -270,10 +283,15 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
     waited, dtype = waited_for(run), gradient_dtype(run)
     if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_SAVED_FRAC * cost.step_us:
         share = _share(1e3 * waited.all_waiting_ms, cost)
+        ranks = window_rows(run)["rank"].nunique()
+        at_least, of_these = "", ""
+        if ranks < run.head.world_size:  # a rank whose trace is not here may be later still
+            at_least, of_these = "at least ", f" of these {ranks} of {run.head.world_size} ranks"
         return (
-            f"; a rank spends {share} in collectives waiting for others",
-            f"rank {waited.rank} enters {percent(waited.last_frac)} of the collectives last, and each other rank waits "
-            f"{number(waited.waiting_ms, 'ms')} for it: look at what it does before the collectives",
+            f"; a rank spends {at_least}{share} in collectives waiting for others",
+            f"rank {waited.rank} enters {percent(waited.last_frac)} of the collectives last{of_these}, and each other "
+            f"rank waits {at_least}{number(waited.waiting_ms, 'ms')} for it: look at what it does before the "
+            "collectives",
         )
     if dtype == "float32":
         return "", (

@@ -3,9 +3,9 @@
     >>> step_cost(run).parts[["label", "us", "frac"]]
 
 From a profiled window: kernels by category, and the rest of its wall time, in which the device was idle. Concurrent
-work counts once: communication only where nothing else ran, kernels that overlap on several streams by their share of
-the busy time. So the parts add up to the wall time. Without a profiled window the recorded phases of the steps are
-used, and `source` says so.
+work counts once: communication only where nothing else ran, copies only where no other kernel did, kernels that
+overlap on several streams by their share of the busy time. So the parts add up to the wall time. Without a profiled
+window the recorded phases of the steps are used, and `source` says so.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ import pandas as pd
 
 from amp_core import phases
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.step_time import speed_summary
 from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import is_amd
+from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
@@ -205,9 +206,14 @@ def _split(
     watch = min(watch, own) + idle_watch
     alone = min(busy, _known(window["communication_alone_us"], max(0.0, communication - max(0.0, launched - busy))))
     computing = max(0.0, busy - alone - (watch - idle_watch))
+    copies_us = window["copies_alone_us"]
+    if np.isfinite(copies_us):  # not in runs of older versions
+        copies_us = min(copies_us, kinds.pop("copy"), computing)
+        computing -= copies_us
     kernels = sum(kinds.values())
     scale = min(1.0, computing / kernels) if kernels > 0 else 0.0
     parts = {part: us * scale for part, us in kinds.items()}
+    parts.setdefault("copy", copies_us)
     parts |= {
         "data": idle_data + parts["data"],
         "gaps": idle - idle_data - idle_watch,

@@ -246,6 +246,8 @@ def rounded_positions(run: Run) -> list[Finding]:
             return f"In {row['dtype']}, the values of {columns} of an input, such as years, are hardly told apart"
         if row["op"] == "table":
             return f"{int(size):,} neighbouring rows of {row['name']} are equal: its positions were computed in 16 bits"
+        if row["op"] == "list":
+            return f"{int(size):,} neighbouring values of {row['name']} are equal: it was rounded to {row['dtype']}"
         if row["op"] == "frequencies":
             return f"The frequencies {row['name']} are stored in {row['dtype']}"
         if row["op"] == "schedule":

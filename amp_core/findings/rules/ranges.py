@@ -1,5 +1,7 @@
 """Rules on what exceeds the range of float16, or is not finite: activations, weights, masks, running statistics."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -69,12 +71,14 @@ def _made_with_finite_loss(run: Run) -> list[int]:
             "hidden-overflow",
             "bf16-model-in-fp16",
         ),
+        follows_in_place=("eps-rounds-to-zero",),
         what="The output of a module, or of an operator of the loss, overflows float16: values above 65504 become "
         "infinite.",
         signal="The first module, in forward order, with a non-finite float16 output from finite input and weights; if "
         "all modules' outputs are finite and the loss is not, the operator of the loss that made it so; outputs within "
-        "a factor of 2 of the limit.",
-        threshold="One infinite value; a warning from 32752 on, where one doubling of headroom remains.",
+        "a factor of 2 of the limit; squares, sums and norms in the first step.",
+        threshold="One infinite value, a warning if the loss is finite; a warning from 32752 on, where one doubling of "
+        "headroom remains.",
         advice="No loss scale helps, because it is the forward pass that overflows. Run this module in float32, "
         "reduce its inputs or weights, or use bfloat16.",
         snippet=ISLAND,
@@ -106,6 +110,10 @@ def activation_overflow(run: Run) -> list[Finding]:
     dropped = dropped[dropped["dtype"] == "float16"]
     if len(dropped):
         return [_of_dropped_batches(run, dropped)]
+    inner = signals(run, "inner overflow")
+    inner = inner[inner["step"].isin(_made_with_finite_loss(run))]  # else it was not hidden
+    if len(inner):
+        return [_hidden_within(run, inner.iloc[0])]
     near = signals(run, "near overflow")
     if near.empty or any(f.where == LEARNING_RATE for f in loss_nonfinite(run)):
         return []
@@ -123,6 +131,20 @@ def activation_overflow(run: Run) -> list[Finding]:
             unit="largest magnitude",
         )
     ]
+
+
+def _hidden_within(run: Run, row: "pd.Series[Any]") -> Finding:
+    name, step = str(row["name"]) or model_name(run), int(float(str(row["step"])))
+    return make_finding(
+        "activation-overflow",
+        f"Operator {row['op']} in {name} overflows float16, which nothing after it shows: a division by infinity is 0",
+        name,
+        severity="warning",
+        steps=(step, step),
+        value=float(str(row["value"])),
+        limit=0.0,
+        unit="infinite results",
+    )
 
 
 def _of_dropped_batches(run: Run, dropped: pd.DataFrame) -> Finding:

@@ -1,11 +1,12 @@
 """Rules on imported traces: what they contain, and possible savings."""
 
+import re
 from dataclasses import replace
 
-from amp_core.analysis.performance.collectives import collective_rows
+from amp_core.analysis.performance.collectives import collective_rows, collective_table
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, window_rows
-from amp_core.analysis.performance.savings import CALLS, possible_savings
+from amp_core.analysis.performance.savings import CALLS, GRAPH_START, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.signals import facts
@@ -111,11 +112,24 @@ def host_bound(run: Run) -> list[Finding]:
     findings = saving_finding(run, "host-bound")
     remedy = next((r for kind, r in _CALLS.items() if findings and CALLS[kind] in findings[0].title), None)
     if remedy is None:
-        return findings
+        named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
+        stacks = facts(run.head.environment, "profiler").get("with_stack")
+        known = _IN_PYTHON if named else _HAS_STACKS if stacks else None
+        return [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
     snippet = remedy.snippet if str(run.head.config.get("device")).startswith("cuda") else _WARM_UP
     return [replace(f, advice=remedy.advice, snippet=snippet) for f in findings]
 
 
+_IN_PYTHON = Remedy(
+    "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
+    "before the loop, run it in worker processes, or do the same on the device.",
+    "loader = DataLoader(data, batch_size, num_workers=8)   # what prepares a batch runs in other processes",
+)
+_HAS_STACKS = Remedy(
+    "Between launches the host does something else, in many short functions. The trace has Python's stacks: a timeline "
+    "shows them in the gaps of the device. Recording them slows the host: time the steps without stacks first.",
+    "with torch.profiler.profile(with_stack=False) as prof:\n    train_step(batch)",
+)
 _WARM_UP = "for _ in range(5):\n    train_step(batch)   # before the profiler starts"
 _CALLS = {
     "allocation": Remedy(
@@ -123,6 +137,11 @@ _CALLS = {
         "after empty_cache(), and when memory runs short: then it frees its cache and allocates again. Profile after a "
         "warm-up, remove empty_cache(), allocate pinned buffers once, and avoid fragmentation or use smaller batches.",
         'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"   # before the first allocation',
+    ),
+    "uncached": Remedy(
+        "Memory is freed between most launches, tensor by tensor, and each free waits for the device: the caching "
+        "allocator is switched off. Switch it on again; it is meant to be off for debugging only.",
+        'os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)   # before the first allocation; and the one with HIP',
     ),
     "loading": Remedy(
         "The first launch of a kernel loads its code, which takes milliseconds. Profile after a warm-up in which every "
@@ -172,7 +191,10 @@ def kernel_wait(run: Run) -> list[Finding]:
     savings = possible_savings(run)
     is_late_start = savings is not None and any(c.code == "kernel-wait" and not c.is_sure for c in savings.ranked)
     findings = saving_finding(run, "kernel-wait")
-    remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if _has_all_ranks(run) else None
+    if findings and GRAPH_START in findings[0].title:
+        remedy: Remedy | None = _GRAPH_LATE
+    else:
+        remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if _has_all_ranks(run) else None
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
@@ -191,13 +213,22 @@ _ALL_RANKS_RECORDED = Remedy(
 )
 
 
+_STEP_TIMES = (
+    "torch.accelerator.synchronize()\nbegan = time.perf_counter()\nfor _ in range(10):\n    train_step(batch)\n"
+    "torch.accelerator.synchronize()\nprint((time.perf_counter() - began) / 10)"
+)
+_GRAPH_LATE = Remedy(
+    "The graph was launched, and begins long after that with no stream of the GPU running: its first launch uploads "
+    "it, and profilers prepare each of its nodes. Time the same steps without the profiler. If the time remains, "
+    "launch the graph once before the loop, and capture fewer nodes: small copies and kernels fused, not one by one.",
+    _STEP_TIMES,
+)
 _LATE_START = Remedy(
     "No stream of the GPU runs in that time, and no graph or host function holds work up, so the trace shows nothing "
     "to wait for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start. Time the "
     "same steps without the profiler: if they are that much faster, this idle time is the profiler's, and the rest of "
     "the trace still holds.",
-    "torch.accelerator.synchronize()\nbegan = time.perf_counter()\nfor _ in range(10):\n    train_step(batch)\n"
-    "torch.accelerator.synchronize()\nprint((time.perf_counter() - began) / 10)",
+    _STEP_TIMES,
 )
 
 
@@ -233,12 +264,32 @@ def exposed_communication(run: Run) -> list[Finding]:
     entry = GUIDE["exposed-communication"].advice
     if findings and findings[0].advice.startswith(entry):  # the advice for inference stays
         remedy = _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
+        if name == "all_reduce" and _is_per_parameter(run):
+            remedy = _BUCKETS
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
     if _has_all_ranks(run):
         findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
     return findings
 
 
+def _is_per_parameter(run: Run) -> bool:
+    """Whether gradients are reduced one by one: many small all-reduces in backward and none elsewhere."""
+    table = collective_table(run)
+    table = table[table["name"] == "all_reduce"]
+    count = float(table["count"].sum())
+    small = table["message_bytes"].isna() | (table["message_bytes"] < MAX_SMALL_BYTES)
+    short = 1e3 * float(table["ms"].sum()) < MAX_SMALL_US * count
+    return bool(count >= MIN_SMALL_COUNT and short and (small & (table["phase"] == "backward")).all())
+
+
+MIN_SMALL_COUNT, MAX_SMALL_BYTES, MAX_SMALL_US = 50, 2**20, 500.0
+"""All-reduces per step, and bytes and time of each, by which gradients are taken to be reduced one by one. A bucket of
+DistributedDataParallel holds 25 MB."""
+_BUCKETS = Remedy(
+    "Gradients are reduced one by one in many small calls, and little runs beside them. Reduce them in buckets while "
+    "backward goes on, as DistributedDataParallel does." + _OTHER_RANKS,
+    "model = DistributedDataParallel(model, gradient_as_bucket_view=True)   # no all_reduce of one's own",
+)
 _ASYNCHRONOUS = {
     "all_reduce": "work = torch.distributed.all_reduce(x, async_op=True)\n...\nwork.wait()",
     "all_gather": "work = torch.distributed.all_gather_into_tensor(out, x, async_op=True)\n...\nwork.wait()",
@@ -369,15 +420,35 @@ def fp32_products(run: Run) -> list[Finding]:
 def slow_products(run: Run) -> list[Finding]:
     """`slow-products`: products on tensor cores far below their rate."""
     findings = saving_finding(run, "slow-products")
+    if findings and "bmm" in findings[0].where and _has_eager_attention(run):
+        return [replace(f, advice=_IN_STEPS.advice, snippet=_IN_STEPS.snippet) for f in findings]
     if not findings or "Here: " in findings[0].advice:  # sizes to pad to
         return findings
     savings = possible_savings(run)
     ideal_us = max((c.ideal_us for c in savings.ranked), default=0.0) if savings else 0.0
     kinds, other = (_LARGE, _LARGE_PRODUCTS) if ideal_us >= MIN_LARGE_US else (_ALIGNED, _SMALL)
     remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
+    if remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
+        remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
 
 
+def _has_eager_attention(run: Run) -> bool:
+    """Whether attention is computed in steps: a softmax takes long beside products of batches."""
+    us = kernel_rows(run).groupby("op")["total_us"].sum()
+    products = us[us.index.isin(["aten::bmm", "aten::baddbmm"])].sum()
+    return bool(products > 0 and us.get("aten::_softmax", 0.0) >= MIN_SOFTMAX_FRAC * products)
+
+
+MIN_SOFTMAX_FRAC = 0.25
+"""Time of softmax over that of the products of batches from which they are taken for attention."""
+_USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
+_IN_STEPS = Remedy(
+    "Softmax takes long beside products of batches: attention is computed in steps, and each writes and reads all "
+    "scores. Compute it in one kernel, which keeps them on the chip; models of transformers take "
+    'attn_implementation="sdpa".',
+    "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+)
 MIN_LARGE_US = 100.0
 """A call that would take this long at a good rate has enough work for any GPU: some ten times a launch."""
 _LARGE_PRODUCTS = Remedy(
@@ -387,8 +458,8 @@ _LARGE_PRODUCTS = Remedy(
 )
 _LARGE = {
     "attention": Remedy(
-        "The calls have enough work for this GPU, so the kernel itself is slow: many are only fast for head sizes of "
-        "64 and 128. Time the other implementations, or update the library.",
+        "The calls have enough work for this GPU, so the kernel itself is slow. Time the other implementations, or "
+        "update the library.",
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
         "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # or FLASH_ATTENTION, CUDNN_ATTENTION\n"
         "    y = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
@@ -446,7 +517,20 @@ _ALIGNED = {
 )
 def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
-    return saving_finding(run, "memory-bound-kernels")
+    findings = saving_finding(run, "memory-bound-kernels")
+    if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
+        advice = f"{_IN_STEPS.advice} For the rest, compile the model."
+        return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
+    if findings and "Compiled" in findings[0].where:
+        return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
+    return findings
+
+
+_UNFUSED = Remedy(
+    "These kernels are memory-bound, and run in compiled code that still launches one kernel per operator: its backend "
+    "does not fuse. Take one that does, as inductor.",
+    'model = torch.compile(model, backend="inductor")   # not eager, aot_eager or ts',
+)
 
 
 @rule(

@@ -3,13 +3,14 @@
 name -> dtypes (precision, per family of kernels) and categories (kind of work) -> rules -> classify -> KernelClass
 """
 
-from amp_core.hardware.kernel_names.categories import CATEGORIES, GEMM_CATEGORIES, kernel_category
+from amp_core.hardware.kernel_names.categories import CATEGORIES, COPIES, GEMM_CATEGORIES, kernel_category
 from amp_core.hardware.kernel_names.classify import SMALL_TYPES, KernelClass, classify_kernel, with_dtype
 from amp_core.hardware.kernel_names.dtypes import tells_type
 from amp_core.hardware.kernel_names.rules import RULES
 
 __all__ = [
     "CATEGORIES",
+    "COPIES",
     "GEMM_CATEGORIES",
     "RULES",
     "SMALL_TYPES",

@@ -27,6 +27,8 @@ CATEGORIES = (
 """Values of the column `kernels.category`."""
 GEMM_CATEGORIES = ("gemm", "conv", "attention")
 """Categories of kernels that multiply matrices."""
+COPIES = ("memcpy", "memset")
+"""Categories of copies and fills, which are not kernels."""
 
 _PATTERNS = (
     ("elementwise", r"^_?triton_(?:poi|for)_"),  # whatever operators are fused in it
@@ -39,7 +41,10 @@ _PATTERNS = (
         r"nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|userbuffers_|\bep::(?:inter|intra)node|"
         r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::)",
     ),
-    ("attention", r"(?i)flash_?(?:fwd|bwd|attn|attention)|fmha|sdpa|attention|attn|(?:Prefill|Decode)\w*KVCacheKernel"),
+    (
+        "attention",
+        r"(?i)flash_?(?:fwd|bwd|attn|attention)|fmha|sdpa|attention|attn|\bsage_fwd|(?:Prefill|Decode)\w*KVCacheKernel",
+    ),
     (
         "embedding",
         r"(?i)embedding|fbgemm_gpu::|indexSelect|vectorized_gather|permute_pooled|linearize_index|bounds_check_ind",
@@ -86,7 +91,7 @@ _PATTERNS = (
 _WORDS = {
     "communication": "nccl rccl nvshmem mscclpp cross_device multimem_ userbuffers_ internode intranode allreduce "
     "all_reduce reducescatter reduce_scatter allgather all_gather alltoall all_to_all deep_ep:: deepep::",
-    "attention": "flash fmha sdpa attention attn kvcache",
+    "attention": "flash fmha sdpa attention attn sage kvcache",
     "embedding": "embedding fbgemm indexselect vectorized_gather permute_pooled linearize_index bounds_check",
     "optimizer": "multi_tensor adam sgd lamb adagrad novograd",
     "norm": "layernorm layer_norm rmsnorm rms_norm batchnorm batch_norm groupnorm group_norm instancenorm "

@@ -15,6 +15,7 @@ from tests.synthetic_kernels import STEPS, columns, kernel, kernels, window
 
 GEMM = kernel("gemm", 400.0, 1, "gemm", "aten::mm", "yes")
 ADD = kernel("add", 200.0, 1, "elementwise", "aten::add")
+COPY = kernel("Memcpy HtoD (Pinned -> Device)", 200.0, 1, "memcpy", "aten::copy_")
 REDUCE = kernel("nccl", 300.0, 1, "communication", "nccl:all_reduce")
 
 
@@ -77,6 +78,15 @@ def test_communication_counts_only_while_nothing_else_runs(tmp_path: Path) -> No
     # Overlapping time is subtracted from communication first.
     assert us(guessed)["communication"] == pytest.approx(50.0)
     assert sum(us(guessed).values()) == pytest.approx(750.0)
+
+
+def test_copies_count_only_while_no_kernel_runs(tmp_path: Path) -> None:
+    rows = [GEMM, ADD, COPY]
+    recorded = {"busy_us": 650.0, "idle_us": 100.0, "wall_us": 750.0, "idle_data_us": 0.0, "kernel_us": 800.0}
+    parts = us(cost_of(tmp_path / "a", rows, **recorded, communication_alone_us=0.0, copies_alone_us=50.0))
+    assert (parts["copy"], parts["tensor"], parts["memory_bound"]) == pytest.approx((50.0, 400.0, 200.0))
+    older = us(cost_of(tmp_path / "b", rows, **recorded, communication_alone_us=0.0, copies_alone_us=None))
+    assert older["copy"] > 100.0 and sum(older.values()) == pytest.approx(750.0)
 
 
 def test_concurrent_kernels_share_their_busy_time(tmp_path: Path) -> None:

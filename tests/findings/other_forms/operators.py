@@ -131,6 +131,71 @@ def positions_that_are_clamped(into):
     bf16(m, series(3), into)
 
 
+def _with_table(into, table, buffer=True):
+    """Activations are scaled by rows of a table that was computed before the training."""
+
+    def scaled(m, x):
+        h = m.a(x)
+        return m.b((h * (1 + 1e-3 * m.table[-x.shape[1] :].real.float().reshape(x.shape[1], -1)[:, :1])).mean(1))
+
+    m = Net(scaled, a=nn.Linear(8, 16), b=nn.Linear(16, 8))
+    if buffer:
+        m.register_buffer("table", table)
+    else:
+        m.table = table
+    bf16(m, series(3), into)
+
+
+def _angles(dtype=torch.float32):
+    return torch.outer(torch.arange(600.0), 10000 ** -(torch.arange(8) / 8)).to(dtype).float()
+
+
+@fault("rounded-positions", "table", each_time=True)
+def rotary_table_of_rounded_angles(into):
+    _with_table(into, _angles(BF).cos())
+
+
+@fault("rounded-positions", "table", each_time=True)
+def complex_rotary_table_that_is_no_buffer(into):
+    angles = _angles(BF)
+    _with_table(into, torch.polar(torch.ones_like(angles), angles), buffer=False)
+
+
+@fault("rounded-positions", "table")
+def angles_in_bf16(into):
+    _with_table(into, _angles(BF).to(BF))
+
+
+@healthy(each_time=True)
+def rotary_table_in_bf16_of_exact_angles(into):
+    _with_table(into, _angles().cos().to(BF))
+
+
+@healthy()
+def complex_rotary_table_of_exact_angles(into):
+    _with_table(into, torch.polar(torch.ones(600, 8), _angles()), buffer=False)
+
+
+@fault("rounded-positions", "table", each_time=True)
+def timesteps_that_fall_in_bf16(into):
+    _with_table(into, torch.arange(999.0, -1, -1).to(BF))
+
+
+@healthy(each_time=True)
+def ids_of_segments_in_bf16(into):
+    _with_table(into, (torch.arange(600) // 3).to(BF))
+
+
+@healthy(each_time=True)
+def sorted_data_in_bf16(into):
+    _with_table(into, torch.randn(5000).sort().values.to(BF))
+
+
+@fault("rounded-positions", "table")
+def coordinates_rounded_to_bf16_in_fp32(into):
+    _with_table(into, torch.linspace(0, 1, 1000).to(BF).float())
+
+
 @fault("rounded-positions")
 def diffusion_timestep_bf16(into):
     def denoised(m, x, t):
@@ -311,6 +376,63 @@ def kl_log_zero(into):
 
     m = CNN()
     bf16(m, enumerate(images(8)), into, adam(m, 0.01), loss=loss, log=lambda rec, loss: rec.log(loss=loss))
+
+
+def _energy(into, dtype, normalized):
+    """An island without autocast, which divides by a norm that may be infinite."""
+
+    def island(m, x):
+        with amp(enabled=False):
+            return normalized(x.to(dtype))
+
+    m = Net(lambda m, x: m.b(m.n(m.a(x * 60))), a=nn.Linear(64, 256), n=Net(island), b=nn.Linear(256, 10))
+    fp16(m, vectors(6), into)
+
+
+def _by_energy(h):
+    return h / (h.pow(2).sum(-1, keepdim=True) / h.shape[-1] + 1.0).sqrt()
+
+
+@fault("activation-overflow", "n", each_time=True)
+def island_that_forgot_to_widen(into):
+    _energy(into, torch.float16, _by_energy)
+
+
+@healthy(each_time=True)
+def island_that_widens(into):
+    _energy(into, torch.float32, _by_energy)
+
+
+@fault("activation-overflow", "n")
+def norm_that_overflows_and_divides(into):
+    _energy(into, torch.float16, lambda h: 300 * h / (300 * h).norm(dim=-1, keepdim=True))
+
+
+@fault("activation-overflow", "n")
+def product_with_itself_that_overflows(into):
+    def normalized(h):
+        h = 10 * h
+        return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-3)
+
+    _energy(into, torch.float16, normalized)
+
+
+def _rows_that_are_zero(into, dtype):
+    def unit(m, x):
+        h = m.f(x * (torch.arange(len(x)) > 2)[:, None]).to(dtype)
+        return m.g(h / (h.pow(2).sum(-1, keepdim=True) + 1e-8).sqrt())
+
+    fp16(Net(unit, f=nn.Linear(64, 16, bias=False), g=nn.Linear(16, 10)), vectors(8), into)
+
+
+@fault("eps-rounds-to-zero", "", each_time=True)
+def rows_of_zeros_divided_by_their_norm(into):
+    _rows_that_are_zero(into, torch.float16)
+
+
+@healthy()
+def rows_of_zeros_divided_by_their_norm_in_fp32(into):
+    _rows_that_are_zero(into, torch.float32)
 
 
 def small_scale():

@@ -35,6 +35,8 @@ MIN_LOST_FRAC = 0.5
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
+MAGNITUDES = ("pow", "square", "sum", "mean", "var", "norm", "linalg_vector_norm")
+"""Operators that overflow float16 from finite numbers, and whose results often divide."""
 MIN_ROWS = 16
 """Rows of an input whose columns are compared with their copies in 16 bits."""
 MAX_ROUNDED_VARIANCE_FRAC = 0.02
@@ -113,6 +115,8 @@ class NarrowOps:
                 self._check_columns(first, result, module)
                 self._check_grid(op, first, result, module)
             return
+        if result.dtype == torch.float16 and (name in MAGNITUDES or (name == "mul" and args[1] is first)):
+            self._check_overflow(op, first, result, module)
         if name in ("_softmax", "sigmoid"):
             self._softmax_sizes.add(first.shape[-1] if first.dim() else 1)
             if name == "_softmax" and first.dim() and first.shape[-1] >= MIN_CLASSES:
@@ -259,6 +263,12 @@ class NarrowOps:
         # Of FP32 scores the share of ties tells whether they matter.
         kind, ties = ("narrow router", tied.sum()) if source is None else ("rounded logits", tied.float().mean())
         self._choices.append((kind, op, name, experts, chosen, ties, source or scores.dtype))
+
+    def _check_overflow(self, op: str, first: torch.Tensor, out: torch.Tensor, module: Callable[[], str]) -> None:
+        """Squares and sums that are infinite, which is hidden where something is divided by them."""
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 and out.numel() > 1:
+            infinite = out.detach().isinf().sum() * first.detach().isfinite().all()
+            self._later("inner overflow", op, module(), out.dtype, infinite, 0.0)
 
     def _check_mask(self, op: str, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         """A mask is 0 or a large negative constant, which becomes infinite."""

@@ -9,6 +9,8 @@ from itertools import repeat
 from operator import attrgetter, is_not
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -30,6 +32,16 @@ SCHEDULES = ("alphas_cumprod", "betas", "sigmas")
 """Names of noise schedules by timestep, as of DDPM: in bfloat16 the first and last of them are equal."""
 AVERAGE = re.compile(r"(?:^|_)(?:running|moving|ema)(?:_|$)")
 """In names of attributes that hold an average over steps."""
+MAX_TABLES, MAX_ELEMENTS = 64, 2**24
+MAX_LIST = 2**15
+"""Rows of a table whose first numbers are compared with each other."""
+MAX_CHANCE_FRAC = 0.05
+"""Share of positions whose cosine equals that of the one before in 16 bits without being rounded itself."""
+MIN_COLLAPSED_FRAC, MIN_REPEATED = 0.1, 8
+"""Share of neighbours in a list that are equal, and numbers that occur more than once, from which it is reported."""
+MIN_REGULAR_FRAC, MAX_UNEVEN_FRAC = 0.9, 0.1
+"""Share of the numbers of a rounded list that occur as often as the next, but for this share and two: ties are rounded
+to even."""
 FIRST_STEPS = 3
 MAX_NAMED = 8
 MAX_EVENTS = 2000
@@ -121,7 +133,8 @@ class HalfBuffers(Observer):
 
 
 class PositionTables(Observer):
-    """Reports once which buffers hold rounded positions, sines and cosines of such, or frequencies in 16 bits.
+    """Reports once which buffers, and tensors that modules keep as attributes, hold rounded positions, sines and
+    cosines of such, or frequencies in 16 bits.
 
     Neighbouring rows of such a table are equal where two positions became one, though not at its begin.
     """
@@ -140,7 +153,7 @@ class PositionTables(Observer):
 
     def _send(self, step: int) -> None:
         tables = []
-        for name, buffer in ((n, b) for n, b in named_buffers(self._model) if has_values(b)):
+        for name, buffer in self._kept():
             if buffer.dtype in NARROW and name.rpartition(".")[2].endswith(("inv_freq", "freqs", "frequencies")):
                 self._writer.event(
                     "rounded positions", name, step=step, op="frequencies", dtype=dtype_name(buffer.dtype)
@@ -149,11 +162,28 @@ class PositionTables(Observer):
                 self._writer.event("rounded positions", name, step=step, op="schedule", dtype=dtype_name(buffer.dtype))
             elif _is_position_table(buffer):
                 tables.append((name, buffer))
-        if tables:
+        if tables := tables[:MAX_TABLES]:
             transfer = HostTransfer()
             transfer.put("equal", torch.stack([_equal_rows(b).to(tables[0][1].device) for _, b in tables]))
+            for place, (_, buffer) in enumerate(tables):
+                transfer.put(f"column {place}", _rows(buffer)[:MAX_LIST, 0].clone())
             transfer.send()
             self._sent = [(n, b.dtype) for n, b in tables], transfer
+
+    def _kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Buffers, and other tensors that modules hold, by name; complex ones as pairs of real numbers."""
+        kept = [(n, b) for n, b in named_buffers(self._model) if has_values(b)]
+        for module, owner in named_modules(self._model):
+            for key, value in attributes(owner).items():
+                if type(value) is not torch.Tensor or value.requires_grad or not has_values(value):
+                    continue
+                if value.numel() <= MAX_ELEMENTS:  # larger ones may be the data
+                    kept.append((f"{module}.{key}".removeprefix("."), value))
+        for name, tensor in kept:
+            if type(tensor) is torch.Tensor and tensor.is_complex():
+                yield name, torch.view_as_real(tensor.detach().resolve_conj()).flatten(-2)
+            else:
+                yield name, tensor
 
     def step_ended(self, step: int) -> None:
         self._write(wait=False)
@@ -165,10 +195,56 @@ class PositionTables(Observer):
         if self._sent is None or not self._sent[1].ready(wait):
             return
         (named, transfer), self._sent = self._sent, None
-        for (name, dtype), (first, rest) in zip(named, transfer.values("equal").reshape(-1, 2), strict=True):
-            if not first and rest:
-                more: dict[str, Any] = {"op": "table", "value": float(rest), "limit": 0.0}
-                self._writer.event("rounded positions", name, step=0, dtype=dtype_name(dtype), **more)
+        pairs = transfer.values("equal").reshape(-1, 2)
+        for place, ((name, dtype), (first, rest)) in enumerate(zip(named, pairs, strict=True)):
+            more: dict[str, Any] = {"op": "table", "value": float(rest), "dtype": dtype_name(dtype)}
+            if first or not rest:
+                collapsed, rounded = collapsed_steps(transfer.values(f"column {place}"), dtype)
+                more = {"op": "list", "value": float(collapsed), "dtype": dtype_name(rounded)}
+            if more["value"]:
+                self._writer.event("rounded positions", name, step=0, limit=0.0, **more)
+
+
+def collapsed_steps(values: npt.NDArray[np.float64], dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    """How many neighbours are equal in a list of steadily growing or falling numbers that was rounded to 16 bits, and
+    the dtype it was rounded to; 0 for any other list.
+
+    Such a list takes every number of the dtype, one after the other, each about as often as the next. Steps that are
+    equal by intent, such as ids of segments, are farther apart; sorted data repeat irregularly.
+    """
+    steps = np.abs(np.diff(values))
+    equal = steps == 0
+    if (
+        not np.isfinite(values).all()
+        or equal.mean() < MIN_COLLAPSED_FRAC
+        or len(np.unique(np.sign(np.diff(values))[~equal])) != 1
+    ):
+        return 0, dtype
+    precise = torch.from_numpy(values)
+    for narrow in (dtype,) if dtype in NARROW else NARROW:
+        exact = bool((precise.to(narrow).to(torch.float64) == precise).all())
+        if exact and _takes_every_number(values, float(torch.finfo(narrow).eps)):
+            return int(equal.sum()), narrow
+    return 0, dtype
+
+
+def _takes_every_number(values: npt.NDArray[np.float64], eps: float) -> bool:
+    """Whether a list takes one number of a dtype after the other, each about as often as the next."""
+    steps = np.abs(np.diff(values))
+    starts = np.flatnonzero(steps) + 1
+    repeats = np.diff(starts)  # of all but the first and the last number, which may be limits
+    exponents = np.frexp(np.maximum(np.abs(values[starts - 1]), np.abs(values[starts])))[1]
+    heights = steps[starts - 1] / np.ldexp(eps / 2, exponents)
+    repeated = repeats > 1
+    close = (heights[:-1] <= 1) & (heights[1:] <= 1)
+    alike = exponents[1:-1] == exponents[2:]
+    differences = np.abs(np.diff(repeats)) <= 2 + MAX_UNEVEN_FRAC * np.minimum(repeats[:-1], repeats[1:])
+    return bool(
+        repeated.sum() >= MIN_REPEATED
+        and close[repeated].mean() >= MIN_REGULAR_FRAC
+        and alike.any()
+        and differences[alike].mean() >= MIN_REGULAR_FRAC
+    )
 
 
 def _is_position_table(buffer: torch.Tensor) -> bool:
@@ -192,20 +268,31 @@ def _width(table: torch.Tensor) -> int:
     return 1 if table.numel() == max(table.shape[-2:]) else table.shape[-1]
 
 
-def _equal_rows(table: torch.Tensor) -> torch.Tensor:
-    """How many of the first `MIN_ROWS` rows equal the row before, and how many of the rest."""
-    rows = table.detach().reshape(-1, _width(table))
+def _rows(table: torch.Tensor) -> torch.Tensor:
+    """The table with one row for each position."""
     if _is_slopes(table):
         rows = table.detach().reshape(-1, table.shape[-1])[0, :, None]
-        rows = rows * (rows[1] - rows[0]).sign()
+        return rows * (rows[1] - rows[0]).sign()
+    return table.detach().reshape(-1, _width(table))
+
+
+def _equal_rows(table: torch.Tensor) -> torch.Tensor:
+    """How many of the first `MIN_ROWS` rows equal the row before, and how many of the rest."""
+    rows = _rows(table)
     steps = rows[1:] - rows[:-1]
     equal = (steps == 0).all(dim=1)
+    first, rest = equal[: MIN_ROWS - 1].sum(), equal[MIN_ROWS - 1 :].sum()
     if rows.shape[1] > 1:
         is_table = rows.abs().amax() <= 1.0  # of sines and cosines
+        # If angles were rounded, positions become equal in the first column, of the highest frequency, before others.
+        fast = steps[:, 0] == 0
+        early, late = fast[: MIN_ROWS - 1].sum(), fast[MIN_ROWS - 1 :].sum()
+        by_chance = MAX_CHANCE_FRAC * (len(steps) - MIN_ROWS + 1)
+        rest = torch.where((early <= MAX_CHANCE_FRAC * MIN_ROWS) & (late > by_chance), late, rest)
     else:  # positions at equal distances, until rounding makes some of them equal and others more distant
         unit = steps[0]
         is_table = (steps[: MIN_ROWS - 1] == unit).all() & (unit > 0).all() & (steps >= 0).all() & (steps > unit).any()
-    return torch.stack([equal[: MIN_ROWS - 1].sum(), equal[MIN_ROWS - 1 :].sum() * is_table])
+    return torch.stack([first, rest * is_table])
 
 
 class Branches(Observer):
