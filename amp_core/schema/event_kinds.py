@@ -47,7 +47,8 @@ EVENT_KINDS: dict[str, str] = {
     "rounded logits": "a choice among FP32 scores that were of dtype before, as of a router whose softmax alone is in "
     "FP32; value: share of rows with a tie between the last that was chosen and the next; limit: the number of scores",
     "narrow statistics": "mean or variance of a module in dtype, by which it divides; value: the number of statistics",
-    "narrow sum": "a sum with its result in dtype; value: the number of its terms",
+    "narrow sum": "a sum with its result in dtype; value: the number of its terms; name: its module, `loss`, or `the "
+    "loop` outside of forward and loss",
     "rounded positions": "integers that dtype rounds, op `_to_copy`, or makes equal, op `arange` or `linspace`, value: "
     "how many; or angles in dtype, op `sin` or `cos`, value: the largest; limit: the largest that is exact enough; op "
     "`table`: a buffer whose neighbouring rows are equal, value: how many are; op `list`: a buffer of steadily growing "

@@ -187,9 +187,11 @@ def half_statistics(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=284,
         what="A long sum is accumulated in 16 bits.",
-        signal="Sums, cumulative sums, index sums and chains of additions with 16-bit results, in the first step.",
-        threshold="4,096 terms of a sum, 65,536 of a mean, 256 per bin, or 64 consecutive additions; for a "
-        "cumulative sum 2^8 terms in bfloat16 and 2^11 in float16, beyond which a sum of ones no longer grows.",
+        signal="Sums, cumulative sums, index sums and chains of additions with 16-bit results: in the first step, "
+        "between the first steps, and in the first evaluations.",
+        threshold="4,096 terms of a sum, 65,536 of a mean, 256 per bin, or 64 consecutive additions to a number; to a "
+        "tensor, 64 within one module of which the last leaves half of it unchanged. For a cumulative sum 2^8 terms in "
+        "bfloat16 and 2^11 in float16, beyond which a sum of ones no longer grows.",
         advice="The sum has two or three significant digits, and where partial sums are rounded too, small terms "
         "are lost altogether. Sum in float32 and cast the result.",
         snippet="total = x.sum(-1, dtype=torch.float32)\nsteps = torch.cumsum(x, -1, dtype=torch.float32)",
@@ -217,8 +219,8 @@ def half_sum(run: Run) -> list[Finding]:
         order=285,
         what="Positions, timesteps or rotary angles are computed in 16 bits, where integers above 256 (bfloat16) or "
         "2,048 (float16) collide.",
-        signal="Casts of integers, ranges, sines and cosines in 16 bits in the first step; the model's buffers at "
-        "the start.",
+        signal="Casts of integers and grids, ranges, sines and cosines in 16 bits in the first step, and by the loop "
+        "between the first steps; the model's buffers at the start.",
         threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 "
         "in float16, where the spacing is a quarter (transformers issue 29285); a column of an input, beyond 256 or "
         "2,048 on average, of which rounding is 2 % of the variance.",

@@ -173,7 +173,8 @@ def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
         family=RANGE_AND_PRECISION,
         order=160,
         what="A small constant that keeps a divisor, root or logarithm away from zero is itself zero in float16.",
-        signal="Constants in additions and lower bounds with a 16-bit result, in the first step; `eps` of modules "
+        signal="Constants in additions and lower bounds with a 16-bit result, in the first step, between the first "
+        "steps and in the first evaluations; `eps` of modules "
         "that compute in float16.",
         threshold="A constant of at most 2^-25, half of the smallest float16 number: it rounds to 0. An error if "
         "something was not finite.",

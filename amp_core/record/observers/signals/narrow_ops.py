@@ -295,7 +295,8 @@ class NarrowOps:
     def _check_grid(self, op: str, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         """The coordinates of a grid are integers in equal steps. The first line along each dimension tells."""
         for dim in range(wide.dim()) if wide.shape == copy.shape and wide.numel() else ():
-            line, rounded = (t.detach().movedim(dim, 0).flatten(1)[:, 0] for t in (wide, copy))
+            first = tuple(slice(None) if d == dim else 0 for d in range(wide.dim()))
+            line, rounded = wide.detach()[first], copy.detach()[first]
             if MIN_GRID <= len(line) <= MAX_VALUES:
                 steps = line[1:] - line[:-1]
                 is_grid = (steps == steps[0]).all() & (steps[0] != 0) & (line == line.round()).all()
