@@ -109,7 +109,7 @@ class NarrowOps:
         if first.dtype not in NARROW:
             if op == "_to_copy" and first.dtype in INTEGERS:
                 self._count_rounded(op, first, result, module)
-            elif op == "_to_copy" and not first.requires_grad:
+            elif op == "_to_copy" and first.is_floating_point() and not first.requires_grad:
                 if result.dtype == torch.float16:
                     self._check_mask(op, first, result, module)
                 self._check_columns(first, result, module)

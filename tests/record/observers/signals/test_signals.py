@@ -313,6 +313,20 @@ def test_an_exponent_may_be_a_tensor(tmp_path):
     assert events(tmp_path / "run", "warning").empty
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool])
+def test_pictures_of_bytes_and_masks_do_not_end_the_inspection_of_operators(tmp_path, dtype):
+    model = torch.nn.Linear(64, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for _ in range(2):
+            x = torch.randint(0, 255, (32, 64)).to(dtype)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(x.to(torch.bfloat16) / 255).float().square().mean()
+            loss.backward()
+            optimizer.step()
+    assert events(tmp_path / "run", "warning").empty
+
+
 def test_an_inspection_of_operators_that_fails_does_not_reach_the_training(tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError("an operator that nobody thought of")
