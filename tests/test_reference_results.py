@@ -1,4 +1,5 @@
-"""The reference results in docs/evidence.md: each figure is recomputed here from a run in `sample_runs/`.
+"""The reference results in docs/evidence.md: each figure is recomputed here from a run in `sample_runs/`, or is one of
+the same page's table of what a GPU showed.
 
 `python -m tests.test_reference_results` prints the table.
 """
@@ -10,6 +11,7 @@ from amp_core import Run, load_run
 from amp_core.__main__ import parser
 from amp_core.analysis import compare
 from amp_core.analysis.numerics.histograms import true_counts
+from tests.gpu.checks import all_checks
 from tests.paths import ROOT, SAMPLE_RUNS
 
 NOT_YET = "not measured yet"
@@ -58,9 +60,17 @@ def on_this_cpu() -> str:
     return f"not on this CPU: BF16 {bf16} × slower, FP16 {fp16} × slower"
 
 
+def on_an_h100(check: str) -> str:
+    """What the table "On a GPU" has for a check of `tests.gpu`."""
+    evidence = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    (line,) = (line for line in evidence.splitlines() if line.startswith("|") and line.endswith(f"| `{check}` |"))
+    what, measured = (cell.strip() for cell in line.strip("|").split("|")[:2])
+    model = what.split(" over ")[0].split(",")[0]
+    return f"{model}: {measured} over FP32 without TF32, each at its best batch, on an H100"
+
+
 LSTM = "ampscope train --workload text-lstm --size logistic --steps 120"
 GPT = "ampscope train --workload text-gpt --size tiny --steps 400 --seed 1"
-BERT = "ampscope compare --workload text-bert --size large --precisions fp32,tf32,bf16,fp16"
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -71,8 +81,8 @@ def rows() -> list[tuple[str, str, str]]:
             NOT_YET,
             "ampscope compare --workload image-resnet --size resnet50 --precisions fp32,tf32,bf16,fp16",
         ),
-        ("1.5–5.5 × faster on NVIDIA GPUs", NOT_YET, "ampscope compare --workload text-gpt --size small"),
-        ("BERT-large near 6 × faster", NOT_YET, BERT),
+        ("1.5–5.5 × faster on NVIDIA GPUs", on_an_h100("speed-gpt2"), "python -m tests.gpu --only speed-gpt2"),
+        ("BERT-large near 6 × faster", on_an_h100("speed-bert"), "python -m tests.gpu --only speed-bert"),
         ("Less memory, hence larger batches", NOT_YET, "ampscope tune --max-batch --workload text-bert --size large"),
         ("The same final quality", held_out(), f"{GPT} --precision bf16"),
         (
@@ -101,14 +111,17 @@ def test_the_table_has_the_figures_of_the_sample_runs() -> None:
 
 
 def test_figures_are_missing_only_because_no_sample_is_of_a_gpu() -> None:
-    assert section().count(NOT_YET) >= 4
+    assert section().count(NOT_YET) == 2
     assert on_gpu() == [], "there are GPU runs now: add their figures to the table"
 
 
 def test_each_command_is_valid() -> None:
     for _, _, command in rows():
-        words = shlex.split(command)[1:]
-        parser().parse_args(words if words[0] == "tune" else [*words, "--out", "x"])
+        program, *words = shlex.split(command)
+        if program == "python":
+            assert words[:3] == ["-m", "tests.gpu", "--only"] and words[3] in {check.name for check in all_checks()}
+        else:
+            parser().parse_args(words if words[0] == "tune" else [*words, "--out", "x"])
 
 
 def test_the_ablation_supports_the_claim() -> None:
