@@ -230,6 +230,11 @@ def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
     else:
         where, op = name or model_name(run), "its weights" if detail == "weights" else op
     step = int(float(str(row["step"])))
+    dtype = row["dtype"] if isinstance(row["dtype"], str) else ""
+    inner = signals(run, "inner overflow")
+    inner = inner[(inner["step"] == step) & (inner["name"] == name.rpartition(".")[0])]
+    if detail == "input" and len(inner):
+        op, dtype = f"{inner['op'].iloc[0]} before {name}", str(inner["dtype"].iloc[0])
     if detail in ("", "input") and (masked := _masked_in(run, step, where)) is not None:
         where, op = masked or where, MASKED_ROWS
     return Cause(
@@ -237,7 +242,7 @@ def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
         phase="forward",
         where=where,
         op=op,
-        dtype=row["dtype"] if isinstance(row["dtype"], str) else "",
+        dtype=dtype,
         value=_number(row["value"]),
         limit=_number(row["limit"]),
         clean=detail == "" and where != LOSS and op != MASKED_ROWS,

@@ -36,7 +36,8 @@ def _first_overflow(run: Run) -> Cause | None:
     """The first module, or operator of the loss, with a non-finite FP16 output from finite input, which began a stretch
     of failing steps."""
     frame = signals(run, "non-finite output")
-    frame = frame[frame["detail"].isin(["", "input"]) & ((frame["dtype"] == "float16") | (frame["op"] == "loss"))]
+    in_fp16 = (frame["dtype"] == "float16") | (frame["op"] == "loss")
+    frame = frame[(frame["detail"] == "input") | ((frame["detail"] == "") & in_fp16)]
     done, harmless = -1, set(_made_with_finite_loss(run))
     for step in map(int, frame["step"].dropna()):
         if step <= done or step in harmless:

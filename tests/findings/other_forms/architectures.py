@@ -261,3 +261,27 @@ def _summed_by_hooks(into, dtype):
                     p.grad = sums[name].float() / 4
                     sums[name].zero_()
                 step(o)
+
+
+def _squared_relu_attention(into, dtype):
+    """Of gated attention units: scores are squared where they are positive, and divided by their sum."""
+
+    def attended(m, x):
+        h = m.inp(x)
+        scores = (h @ h.transpose(-1, -2)).to(dtype).relu().square()
+        weights = scores / scores.sum(-1, keepdim=True).clamp(min=1e-3)
+        return m.out((weights.to(h.dtype) @ h).mean(1))
+
+    m = Net(attended, inp=nn.Linear(8, 64), out=nn.Linear(64, 8))
+    torch.nn.init.normal_(m.inp.weight, std=2.0)
+    fp16(m, series(12), into)
+
+
+@fault("activation-overflow")
+def squared_relu_attention_in_fp16(into):
+    _squared_relu_attention(into, torch.float16)
+
+
+@healthy()
+def squared_relu_attention_in_fp32(into):
+    _squared_relu_attention(into, torch.float32)
