@@ -22,6 +22,8 @@ from tests.paths import ROOT
 from tests.record.loops import train
 
 STEPS = 30
+EVALUATED_STEP = 5
+"""Before this one the model is called without gradients too."""
 
 
 @functools.cache
@@ -41,6 +43,9 @@ def trained(into: Path, between: Callable[[int, Path], None] | None = None, step
             if between is not None:
                 between(step, into)
             step += 1
+            if step == EVALUATED_STEP:
+                with torch.no_grad():
+                    kind.__call__(self, *args)
             return kind.__call__(self, *args)
 
         # A hook would be called after the begin of the step.
