@@ -21,6 +21,7 @@ from amp_core.text.errors import in_one_line
 MOMENTS = (
     "step_began",
     "evaluation_began",
+    "evaluation_returned",
     "phase_entered",
     "forward_ended",
     "backward_began",
@@ -35,7 +36,7 @@ MOMENTS = (
     "close",
 )
 
-_ALWAYS = ("step_began", "evaluation_began", "scaler_found", "optimizer_found", "loss_nonfinite", "close")
+_ALWAYS = ("step_began", "evaluation_began", "evaluation_returned", "scaler_found", "optimizer_found", "loss_nonfinite", "close")
 
 
 class Observer:
@@ -43,8 +44,8 @@ class Observer:
 
     awake = True
     """Whether the observer has anything to do in this step. Set by the observer, in `step_began` or once at creation.
-    One that is not awake receives only `step_began`, `evaluation_began`, `scaler_found`, `optimizer_found`,
-    `loss_nonfinite` and `close`, at almost no cost."""
+    One that is not awake receives only `step_began`, `evaluation_began`, `evaluation_returned`, `scaler_found`,
+    `optimizer_found`, `loss_nonfinite` and `close`, at almost no cost."""
     bare = False
     """Whether the recorder wants to measure the step without hooks. An observer that can work with fewer hooks does so
     then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
@@ -67,6 +68,9 @@ class Observer:
 
     def evaluation_began(self) -> None:
         """The model is about to be called without gradients, which computes no loss to train on."""
+
+    def evaluation_returned(self) -> None:
+        """The model, called without gradients, returned."""
 
     def phase_entered(self, phase: str) -> None:
         """The training thread entered `phase`: one of `amp_core.phases.PHASES`, or `after_backward`. Called very

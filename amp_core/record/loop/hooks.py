@@ -202,7 +202,10 @@ class Hooks:
     @loop_hook
     @isolated
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._steps.auditing or in_backward() or not torch.is_grad_enabled():
+        if self._steps.auditing or in_backward():
+            return
+        if not torch.is_grad_enabled():
+            self._steps.notify("evaluation_returned")
             return
         if not self._repeating:
             self._loss_and_samples.counted(self._batch.ended(output))

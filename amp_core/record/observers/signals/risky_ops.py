@@ -145,6 +145,14 @@ class EvaluationOperators(StepOperators):
         if self._left and not (self.active or apart or torch.is_inference_mode_enabled() or mode_would_uncompile()):
             self._left -= 1
             self.inspect(_LoopChecker(self._writer, self._model, self._step, self.at_own_work))
+        self._in_model(True)
+
+    def evaluation_returned(self) -> None:
+        self._in_model(False)
+
+    def _in_model(self, inside: bool) -> None:
+        if isinstance(self._mode, _LoopChecker):
+            self._mode.in_model = inside
 
     def step_began(self, step: int) -> None:
         self.stop()
@@ -283,6 +291,12 @@ class _LoopChecker(_OpChecker):
 
     outside = "the loop"
     phase = None
+    in_model = False
+    """Whether the model runs: its operators are not inspected, nor do they count."""
+
+    def inspect_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        if not self.in_model:
+            super().inspect_op(func, args, kwargs, out)
 
     def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
         pass

@@ -313,6 +313,22 @@ def test_an_exponent_may_be_a_tensor(tmp_path):
     assert events(tmp_path / "run", "warning").empty
 
 
+def test_operators_of_the_model_do_not_count_in_an_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setattr(risky_ops, "MAX_OPERATORS", 400)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        total = torch.zeros((), dtype=torch.bfloat16)
+        with torch.no_grad():
+            for _ in range(70):
+                total += model(torch.ones(4, 8)).mean().to(torch.bfloat16)
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    assert events(tmp_path / "run", "narrow sum")["name"].tolist() == ["the loop"]
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool])
 def test_pictures_of_bytes_and_masks_do_not_end_the_inspection_of_operators(tmp_path, dtype):
     model = torch.nn.Linear(64, 4)
