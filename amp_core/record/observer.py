@@ -36,7 +36,15 @@ MOMENTS = (
     "close",
 )
 
-_ALWAYS = ("step_began", "evaluation_began", "evaluation_returned", "scaler_found", "optimizer_found", "loss_nonfinite", "close")
+_ALWAYS = (
+    "step_began",
+    "evaluation_began",
+    "evaluation_returned",
+    "scaler_found",
+    "optimizer_found",
+    "loss_nonfinite",
+    "close",
+)
 
 
 class Observer:
