@@ -16,6 +16,9 @@ from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
 
+SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
+"""What a guide entry states as its threshold if its finding is one of the possible savings."""
+
 
 def saving_finding(run: Run, code: str, inference_advice: str = "", inference_snippet: str = "") -> list[Finding]:
     """The finding `code` if a trace has that saving. The last two arguments are for traces without training."""

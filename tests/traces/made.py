@@ -15,7 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from amp_core.traces import Trace, read_trace
+from amp_core import load_run
+from amp_core.traces import Trace, import_traces, read_trace
 
 BASE = 1_700_000_000_000_000
 """Microseconds since 1970."""
@@ -167,3 +168,23 @@ def read(folder: Path, document: Any, name: str = "trace.json") -> tuple[Trace, 
     """The document as a file in `folder`, read back: the trace, and its kernels as a table."""
     trace = read_trace(write(folder / name, document))
     return trace, pd.DataFrame(trace.kernels)
+
+
+def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB"):
+    """The run imported from a hand-written trace of that GPU."""
+    properties = [{"name": gpu, "computeMajor": 7, "computeMinor": 0}]
+    return load_run(
+        import_traces([write(tmp_path / "t.json", trace.document(deviceProperties=properties))], tmp_path / "run")
+    )
+
+
+def products(*, backward=False, name=SIMT, dtype="float"):
+    """A step of two products, the second in backward if asked for; idle for its last 200 µs."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for at in (10, 410):
+        if backward and at > 10:
+            trace.op("MmBackward0", 20, 10, 2)
+        trace.op("aten::mm", 20, 8, 2 if backward and at > 10 else 1, **{"Input type": [dtype] * 2})
+        trace.kernel(name, at, 400, 22, 2 if backward and at > 10 else 1)
+    return trace

@@ -222,7 +222,7 @@ class _ListenedQuickly(_Listened):
         module = self.module
         try:
             output = (self.compiled or module._call_impl)(*args, **kwargs)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a notebook continues after it
             self._raised(module, args, kwargs)
             raise
         try:

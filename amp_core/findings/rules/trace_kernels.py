@@ -1,0 +1,276 @@
+"""Rules on the kernels of imported traces: possible savings, and those of unknown type."""
+
+import re
+from dataclasses import replace
+
+from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows
+from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
+from amp_core.findings.registry import GUIDE, make_finding, rule
+from amp_core.findings.signals import facts
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding
+from amp_core.store.run import Run
+from amp_core.text.formatting import percent
+
+
+@rule(
+    Entry(
+        code="fp32-products",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=436,
+        what="GEMM/conv of an imported trace runs in FP32 or TF32, where 16 bits are faster.",
+        signal="Time of such kernels, by name and by their operators' dtypes, and the data sheet's rates.",
+        threshold=SAVING_THRESHOLD,
+        advice="Run them in 16 bits under autocast, or allow TF32 on GPUs that support it (Ampere and later). BF16 "
+        "needs no loss scaling; before Ampere, use FP16 with a GradScaler.",
+        snippet="torch.backends.cuda.matmul.allow_tf32 = True\n"
+        "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
+        page="tensor-cores",
+    )
+)
+def fp32_products(run: Run) -> list[Finding]:
+    """`fp32-products`: products and convolutions that 16 bits would speed up."""
+    findings = saving_finding(
+        run,
+        "fp32-products",
+        "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
+        "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n    y = model(x.to(torch.bfloat16))",
+    )
+    gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
+    if gpu.capability is None or gpu.takes("bf16"):
+        return findings
+    training = Remedy(
+        "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a GradScaler. "
+        "BF16 would be emulated, and there is no TF32.",
+        GUIDE["fp16-without-scaler"].snippet,
+    )
+    inference = Remedy(
+        "The tensor cores of this GPU only support FP16: run the model in FP16. BF16 would be emulated, and there is "
+        "no TF32.",
+        "model = model.to(torch.float16)\nwith torch.inference_mode():\n    y = model(x.to(torch.float16))",
+    )
+    remedies = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
+    return [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, remedies, strict=True)]
+
+
+@rule(
+    Entry(
+        code="slow-products",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=437,
+        what="Tensor-core GEMMs of an imported trace reach only a small share of the peak rate.",
+        signal="Operations from the recorded shapes over kernel time, and the data sheet's dense rate.",
+        threshold=f"{SAVING_THRESHOLD} Below 30 % of the peak rate, and slower than moving the matrices once.",
+        advice="Unaligned sizes underuse tensor cores. Pad them to multiples of 16 bytes (8 elements in 16 bits), and "
+        "merge small products.",
+        snippet="n = -(-n // 8) * 8   # pad to a multiple of 8",
+        page="tensor-cores",
+    )
+)
+def slow_products(run: Run) -> list[Finding]:
+    """`slow-products`: products on tensor cores far below their rate."""
+    findings = saving_finding(run, "slow-products")
+    if findings and "bmm" in findings[0].where and _has_eager_attention(run):
+        return [replace(f, advice=_IN_STEPS.advice, snippet=_IN_STEPS.snippet) for f in findings]
+    if not findings or "Here: " in findings[0].advice:  # sizes to pad to
+        return findings
+    savings = possible_savings(run)
+    ideal_us = max((c.ideal_us for c in savings.ranked), default=0.0) if savings else 0.0
+    kinds, other = (_LARGE, _LARGE_PRODUCTS) if ideal_us >= MIN_LARGE_US else (_ALIGNED, _SMALL)
+    remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
+    if remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
+        remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
+
+
+def _has_eager_attention(run: Run) -> bool:
+    """Whether attention is computed in steps: a softmax takes long beside products of batches."""
+    us = kernel_rows(run).groupby("op")["total_us"].sum()
+    products = us[us.index.isin(["aten::bmm", "aten::baddbmm"])].sum()
+    return bool(products > 0 and us.get("aten::_softmax", 0.0) >= MIN_SOFTMAX_FRAC * products)
+
+
+MIN_SOFTMAX_FRAC = 0.25
+"""Time of softmax over that of the products of batches from which they are taken for attention."""
+_USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
+_IN_STEPS = Remedy(
+    "Softmax takes long beside products of batches: attention is computed in steps, and each writes and reads all "
+    "scores. Compute it in one kernel, which keeps them on the chip; models of transformers take "
+    'attn_implementation="sdpa".',
+    "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+)
+MIN_LARGE_US = 100.0
+"""A call that would take this long at a good rate has enough work for any GPU: some ten times a launch."""
+_LARGE_PRODUCTS = Remedy(
+    "The sizes are aligned and large, so neither padding nor larger batches help: the library's choice of a kernel is "
+    "slow here. Let it time its kernels, update it, or try another layout of the inputs.",
+    "torch.cuda.tunable.enable()   # times the kernels of each product once, in a warm-up",
+)
+_LARGE = {
+    "attention": Remedy(
+        "The calls have enough work for this GPU, so the kernel itself is slow. Time the other implementations, or "
+        "update the library.",
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
+        "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # or FLASH_ATTENTION, CUDNN_ATTENTION\n"
+        "    y = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+    ),
+    "conv": Remedy(
+        "The channels are aligned and the calls are large, so padding gains nothing. Let the library time its "
+        "algorithms, and use channels-last memory format.",
+        "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+    ),
+}
+"""Advice by the operator where one call has enough work."""
+_SMALL = Remedy(
+    "The sizes are aligned, so padding gains nothing: there is too little work in one call for this GPU. Use larger "
+    "batches, or merge several products into one.",
+    "qkv = torch.nn.functional.linear(x, torch.cat([wq, wk, wv]))   # one product instead of three",
+)
+_ALIGNED = {
+    "attention": Remedy(
+        "Few heads, short sequences or one query per sequence leave most of the GPU without work, and padding gains "
+        "nothing. Use larger batches; for decoding, use a kernel that splits the keys.",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)   # all sequences in one call",
+    ),
+    "conv": Remedy(
+        "The channels are aligned, so padding gains nothing. Let the library time its algorithms, use channels-last "
+        "memory format, and use larger batches.",
+        "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+    ),
+    "bmm": Remedy(
+        "The products of a batch are too small for this GPU. If they are those of attention, compute it in one kernel; "
+        "otherwise merge them into larger products.",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+    ),
+}
+"""Advice by the operator where no size needs padding."""
+
+
+@rule(
+    Entry(
+        code="memory-bound-kernels",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=438,
+        what=(
+            "Norms, elementwise kernels, casts and reductions of an imported trace, each in its own kernel, take a "
+            "large share."
+        ),
+        signal="Time of such kernels that no compiler has fused.",
+        threshold=f"{SAVING_THRESHOLD} Fusing them is assumed to halve their time.",
+        advice=(
+            "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. Compile the model."
+        ),
+        snippet="model = torch.compile(model)",
+        page="step-cost",
+    )
+)
+def memory_bound_kernels(run: Run) -> list[Finding]:
+    """`memory-bound-kernels`: kernels that fusing would speed up."""
+    findings = saving_finding(run, "memory-bound-kernels")
+    if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
+        advice = f"{_IN_STEPS.advice} For the rest, compile the model."
+        return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
+    if findings and "Compiled" in findings[0].where:
+        return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
+    return findings
+
+
+_UNFUSED = Remedy(
+    "These kernels are memory-bound, and run in compiled code that still launches one kernel per operator: its backend "
+    "does not fuse. Take one that does, as inductor.",
+    'model = torch.compile(model, backend="inductor")   # not eager, aot_eager or ts',
+)
+
+
+@rule(
+    Entry(
+        code="unfused-optimizer",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=439,
+        what="The optimizer of an imported trace takes a large share, in kernels that are not fused.",
+        signal="Time and number of kernels in the optimizer phase, without `_fused_` operators.",
+        threshold=f"{SAVING_THRESHOLD} Fusing is assumed to halve the time.",
+        advice="Each kernel reads and writes all parameters. The fused implementation reads them once.",
+        snippet="optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
+        page="step-cost",
+    )
+)
+def unfused_optimizer(run: Run) -> list[Finding]:
+    """`unfused-optimizer`: an optimizer in many kernels."""
+    return saving_finding(run, "unfused-optimizer")
+
+
+_OF_THE_BATCH = r"bn_fw_tr|batchnorm_fwtr|batch_norm_collect_statistics|BatchNormFwdTrain"
+"""Kernels of cuDNN, torch and MIOpen that compute the statistics of a batch for batch norm."""
+
+
+@rule(
+    Entry(
+        code="batchnorm-in-training-mode",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=429,
+        what="Batch norm runs in training mode in an imported trace of inference.",
+        signal="Kernels of aten::batch_norm that compute the statistics of the batch; no backward and no optimizer.",
+        threshold="One such kernel. A profile of the forward pass of a training, and batch norm without running "
+        "statistics (track_running_stats=False), look the same.",
+        advice="In training mode an output depends on the rest of its batch, the running statistics change, and the "
+        "kernels take longer. Call model.eval() before inference.",
+        snippet="model.eval()\nwith torch.inference_mode():\n    y = model(x)",
+        page="step-cost",
+    )
+)
+def batchnorm_in_training_mode(run: Run) -> list[Finding]:
+    """`batchnorm-in-training-mode`: a trace that trains nothing, with batch norm that does."""
+    rows = kernel_rows(run)
+    if not is_trace(run) or run.kernels["phase"].isin(["backward", "optimizer"]).any():  # outside of the steps too
+        return []
+    # Instance norm calls the same kernels, but from an operator of its own.
+    norms = rows[rows["name"].str.contains(_OF_THE_BATCH) & (rows["top_op"] == "aten::batch_norm")]
+    if norms.empty:
+        return []
+    share = float(norms["total_us"].sum() / rows["total_us"].sum())
+    longest = norms.iloc[int(norms["total_us"].to_numpy().argmax())]
+    title = f"Batch norm runs in training mode, {percent(share)} of the kernel time, but the trace contains no training"
+    where, unit = str(longest["module"]) or str(longest["top_op"]), "share of kernel time"
+    return [make_finding("batchnorm-in-training-mode", title, where, value=share, limit=0.0, unit=unit)]
+
+
+@rule(
+    Entry(
+        code="unknown-kernels",
+        severity="info",
+        family=SPEED_AND_MEMORY,
+        order=505,
+        what="Too much of the kernel time of an imported trace is in kernels that cannot be classified by name.",
+        signal="Kernels that cannot be classified by name.",
+        threshold="20 % of the kernel time.",
+        advice="The tensor-core share is uncertain by that much. Record shapes, so that operator dtypes can be "
+        "used; kernels in a captured graph have no operator.",
+        snippet="torch.profiler.profile(record_shapes=True)",
+        page="tensor-cores",
+    )
+)
+def unknown_kernels(run: Run) -> list[Finding]:
+    """`unknown-kernels`: too many to judge."""
+    findings = saving_finding(run, "unknown-kernels")
+    rows = kernel_rows(run)
+    unknown = rows[rows["tensor_core"] == "unknown"]
+    in_operators = unknown[unknown["op"] != ""]["total_us"].sum() >= 0.5 * unknown["total_us"].sum()
+    shapes = facts(run.head.environment, "profiler").get("record_shapes") or rows["in_shapes"].ne("").any()
+    # Shapes and dtypes are an operator's: they tell nothing of kernels that none launched, unless none was recorded.
+    if shapes or not (in_operators or rows["op"].eq("").all()):
+        findings = [replace(f, advice=_OWN_KERNELS.advice, snippet=_OWN_KERNELS.snippet) for f in findings]
+    return findings
+
+
+_OWN_KERNELS = Remedy(
+    "The tensor-core share is uncertain by that much. These kernels are the program's own or a library's, or run in a "
+    "captured graph: profile them alone with Nsight Compute or rocprofv3, which show what units they use.",
+    "ncu --section ComputeWorkloadAnalysis python train.py   # on AMD: rocprofv3",
+)

@@ -1,0 +1,265 @@
+"""What diagnose says of the kernels and operators of a trace."""
+
+import pytest
+
+from amp_core import diagnose, load_run
+from amp_core.findings import first_sentence
+from amp_core.traces import import_traces
+from tests.traces import made
+from tests.traces.made import Made, products, run_of, write
+
+
+@pytest.mark.parametrize(("us", "named"), [(700, True), (300, False)])
+def test_a_kernel_of_ones_own_with_most_of_the_step_is_named_before_a_smaller_saving(tmp_path, us, named):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("matmul_k", 10, us, 2)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("classified by name: matmul_k. Profile it alone" in sentence) == named
+    assert "argest possible saving: the GPU is idle for" in sentence
+
+
+@pytest.mark.parametrize(("softmax_us", "says"), [(300, "in one kernel"), (20, "Pad them")])
+def test_attention_in_steps_is_told_to_take_one_kernel(tmp_path, softmax_us, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    shapes = [[16, 5185, 64], [16, 64, 5185]]
+    trace.op("aten::bmm", 1, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": shapes})
+    trace.kernel(made.GEMM, 10, 600, 2)
+    trace.op("aten::_softmax", 11, 8, **{"Input type": ["c10::Half"]})
+    softmax = "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::Half, float, c10::Half>"
+    trace.kernel(softmax, 610, softmax_us, 12)
+    findings = diagnose(run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB"))
+    (slow,) = [f for f in findings if f.code == "slow-products"]
+    assert says in slow.advice
+    of_memory = [f.advice for f in findings if f.code == "memory-bound-kernels"]
+    assert all("in one kernel" in advice for advice in of_memory) and bool(of_memory) == (softmax_us > 100)
+
+
+def test_an_operator_that_takes_most_of_a_step_with_nothing_to_save_is_named(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::index", 1, 5)
+    trace.kernel("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int)", 3, 650, 2)
+    trace.op("aten::bmm", 7, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 653, 347, 8)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert (
+        "of the step: aten::index takes 65.2 % of the kernel time, and GEMM/conv takes 34.7 % of the step" in sentence
+    )
+
+
+def test_concatenations_are_no_layout_changes_of_convolutions(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::cat", 1, 8)
+    trace.kernel("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2>", 10, 990, 2)
+    assert not [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "layout-transposes"]
+
+
+def test_operators_that_compiled_code_does_not_fuse_need_another_backend(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("CompiledFunctionBackward", 1, 8)
+    trace.kernel(made.RELU, 10, 980, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
+    assert finding.where == "CompiledFunctionBackward" and "inductor" in finding.snippet
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "says"),
+    [
+        ("aten::mm", [[64, 64], [64, 60]], "multiple of 8"),
+        ("aten::mm", [[64, 64], [64, 64]], "one product instead of three"),
+        ("aten::bmm", [[8, 8, 64], [8, 64, 8]], "scaled_dot_product_attention"),
+    ],
+)
+def test_slow_products_are_told_to_pad_only_what_is_unaligned(tmp_path, op, shapes, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op(op, 1, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": shapes})
+    trace.kernel(made.GEMM, 10, 990, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "slow-products"]
+    assert says in finding.snippet and ("pad" in finding.snippet) == (shapes[1][-1] % 8 != 0)
+
+
+def test_kernels_of_other_libraries_are_not_called_unfused(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("vllm::rms_norm", 1, 8)
+    trace.kernel("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>", 10, 990, 2)
+    assert "memory-bound-kernels" not in [f.code for f in diagnose(run_of(tmp_path, trace))]
+
+
+def test_a_little_tf32_is_no_finding(tmp_path):
+    trace = products()
+    trace.kernel("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x64_32x6_tn_align4>", 820, 2, 430)
+    assert "tf32-baseline" not in [f.code for f in diagnose(run_of(tmp_path, trace))]
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "type_", "us", "says", "refuted"),
+    [
+        ("aten::mm", [[4096, 4096], [4096, 4096]], "c10::Half", 9_000, "tunable", "larger batches, or merge"),
+        (
+            "aten::_scaled_dot_product_flash_attention",
+            [[1, 32, 4096, 256]] * 3,
+            "c10::Half",
+            90_000,
+            "sdpa_kernel",
+            "Few heads",
+        ),
+        (
+            "aten::_scaled_dot_product_flash_attention",
+            [[1, 1, 1, 64], [1, 1, 128, 64], [1, 1, 128, 64]],
+            "c10::Half",
+            900,
+            "all sequences in one call",
+            "enough work",
+        ),
+    ],
+)
+def test_a_slow_call_with_much_work_is_not_told_to_have_little(tmp_path, op, shapes, type_, us, says, refuted):
+    trace = Made()
+    trace.op(op, 1, 8, **{"Input type": [type_] * len(shapes), "Input Dims": shapes})
+    name = made.GEMM if op == "aten::mm" else "void pytorch_flash::flash_fwd_kernel<cutlass::half_t>(Flash_fwd_params)"
+    trace.kernel(name, 10, us, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "slow-products"]
+    assert says in finding.snippet and refuted not in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shapes", "says"),
+    [
+        ("", [[64, 131072], [131072, 64]], "at 1.08 TFLOP/s; the device is not named in the trace"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", [[64, 131072], [131072, 64]], "the device has no data sheet here"),
+        ("Tesla V100-SXM2-32GB", None, "its operations cannot be counted from the trace"),
+    ],
+)
+def test_an_efficiency_that_is_not_known_is_said_to_be(tmp_path, gpu, shapes, says):
+    trace = Made()
+    dims = {"Input Dims": shapes} if shapes else {}
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2}, **dims)
+    trace.kernel(made.GEMM, 10, 990, 2)
+    sentence = first_sentence(run_of(tmp_path, trace, gpu))
+    assert sentence.startswith("No change would save") and says in sentence
+
+
+@pytest.mark.parametrize(("recorded", "says"), [(1, "ncu"), (0, "record_shapes=True")])
+def test_shapes_that_were_recorded_are_not_asked_for(tmp_path, recorded, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("matmul_k", 10, 900, 2)
+    run = load_run(
+        import_traces([write(tmp_path / "t.json", trace.document(record_shapes=recorded))], tmp_path / "run")
+    )
+    (finding,) = [f for f in diagnose(run) if f.code == "unknown-kernels"]
+    assert says in finding.snippet
+
+
+def test_layouts_of_images_are_not_advised_on_for_products(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::baddbmm", 1, 8, **{"Input type": ["c10::Half"] * 3})
+    trace.kernel("ampere_fp16_sgemm_fp16_128x64_nn", 10, 900, 2)
+    findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "kernels-off-tensor-cores"]
+    assert findings and "channels_last" not in findings[0].snippet and "cuDNN" not in findings[0].advice
+
+
+@pytest.mark.parametrize(
+    ("op", "beside", "recorded", "says"),
+    [
+        ("mylib::matmul", False, 1, "ncu"),  # its shapes are there
+        ("mylib::matmul", False, 0, "record_shapes=True"),
+        ("", True, 0, "ncu"),  # operators were recorded, and none of them launched it
+        ("", False, 0, "record_shapes=True"),
+    ],
+)
+def test_shapes_are_asked_for_only_where_an_operator_may_have_them(tmp_path, op, beside, recorded, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    if op:
+        trace.op(op, 1, 8)
+    trace.kernel("matmul_k", 10, 800, 2)
+    if beside:
+        trace.op("aten::relu", 20, 8)
+        trace.kernel(made.RELU, 810, 100, 21)
+    file = write(tmp_path / "t.json", trace.document(**({"record_shapes": 1} if recorded else {})))
+    (finding,) = [f for f in diagnose(load_run(import_traces([file], tmp_path / "run"))) if f.code == "unknown-kernels"]
+    assert says in finding.snippet and ("Nsight Compute" in finding.advice) == (says == "ncu")
+
+
+TF32 = "sm80_xmma_gemm_tf32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_kernel"
+
+
+def in_tf32(tmp_path, name, beside=None):
+    """A trace of products in TF32 with, after them, one by the kernel `beside`."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["float"] * 2})
+    trace.kernel(TF32, 10, 600, 2)
+    if beside:
+        trace.op("aten::mm", 20, 8, **{"Input type": ["float" if beside == made.SIMT else "c10::Half"] * 2})
+        trace.kernel(beside, 610, 300, 22)
+    return load_run(import_traces([write(tmp_path / f"{name}.json", trace.document())], tmp_path / name))
+
+
+@pytest.mark.parametrize(("beside", "told"), [(None, False), (made.SIMT, True), (made.GEMM, True)])
+def test_tf32_of_a_trace_is_told_beside_another_precision_alone(tmp_path, beside, told):
+    findings = diagnose(in_tf32(tmp_path, "tf32", beside))
+    assert [f.severity for f in findings if f.code == "tf32-baseline"] == ["info"] * told
+
+
+def test_a_comparison_with_a_trace_in_tf32_says_so(tmp_path):
+    fp16, tf32 = run_of(tmp_path, products(name=made.GEMM, dtype="c10::Half")), in_tf32(tmp_path, "baseline")
+    (finding,) = [f for f in diagnose(fp16, tf32) if f.code == "tf32-baseline"]
+    assert finding.severity == "info" and "of the baseline, baseline," in finding.title
+    for run, baseline in ((tf32, fp16), (tf32, tf32)):
+        assert not [f for f in diagnose(run, baseline) if f.code == "tf32-baseline"]
+
+
+STATISTICS = "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(cudnn::bn_fw_tr_1C11_args<float>)"
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "more", "told"),
+    [
+        ("aten::batch_norm", STATISTICS, "", True),
+        (
+            "aten::batch_norm",
+            "_ZN5cudnn25bn_fw_tr_1C11_kernel_NCHWIffiLi32ELb1ELi1ELb1EEEv17cudnnTensorStruct",
+            "",
+            True,
+        ),
+        ("aten::batch_norm", "MIOpenBatchNormFwdTrainSpatial", "", True),
+        ("aten::batch_norm", "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>(float)", "", False),
+        ("aten::instance_norm", STATISTICS, "", False),
+        ("aten::batch_norm", STATISTICS, "MmBackward0", False),
+        ("aten::batch_norm", STATISTICS, "Optimizer.step#SGD.step", False),
+    ],
+)
+def test_batch_norm_that_trains_is_told_of_inference_alone(tmp_path, op, kernel, more, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op(op, 1, 20)
+    if op != "aten::batch_norm":
+        trace.op("aten::batch_norm", 2, 18)
+    trace.op("aten::cudnn_batch_norm", 3, 16)
+    trace.kernel(kernel, 30, 400, 5)
+    if more:
+        trace.event("mark" if "#" in more else "op", more, 40, 40, 1)
+        trace.op("aten::mul", 42, 20)
+        trace.kernel(made.RELU, 440, 400, 45)
+    findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "batchnorm-in-training-mode"]
+    assert len(findings) == told
+    assert all("model.eval()" in f.snippet for f in findings)
+
+
+@pytest.mark.parametrize(("category", "names_tools"), [("cuda_runtime", True), ("mtia_runtime", False)])
+def test_tools_for_a_gpu_are_named_for_gpus_alone(tmp_path, category, names_tools):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("matmul_k", 10, 700, 2)
+    for event in trace.events:
+        event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
+    assert ("Nsight" in first_sentence(run_of(tmp_path, trace))) == names_tools
