@@ -91,7 +91,9 @@ class ByHand(Observer):
         self._writer = writer
         self._operators = operators
         self._model = unwrapped(model)
-        self._modules = list(own.modules(self._model))  # listed once: to walk a large model takes milliseconds
+        # Listed once: to walk a large model takes milliseconds. A module keeps these tables as long as it lives.
+        tables = (own.held(m, name) for m in own.modules(self._model) for name in ("_parameters", "_buffers"))
+        self._tables = [table for table in tables if table is not None]
         self._optimizers = optimizers
         self._every = every
         self._handles: list[Any] = []
@@ -140,10 +142,10 @@ class ByHand(Observer):
 
     def _has_narrow(self) -> bool:
         """Whether anything that a loop keeps is in 16 bits, as far as that is known."""
-        tables = (own.held(m, table) for m in self._modules for table in ("_parameters", "_buffers"))
-        kept = (t for table in tables for t in (table or {}).values() if t is not None)
+        kept = itertools.chain.from_iterable(table.values() for table in self._tables)
         given = (p for o in self._optimizers for p in _parameters(o))
-        return any(t.dtype in NARROW for t in itertools.chain(kept, given, (t for *_, t in self._narrow_states())))
+        dtypes = {t.dtype for t in itertools.chain(kept, given) if t is not None}
+        return any(dtype in NARROW for dtype in dtypes) or any(True for _ in self._narrow_states())
 
     def _computes_narrow(self) -> bool:
         """Whether the training computes in 16 bits: the loop may keep sums of what it computes."""
