@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 from amp_core.record.torch_internals import module_calls
-from amp_core.record.torch_internals.module_calls import _listened, _patched, after_call, before_call, listeners
+from amp_core.record.torch_internals.module_calls import (
+    Switches,
+    _listened,
+    _patched,
+    after_call,
+    before_call,
+    listeners,
+)
 
 
 class Add(nn.Module):
@@ -141,6 +148,56 @@ def test_listeners_of_a_module_that_was_compiled_in_place_are_notified_and_it_st
     assert module._compiled_call_impl is compiled
     assert module(torch.ones(2)).tolist() == [2, 2] and len(graphs) == 1
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("change", ["nothing", "another listener", "compiled", "failed", "the same module twice"])
+@pytest.mark.parametrize("on", [False, True], ids=["while off", "while on"])
+def test_switches_turn_all_listeners_on_and_off_whatever_happens_to_a_module_in_between(notified, change, on):
+    modules = [Add(), Add(), nn.Identity()]
+    if change == "the same module twice":
+        modules.append(modules[0])
+    failing = []
+
+    def after(place):
+        def listener(module, args, kwargs, output):
+            if place in failing:
+                raise RuntimeError("a listener fails")
+            notified.append(place)
+
+        return listener
+
+    switches = Switches((module, after(place)) for place, module in enumerate(modules))
+    switches.on()
+    if not on:
+        switches.off()
+    handle = None
+    if change == "another listener":
+        handle = after_call(modules[0], lambda *call: notified.append("other"))
+    elif change == "compiled":
+        modules[0].compile(backend="eager")
+    elif change == "failed":
+        failing.append(0)
+    if not on:
+        switches.on()
+    if change == "failed":
+        with pytest.warns(RuntimeWarning, match="no longer listens"):
+            modules[0](1)
+    notified.clear()
+    for module in modules[:3]:
+        module(torch.ones(1))
+    assert [place for place in notified if place in (1, 2)] == [1, 2]
+    assert (0 in notified) == (change != "failed" and not (change == "compiled" and on))
+    assert ("other" in notified) == (change == "another listener")
+    for _ in range(2):
+        switches.off()
+        notified.clear()
+        for module in modules:
+            module(torch.ones(1))
+        assert set(notified) <= {"other"}
+        switches.on()
+    switches.off()
+    if handle is not None:
+        handle.remove()
 
 
 @pytest.mark.parametrize("hooked", [False, True])
