@@ -78,10 +78,11 @@ def _distances(
         return torch.zeros(4, BINS, dtype=torch.float64, device=magnitude.device)
     element = recipe.element_of(kind)
     amax = largest.of_blocks(*shape)
-    scales = block_scales(recipe, element, block, amax.reshape(-1, 1), amax.amax().reshape(1, 1))
+    scales = block_scales(recipe, element, block, amax.reshape(-1, 1), largest.of_all())
     factor = (scales.encode if scales.multiply else 1.0 / scales.encode).reshape(amax.shape)
-    decode = (scales.decode.to(torch.float64) ** (-1 if scales.divide else 1)).reshape(amax.shape)
-    top = torch.where(amax > 0, decode * 2.0**element.max_exponent, 0.0)
+    decode = scales.decode.to(torch.float64).reshape(amax.shape)
+    highest = 2.0**element.max_exponent
+    top = torch.where(amax > 0, highest / decode if scales.divide else decode * highest, 0.0)
     args = magnitude, factor, top, *shape, element.max_exponent
     packed = by_kernel("blocks", magnitude.device.type, *args)
     return distances_plain(*args) if packed is None else packed
@@ -93,6 +94,10 @@ class _Largest:
     def __init__(self, magnitude: torch.Tensor) -> None:
         self._size = magnitude.shape
         self._known = {(1, 1): magnitude}
+
+    def of_all(self) -> torch.Tensor:
+        """The largest magnitude of all, as [1, 1]."""
+        return self.of_blocks(*self._size)
 
     def of_blocks(self, rows: int, columns: int) -> torch.Tensor:
         """The largest magnitude of each block of that many rows and columns, as a matrix of blocks."""
