@@ -25,6 +25,15 @@ XL = {"transformer-xl-base": (16, 512, 8, 2048), "transformer-xl-large": (18, 10
 """Layers, width, heads and inner width (NVIDIA/DeepLearningExamples, Transformer-XL)."""
 XL_VOCABULARY = 267735
 """Words of WikiText-103."""
+CS336 = {
+    "cs336-small": (768, 3072, 12, 12),
+    "cs336-medium": (1024, 4096, 24, 16),
+    "cs336-large": (1280, 5120, 36, 20),
+    "cs336-xl": (1600, 6400, 48, 25),
+    "cs336-2.7b": (2560, 10240, 32, 32),
+}
+"""Width, inner width, layers and heads of the language models in Stanford's course CS336 (assignment 2)."""
+CS336_VOCABULARY = 10_000
 IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet26": ("ResNet", {"depths": [2, 2, 2, 2]}),
     "vit-small-32": (
@@ -104,6 +113,8 @@ def build(name: str, batch: int, length: int, channels_last: bool) -> Triple:
             return _layer(name, batch, length)
         if name.startswith("bert"):
             return _bert(name, batch, length)
+        if name in CS336:
+            return _cs336(name, batch, length)
         if name in XL:
             return _transformer_xl(name, batch, length)
         if name == "ssd300":
@@ -262,6 +273,81 @@ def _transformer_xl(name: str, batch: int, length: int) -> Triple:
     tokens = torch.zeros(length, batch, dtype=torch.long, device="cpu")
     before = torch.empty(layers, length, batch, width, device="meta")
     return _TransformerXL(layers, width, heads, inner), [(tokens, before)], lambda model, of: model(*of)
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    exponential = torch.exp(x - x.amax(-1, keepdim=True))
+    return exponential / exponential.sum(-1, keepdim=True)
+
+
+def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    one, other = x[..., 0::2], x[..., 1::2]
+    return torch.stack([cosine * one - sine * other, sine * one + cosine * other], -1).flatten(-2)
+
+
+class _RMSNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5))).to(x.dtype)
+
+
+class _CS336Layer(nn.Module):
+    """Causal attention with rotated queries and keys, and three linear layers (SwiGLU), both after a norm. Softmax,
+    attention and norms are written in elementwise operators, as in the course's model."""
+
+    def __init__(self, width: int, inner: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries, self.keys, self.values, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.wide = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.narrow = nn.Linear(inner, width, bias=False)
+        self.norms = nn.ModuleList([_RMSNorm(width), _RMSNorm(width)])
+
+    def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+        normed = self.norms[0](x)
+        q, k, v = (
+            layer(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.queries, self.keys, self.values)
+        )
+        scores = _rotated(q, cosine, sine) @ _rotated(k, cosine, sine).transpose(-1, -2) / q.shape[-1] ** 0.5
+        attended = _softmax(torch.where(earlier, scores, -torch.inf)) @ v
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        normed = self.norms[1](x)
+        gate = self.gate(normed)
+        out = x + self.narrow(gate * torch.sigmoid(gate) * self.wide(normed))
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
+class _CS336(nn.Module):
+    def __init__(self, width: int, inner: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(CS336_VOCABULARY, width)
+        self.layers = nn.ModuleList(_CS336Layer(width, inner, heads) for _ in range(layers))
+        self.norm = _RMSNorm(width)
+        self.head = nn.Linear(width, CS336_VOCABULARY, bias=False)
+        self.half_head = width // heads // 2
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
+        length = tokens.shape[1]
+        angles = x.new_zeros(length, self.half_head)
+        earlier = torch.ones(length, length, device=x.device).tril().bool()
+        for layer in self.layers:
+            x = layer(x, angles, angles, earlier)
+        logits = self.head(self.norm(x))
+        logits = logits - logits.amax(-1, keepdim=True)
+        logits = logits - torch.log(torch.exp(logits).sum(-1, keepdim=True))
+        return (-logits).gather(-1, tokens.unsqueeze(-1)).mean()
+
+
+def _cs336(name: str, batch: int, length: int) -> Triple:
+    tokens = torch.zeros(batch, length, dtype=torch.long, device="cpu")
+    return _CS336(*CS336[name]), [tokens], lambda model, of: model(of)
 
 
 def _cross_entropy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,11 @@ PER_TENSOR = {"adam-loop": (23, 10), "jit-lamb": (15, 12)}
 clipping of gradients, in a program that waits for the loss: torch's Adam before its multi-tensor kernels, and NVIDIA's
 JITLamb (DeepLearningExamples, Transformer-XL/pytorch/lamb.py), whose elementwise operators TorchScript fuses."""
 
+WRITTEN_OUT = {"cs336-adamw": (35, 16), "luke396-adamw": (22, 8)}
+"""Passes over the weights in FP32, and operators for each tensor, of an AdamW in Python that does not wait for the loss:
+that of the course CS336 (assignment 2, cs336_basics/optimizer.py), and one with operators in place
+(luke396/assignment1-basics, cs336_basics/training_utility.py)."""
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -126,6 +131,10 @@ def _optimizer(traced: Traced, optimizer: str, width: int) -> pd.DataFrame:
     elif optimizer == "bert-adam":
         count, moved = BERT_ADAM_OPS * traced.tensors, float(BERT_ADAM_PASSES * 4 * traced.elements)
         rows = [{"op": "bert_adam", "count": count, "bytes": moved, "serial_us": BERT_ADAM_US * count}]
+    elif optimizer in WRITTEN_OUT:
+        passes, operators = WRITTEN_OUT[optimizer]
+        moved = float(4 * passes * traced.elements)
+        rows = [{"op": optimizer, "count": operators * traced.tensors, "bytes": moved}]
     elif optimizer in PER_TENSOR:
         passes, operators = PER_TENSOR[optimizer]
         master = 2 * UNSCALE_BYTES if width == 2 else 0  # unscaled into FP32, and the weights back into 16 bits
