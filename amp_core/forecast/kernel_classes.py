@@ -169,14 +169,15 @@ def aligned_elements(sizes: Sequence[float]) -> int:
 def shape_share(batch: _Floats, m: _Floats, n: _Floats, k: _Floats, sms: int) -> _Floats:
     """The share (0–1) of a large product's speed that products of these sizes reach on `sms` multiprocessors.
 
-    Tiles that reach beyond the matrix and the last, partly filled wave of tiles do no useful work. NaN sizes give 1.
+    Tiles that reach beyond the matrix do no useful work, nor does a multiprocessor that has no tile while others have
+    their last one. One that has fewer than the tiles that it holds at once takes as long. NaN sizes give 1.
     """
     best = np.zeros_like(m)
     for rows, columns, speed in TILES:
         slots = sms * 128 * 128 // (rows * columns)
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
         parts = np.fmax(1.0, np.fmin(slots // tiles, k // MIN_SPLIT_K))
-        computed = np.ceil(tiles * parts / slots) * slots * rows * columns
+        computed = np.fmax(np.ceil(tiles * parts / sms) * sms, slots) * rows * columns
         share = speed * parts * batch * m * n / computed * k / (k + PROLOGUE_K * parts)
         best = np.fmax(best, share)
     return np.where(np.isnan(m), 1.0, best)

@@ -40,7 +40,7 @@ class Speeds:
     sms: int | None = None
     """Multiprocessors, over which the tiles of a product are spread; None: sizes do not matter."""
     l2_mb: float = 0.0
-    """L2 cache, 10^6 bytes: what one kernel writes and the next reads need not leave it."""
+    """L2 cache, 10^6 bytes: what one kernel of a model writes and the next reads need not leave it."""
     latency: float = 1.0
     """Speed of kernels that wait for single loads (`sm_us` and `serial_us` of the work), over the likely one."""
 
@@ -64,6 +64,9 @@ LAUNCH_US = 30.0
 """The host's time per eager operator, with Python, dispatch and autograd. From models whose steps wait for the host, 12
 images, on the hosts of an A100 and an RTX 3090 (ryujaehun/pytorch-gpu-benchmark): DenseNet-201 30, DenseNet-121 35,
 ResNet-50 and MobileNetV2 41 to 50. DenseNet-201 on the host of an H100: 28 (XHMY/torch_benchmark)."""
+OPTIMIZER_LAUNCH_FRAC = 1 / 3
+"""Of that, what an operator of an optimizer takes: there is neither autograd nor a module around it. 10 µs are what
+NVIDIA's BertAdam, which waits for 25 operators for each of 391 tensors, leaves for one on RTX 3080 and RTX 3070."""
 LAUNCH_SPREAD = 1.7
 """Ratio of a slow host to the likely one, and of that to a fast one: a desktop's took 18 µs on the same models."""
 
@@ -141,6 +144,8 @@ class Work:
     winograd_flops: Floats
     winograd_bytes: Floats
     aligned: Floats
+    optimizer: npt.NDArray[np.bool_]
+    """Operators of the optimizer."""
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Self:
@@ -166,7 +171,13 @@ class Work:
             winograd_flops=column("winograd_flops"),
             winograd_bytes=column("winograd_bytes"),
             aligned=column("aligned"),
+            optimizer=(frame["phase"] == "optimizer").to_numpy(dtype=bool) if "phase" in frame else none > 0,
         )
+
+    @property
+    def launches(self) -> float:
+        """Operators that the host launches, each of an optimizer's counted as `OPTIMIZER_LAUNCH_FRAC`."""
+        return float((self.count * np.where(self.optimizer, OPTIMIZER_LAUNCH_FRAC, 1.0)).sum())
 
 
 def device_time(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> DeviceTime:
@@ -179,7 +190,7 @@ def device_time(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Device
     share = TF32_TRANSPOSED_FRAC if recipe == "tf32" else 1.0
     transposed = share * float(work.transposed[work.narrow | (recipe == "tf32")].sum())
     by_term[TERMS[1]] += transposed / (rates.gb_per_s * speeds.bandwidth * BANDWIDTH_SHARES["copy"] * 1e3)
-    return DeviceTime(by_term, float(work.count.sum()) * speeds.launch_us)
+    return DeviceTime(by_term, work.launches * speeds.launch_us)
 
 
 def operator_us(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
@@ -201,7 +212,8 @@ def _times(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
     moved = work.bytes
     if speeds.l2_mb:
         per_call = moved / np.maximum(work.count, 1)
-        moved = moved * np.clip(per_call / (2e6 * speeds.l2_mb), MIN_DRAM_FRAC, 1.0)
+        cached = np.clip(per_call / (2e6 * speeds.l2_mb), MIN_DRAM_FRAC, 1.0)
+        moved = moved * np.where(work.optimizer, 1.0, cached)  # each of its tensors was last read a step ago
     bytes_per_us = rates.gb_per_s * speeds.bandwidth * 1e3 * work.bandwidth_share
     if work.sizes is not None and speeds.sms is not None:
         per_us *= shape_share(*work.sizes, speeds.sms)

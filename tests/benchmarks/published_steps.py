@@ -51,7 +51,7 @@ import csv
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ import pandas as pd
 
 from amp_core.forecast import Efficiency, efficiency_of
 from amp_core.forecast.calibration import MIN_OVERLAP, correction, overlap
+from amp_core.forecast.efficiency import OLD_SOFTWARE, generation_of
 from amp_core.forecast.measured_steps import step_range
 from amp_core.forecast.roofline import Work, device_time
 from amp_core.forecast.traced_work import TENSORS_PER_LAUNCH
@@ -69,9 +70,11 @@ from amp_core.train.step_on_fake_tensors import traced
 from amp_core.train.workloads import Workload
 from tests.benchmarks.published_models import build
 
-APART = ("launches", "start-up", "unclear")
-"""Rows that are not in the totals: steps that wait for the host, averages with the start of the program, and settings
-that the source does not make clear."""
+APART = ("launches", "start-up", "unclear", "compiled")
+"""Rows that are not in the totals: steps that wait for the host, averages with the start of the program, settings that
+the source does not make clear, and programs whose operators are fused."""
+OLD_SOURCES = ("u39kun", "DLPerf", "ryujaehun", "Lambda 2020")
+"""With software of 2018, 2020, 2020 and 2020 (NGC containers 20.10 on the GPUs of Ampere), so `OLD_SOFTWARE`."""
 FILE = Path(__file__).with_suffix(".csv")
 
 
@@ -157,10 +160,15 @@ def forecast_ms(row: Mapping[str, Any], of: Efficiency | None = None) -> tuple[f
     rates = dense_rates(device)
     assert rates is not None, row["gpu"]
     speeds = step_range(work, rates, recipe, of or efficiency_of(device))
+    factor = _software(row) / 1e3
     times = [
-        device_time(Work.of(work), rates, recipe, one).total_us / 1e3 for one in (speeds.likely, *speeds.corners())
+        device_time(Work.of(work), rates, recipe, one).total_us * factor for one in (speeds.likely, *speeds.corners())
     ]
     return times[0], min(times), max(times)
+
+
+def _software(row: Mapping[str, Any]) -> float:
+    return OLD_SOFTWARE if row["source"] in OLD_SOURCES else 1.0
 
 
 def compared(wanted: str = "") -> pd.DataFrame:
@@ -212,54 +220,76 @@ def _work(row: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def left_out(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows again, with shares that are fitted without those of the same source: from the shares of a part without
-    any measurement, by steps of 5 %, to the others of the same entry of the table."""
+    """The rows again, with shares that are fitted without those of the same source."""
     result = table.copy()
-    for _, rows in table.groupby(table["gpu"].map(lambda gpu: efficiency_of(NAMES.get(gpu, gpu)).source)):
+    for _, rows in table.groupby(table["gpu"].map(_generation)):
         for source, own in rows.groupby("source"):
-            shares = _fitted(rows[rows["source"] != source])
+            shares = fitted_shares(rows[rows["source"] != source], own)
             for at, row in own.iterrows():
-                result.loc[at, ["forecast_ms", "low_ms", "high_ms"]] = forecast_ms(row, _with(row, shares))
+                result.loc[at, ["forecast_ms", "low_ms", "high_ms"]] = forecast_ms(row, _with(row, shares[row["gpu"]]))
     return _with_errors(result)
+
+
+def fitted_shares(rows: pd.DataFrame, wanted: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Shares of each GPU in `wanted`, fitted to `rows`, all of one generation: those of the generation, from what is
+    known before any measurement, and then the GPU's own, from those of its generation."""
+    shared = _fitted(rows, _before(wanted.iloc[0]["gpu"]))
+    return {gpu: _fitted(rows[rows["gpu"] == gpu], shared) for gpu in wanted["gpu"].unique()}
+
+
+def _generation(gpu: str) -> str:
+    return generation_of(NAMES.get(gpu, gpu))
+
+
+def _before(gpu: str) -> dict[str, float]:
+    """Shares of a generation before any measurement. Where an SM has 128 lanes in FP32 they share its registers and
+    schedulers, so they reach less than 64 do. On GeForce, products in FP16 and TF32 run at half of what the tensor
+    cores can do, so no limit on power lowers their clock."""
+    rates = dense_rates(NAMES.get(gpu, gpu))
+    assert rates is not None
+    tensor = 0.95 if rates.tf32 is not None and rates.tf32 <= rates.fp32 else 0.65
+    fp32 = 0.9 if _generation(gpu) in ("Volta", "Turing", "A100") else 0.65
+    return {"fp32": fp32, "tf32": tensor, "half": tensor, "bandwidth": 0.85}
 
 
 def _with(row: Mapping[str, Any], shares: Mapping[str, float]) -> Efficiency:
     return replace(efficiency_of(NAMES.get(row["gpu"], row["gpu"])), **shares)
 
 
-def _fitted(rows: pd.DataFrame) -> dict[str, float]:
-    """Shares with which the mean absolute logarithm of the error over `rows` is least, found one share at a time."""
-    shares = {name: getattr(efficiency_of("any other"), name) for name in ("fp32", "tf32", "half", "bandwidth")}
+def _fitted(rows: pd.DataFrame, start: Mapping[str, float]) -> dict[str, float]:
+    """Shares with which the absolute logarithms of the errors over `rows` are least, found one share at a time. A share
+    that is twice that of `start` costs as much as an error by a factor of two, so few rows move it little."""
+    shares = dict(start)
     used = [name for name in shares if name != "bandwidth" and rows["precision"].str.startswith(_PRECISION[name]).any()]
+    measured = rows.to_dict("records")
 
-    def error(shares: Mapping[str, float]) -> float:
-        off = [abs(math.log(_likely_ms(row, shares) / row["step_ms"])) for _, row in rows.iterrows()]
-        return sum(off) / len(off)
+    def cost(shares: Mapping[str, float]) -> float:
+        off = [abs(math.log(_likely_ms(row, shares) / row["step_ms"])) for row in measured]
+        return sum(off) + sum(abs(math.log(share / start[name])) for name, share in shares.items())
 
     if rows.empty:
         return shares
-    best = error(shares)
-    for _ in range(_ROUNDS):
-        for name in (*used, "bandwidth"):
-            for factor in (1.05, 1 / 1.05):
-                while (tried := shares | {name: shares[name] * factor})[name] < _MAX_SHARE[name == "bandwidth"]:
-                    if (off := error(tried)) >= best:
-                        break
-                    shares, best = tried, off
+    least = cost(shares)
+    for step, name in itertools.product(_STEPS, (*used, "bandwidth")):
+        for factor in (step, 1 / step):
+            while (tried := shares | {name: shares[name] * factor})[name] < _MAX_SHARE[name == "bandwidth"]:
+                if (now := cost(tried)) >= least:
+                    break
+                shares, least = tried, now
     return shares
 
 
 _PRECISION = {"fp32": "fp32", "tf32": "tf32", "half": "fp16"}
-_ROUNDS = 3
-_MAX_SHARE = (1.1, 0.96)
+_STEPS = (1.25, 1.25, 1.1, 1.1, 1.05, 1.05, 1.025, 1.025)
+_MAX_SHARE = (1.12, 0.96)
 
 
-def _likely_ms(row: Mapping[str, Any], shares: Mapping[str, float]) -> float:
+def _likely_ms(row: Mapping[Hashable, Any], shares: Mapping[str, float]) -> float:
     rates = dense_rates(NAMES.get(row["gpu"], row["gpu"]))
     assert rates is not None
     work = _arrays(*(row[name] for name in ("model", "batch", "length", "optimizer", "channels_last", "precision")))
     speeds = _with(row, shares).range().likely
-    return device_time(work, rates, row["precision"].removesuffix("-pure"), speeds).total_us / 1e3
+    return device_time(work, rates, row["precision"].removesuffix("-pure"), speeds).total_us / 1e3 * _software(row)
 
 
 @functools.cache
@@ -284,6 +314,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="", help="only models whose name contains this")
     parser.add_argument("--rows", action="store_true", help="each measurement too")
+    parser.add_argument("--fit", action="store_true", help="the shares of each GPU, fitted to all rows")
     arguments = parser.parse_args()
     table = compared(arguments.model)
     if arguments.rows:
@@ -303,6 +334,10 @@ def main() -> None:
     apart = table["held_out"].isin(APART)
     print(summary(table[apart], "held_out"), end="\n\n")
     table = table[~apart]
+    if arguments.fit:
+        for name, rows in table.groupby(table["gpu"].map(_generation)):
+            for gpu, shares in fitted_shares(rows, rows).items():
+                print(name, gpu, *(f"{share} {value:.2f}" for share, value in shares.items()), sep=", ")
     for by in ("gpu", "model", "source", "precision", "held_out"):
         print(summary(table, by), end="\n\n")
     print("Each source with shares that are fitted without it:", end="\n\n")
