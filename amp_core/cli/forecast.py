@@ -53,6 +53,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         metavar="RUN",
         help="a run measured on a GPU of yours: every forecast is multiplied by its measured over its forecast time",
     )
+    command.add_argument(
+        "--software-year", metavar="YEAR", type=int, help="year of PyTorch and CUDA's libraries (default: recent ones)"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.set_defaults(run=run)
 
@@ -82,7 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
         found = _calibration(arguments.calibrate, traces)
         factor, note = found.factor, found.note
     result = forecast(
-        traces, gpus, factor=factor, calibrated=note, fp8_frac=arguments.fp8_frac, fp4_frac=arguments.fp4_frac
+        traces,
+        gpus,
+        factor=factor,
+        calibrated=note,
+        fp8_frac=arguments.fp8_frac,
+        fp4_frac=arguments.fp4_frac,
+        software_year=arguments.software_year,
     )
     print(_document(result) if arguments.json else in_words(result))
     return 0

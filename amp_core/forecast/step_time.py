@@ -9,7 +9,7 @@ import pandas as pd
 from amp_core.analysis import speed_summary
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.steps import recipe as recipe_of
-from amp_core.forecast.efficiency import efficiency_of
+from amp_core.forecast.efficiency import OLD_SOFTWARE, OLD_SOFTWARE_YEAR, efficiency_of
 from amp_core.forecast.low_bits import BITS, quantized_work
 from amp_core.forecast.measured_steps import step_range, step_spread
 from amp_core.forecast.memory import largest_batch, memory_needed
@@ -46,6 +46,7 @@ def forecast(
     efficiency: Range | None = None,
     fp8_frac: float | None = None,
     fp4_frac: float | None = None,
+    software_year: int | None = None,
 ) -> Forecast:
     """Time, speed-up and memory on each of `gpus` (names of `data_sheets.NAMES`) in FP32, TF32, BF16 and FP16; and in
     FP8 and NVFP4, where the shares (0–1) of the operations of matrix products that may take 8 and 4 bits are given.
@@ -60,9 +61,9 @@ def forecast(
     gradients, optimizer, activations and temporaries of the traced batch), memory_bytes_low, memory_bytes_high,
     batch_low, batch_high (largest that fits), source (of the part's figures).
 
-    A range spans every combination of slow and fast in `efficiency`, by default that of each GPU and step
-    (`step_range`). Raises `RunError` for an unknown part, for none,
-    and for a share beyond 0 to 1.
+    `software_year` is that of PyTorch and CUDA's libraries; without it, and where `factor` says how long steps take,
+    that of recent ones is taken. A range spans every combination of slow and fast in `efficiency`, by default that of
+    each GPU and step (`step_range`). Raises `RunError` for an unknown part, for none, and for a share beyond 0 to 1.
     """
     if not gpus:
         raise RunError("gpus=[] is empty; name at least one, such as A100")
@@ -74,6 +75,7 @@ def forecast(
         if frac is not None
     }
     by_recipe = dict(zip(RECIPES, (wide, wide, narrow, narrow), strict=True)) | low
+    old = software_year is not None and software_year <= OLD_SOFTWARE_YEAR and factor is None
     works = {recipe: Work.of(trace.work) for recipe, trace in by_recipe.items()}
     rows = []
     for gpu in dict.fromkeys(gpus):
@@ -82,9 +84,13 @@ def forecast(
         time = cache(lambda recipe, speeds, rates=rates: device_time(works[recipe], rates, recipe, speeds))
         for recipe, trace in by_recipe.items():
             speeds = efficiency or step_range(trace.work, rates, recipe, of)
-            rows.append(_row(name, rates, recipe, trace, time, factor or 1.0, speeds))
+            rows.append(_row(name, rates, recipe, trace, time, factor or (OLD_SOFTWARE if old else 1.0), speeds))
     given = {recipe: frac for recipe, frac in shares.items() if frac is not None}
     notes = _notes(wide, narrow, calibrated or _own_calibration(factor), list(dict.fromkeys(gpus)), given)
+    if old:
+        notes += (
+            f"With software of {software_year} times are {OLD_SOFTWARE:g} times those with later, which is in them.",
+        )
     return Forecast(pd.DataFrame(rows), notes)
 
 

@@ -81,6 +81,10 @@ IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
         "RegNet",
         {"layer_type": "y", "depths": [2, 5, 13, 1], "hidden_sizes": [72, 216, 576, 1512], "groups_width": 24},
     ),
+    "regnety-128gf": (
+        "RegNet",
+        {"layer_type": "y", "depths": [2, 7, 17, 1], "hidden_sizes": [528, 1056, 2904, 7392], "groups_width": 264},
+    ),
     "levit-256": (
         "Levit",
         {"hidden_sizes": [256, 384, 512], "num_attention_heads": [4, 6, 8], "key_dim": [32, 32, 32]},
@@ -111,6 +115,8 @@ def build(name: str, batch: int, length: int, channels_last: bool) -> Triple:
     with torch.device("meta"):
         if name.endswith("-layer"):
             return _layer(name, batch, length)
+        if name == "bert-base-mlm":
+            return _masked_words(batch, length)
         if name.startswith("bert"):
             return _bert(name, batch, length)
         if name in CS336:
@@ -154,6 +160,15 @@ def _bert(name: str, batch: int, length: int) -> Triple:
         return _Pretraining(config), [(tokens, masked, ends)], lambda model, of: model(*of)
     model = transformers.BertForPreTraining(config)
     return model, [tokens], lambda model, of: _cross_entropy(model(of).prediction_logits, of)
+
+
+def _masked_words(batch: int, length: int) -> Triple:
+    """Transformers' own model with its loss over all tokens and PyTorch's fused attention, as milabench runs it; its
+    attention's dropout is left out, for which the kernels of a CPU are not fused."""
+    tokens = torch.ones(batch, length, dtype=torch.long, device="cpu")
+    config = transformers.BertConfig(attn_implementation="sdpa", attention_probs_dropout_prob=0.0)
+    model = transformers.BertForMaskedLM(config)
+    return model, [tokens], lambda model, of: model(input_ids=of, labels=of).loss
 
 
 class _Pretraining(nn.Module):

@@ -91,8 +91,8 @@ clipping of gradients, in a program that waits for the loss: torch's Adam before
 JITLamb (DeepLearningExamples, Transformer-XL/pytorch/lamb.py), whose elementwise operators TorchScript fuses."""
 
 WRITTEN_OUT = {"cs336-adamw": (35, 16), "luke396-adamw": (22, 8)}
-"""Passes over the weights in FP32, and operators for each tensor, of an AdamW in Python that does not wait for the loss:
-that of the course CS336 (assignment 2, cs336_basics/optimizer.py), and one with operators in place
+"""Passes over the weights in FP32, and operators for each tensor, of an AdamW in Python that does not wait for the
+loss: that of the course CS336 (assignment 2, cs336_basics/optimizer.py), and one with operators in place
 (luke396/assignment1-basics, cs336_basics/training_utility.py)."""
 
 

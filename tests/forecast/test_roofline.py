@@ -8,7 +8,8 @@ import pytest
 
 from amp_core import RunError
 from amp_core.forecast import EFFICIENCY, Speeds, StepMemory, StepTrace, forecast, largest_batch, memory_needed
-from amp_core.forecast.roofline import MIN_KERNEL_US, Work, device_time
+from amp_core.forecast.efficiency import OLD_SOFTWARE
+from amp_core.forecast.roofline import MIN_DRAM_FRAC, MIN_KERNEL_US, Work, device_time, operator_us
 from amp_core.hardware.data_sheets import NAMES, named_part
 
 FULL = Speeds(tensor_cores=1.0, cuda_cores=1.0, bandwidth=1.0, launch_us=5.0)
@@ -74,6 +75,30 @@ def test_the_table_of_data_sheets_is_consistent():
         assert 200 < rates.gb_per_s < 10_000 and 7 < rates.memory_gb < 200
     with pytest.raises(RunError, match="gpu='GTX 1080'"):
         named_part("GTX 1080")
+
+
+def test_old_software_takes_longer_unless_a_measured_run_says_how_long():
+    traces = trace(flops=1e13), trace("amp", flops=1e13)
+    now, then, measured = (
+        forecast(traces, ["A100"], factor=factor, software_year=year)
+        for factor, year in ((None, 2024), (None, 2020), (1.0, 2020))
+    )
+    assert (then.table["step_ms"] / now.table["step_ms"]).tolist() == pytest.approx([OLD_SOFTWARE] * 4)
+    assert "With software of 2020" in then.notes[-1]
+    assert measured.table["step_ms"].tolist() == now.table["step_ms"].tolist()
+
+
+def test_an_operator_of_the_optimizer_takes_the_host_less_and_reads_its_tensors_from_memory():
+    model, optimizer = trace(moved=1e6, count=10).work, trace(moved=1e6, count=10).work.assign(phase="optimizer")
+    one, other = (
+        device_time(Work.of(work), A100, "fp32", dataclasses.replace(FULL, l2_mb=40.0)) for work in (model, optimizer)
+    )
+    assert one.host_us / other.host_us == pytest.approx(3.0)
+    one, other = (
+        operator_us(Work.of(work.assign(count=1)), A100, "fp32", dataclasses.replace(FULL, l2_mb=40.0))[0]
+        for work in (model.assign(bytes=1e7), optimizer.assign(bytes=1e7))
+    )
+    assert other / one == pytest.approx(1 / MIN_DRAM_FRAC, rel=0.05)  # starting the kernel takes 2 µs
 
 
 def test_the_largest_batch_fits_and_the_next_does_not():
