@@ -1,7 +1,7 @@
 """Shares of a data sheet's peaks that training reaches, by GPU, each with its source.
 
 >>> efficiency_of("NVIDIA L4").fp32
-0.41
+0.43
 """
 
 import re
@@ -29,6 +29,8 @@ class Efficiency:
     sms: int = 100
     """Multiprocessors."""
     l2_mb: float = 8.0
+    conv: float = 1.0
+    """Speed of convolutions on tensor cores over that of matrix products."""
 
     def range(self, spread: float | None = None) -> Range:
         """The speeds of a step: likely, and slower and faster by `spread`, by default that of the part."""
@@ -37,7 +39,7 @@ class Efficiency:
         def by(factor: float, host: float) -> Speeds:
             return Speeds(
                 self.half * factor, self.fp32 * factor, self.bandwidth * factor, host, self.tf32 * factor, self.sms,
-                self.l2_mb, factor,
+                self.l2_mb, self.conv, factor,
             )  # fmt: skip
 
         return Range(
@@ -57,6 +59,11 @@ OLD_SOFTWARE, OLD_SOFTWARE_YEAR = 1.12, 2020
 are tuned over the years. Lambda ran the same programs in containers of 2020 and 2021 and in those of 2022 on six GPUs
 (lambdal/deeplearning-benchmark): 30 pairs of steps, median 1.14, 0.97 to 1.27. With 1.12 the steps of each source are
 forecast best by shares of the other sources (`python -m tests.benchmarks.published_steps`)."""
+
+HOPPER_CONV = 0.63
+"""Of the peak of Hopper's tensor cores the `mma` instructions of earlier generations reach 62.9 % (Luo et al. 2024,
+arXiv:2402.13499); matrix products use its own (`wgmma`), and convolutions mostly do not: ResNet-50 and RegNetY-128GF on
+H100 and H200 were 20 to 35 % too fast without it."""
 
 _GENERATIONS = (  # the first matching pattern counts
     (r"V100", "Volta"), (r"T4\b|RTX 20|TITAN RTX|Quadro RTX", "Turing"), (r"A100|A800|A30\b", "A100"),
@@ -93,7 +100,7 @@ _TABLE = (  # the first matching pattern counts: FP32, TF32, FP16, bandwidth, sp
     (r"A100.*PCI", Efficiency(0.86, 0.73, 0.65, 0.81, 0.28, f"{_STEPS}; {_KERNELS} (median 0.89)")),
     (r"A100.*40GB", Efficiency(0.97, 0.73, 0.65, 0.83, 0.28,
         f"{_STEPS}; FP32: 18.1 of 19.5 TFLOP/s, zzc0721/torch-performance-test-data")),
-    (r"A100|A800|A30\b", Efficiency(0.95, 0.89, 0.65, 0.77, 0.28,
+    (r"A100|A800|A30\b", Efficiency(0.97, 0.83, 0.67, 0.79, 0.28,
         f"{_STEPS}; {_GEMM} (TF32 0.74, FP16 0.74, bandwidth 0.79)")),
     (r"\bA10\b", Efficiency(0.65, 0.46, 0.51, 0.96, 0.28, f"{_STEPS}; 150 W")),
     (r"\bA40\b", Efficiency(0.65, 0.45, 0.67, 0.96, 0.28, _STEPS)),
@@ -102,11 +109,12 @@ _TABLE = (  # the first matching pattern counts: FP32, TF32, FP16, bandwidth, sp
         f"{_STEPS}; FP32: 24.5 of 35.6 TFLOP/s, zzc0721/torch-performance-test-data")),
     (r"RTX 40", Efficiency(0.65, 0.95, 0.95, 0.96, 0.30,
         f"{_STEPS}; {_GEMM} (TF32 1.04, FP16 1.04); FP32: 54.8 of 82.6 TFLOP/s, zzc0721/torch-performance-test-data")),
-    (r"RTX 6000 Ada|\bL40S?\b|\bL4\b", Efficiency(0.41, 0.65, 0.65, 0.77, 0.30,
-        f"{_STEPS}, of RTX 6000 Ada and L4; {_KERNELS} (FP32 on L4, median 0.29)")),
-    (r"H100 PCIe|H800 PCIe", Efficiency(0.72, 0.65, 0.65, 0.83, 0.28, _STEPS)),
-    (r"GH200", Efficiency(0.72, 0.65, 0.65, 0.75, 0.28, _STEPS)),
-    (r"H[128]00\b|\bH20\b", Efficiency(0.72, 0.65, 0.65, 0.94, 0.28,
+    (r"\bL4\b", Efficiency(0.43, 0.52, 0.59, 0.66, 0.30, f"{_STEPS}; {_KERNELS} (median 0.29)")),
+    (r"RTX 6000 Ada|\bL40S?\b", Efficiency(0.43, 0.52, 0.59, 0.82, 0.30, f"{_STEPS}, of RTX 6000 Ada and L40S")),
+    (r"H100 PCIe|H800 PCIe", Efficiency(0.76, 0.65, 0.56, 0.87, 0.28, _STEPS)),
+    (r"GH200", Efficiency(0.76, 0.65, 0.56, 0.83, 0.28, _STEPS)),
+    (r"H200", Efficiency(0.79, 0.65, 0.56, 0.81, 0.28, _STEPS)),
+    (r"H[18]00\b|\bH20\b", Efficiency(0.76, 0.65, 0.56, 0.85, 0.28,
         f"{_STEPS}; {_KERNELS} (median 0.74); {_GEMM_2} (FP32 0.77, FP16 0.66)")),
     (r"\bB200\b", Efficiency(0.65, 0.65, 0.65, 0.85, 0.35, f"{_STEPS}; the most in stas00/ml-engineering is 0.78")),
     (r"RTX 50", Efficiency(0.65, 0.95, 0.95, 0.85, 0.35, f"{_STEPS}, of RTX 5090 in FP32")),
@@ -119,6 +127,8 @@ EFFICIENCY = _OTHER.range()
 def efficiency_of(device: str) -> Efficiency:
     """The shares of a part by its device name; those of an average part if it is not in the table."""
     shares = next((shares for pattern, shares in _TABLE if re.search(pattern, device)), _OTHER)
+    if generation_of(device) == "Hopper":
+        shares = replace(shares, conv=HOPPER_CONV)
     for pattern, sms, l2_mb in _CHIPS:
         if re.search(pattern, device):
             return replace(shares, sms=sms, l2_mb=l2_mb)

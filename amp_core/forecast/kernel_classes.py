@@ -133,7 +133,10 @@ def kernel_class(op: str, flops: float = 0.0) -> KernelClass:
 
 ATTENTION_SHARE = 0.7
 """Speed of fused attention over that of a large matrix product: FlashAttention-2 reaches 225 of 312 TFLOP/s in training
-on A100 (Dao 2023, arXiv:2307.08691), where products reach 271."""
+on A100 (Dao 2023, arXiv:2307.08691), where products reach 271. In FP32 there is no such kernel: PyTorch's
+memory-efficient attention adds three products in TF32 for one (CUTLASS's `OpMultiplyAddFastF32`), whether TF32 is on or
+off, which is about as fast as CUDA cores; BERT-base in TF32 on A100 took 1.4 times as long as with TF32 in it, and 1.0
+times with CUDA cores (mila-iqia/milabench)."""
 
 TILES = ((128, 128, 1.0), (128, 64, 0.9), (64, 128, 0.9), (64, 64, 0.8), (32, 32, 0.5))
 """Output tiles of a matrix product's kernels: rows, columns, and the share of the largest tile's speed. The library

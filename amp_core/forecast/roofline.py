@@ -41,6 +41,8 @@ class Speeds:
     """Multiprocessors, over which the tiles of a product are spread; None: sizes do not matter."""
     l2_mb: float = 0.0
     """L2 cache, 10^6 bytes: what one kernel of a model writes and the next reads need not leave it."""
+    conv: float = 1.0
+    """Speed of convolutions on tensor cores over that of matrix products."""
     latency: float = 1.0
     """Speed of kernels that wait for single loads (`sm_us` and `serial_us` of the work), over the likely one."""
 
@@ -136,6 +138,7 @@ class Work:
     """Share of the operations in 8 or 4 bits (`quantized_work`)."""
     bandwidth_share: Floats
     peak_share: Floats
+    """Below 1 for fused attention alone (`ATTENTION_SHARE`)."""
     sizes: tuple[Floats, Floats, Floats, Floats] | None
     """Of the product: batch, m, n, k."""
     transposed: Floats
@@ -146,6 +149,7 @@ class Work:
     aligned: Floats
     optimizer: npt.NDArray[np.bool_]
     """Operators of the optimizer."""
+    convolution: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Self:
@@ -172,6 +176,7 @@ class Work:
             winograd_bytes=column("winograd_bytes"),
             aligned=column("aligned"),
             optimizer=(frame["phase"] == "optimizer").to_numpy(dtype=bool) if "phase" in frame else none > 0,
+            convolution=frame["op"].str.contains("conv").to_numpy(dtype=bool) if "op" in frame else none > 0,
         )
 
     @property
@@ -203,8 +208,10 @@ def _times(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
     """The time that each of `TERMS` allows each row of `work`: one row per term."""
     tensor, wide = rates.half * speeds.tensor_cores, rates.fp32 * speeds.cuda_cores
     if recipe == "tf32" and rates.tf32 is not None:
-        wide = max(wide, rates.tf32 * (speeds.tf32 or speeds.tensor_cores))  # libraries choose the faster kernel
+        faster = max(wide, rates.tf32 * (speeds.tf32 or speeds.tensor_cores))  # libraries choose the faster kernel
+        wide = np.where(work.peak_share < 1, wide, faster)  # fused attention has no kernel for TF32
     per_us = np.where(work.narrow, tensor, wide) * 1e6  # flop per µs
+    per_us *= np.where(work.convolution & (work.narrow | (recipe == "tf32")), speeds.conv, 1.0)
     low = rates.peak(recipe)
     if low is not None and work.low_frac.any():
         per_us = 1 / ((1 - work.low_frac) / per_us + work.low_frac / (low * speeds.tensor_cores * 1e6))

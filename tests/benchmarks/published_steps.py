@@ -281,7 +281,7 @@ def _fitted(rows: pd.DataFrame, start: Mapping[str, float]) -> dict[str, float]:
 
 _PRECISION = {"fp32": "fp32", "tf32": "tf32", "half": "fp16"}
 _STEPS = (1.25, 1.25, 1.1, 1.1, 1.05, 1.05, 1.025, 1.025)
-_MAX_SHARE = (1.12, 0.96)
+_MAX_SHARE = (1.0, 0.96)
 
 
 def _likely_ms(row: Mapping[Hashable, Any], shares: Mapping[str, float]) -> float:
