@@ -14,7 +14,18 @@ precision, optimizer and memory format (one GPU each):
   Pre-training at sequence length 512 is left out: 19 sequences/s in FP32 on V100 are 19 TFLOP/s of its 15.7, so the
   sequences were shorter. BERT's SQuAD program (run_squad.py) in FP16 is apex O2, so all weights are in FP16
   (`fp16-pure`), with FusedAdam; in FP32 and TF32 it runs BertAdam.
-- DLPerf: github.com/Oneflow-Inc/DLPerf, NVIDIADeepLearningExamples/PyTorch/BERT: BERT-base's pre-training on one V100.
+- DLPerf: github.com/Oneflow-Inc/DLPerf (commit c89430ba), NVIDIADeepLearningExamples/PyTorch: BERT-base's
+  pre-training, and ResNet-50, on one V100.
+- PaddlePaddle: github.com/PaddlePaddle/Perf (commit e7a07c4d), OtherReports/PyTorch: NVIDIA's programs, ResNet-50
+  without channels last. Its BERT, as NVIDIA's own of container 21.11, is run by TorchScript and NVFuser (`compiled`),
+  and updates the weights once in hundreds of batches.
+- CS336: Stanford's course (assignment 2), whose model is the same in each: github.com/yyin-dev/cs336-a2 (commit
+  bc6cc1b0, data/e2e_benchmark), bolongcheng/assignment2-systems (2baa5ff4, benchmarks/A100; Modal's A100 have 40 GB)
+  and luke396/assignment2-systems (24c85d16, docs, after five steps of warm-up), in FP32 with TF32 off and in BF16.
+  Others do not name their GPU. Steps that the forecast says wait for the host are listed apart.
+- milabench: github.com/mila-iqia/milabench (commit faf39234), config/scaling/*.yaml, for each benchmark its smallest
+  batch from 16 on, its largest and the one between, with PyTorch 2.6: BERT-base over all words with fused attention and
+  Adam, torchvision's ConvNeXt-Large, ResNet-50 (synthetic images, channels last) and RegNetY-128GF. A100: README.
 - timm: github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-{nhwc,nchw}-pt112-cu113-rtx3090.csv.
 - mli: github.com/mli/transformers-benchmarks (commit 3370b2b3), README: one layer of BERT-large, GPT-2 medium and
   T5-large in FP16, forward and backward, in an NGC container of 2022; the largest TFLOP/s of its table, taken to be
@@ -41,9 +52,10 @@ precision, optimizer and memory format (one GPU each):
 
 Column `held_out`: the shares of each GPU (`amp_core.forecast.efficiency`) were first fitted to the rows with `no`. Each
 of the sets was collected when the model had been fixed, forecast once, and then used in turn: sets 1 to 3 also to fit
-shares and to choose constants, set 4 for the range of convolutions in groups, set 5 for the bandwidth of A100 40GB, and
-a random half of set 6 for `amp_core.forecast.kernel_classes.UNALIGNED_FLOP_PER_US`.
-docs/evidence.md has the errors of those first forecasts.
+shares and to choose constants, set 4 for the range of convolutions in groups, set 5 for the bandwidth of A100 40GB, a
+random half of set 6 for `amp_core.forecast.kernel_classes.UNALIGNED_FLOP_PER_US`, set 7 for the traffic of optimizers,
+and set 8 for fused attention in FP32 and convolutions on Hopper. docs/evidence.md has the errors of those first
+forecasts.
 """
 
 import argparse
