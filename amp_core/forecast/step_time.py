@@ -209,8 +209,10 @@ def _speeds_note(gpu: str) -> str:
     name, rates = named_part(gpu)
     of = efficiency_of(NAMES[name])
     tf32 = f"TF32 {100 * of.tf32:.0f} %, " if rates.tf32 is not None else ""
+    convolutions = f" (convolutions {100 * of.half * of.conv:.0f} %)" if of.conv < 1 else ""
     return (
-        f"{name} reaches of its data sheet: FP32 {100 * of.fp32:.0f} %, {tf32}FP16 {100 * of.half:.0f} %, bandwidth "
+        f"{name} reaches of its data sheet: FP32 {100 * of.fp32:.0f} %, {tf32}FP16 {100 * of.half:.0f} %"
+        f"{convolutions}, bandwidth "
         f"{100 * of.bandwidth:.0f} %, each ± {100 * of.spread:.0f} % ({of.source}); and takes {LAUNCH_US:g} µs of the "
         "host's time per operator."
     )
