@@ -206,10 +206,11 @@ def operator_us(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats
 
 def _times(work: Work, rates: Rates, recipe: str, speeds: Speeds) -> Floats:
     """The time that each of `TERMS` allows each row of `work`: one row per term."""
-    tensor, wide = rates.half * speeds.tensor_cores, rates.fp32 * speeds.cuda_cores
+    tensor, cuda = rates.half * speeds.tensor_cores, rates.fp32 * speeds.cuda_cores
+    wide = np.full_like(work.flops, cuda)
     if recipe == "tf32" and rates.tf32 is not None:
-        faster = max(wide, rates.tf32 * (speeds.tf32 or speeds.tensor_cores))  # libraries choose the faster kernel
-        wide = np.where(work.peak_share < 1, wide, faster)  # fused attention has no kernel for TF32
+        faster = max(cuda, rates.tf32 * (speeds.tf32 or speeds.tensor_cores))  # libraries choose the faster kernel
+        wide[work.peak_share == 1] = faster  # fused attention has no kernel for TF32
     per_us = np.where(work.narrow, tensor, wide) * 1e6  # flop per µs
     per_us *= np.where(work.convolution & (work.narrow | (recipe == "tf32")), speeds.conv, 1.0)
     low = rates.peak(recipe)
