@@ -96,9 +96,9 @@ class Observer:
     def called(self, what: str, optimizer: int | None) -> None:
         """The loop is about to call `what` for the optimizer of this index.
 
-        One of `scale`, `unscale_`, `scaler.step`, `update`, `clip` and `optimizer.step`; the last is reported also
-        where `scaler.step` makes the call. `optimizer` is None for `scale` and `update`, and for `clip` if it is not
-        known whose gradients are clipped.
+        One of `scale`, `unscale_`, `scaler.step`, `update`, `clip`, `norm` and `optimizer.step`; the last is reported
+        also where `scaler.step` makes the call. `norm` is a clip with an infinite threshold. `optimizer` is None for
+        `scale` and `update`, and for `clip` and `norm` if it is not known whose gradients they read.
         """
 
     def gradients_read(self, optimizer: int, names: list[str]) -> None:

@@ -15,9 +15,9 @@ EVENT_KINDS: dict[str, str] = {
     "audited": "a forward audit was made in another mode than training; detail: in which",
     "ended": "the run ended",
     "calls": "the loop's calls from the end of one step to the end of the next, in order and joined by spaces, where "
-    "they are other than in the step before: backward, scale, unscale_, clip, scaler.step, optimizer.step (outside of "
-    "scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is the number of its optimizer, behind "
-    "clip of the one whose gradients were clipped, if known",
+    "they are other than in the step before: backward, scale, unscale_, clip, norm (a clip with an infinite threshold), "
+    "scaler.step, optimizer.step (outside of scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is "
+    "the number of its optimizer, behind clip and norm of the one whose gradients were read, if known",
     "non-finite output": "the first module, in forward order, with a non-finite output in the step; op: "
     "its class; value: largest magnitude of its input; limit: largest finite number of dtype; count: modules with such "
     "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
@@ -75,6 +75,7 @@ EVENT_KINDS: dict[str, str] = {
     "tensors; optimizer: its number",
     "made finite": "the loop's own code made scaled gradients finite that were not; count: steps; limit: steps that "
     "were compared; optimizer: its number",
+    "half backward": "the first backward without a scaler computes gradients in dtype",
     "scaled twice": "`scaler.scale` was called with what it had returned",
     "cleared by hand": "the loop cleared gradients itself between two backwards of a step, without `zero_grad`",
     "own loss scale": "the loss was multiplied by a constant before backward, without a scaler; value: the constant",

@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
-from amp_core.analysis.steps import autocast_dtype, emulated, recipe
+from amp_core.analysis.steps import autocast_dtype, emulated, recipe, scaler_enabled
 from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC, steps_of
@@ -193,7 +193,7 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
 def autocast_not_in_thread(run: Run) -> list[Finding]:
     """`autocast-not-in-thread`: a thread without autocast ran a module."""
     frame = signals(run, "threaded forward")
-    if frame.empty or autocast_dtype(run) is None:
+    if frame.empty or (autocast_dtype(run) is None and not _only_in_threads(run)):
         return []
     name, at = str(frame["name"].iloc[0]), int(frame["step"].iloc[0])
     return [
@@ -207,6 +207,13 @@ def autocast_not_in_thread(run: Run) -> list[Finding]:
             unit="modules",
         )
     ]
+
+
+def _only_in_threads(run: Run) -> bool:
+    """Whether no module of an FP32 model ran in the main thread, so that its autocast is unknown, and a GradScaler says
+    that it was on."""
+    stored = set(map(str, facts(run.head.model, "dtypes").values()))
+    return "autocast_dtype" not in run.head.config and scaler_enabled(run) and stored <= {"float32"}
 
 
 @rule(

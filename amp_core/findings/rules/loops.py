@@ -52,7 +52,7 @@ def clip_before_unscale(run: Run) -> list[Finding]:
     """`clip-before-unscale`: a clip after a scaled backward and before `unscale_`."""
     if not scaler_enabled(run):
         return []
-    bad = [(first, last) for first, last, calls in call_orders(run) if _clips_scaled(calls)]
+    bad = [(first, last) for first, last, calls in call_orders(run) if reads_scaled(calls, "clip")]
     scale = scale_summary(run).last
     if bad:
         other = any(_clips_another(calls) for _, _, calls in call_orders(run))
@@ -86,7 +86,8 @@ def clip_before_unscale(run: Run) -> list[Finding]:
     ]
 
 
-def _clips_scaled(calls: list[str]) -> bool:
+def reads_scaled(calls: list[str], what: str) -> bool:
+    """Whether `what`, a clip or norm, reads gradients after a scaled backward and before they are unscaled."""
     scaled = False
     unscaled: set[int] = set()
     for call in calls:
@@ -95,7 +96,7 @@ def _clips_scaled(calls: list[str]) -> bool:
             scaled, unscaled = True, set()
         elif name in ("unscale_", "scaler.step"):
             unscaled.add(index)
-        elif name == "clip" and scaled and (index not in unscaled if _is_numbered(call) else not unscaled):
+        elif name == what and scaled and (index not in unscaled if _is_numbered(call) else not unscaled):
             return True
     return False
 

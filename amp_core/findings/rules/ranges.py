@@ -57,9 +57,13 @@ def _first_overflow(run: Run) -> Cause | None:
 def _made_with_finite_loss(run: Run) -> list[int]:
     """Steps that were made with a finite loss. A module whose output was not finite then returned a mask of -inf, or
     values that nothing depends on."""
+    return [int(step) for step in np.intersect1d(_with_finite_loss(run), recovered_steps(run))]
+
+
+def _with_finite_loss(run: Run) -> "pd.Series[int]":
+    """Steps with a finite loss, skipped ones too: the first are often skipped for the gradients' sake."""
     frame = attempts(run)
-    steps = frame["step"][frame["has_loss"] & np.isfinite(frame["loss"])]
-    return [int(step) for step in np.intersect1d(steps.to_numpy(), recovered_steps(run))]
+    return frame["step"][frame["has_loss"] & np.isfinite(frame["loss"])]
 
 
 @rule(
@@ -112,7 +116,7 @@ def activation_overflow(run: Run) -> list[Finding]:
     if len(dropped):
         return [_of_dropped_batches(run, dropped)]
     inner = signals(run, "inner overflow")
-    inner = inner[inner["step"].isin(_made_with_finite_loss(run))]  # else it was not hidden
+    inner = inner[inner["step"].isin(_with_finite_loss(run))]  # else it was not hidden
     if len(inner):
         return [_hidden_within(run, inner.iloc[0])]
     near = signals(run, "near overflow")

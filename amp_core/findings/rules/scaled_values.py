@@ -10,7 +10,8 @@ from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.signals import call_orders, last_step, optimizer_name, signals, split_call
+from amp_core.findings.rules.loops import reads_scaled
+from amp_core.findings.signals import call_orders, last_step, optimizer_name, signals, split_call, step_range
 from amp_core.findings.snippets import TORCH_EXAMPLES
 from amp_core.store.run import Run
 from amp_core.text import formatting
@@ -28,9 +29,11 @@ MIN_SCALE_CHANGES = 4
         family=TRAINING_LOOP,
         order=410,
         what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
-        signal="Logged values compared with measured ones, and jumps of the logged norm when the scale changes.",
+        signal="Logged values compared with measured ones, jumps of the logged norm when the scale changes, and calls "
+        "of `clip_grad_norm_` that clip nothing.",
         threshold="The ratio of logged to measured value is within 1 % of the loss scale; without a measurement, "
-        "the norm follows four of five scale changes to within a factor of 1.2.",
+        "the norm follows four of five scale changes to within a factor of 1.2. Or one call with an infinite threshold "
+        "before gradients are unscaled, in a loop that never asks for the scale to divide by it.",
         advice="The curve shows the loss scale rather than the model: it doubles at each growth. Log the loss "
         "before `scaler.scale`, and norms after `scaler.unscale_`.",
         snippet="scaler.scale(loss).backward()\n"
@@ -52,6 +55,10 @@ def logged_scaled_values(run: Run) -> list[Finding]:
                 (f"{' and '.join(names)} is logged while still scaled"),
             )
         ]
+    read = [(first, last) for first, last, calls in call_orders(run) if reads_scaled(calls, "norm")]
+    if read and scaler_enabled(run) and not any("get_scale" in calls for _, _, calls in call_orders(run)):
+        title = "The norm of all gradients is taken while they are still scaled"
+        return [_logged("clip_grad_norm_", pd.Series(step_range(read)), scale_summary(run).last or math.nan, title)]
     trace = scale_trace(run)
     good = trace[~trace["skipped"]]
     if len(good) < 2 or not scaler_enabled(run):

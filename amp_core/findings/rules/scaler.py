@@ -1,6 +1,8 @@
 """Rules on the setup of the scaler: whether there is one, whether there should be, its state when resumed, and anomaly
 mode beside it."""
 
+import pyarrow.compute as pc
+
 from amp_core.analysis import scale_summary, skip_episodes
 from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.steps import scaler_enabled
@@ -23,8 +25,9 @@ MAX_CHANGE_RATIO = 8.0
         family=LOSS_SCALING,
         order=220,
         what="Training in float16 without loss scaling: small gradients silently underflow to zero.",
-        signal="The autocast dtype, and whether a scaler scaled by anything other than 1.",
-        threshold="FP16 autocast and no scale other than 1. FP16 rounds values below 2^-25 to zero. A warning if "
+        signal="The autocast dtype, the graph of the first backward, and whether a scaler scaled by anything other "
+        "than 1.",
+        threshold="FP16 autocast, or gradients in FP16 without it, and no scale other than 1. FP16 rounds values below 2^-25 to zero. A warning if "
         "there is a scaler that `watch` was not given: call `watch` after creating the scaler. An info if the program "
         "multiplies the loss by a constant of 64 or more itself.",
         advice="Gradients below 2^-25 silently become zero in float16, and those below 2^-14 lose precision, unless "
@@ -41,10 +44,10 @@ MAX_CHANGE_RATIO = 8.0
     )
 )
 def fp16_without_scaler(run: Run) -> list[Finding]:
-    """`fp16-without-scaler`: the forward pass ran in float16 autocast without an active GradScaler, or with one whose
-    loss scale was always 1, which has no effect. A warning if an active one was unknown to the recorder."""
+    """`fp16-without-scaler`: gradients flow back in float16 without an active GradScaler, or with one whose loss scale
+    was always 1, which has no effect. A warning if an active one was unknown to the recorder."""
     summary = scale_summary(run)
-    if run.head.config.get("autocast_dtype") != "float16" and run.head.config.get("precision") != "fp16-unscaled":
+    if not _backward_in_half(run):
         return []
     if not summary.attempts or (summary.has_scaler and summary.highest != 1.0):
         return []
@@ -67,6 +70,21 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
             remedy=_first_scaler(run),
         )
     ]
+
+
+def _backward_in_half(run: Run) -> bool:
+    """Whether gradients flow back in float16: under autocast; or, without it, as the graph or the output gradients
+    show. Of a model that is mostly stored in float16, that part may be frozen and run without gradients."""
+    precision = run.head.config.get("precision")
+    if run.head.config.get("autocast_dtype") == "float16":
+        return True
+    if len(signals(run, "half backward")) and precision != "fp16-pure":  # `half-model` has that
+        return True
+    if precision != "fp16-unscaled":
+        return False
+    table = run.table("tensors").select(["kind", "dtype"])
+    dtypes = pc.unique(table.filter(pc.equal(table.column("kind"), "output_grad")).column("dtype")).to_pylist()
+    return not dtypes or "float16" in dtypes
 
 
 def _first_scaler(run: Run) -> Remedy | None:

@@ -36,6 +36,8 @@ MIN_RISE_RATIO, MIN_NORM_RATIO = 1000.0, 10.0
 training does both."""
 HIGH_SCALE = 2.0**24
 """At this scale 2^-48 is not zero in FP16."""
+MIN_ZERO_GROWTHS = 4
+"""Fewest growths of the scale while all gradients are zero: a loss with a margin may be zero for a while."""
 FAR_FROM_OVERFLOW_RATIO = 2.0**-8
 """A largest value below this ratio to the format's largest is far from overflow."""
 
@@ -239,8 +241,9 @@ def scale_collapse(run: Run) -> list[Finding]:
         order=330,
         what="The loss scale grows without bound, because gradients are zero or so small that they never overflow.",
         signal="The loss scale, and the largest gradient at that scale.",
-        threshold="Every recorded gradient is zero while the scale grows; or the scale is 2^24 or more, where even "
-        "2^-48 is representable, and the largest scaled value is at least 2^8 below the FP16 maximum.",
+        threshold="Every recorded gradient is zero while the scale grows, or from some step before the scale reaches "
+        "2^24 to the end; or the scale is 2^24 or more, where even 2^-48 is representable, and the largest scaled value "
+        "is at least 2^8 below the FP16 maximum.",
         advice="Nothing limits the growth, so gradients that should flow are missing or vanishingly small. Look for "
         "a detached loss, a branch multiplied by zero, or a loss divided too often, and use bfloat16 if such small "
         "gradients are intended.",
@@ -259,11 +262,14 @@ def scale_unbounded(run: Run) -> list[Finding]:
     trace = scale_trace(run)
     norms = trace["grad_norm"].to_numpy()
     first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
+    grown_to = formatting.scale(summary.last)
     if np.isfinite(norms).any() and not np.nan_to_num(norms).any():
-        grown_to = formatting.scale(summary.last)
         title = f"The loss scale grew {summary.growths:,} times to {grown_to} while every gradient was zero"
+    elif summary.last >= HIGH_SCALE and (since := _zero_since(trace)) is not None:
+        title = f"The loss scale grew to {grown_to}, and every gradient is zero from step {since:,} on"
+        first = since
     elif summary.last >= HIGH_SCALE and not _backed_off(trace) and _far_from_overflow(run):
-        title = f"The loss scale grew to {formatting.scale(summary.last)} and no gradient comes near overflow"
+        title = f"The loss scale grew to {grown_to} and no gradient comes near overflow"
     else:
         return []
     return [
@@ -277,6 +283,18 @@ def scale_unbounded(run: Run) -> list[Finding]:
             unit="loss scale",
         )
     ]
+
+
+def _zero_since(trace: pd.DataFrame) -> int | None:
+    """The step from which on all recorded gradients are zero, if the scale reached `HIGH_SCALE` only after it, by
+    growing `MIN_ZERO_GROWTHS` times or more."""
+    norms = trace["grad_norm"].to_numpy(dtype=float)
+    nonzero = np.flatnonzero(norms != 0)  # NaN, of a norm that was not recorded, too
+    begin = int(nonzero[-1]) + 1 if len(nonzero) else 0
+    scales = trace["loss_scale"].to_numpy(dtype=float)[begin:]
+    if not len(scales) or scales[0] >= HIGH_SCALE or np.count_nonzero(scales[1:] > scales[:-1]) < MIN_ZERO_GROWTHS:
+        return None
+    return int(trace["step"].iloc[begin])
 
 
 def _backed_off(trace: pd.DataFrame) -> bool:

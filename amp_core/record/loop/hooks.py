@@ -18,6 +18,7 @@ the training continues to use.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -253,7 +254,10 @@ class Hooks:
             return
         self._phases.enter("optimizer")
         with self._phases.watching():
-            self._steps.notify("called", "clip", self._steps.holder(_argument(args, kwargs, 0, "parameters")))
+            threshold = _argument(args, kwargs, 1, "max_norm")
+            # An infinite threshold clips nothing: the loop wants the norm.
+            what = "norm" if isinstance(threshold, float) and threshold == math.inf else "clip"
+            self._steps.notify("called", what, self._steps.holder(_argument(args, kwargs, 0, "parameters")))
             self._observe_before_clipping()
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -125,6 +125,7 @@ class BackwardState(Observer):
         self._step = 0
         self._reported: set[str] = set()
         self._scaled: list[weakref.ref[torch.Tensor]] = []
+        self._looked_for_half = False  # whether the first backward without a scaler was searched for FP16
         self._checked = 0  # backward passes whose loss's dtype was checked
         self._searched = 0  # backward passes whose roots no scaler multiplied
         self._unscaled: set[int] = set()  # optimizers whose gradients are no longer scaled in this step
@@ -180,6 +181,10 @@ class BackwardState(Observer):
         if torch.is_anomaly_enabled():
             self._report("anomaly mode", name="torch.autograd.set_detect_anomaly")
         roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor)]
+        if not (self._looked_for_half or self._scalings):
+            self._looked_for_half = True
+            if _passes_half(roots):
+                self._report("half backward", name="backward", dtype=dtype_name(torch.float16))
         narrow = next((t.dtype for t in roots if t.dtype in NARROW), None)
         if narrow is not None:
             self._report("loss dtype", name="loss", dtype=dtype_name(narrow))
@@ -291,6 +296,24 @@ def _constant_factor(roots: list[torch.Tensor]) -> float | None:
     return value if value >= MIN_LOSS_SCALE else None
 
 
+def _passes_half(roots: list[torch.Tensor]) -> bool:
+    """Whether backward from these roots computes a gradient in FP16."""
+    nodes = [t.grad_fn for t in roots if t.grad_fn is not None]
+    return any(o.dtype == torch.float16 for node in _nodes(nodes) for o in getattr(node, "_input_metadata", ()))
+
+
+def _nodes(begin: list[Any]) -> Iterator[Any]:
+    """The operators that backward from `begin` reaches without passing a scaled loss."""
+    waiting, seen = list(begin), set(begin)
+    while waiting and len(seen) < MAX_NODES:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen and _SCALED not in _metadata(following):
+                seen.add(following)
+                waiting.append(following)
+
+
 def _metadata(node: Any) -> dict[str, Any]:
     """What is stored with a node of the graph, for as long as the node lives."""
     stored: dict[str, Any] = node.metadata
@@ -299,13 +322,7 @@ def _metadata(node: Any) -> dict[str, Any]:
 
 def _leaves(nodes: list[Any]) -> Iterator[int]:
     """The ids of the leaves that backward from these nodes reaches without passing a scaled loss."""
-    waiting, seen = list(nodes), set(nodes)
-    while waiting and len(seen) < MAX_NODES:
-        node = waiting.pop()
+    for node in _nodes(nodes):
         variable = getattr(node, "variable", None)
         if variable is not None:
             yield id(variable)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen and _SCALED not in _metadata(following):
-                seen.add(following)
-                waiting.append(following)
