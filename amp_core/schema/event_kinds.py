@@ -15,9 +15,9 @@ EVENT_KINDS: dict[str, str] = {
     "audited": "a forward audit was made in another mode than training; detail: in which",
     "ended": "the run ended",
     "calls": "the loop's calls from the end of one step to the end of the next, in order and joined by spaces, where "
-    "they are other than in the step before: backward, scale, unscale_, clip, norm (a clip with an infinite threshold), "
-    "scaler.step, optimizer.step (outside of scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is "
-    "the number of its optimizer, behind clip and norm of the one whose gradients were read, if known",
+    "they are other than in the step before: backward, scale, unscale_, clip, norm (a clip with an infinite "
+    "threshold), scaler.step, optimizer.step (outside of scaler.step), update, get_scale, scheduler, zero_grad; `:1` "
+    "behind one is the number of its optimizer, behind clip and norm of the one whose gradients were read, if known",
     "non-finite output": "the first module, in forward order, with a non-finite output in the step; op: "
     "its class; value: largest magnitude of its input; limit: largest finite number of dtype; count: modules with such "
     "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
@@ -42,6 +42,8 @@ EVENT_KINDS: dict[str, str] = {
     "its share of all such multiplications",
     "nothing cast": "no operator of the first step had a result in 16 bits, although autocast was on",
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
+    "narrow ratio": "the exponential of a difference of two log-probabilities, one of them without a gradient, in the "
+    "loss, of which either was of dtype; value: the number of ratios",
     "narrow router": "a choice among scores of dtype, as a router makes it among experts; value: rows with a tie "
     "between the last that was chosen and the next; limit: the number of scores",
     "rounded logits": "a choice among FP32 scores that were of dtype before, as of a router whose softmax alone is in "

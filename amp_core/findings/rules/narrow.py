@@ -58,12 +58,24 @@ def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any
 
 _CODES = {
     "narrow classes": "half-logits",
+    "narrow ratio": "half-logits",
     "narrow router": "half-router",
     "rounded logits": "half-router",
     "narrow statistics": "half-statistics",
     "narrow sum": "half-sum",
     "rounded positions": "rounded-positions",
 }
+
+
+_RATIO_ADVICE = (
+    "From a log-probability of -2 on, bfloat16 has steps of 2^-6, so ratios are off by percents, and the "
+    "clipping of the policy decides on rounding. Compute both log-probabilities in float32, in the rollout too, and "
+    "keep them so."
+)
+_RATIO = (
+    "log_probs = torch.nn.functional.log_softmax(logits.float(), -1).gather(-1, actions)\n"
+    "ratio = (log_probs - old_log_probs).exp()   # both in float32"
+)
 
 
 @rule(
@@ -73,10 +85,13 @@ _CODES = {
         family=RANGE_AND_PRECISION,
         order=281,
         follows_in_place=("half-output-policy",),
-        what="A log-softmax over many classes is computed in 16 bits.",
-        signal="Operators in the first step with 16-bit input and output.",
+        what="A log-softmax over many classes is computed in 16 bits, or a ratio of probabilities from 16-bit "
+        "logarithms.",
+        signal="Operators in the first step with 16-bit input and output. In its loss, the exponential of a difference "
+        "of which one part has a gradient and either has 16 bits.",
         threshold="8,192 classes: log-probabilities start near -9, where the spacing of bfloat16 is 2^-4, so the "
-        "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16).",
+        "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16). One such ratio: a "
+        "policy is clipped where it changes by 10 or 20 % (arXiv 2510.26788 on rollouts in bfloat16).",
         advice="On a GPU, autocast runs softmax and log_softmax in float32, but not within cross_entropy, which asks "
         "for the dtype of the logits; nor on a CPU, under FSDP with 16-bit outputs, or in 16-bit models. Cast the "
         "logits to float32 before the loss.",
@@ -85,13 +100,21 @@ _CODES = {
     )
 )
 def half_logits(run: Run) -> list[Finding]:
-    """`half-logits`: a log-softmax or logsumexp over a large vocabulary in 16 bits."""
+    """`half-logits`: a log-softmax or logsumexp over a large vocabulary in 16 bits, or a ratio of probabilities."""
     return _from_signal(
         run,
         "narrow classes",
         "classes",
         lambda row: f"{row['op']} over {int(float(str(row['value']))):,} classes is computed in {row['dtype']}",
-    )
+    ) or [
+        replace(finding, advice=_RATIO_ADVICE, snippet=_RATIO)
+        for finding in _from_signal(
+            run,
+            "narrow ratio",
+            "ratios",
+            lambda row: f"A ratio of probabilities is computed from logarithms in {row['dtype']}",
+        )
+    ]
 
 
 @rule(

@@ -27,9 +27,9 @@ MAX_CHANGE_RATIO = 8.0
         what="Training in float16 without loss scaling: small gradients silently underflow to zero.",
         signal="The autocast dtype, the graph of the first backward, and whether a scaler scaled by anything other "
         "than 1.",
-        threshold="FP16 autocast, or gradients in FP16 without it, and no scale other than 1. FP16 rounds values below 2^-25 to zero. A warning if "
-        "there is a scaler that `watch` was not given: call `watch` after creating the scaler. An info if the program "
-        "multiplies the loss by a constant of 64 or more itself.",
+        threshold="FP16 autocast, or gradients in FP16 without it, and no scale other than 1. FP16 rounds values below "
+        "2^-25 to zero. A warning if there is a scaler that `watch` was not given: call `watch` after creating the "
+        "scaler. An info if the program multiplies the loss by a constant of 64 or more itself.",
         advice="Gradients below 2^-25 silently become zero in float16, and those below 2^-14 lose precision, unless "
         "a GradScaler scales the loss before backward. Add one with the usual initial scale of 2^16, or use "
         "bfloat16, which needs none.",

@@ -241,9 +241,9 @@ def scale_collapse(run: Run) -> list[Finding]:
         order=330,
         what="The loss scale grows without bound, because gradients are zero or so small that they never overflow.",
         signal="The loss scale, and the largest gradient at that scale.",
-        threshold="Every recorded gradient is zero while the scale grows, or from some step before the scale reaches "
-        "2^24 to the end; or the scale is 2^24 or more, where even 2^-48 is representable, and the largest scaled value "
-        "is at least 2^8 below the FP16 maximum.",
+        threshold="Every recorded gradient is zero while the scale grows, or from some step below a scale of 2^24 on; "
+        "or the scale is 2^24 or more, where even 2^-48 is representable, and the largest scaled value is at least 2^8 "
+        "below the FP16 maximum.",
         advice="Nothing limits the growth, so gradients that should flow are missing or vanishingly small. Look for "
         "a detached loss, a branch multiplied by zero, or a loss divided too often, and use bfloat16 if such small "
         "gradients are intended.",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.findings.other_forms.form import fault
+from tests.findings.other_forms.form import fault, healthy
 from tests.findings.other_forms.loops import (
     BF,
     H,
@@ -17,6 +17,7 @@ from tests.findings.other_forms.loops import (
     amp,
     bf16,
     ce,
+    fit,
     fp16,
     lm_loss,
     pure,
@@ -281,3 +282,73 @@ def audit_of_a_language_model_without_loss_scale(into):
 def audit_of_a_cnn_with_a_tiny_loss(into):
     m = CNN(bn=False)
     _audited(m, images(3), into, lambda b: usual_loss(m, b) * 1e-5)
+
+
+def _frozen_half(into, through):
+    """An FP32 head behind a frozen FP16 encoder that is much larger; `through`: gradients pass the encoder."""
+    m = Net(
+        lambda n, x: n.enc(n.inp(x).to(H) if through else x.to(H)).float(),
+        inp=nn.Linear(64, 64),
+        enc=nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 16)).to(H).requires_grad_(False),
+        head=nn.Linear(16, 10),
+    )
+    o = adam([p for p in m.parameters() if p.requires_grad], 0.01)
+    fit(m, o, vectors(12), into, None, None, lambda m, b: ce(m.head(m(b[0])), b[1]))
+
+
+@healthy(each_time=True)
+def frozen_half_encoder_without_gradients(into):
+    _frozen_half(into, through=False)
+
+
+@fault("fp16-without-scaler", each_time=True)
+def gradients_through_a_frozen_half_encoder(into):
+    _frozen_half(into, through=True)
+
+
+@fault("fp16-without-scaler", each_time=True)
+def perceptual_loss_through_half_network(into):
+    judge = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).to(H).requires_grad_(False)
+    m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64))
+    fit(m, adam(m), vectors(8), into, None, None, lambda m, b: F.mse_loss(judge(m(b[0]).to(H)).float(), b[0][:, :16]))
+
+
+@healthy()
+def perceptual_loss_through_half_network_with_scaler(into):
+    judge = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).to(H).requires_grad_(False)
+    m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64))
+    fit(
+        m,
+        adam(m),
+        vectors(8),
+        into,
+        scaler(),
+        None,
+        lambda m, b: F.mse_loss(judge(m(b[0]).to(H)).float(), b[0][:, :16]),
+    )
+
+
+def _chunks_in_threads(into, inside):
+    m, s = CNN(), scaler()
+    o = adam(m)
+
+    def forward(x):
+        with amp(enabled=inside):
+            return m(x)
+
+    with watched(m, o, into, s), ThreadPoolExecutor(2) as pool:
+        for x, y in images(8):
+            with amp():
+                value = ce(torch.cat(list(pool.map(forward, x.chunk(2)))), y)
+            s.scale(value).backward()
+            step(o, s)
+
+
+@fault("autocast-not-in-thread", "", each_time=True)
+def whole_model_in_threads(into):
+    _chunks_in_threads(into, inside=False)
+
+
+@healthy(each_time=True)
+def autocast_within_the_threads(into):
+    _chunks_in_threads(into, inside=True)

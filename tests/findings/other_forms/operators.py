@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.findings.other_forms.form import fault, healthy
-from tests.findings.other_forms.loops import BF, Trainer, adam, amp, bf16, ce, fp16, pure, scaler, sgd, step, watched
+from tests.findings.other_forms.loops import BF, H, Trainer, adam, amp, bf16, ce, fp16, pure, scaler, sgd, step, watched
 from tests.findings.other_forms.models import CNN, GPT, RNN, MoE, Net, images, series, sinusoids, tokens, vectors
 
 
@@ -503,3 +503,84 @@ class WideSoftmax(MoE):
 @fault("half-router", "mlp")
 def moe_softmax_in_fp32_of_bf16_logits(into):
     bf16(GPT(mlp=WideSoftmax), tokens(4), into)
+
+
+def _large_rows(into, s, wide):
+    """Rows above 255, whose squares overflow FP16; the scale is too high for the first steps."""
+
+    class Norm(nn.Module):
+        def forward(self, x):
+            x = x.float() if wide else x
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+    m = Net(lambda n, x: n.head(n.body(x) + n.norm(1e4 * n.body(x))), body=nn.Linear(64, 32), head=nn.Linear(32, 10))
+    m.norm = Norm()
+    fp16(m, vectors(16), into, s=s)
+
+
+@fault("activation-overflow", "norm", each_time=True)
+def rms_norm_overflows_in_a_skipped_step(into):
+    _large_rows(into, scaler(2.0**24), wide=False)
+
+
+@healthy()
+def rms_norm_of_large_rows_in_fp32(into):
+    _large_rows(into, scaler(2.0**24), wide=True)
+
+
+class RunningSum(nn.Module):
+    """The linear recurrence of attention without softmax, over 400 tokens: sums in `dtype`."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.emb, self.key, self.head, self.dtype = nn.Embedding(64, 16), nn.Linear(16, 16), nn.Linear(16, 64), dtype
+
+    def forward(self, t):
+        k = F.elu(self.key(self.emb(t))).to(self.dtype) + 1
+        total, out = torch.zeros_like(k[:, 0]), []
+        for i in range(k.shape[1]):
+            total = total + k[:, i]
+            out.append(total / (i + 1))
+        return self.head(torch.stack(out, 1))
+
+
+@fault("half-sum", "RunningSum", each_time=True)
+def recurrence_of_400_tokens_in_bf16(into):
+    bf16(RunningSum(BF), tokens(4, rows=4, length=400), into)
+
+
+@healthy()
+def recurrence_of_400_tokens_in_fp32(into):
+    bf16(RunningSum(torch.float32), tokens(4, rows=4, length=400), into)
+
+
+def _policy(into, dtype, kl=False):
+    """PPO whose earlier log-probabilities are kept in `dtype`, or a penalty on the distance to them."""
+    m = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    o = adam(m)
+    with watched(m, o, into):
+        for x, _ in vectors(4):
+            with torch.no_grad():
+                before = m(x).log_softmax(-1)
+                actions = before.exp().multinomial(1)
+                before = before.gather(1, actions).to(dtype)
+            for _ in range(3):
+                after = m(x).log_softmax(-1).gather(1, actions)
+                ratio = (after - before).exp() if not kl else (before - after).exp() - (before - after) - 1
+                ratio.sub(0.5).square().mean().backward()
+                step(o)
+
+
+@fault("half-logits", "loss", each_time=True)
+def earlier_log_probabilities_in_bf16(into):
+    _policy(into, BF)
+
+
+@fault("half-logits", "loss")
+def distance_to_log_probabilities_in_half(into):
+    _policy(into, H, kl=True)
+
+
+@healthy(each_time=True)
+def earlier_log_probabilities_in_fp32(into):
+    _policy(into, torch.float32)

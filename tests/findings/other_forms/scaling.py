@@ -580,3 +580,58 @@ def infinite_gradients_replaced_after_unscaling(into):
 @fault("calibration-skips", "loss scale", each_time=True)
 def scale_that_hardly_falls(into):
     _changed_gradients(into, lambda p: None, scaler(2.0**26, backoff_factor=0.98), n=40)
+
+
+def _margin(into, steps, s, noise):
+    """A hinge loss on data that are easy to separate: soon no sample is within the margin, if `noise` is 0."""
+    m = nn.Linear(8, 1)
+    o = sgd(m, lr=0.5)
+    g = torch.Generator().manual_seed(2)
+    with watched(m, o, into, s):
+        for _ in range(steps):
+            x = torch.randn(64, 8, generator=g)
+            y = x[:, :1].sign()
+            x[:, :1] += 2 * y
+            y = torch.where(torch.rand(64, 1, generator=g) < noise, -y, y)
+            with amp():
+                out = m(x)
+            s.scale(F.relu(0.2 - out.float() * y).mean()).backward()
+            step(o, s)
+
+
+@fault("scale-unbounded", "loss scale", each_time=True)
+def hinge_that_is_satisfied(into):
+    _margin(into, 80, scaler(growth_interval=2), noise=0)
+
+
+@healthy(each_time=True)
+def hinge_with_wrong_labels(into):
+    _margin(into, 80, scaler(growth_interval=20), noise=0.1)
+
+
+def _norm_logged(into, first):
+    """The norm of all gradients by a clip with an infinite threshold; `first(scaler, optimizer)` comes before it."""
+    m, s = CNN(), scaler()
+    o = adam(m)
+    norms = []
+    with watched(m, o, into, s):
+        for b in images(8):
+            scaled_backward(m, b, s)
+            first(s, o)
+            norms.append(float(nn.utils.clip_grad_norm_(m.parameters(), math.inf)))
+            step(o, s)
+
+
+@fault("logged-scaled-values", "clip_grad_norm_", each_time=True)
+def norm_by_a_clip_without_threshold(into):
+    _norm_logged(into, lambda s, o: None)
+
+
+@healthy(each_time=True)
+def norm_by_a_clip_without_threshold_unscaled(into):
+    _norm_logged(into, lambda s, o: s.unscale_(o))
+
+
+@healthy()
+def norm_by_a_clip_without_threshold_that_is_divided(into):
+    _norm_logged(into, lambda s, o: s.get_scale())

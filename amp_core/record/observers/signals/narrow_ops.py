@@ -30,8 +30,8 @@ MIN_MEAN_TERMS = 65_536
 MIN_TERMS_PER_BIN = 256
 MIN_CHAIN = 64
 """Additions to one number, or in one module to one tensor, one after the other."""
-MIN_LOST_FRAC = 0.5
-"""Share of a tensor's elements that such an addition leaves as they are."""
+MIN_LOST_FRAC = {MIN_CHAIN: 0.5, 256: 0.25}
+"""Share of a tensor's elements that such an addition leaves as they are, by the number of additions."""
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -70,6 +70,7 @@ class NarrowOps:
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
         self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
+        self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
         # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
         self._chains: dict[int, tuple[int, Callable[[], Any], str]] = {}
         # Kind, operator, module, dtype, and value and limit as tensors.
@@ -90,6 +91,7 @@ class NarrowOps:
             dims = [args[1]] if isinstance(args[1], int) else args[1]
             if len(dims) == 1:
                 self._later("masked rows", op, module(), first.dtype, count_masked_rows(first, dims[0]), 0.0)
+        self._follow_ratio(op, args, out, module)
         if (norms := self._row_norms.check(op, args, out)) is not None:
             self._statistic(op, *norms, module)
         result = out[0] if isinstance(out, tuple | list) and out else out
@@ -205,17 +207,32 @@ class NarrowOps:
         if whole and made == MIN_CHAIN // 8:
             where = module()
         self._chains[id(out)] = made, weakref.ref(out) if whole else lambda: out, where
-        if made != MIN_CHAIN or name == "mul":
+        if made not in MIN_LOST_FRAC or name == "mul":
             return
         if not whole:
-            self._report("narrow sum", op, module(), float(made), float(MIN_CHAIN), out.dtype)
+            if made == MIN_CHAIN:
+                self._report("narrow sum", op, module(), float(made), float(MIN_CHAIN), out.dtype)
         elif len(terms) == 2 and terms[0].shape == terms[1].shape and terms[0] is not out and where == module():
-            lost = ((out == terms[0]) & (terms[1] != 0)).float().mean() > MIN_LOST_FRAC
+            lost = ((out == terms[0]) & (terms[1] != 0)).float().mean() > MIN_LOST_FRAC[made]
             self._later("narrow sum", op, where, out.dtype, lost * made, 0.0)
+
+    def _follow_ratio(self, op: str, args: Sequence[Any], out: Any, module: Callable[[], str]) -> None:
+        """The loss of a policy has the ratio of its probabilities to earlier ones: the exponential of a difference of
+        which one part has a gradient."""
+        terms = [a for a in args[:2] if isinstance(a, torch.Tensor)]
+        if op == "sub" and len(terms) == 2 and terms[0].shape == terms[1].shape and terms[0].dim():
+            narrow = next((t.dtype for t in terms if t.dtype in NARROW), None)
+            if narrow is not None and terms[0].requires_grad != terms[1].requires_grad:
+                self._differences[id(out)] = out, narrow
+        elif op in ("exp", "_to_copy") and terms and (found := self._differences.get(id(terms[0]))) is not None:
+            if op == "_to_copy":  # autocast on a GPU casts what `exp` is given
+                self._differences[id(out)] = out, found[1]
+            elif module() == "loss":
+                self._report("narrow ratio", op, "loss", float(out.numel()), 0.0, found[1])
 
     def send(self) -> None:
         """Start the copy of what depends on values to the host."""
-        self._chains, self._long_sums = {}, {}
+        self._chains, self._long_sums, self._differences = {}, {}, {}
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
             self._transfer.put(str(place), value)
