@@ -137,11 +137,11 @@ def optimizer_name(run: Run, index: int) -> str:
 
 
 def rounded_decays(run: Run) -> pd.DataFrame:
-    """Events on averages whose decay rounds to 1, of decays that several steps have in common: a factor that is near 1
-    in one step only is no decay."""
+    """Events on averages whose decay rounds to 1: of buffers in forward, and of decays that several steps have in
+    common, as a factor of the loop that is near 1 in one step only is no decay."""
     frame = signals(run, "rounded decay")
     steps = frame.groupby(["detail", "limit"])["step"].transform("nunique")
-    return frame[steps > 1]
+    return frame[(steps > 1) | (frame["phase"] == "forward")]
 
 
 def is_second_moment(key: str) -> bool:

@@ -29,7 +29,7 @@ EVENT_KINDS: dict[str, str] = {
     "with such an output; op: its class",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
-    "inner overflow": "a square, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
+    "inner overflow": "a product, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
     "value: how many of its results are infinite",
     "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
     "where a custom autograd function recomputed the module",
@@ -104,7 +104,7 @@ EVENT_KINDS: dict[str, str] = {
     "weights; value: the share that rounding discarded",
     "rounded decay": "the loop, or an optimizer of its own, multiplied 16-bit tensors that are not weights by a number "
     "that rounds to 1; limit: by how much below 1; name: the largest of count tensors, if known; detail: its name in "
-    "the optimizer's state",
+    "the optimizer's state; phase: `forward` of a buffer that forward multiplied",
     "statistics": "running statistics that are not finite; name: the buffer",
     "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
     "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "

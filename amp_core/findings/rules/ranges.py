@@ -81,7 +81,7 @@ def _with_finite_loss(run: Run) -> "pd.Series[int]":
         "infinite.",
         signal="The first module, in forward order, with a non-finite float16 output from finite input and weights; if "
         "all modules' outputs are finite and the loss is not, the operator of the loss that made it so; outputs within "
-        "a factor of 2 of the limit; squares, sums and norms in the first step.",
+        "a factor of 2 of the limit; products, sums and norms in the first step.",
         threshold="One infinite value, a warning if the loss is finite; a warning from 32752 on, where one doubling of "
         "headroom remains.",
         advice="No loss scale helps, because it is the forward pass that overflows. Run this module in float32, "

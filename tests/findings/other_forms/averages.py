@@ -244,3 +244,30 @@ def scratch_in_bf16_that_each_step_clears(into):
         scratch.zero_().add_(m[0].weight.detach().T)
 
     bf16(m, vectors(8), into, adam(m), after=after)
+
+
+def _centred(into, decay):
+    """A self-supervised head that subtracts a running centre, a buffer that forward makes anew."""
+
+    class Centre(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("centre", torch.ones(10))
+
+        def forward(self, z):
+            with torch.no_grad():
+                self.centre = self.centre * decay + z.mean(0) * (1 - decay)
+            return z - self.centre
+
+    m = nn.Sequential(nn.Linear(64, 10), Centre()).to(BF)
+    pure(m, sgd(m, 0.3), vectors(8), into)
+
+
+@fault("average-stands-still", "1.centre", each_time=True)
+def centre_with_a_decay_that_rounds_to_one(into):
+    _centred(into, 0.999)
+
+
+@healthy(each_time=True)
+def centre_with_a_decay_of_nine_tenths(into):
+    _centred(into, 0.9)

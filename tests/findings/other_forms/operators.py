@@ -584,3 +584,20 @@ def distance_to_log_probabilities_in_half(into):
 @healthy(each_time=True)
 def earlier_log_probabilities_in_fp32(into):
     _policy(into, torch.float32)
+
+
+def _areas(into, size):
+    """Offsets over the area of a box, in FP16: an infinite area makes them zero."""
+    m = Net(lambda n, x: n.head(n.off(x) / ((n.w(x) + size) * (n.h(x) + size))), off=nn.Linear(64, 8))
+    m.w, m.h, m.head = nn.Linear(64, 8), nn.Linear(64, 8), nn.Linear(8, 10)
+    fp16(m, vectors(6), into)
+
+
+@fault("activation-overflow", "Net", each_time=True)
+def areas_of_boxes_overflow(into):
+    _areas(into, 400.0)
+
+
+@healthy()
+def areas_of_small_boxes(into):
+    _areas(into, 4.0)

@@ -35,7 +35,7 @@ MIN_LOST_FRAC = {MIN_CHAIN: 0.5, 256: 0.25}
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
-MAGNITUDES = ("pow", "square", "sum", "mean", "var", "norm", "linalg_vector_norm")
+MAGNITUDES = ("pow", "square", "sum", "mean", "var", "norm", "linalg_vector_norm", "prod")
 """Operators that overflow float16 from finite numbers, and whose results often divide."""
 MIN_ROWS = 16
 """Rows of an input whose columns are compared with their copies in 16 bits."""
@@ -117,8 +117,8 @@ class NarrowOps:
                 self._check_columns(first, result, module)
                 self._check_grid(op, first, result, module)
             return
-        if result.dtype == torch.float16 and (name in MAGNITUDES or (name == "mul" and args[1] is first)):
-            self._check_overflow(op, first, result, module)
+        if result.dtype == torch.float16 and (name in MAGNITUDES or name == "mul"):
+            self._check_overflow(op, args, result, module)
         if name in ("_softmax", "sigmoid"):
             self._softmax_sizes.add(first.shape[-1] if first.dim() else 1)
             if name == "_softmax" and first.dim() and first.shape[-1] >= MIN_CLASSES:
@@ -281,10 +281,15 @@ class NarrowOps:
         kind, ties = ("narrow router", tied.sum()) if source is None else ("rounded logits", tied.float().mean())
         self._choices.append((kind, op, name, experts, chosen, ties, source or scores.dtype))
 
-    def _check_overflow(self, op: str, first: torch.Tensor, out: torch.Tensor, module: Callable[[], str]) -> None:
-        """Squares and sums that are infinite, which is hidden where something is divided by them."""
-        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 and out.numel() > 1:
-            infinite = out.detach().isinf().sum() * first.detach().isfinite().all()
+    def _check_overflow(self, op: str, args: Sequence[Any], out: torch.Tensor, module: Callable[[], str]) -> None:
+        """Squares, products and sums that are infinite, which is hidden where something is divided by them. A mask is
+        multiplied by a number."""
+        factors = [a.detach() for a in args[:2] if isinstance(a, torch.Tensor) and a.dim()]
+        hidden = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 and out.numel() > 1
+        if hidden and len(factors) > (op.rstrip("_") == "mul"):
+            infinite = out.detach().isinf().sum()
+            for factor in factors:
+                infinite = infinite * factor.isfinite().all()
             self._later("inner overflow", op, module(), out.dtype, infinite, 0.0)
 
     def _check_mask(self, op: str, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:

@@ -20,7 +20,7 @@ from amp_core.record.environment import with_autocast
 from amp_core.record.model.frames import local_variables
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.model.parameters import named_modules, unwrapped
+from amp_core.record.model.parameters import named_buffers, named_modules, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.narrow_ops import SELECTIONS, NarrowOps, size_by_row
 from amp_core.record.observers.signals.step_operators import StepMode, StepOperators, report_error, running_module
@@ -239,6 +239,14 @@ class _OpChecker(StepMode):
                 self._report("constant overflow", op, value, out.dtype, float(info.max))
             elif 0 < value <= min(lost, MAX_EPS) and op.rstrip("_") in FLOORS:
                 self._report("eps lost", op, value, out.dtype, lost)
+            elif op == "mul" and 0 < 1 - value < float(info.eps) / 4:
+                self._check_decay(args[0], value)
+
+    def _check_decay(self, average: Any, decay: float) -> None:
+        """A buffer that is multiplied by what rounds to 1. One that is written in place is a `half buffer`."""
+        name = next((n for n, b in named_buffers(self._model) if b is average), None)
+        if name is not None:
+            self._write_event("rounded decay", "mul", name, None, 1 - decay, average.dtype)
 
     def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
         factor = args[PRODUCTS[op]]
