@@ -63,7 +63,8 @@ def _made_with_finite_loss(run: Run) -> list[int]:
 def _with_finite_loss(run: Run) -> "pd.Series[int]":
     """Steps with a finite loss, skipped ones too: the first are often skipped for the gradients' sake."""
     frame = attempts(run)
-    return frame["step"][frame["has_loss"] & np.isfinite(frame["loss"])]
+    steps: pd.Series[int] = frame["step"][frame["has_loss"] & np.isfinite(frame["loss"])]
+    return steps
 
 
 @rule(
