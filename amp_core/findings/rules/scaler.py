@@ -8,7 +8,7 @@ from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import LOSS_SCALING, TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
-from amp_core.findings.remedies import first_scale, new_scaler
+from amp_core.findings.remedies import compute_dtype, first_scale, new_scaler
 from amp_core.findings.signals import ending_error, facts, last_step, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
@@ -28,8 +28,9 @@ MAX_CHANGE_RATIO = 8.0
         signal="The autocast dtype, the graph of the first backward, and whether a scaler scaled by anything other "
         "than 1.",
         threshold="FP16 autocast, or gradients in FP16 without it, and no scale other than 1. FP16 rounds values below "
-        "2^-25 to zero. A warning if there is a scaler that `watch` was not given: call `watch` after creating the "
-        "scaler. An info if the program multiplies the loss by a constant of 64 or more itself.",
+        "2^-25 to zero. A warning if only a part computes in FP16, or if there is a scaler that `watch` was not given: "
+        "call `watch` after creating the scaler. An info if the program multiplies the loss by a "
+        "constant of 64 or more itself.",
         advice="Gradients below 2^-25 silently become zero in float16, and those below 2^-14 lose precision, unless "
         "a GradScaler scales the loss before backward. Add one with the usual initial scale of 2^16, or use "
         "bfloat16, which needs none.",
@@ -59,11 +60,13 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
     if len(own):
         return [_constant_scale(float(own.iloc[0]))]
     scaling = "without effective loss scaling (loss scale 1)" if summary.has_scaler else "without loss scaling"
+    whole = compute_dtype(run) == "float16"  # else a network outside of the model does, or a part
     return [
         make_finding(
             "fp16-without-scaler",
-            f"Training in float16 {scaling}",
+            f"Training in float16 {scaling}" if whole else f"Gradients pass operators in float16 {scaling}",
             "GradScaler",
+            severity=None if whole else "warning",
             value=1.0,
             unit="loss scale",
             limit=None,
