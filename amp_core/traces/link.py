@@ -123,9 +123,8 @@ def _optimizer_steps(events: TraceEvents, host: Host) -> list[tuple[float, float
         if not outermost or spans.start[item] >= spans.end[outermost[-1]]:
             outermost.append(item)
     ends = [spans.end[item] for item in outermost if spans.name[item] == spans.name[outermost[-1]]]
-    if (
-        len(ends) == len(outermost) > MIN_OPTIMIZER_STEPS
-    ):  # several optimizers of one class, as GANs have, bear one name
+    # Several optimizers of one class, as GANs have, bear one name.
+    if len(ends) == len(outermost) > MIN_OPTIMIZER_STEPS:
         ends = ends[::-1][:: _steps_per_iteration(events, host, outermost)][::-1]
     if len(ends) <= MIN_OPTIMIZER_STEPS:
         return []

@@ -194,6 +194,11 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps, with_functions=not in_calls)
     loading, in_loading = _longest_of(windows, "data_function", cost, steps)
     calling = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})" if in_calls else ""
+    why = f" because the host launches too late{kernels}{calling}{in_op}"
+    if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
+        code, why = "unexplained-idle", ", and the trace has no launches that would show why"
+        if (rows["category"] == "communication").all():
+            why = ", or does what the trace lacks: it holds collectives alone"
     syncing = windows["sync_op"][windows["sync_op"] != ""]
     where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
     number_of = (
@@ -204,9 +209,8 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
                f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
-        Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)} because "
-               f"the host launches too late{kernels}{calling}{in_op}", (calls if in_calls else op) or "host",
-               lead_us=lead),
+        Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)}{why}",
+               (calls if in_calls else op) or "host", lead_us=lead),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
                f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
         Saving("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "

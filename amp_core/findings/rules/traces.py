@@ -163,6 +163,26 @@ _CALLS = {
 
 @rule(
     Entry(
+        code="unexplained-idle",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=441,
+        what="The GPU of an imported trace is idle, and no launch in the trace shows why.",
+        signal="GPU idle time in a trace whose kernels name no launch.",
+        threshold=SAVING_THRESHOLD,
+        advice="The host may launch too late, or the kernels may wait for others: the calls that launch them tell the "
+        "one from the other. Record the CPU too, and before the work is launched, and keep its events in the file.",
+        snippet=_HOW.format(activity="CUDA"),
+        page="step-cost",
+    )
+)
+def unexplained_idle(run: Run) -> list[Finding]:
+    """`unexplained-idle`: idle time of the GPU in a trace without launches."""
+    return saving_finding(run, "unexplained-idle")
+
+
+@rule(
+    Entry(
         code="kernel-wait",
         severity="warning",
         family=SPEED_AND_MEMORY,

@@ -79,6 +79,15 @@ def two_pauses_of_python(into):
     done()
 
 
+@fault("unexplained-idle", "host")
+def device_alone_without_marks(into):
+    trace, done = traced(into)
+    product(trace, 10, 500)
+    product(trace, 1200, 300, NVJET)
+    trace.events = [event for event in trace.events if event["cat"] == "kernel"]
+    done()
+
+
 @fault("kernel-wait", "streams")
 def kernels_of_a_queue_that_begins_late(into):
     trace, done = traced(into)
