@@ -240,9 +240,9 @@ _GRAPH_LATE = Remedy(
 )
 _LATE_START = Remedy(
     "No stream of the GPU runs in that time, and no graph or host function holds work up, so the trace shows nothing "
-    "to wait for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start. Time the "
-    "same steps without the profiler: if they are that much faster, this idle time is the profiler's, and the rest of "
-    "the trace still holds.",
+    "to wait for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start, which costs "
+    "most where the host waits after every few kernels. Time the same steps without the profiler: if they are that "
+    "much faster, this idle time is the profiler's, and the rest of the trace still holds.",
     _STEP_TIMES,
 )
 
