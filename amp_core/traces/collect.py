@@ -9,7 +9,8 @@ device: kernels, copies, fills. The rest (flow arrows, memory, metadata) is drop
 some hundred megabytes.
 
 Old traces (up to PyTorch 1.10) have "Operator", "Kernel", "Memcpy", "Runtime" where newer ones have "cpu_op", "kernel",
-"gpu_memcpy", "cuda_runtime"; they record marked ranges as operators, and thread numbers as text.
+"gpu_memcpy", "cuda_runtime"; they record marked ranges as operators, and thread numbers as text. Those up to PyTorch
+1.7 have no categories.
 """
 
 import json
@@ -53,6 +54,8 @@ _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn_|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):")
 
 
+TIMED_ON_DEVICE = "CUDA functions"
+"""Operators whose time on the device torch measured with events, up to PyTorch 1.7: not their kernels."""
 MEMORY = "[memory]"
 """Name of the events of torch's allocators."""
 MESSAGE_KEYS = {
@@ -232,7 +235,10 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             if event.get("name") == MEMORY and base is not None:
                 _add_allocation(events, event, base, texts, threads)
             continue
-        kind = _CATEGORIES.get(category) if isinstance(category := event.get("cat"), str) else None
+        category = event.get("cat", event.get("pid"))
+        kind = _CATEGORIES.get(category) if isinstance(category, str) else None
+        if category == TIMED_ON_DEVICE:
+            events.accelerator_ops += 1
         if kind is None or event.get("name") == DISPATCH_MODE:
             continue
         if category in _ACCELERATORS:
@@ -344,6 +350,7 @@ _CATEGORIES = {
     "cpu_op": "op",
     "Operator": "op",
     "cpu": "op",  # torch.autograd.profiler without Kineto
+    "CPU functions": "op",  # the same up to PyTorch 1.7: the process of events without a category
     "user_annotation": "mark",
     "gpu_user_annotation": "device mark",
     "python_function": "python",

@@ -214,8 +214,11 @@ def kernel_wait(run: Run) -> list[Finding]:
 
 
 def _has_all_ranks(run: Run) -> bool:
-    """Whether the traces of all ranks of a run of several are here."""
-    return bool(window_rows(run)["rank"].nunique() >= run.head.world_size > 1)
+    """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
+    merged, or those of one process."""
+    windows = window_rows(run)
+    several = windows.groupby("rank", dropna=False)["device"].nunique().max() > 1
+    return bool(several or windows["rank"].nunique() >= run.head.world_size > 1)
 
 
 _ALL_RANKS_RECORDED = Remedy(
