@@ -54,6 +54,8 @@ _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn_|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):")
 
 
+_APPLE_OPS = re.compile(r"aten::(?:linear_backward$|_?mps_|_?lstm_mps|\w+_for_mps)")
+"""Operators that torch has for Apple's GPUs, whose work it does not record; nested tensors have the first one too."""
 TIMED_ON_DEVICE = "CUDA functions"
 """Operators whose time on the device torch measured with events, up to PyTorch 1.7: not their kernels."""
 MEMORY = "[memory]"
@@ -311,6 +313,10 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     events.threads = len(threads)
+    if not (len(work) or events.launches or events.accelerator_ops):
+        apple = sum(_APPLE_OPS.match(text) is not None for text in events.texts)
+        if apple and not any("nested" in text for text in events.texts):
+            events.accelerator, events.accelerator_ops = "mps", apple
     if events.invalid and not (len(spans) or len(work)):
         raise RunError(
             f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "

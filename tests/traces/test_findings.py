@@ -666,3 +666,23 @@ def test_late_starts_for_which_the_host_waits_name_the_waits(tmp_path):
     sentence = first_sentence(run_of(tmp_path, trace))
     assert "although work is queued" in sentence
     assert "the host waits meanwhile, in 4 synchronizations (aten::_coalesce)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("ops", "apple"),
+    [
+        (("aten::linear", "aten::linear_backward"), True),
+        (("aten::linear", "aten::_mps_convolution"), True),
+        (("aten::_nested_tensor_from_mask", "aten::linear_backward"), False),
+        (("aten::linear", "aten::mm"), False),
+    ],
+)
+def test_apples_gpus_are_not_taken_for_the_cpu(tmp_path, ops, apple):
+    trace = Made()
+    for number, op in enumerate(ops):
+        trace.op(op, 100 * number, 90)
+    run = run_of(tmp_path, trace, "")
+    assert first_sentence(run).startswith(
+        "No device activity was recorded" if apple else "The trace contains no device"
+    )
+    assert ["Instruments" in f.advice for f in diagnose(run) if f.code == "device-not-recorded"] == [True] * apple

@@ -60,7 +60,16 @@ def device_not_recorded(run: Run) -> list[Finding]:
         limit=0.0,
         unit="launches without kernels",
     )
+    if device == "mps":
+        return [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)]
     return [replace(finding, snippet=entry_snippet)]
+
+
+_APPLE = Remedy(
+    "torch.profiler does not record Apple's GPUs: operator times are those of launching, and of waiting where a value "
+    "is read. Record signposts with torch.mps.profiler, and look at them in Instruments.",
+    'with torch.mps.profiler.profile(mode="interval", wait_until_completed=False):\n    train_step(batch)',
+)
 
 
 @rule(
