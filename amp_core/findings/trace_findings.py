@@ -8,7 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu
-from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_SAVED_FRAC, Saving, Savings, possible_savings
+from amp_core.analysis.performance.savings import (
+    MAX_UNKNOWN_FRAC,
+    MIN_KERNEL_US,
+    MIN_SAVED_FRAC,
+    Saving,
+    Savings,
+    possible_savings,
+)
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
@@ -103,11 +110,20 @@ def _nothing(run: Run, savings: Savings) -> str:
             "GEMM/conv and the savings from 16 bits are unknown."
         )
     matrix = cost.us(*MATRIX_PARTS)
+    rows = kernel_rows(run)
+    cores = "matrix" if is_amd(cost.device_name) else "tensor"
+    off = rows[is_matrix(rows) & (rows["tensor_core"] == "no") & rows["precision"].isin(["fp16", "bf16"])]
+    off_frac = float(off["total_us"].sum() / max(rows["total_us"].sum(), MIN_KERNEL_US))
+    if off_frac > MAIN_OP_FRAC:
+        return (
+            f"GEMM/conv in 16 bits takes {percent(off_frac)} of the kernel time without using {cores} cores. What "
+            "these would save depends on the library's kernels; nothing else would save "
+            f"{percent(MIN_SAVED_FRAC)} or more of the {savings.unit}."
+        )
     on_tensor_cores = matrix > 0 and np.nan_to_num(cost.us("tensor")) >= 0.95 * matrix
     at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings)
-    where = f", on {'matrix' if is_amd(cost.device_name) else 'tensor'} cores{at}" if on_tensor_cores else ""
+    where = f", on {cores} cores{at}" if on_tensor_cores else ""
     rest = f" {savings.ranked[0].what}." if savings.ranked else ""
-    rows = kernel_rows(run)
     others = rows[~is_matrix(rows) & (rows["op"] != "")].groupby("op")["total_us"].sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
     longest = f"{others.idxmax()} takes {percent(share)} of the kernel time, and " if share > MAIN_OP_FRAC else ""

@@ -9,7 +9,8 @@ device: kernels, copies, fills. The rest (flow arrows, memory, metadata) is drop
 some hundred megabytes.
 
 Old traces (up to PyTorch 1.10) have "Operator", "Kernel", "Memcpy", "Runtime" where newer ones have "cpu_op", "kernel",
-"gpu_memcpy", "cuda_runtime"; they record marked ranges as operators, and thread numbers as text.
+"gpu_memcpy", "cuda_runtime"; they record marked ranges as operators, and thread numbers as text. Those up to PyTorch
+1.7 have no categories.
 """
 
 import json
@@ -53,6 +54,10 @@ _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 _ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn_|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):")
 
 
+_APPLE_OPS = re.compile(r"aten::(?:linear_backward$|_?mps_|_?lstm_mps|\w+_for_mps)")
+"""Operators that torch has for Apple's GPUs, whose work it does not record; nested tensors have the first one too."""
+TIMED_ON_DEVICE = "CUDA functions"
+"""Operators whose time on the device torch measured with events, up to PyTorch 1.7: not their kernels."""
 MEMORY = "[memory]"
 """Name of the events of torch's allocators."""
 MESSAGE_KEYS = {
@@ -232,7 +237,10 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             if event.get("name") == MEMORY and base is not None:
                 _add_allocation(events, event, base, texts, threads)
             continue
-        kind = _CATEGORIES.get(category) if isinstance(category := event.get("cat"), str) else None
+        category = event.get("cat", event.get("pid"))
+        kind = _CATEGORIES.get(category) if isinstance(category, str) else None
+        if category == TIMED_ON_DEVICE:
+            events.accelerator_ops += 1
         if kind is None or event.get("name") == DISPATCH_MODE:
             continue
         if category in _ACCELERATORS:
@@ -305,6 +313,10 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     events.threads = len(threads)
+    if not (len(work) or events.launches or events.accelerator_ops):
+        apple = sum(_APPLE_OPS.match(text) is not None for text in events.texts)
+        if apple and not any("nested" in text for text in events.texts):
+            events.accelerator, events.accelerator_ops = "mps", apple
     if events.invalid and not (len(spans) or len(work)):
         raise RunError(
             f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
@@ -344,6 +356,7 @@ _CATEGORIES = {
     "cpu_op": "op",
     "Operator": "op",
     "cpu": "op",  # torch.autograd.profiler without Kineto
+    "CPU functions": "op",  # the same up to PyTorch 1.7: the process of events without a category
     "user_annotation": "mark",
     "gpu_user_annotation": "device mark",
     "python_function": "python",

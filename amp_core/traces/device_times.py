@@ -44,6 +44,14 @@ class DeviceClock:
         return float(self._start[first:last].min(initial=np.inf)), float(self._end[first:last].max(initial=-np.inf))
 
 
+def drop_steps_without_work(host: Host, linked: LinkedWork) -> None:
+    """Drop the marked steps of a device's trace if no work was launched in any of them: without launches in the trace,
+    all of it may run after the steps on the host."""
+    within = any(((linked.launched_us >= start) & (linked.launched_us < end)).any() for start, end, _ in host.steps)
+    if len(linked) and linked.device[0] >= 0 and not within:
+        host.steps = []
+
+
 def step_bounds(events: TraceEvents, host: Host, clock: DeviceClock) -> list[tuple[float, float]]:
     """Start and end on the device of each of `host.steps`, in microseconds.
 

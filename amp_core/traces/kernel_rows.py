@@ -41,6 +41,8 @@ class Window:
     device marks its steps, from the first work."""
     ready: float
     """When the host was in the window and the device had done all earlier work."""
+    earlier: float = -np.inf
+    """End of the work launched before a trace without marked steps."""
 
 
 def trace_windows(
@@ -49,7 +51,10 @@ def trace_windows(
     """The windows of a trace, in order. `bounds`: start and end of each of `host.steps` on the device."""
     if not host.steps:
         start, end = whole_trace(events, linked)
-        return [Window(None, None, -np.inf, np.inf, start, end, start)]
+        earlier = float(linked.end_us[np.isneginf(linked.launched_us)].max(initial=-np.inf))
+        # Work from before the trace shows that the program was running. Profiling operators takes long to start.
+        ready = min(start, earlier) if np.isfinite(earlier) and not len(events.spans) else start
+        return [Window(None, None, -np.inf, np.inf, start, end, ready, earlier)]
     windows: list[Window] = []
     for (start, end, number), (begins, ends) in zip(host.steps, bounds, strict=True):
         last = windows[-1] if windows else None

@@ -93,13 +93,25 @@ def link(events: TraceEvents) -> Host:
     host.loop_thread = in_order[0] if in_order else -1
     for place, n in enumerate(in_order):
         one_pass.thread(parts[n], other_thread=place > 0)
-    host.steps = sorted(host.steps) or _optimizer_steps(events)
+    host.steps = _of_all_ranks(sorted(host.steps)) or _optimizer_steps(events, host)
     _split_closures(host, events)
     _drop_unfinished_step(host, events)
     return host
 
 
-def _optimizer_steps(events: TraceEvents) -> list[tuple[float, float, int]]:
+def _of_all_ranks(steps: list[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+    """Steps with those of the same number as one: a trace into which several ranks are merged marks each of them once
+    per rank."""
+    whole: dict[int, tuple[float, float, int]] = {}
+    for start, end, number in steps:
+        before = whole.get(number)
+        if before is not None and start >= before[1]:  # counted anew
+            return steps
+        whole[number] = (start, end, number) if before is None else (before[0], max(end, before[1]), number)
+    return list(whole.values())
+
+
+def _optimizer_steps(events: TraceEvents, host: Host) -> list[tuple[float, float, int]]:
     """Steps from the end of an optimizer's step to the end of the next, for traces that mark none. What comes before
     the first is no whole step, and often the start of the program; it is left out. Of several optimizers, the one that
     steps last counts."""
@@ -111,9 +123,34 @@ def _optimizer_steps(events: TraceEvents) -> list[tuple[float, float, int]]:
         if not outermost or spans.start[item] >= spans.end[outermost[-1]]:
             outermost.append(item)
     ends = [spans.end[item] for item in outermost if spans.name[item] == spans.name[outermost[-1]]]
+    # Several optimizers of one class, as GANs have, bear one name.
+    if len(ends) == len(outermost) > MIN_OPTIMIZER_STEPS:
+        ends = ends[::-1][:: _steps_per_iteration(events, host, outermost)][::-1]
     if len(ends) <= MIN_OPTIMIZER_STEPS:
         return []
     return [(start, end, number) for number, (start, end) in enumerate(itertools.pairwise(ends), start=1)]
+
+
+def _steps_per_iteration(events: TraceEvents, host: Host, optimizers: list[int]) -> int:
+    """How many steps of optimizers an iteration has: as many as between two loads of data, or after as many as the
+    optimizers call the same operators again, on tensors of the same sizes."""
+    spans = events.spans
+    starts = np.array([spans.start[item] for item in optimizers])
+    loads = np.searchsorted(starts, sorted(start for start, _ in host.marks[DATA]))
+    between = set(np.diff(loads).tolist())
+    if len(loads) > MIN_OPTIMIZER_STEPS and len(between) == 1 and between != {0}:
+        return int(between.pop())
+    own = np.flatnonzero(np.asarray(spans.thread) == spans.thread[optimizers[0]])
+    own = own[np.argsort(np.asarray(spans.start)[own], kind="stable")]
+    calls = np.stack([np.asarray(spans.name)[own], np.asarray(spans.shapes)[own]])
+    ends = [spans.end[item] for item in optimizers]
+    bounds = np.searchsorted(np.asarray(spans.start)[own], np.stack([starts, ends]))
+    called = [calls[:, low:high] for low, high in bounds.T.tolist()]
+    for each in range(1, len(called) // (MIN_OPTIMIZER_STEPS + 1) + 1):
+        again = called[each:]  # the first iteration also creates the optimizers' states
+        if all(itertools.starmap(np.array_equal, zip(again, again[each:], strict=False))):
+            return each
+    return 1
 
 
 _OPTIMIZER_STEP = "Optimizer.step#"

@@ -23,7 +23,7 @@ from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
 from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows
-from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, step_bounds
+from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
 from amp_core.traces.gpu_work import link_work
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
@@ -85,8 +85,8 @@ class Trace:
             notes.append(f"{self.name}: {_events(self.invalid)} without a valid time and duration, left out")
         if self.earlier_us >= MIN_UNRECORDED_US:
             notes.append(
-                f"{self.name}: its first {number(self.earlier_us / 1e3, 'ms')} are left out: the device was busy with "
-                "work launched before the trace began"
+                f"{self.name}: its first {number(self.earlier_us / 1e3, 'ms')} are left out: they hold work "
+                "launched before the trace began, and what follows it until the first work launched in the trace"
             )
         if self.unrecorded:
             calls = f"{self.launches:,} launches" if self.launches else "operators of a GPU"
@@ -148,6 +148,7 @@ def read_trace(
         ) from None
     host = link(events)
     linked = link_work(events, host)
+    drop_steps_without_work(host, linked)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     bounds = step_bounds(events, host, clock)

@@ -54,6 +54,7 @@ def window_rows(
     held_up = _is_called(events, HELD_UP_BY)
     # A graph whose work the profiler did not record may run in any gap.
     held_up |= not linked.in_graph.any() and _is_called(events, _GRAPH)
+    launches_known = bool((linked.launched_us < linked.start_us).any())
     for number, window in enumerate(windows):
         inside = window_index == number
         # An idle device runs no stream that another one of it could wait for, and a collective waits within its kernel.
@@ -83,7 +84,7 @@ def window_rows(
             waited = waits & (call_start >= window.start) & (call_start < window.end)
             own = linked.own_us[selected]
             causes = None
-            if not on_cpu:
+            if not on_cpu and launches_known:
                 without_data = times.without(idle, data_inside)
                 causes = idle_causes(
                     without_data,
@@ -97,12 +98,13 @@ def window_rows(
             # In a loop the work that outlasts the host's last step would run during the start of the next one.
             ready = min(low, window.ready + max(0.0, high - window.end)) if np.isfinite(window.end) else window.ready
             lead = times.without((np.array([ready]), np.array([low])), data) if ready < low else times.NONE
+            first_loads = times.clip(data, window.earlier if window.first is None else ready, low)
             host_op, host_op_us = longest_op(events, host, times.merged(causes.host, lead)) if causes else (None, None)
             function, function_us = (
                 longest_function(events, host, times.merged(causes.host, lead)) if causes else (None, None)
             )
             unfed = times.intersection(idle, data_inside)
-            unfed = times.merged(unfed, times.clip(data, ready, low)) if ready < low else unfed
+            unfed = times.merged(unfed, first_loads)
             data_function, data_function_us = longest_function(events, host, unfed) if causes else (None, None)
             in_calls = longest_calls(events, waits, times.merged(causes.late, lead)) if causes else None
             rows.append(
@@ -143,9 +145,9 @@ def window_rows(
                     "data_function_us": data_function_us,
                     "host_call": in_calls.names if in_calls else None,
                     "host_call_kind": in_calls.kind if in_calls else None,
-                    "host_call_us": in_calls.us if in_calls else None if on_cpu else 0.0,
-                    "lead_us": low - ready,
-                    "lead_data_us": times.total(times.clip(data, ready, low)) if len(data[0]) else None,
+                    "host_call_us": in_calls.us if in_calls else 0.0 if causes else None,
+                    "lead_us": times.total(lead) + times.total(first_loads),
+                    "lead_data_us": times.total(first_loads) if len(data[0]) else None,
                     "copies_alone_us": None
                     if on_cpu
                     else times.total(copying_time) - times.overlap(copying_time, kernel_time),

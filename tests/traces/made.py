@@ -170,9 +170,11 @@ def read(folder: Path, document: Any, name: str = "trace.json") -> tuple[Trace, 
     return trace, pd.DataFrame(trace.kernels)
 
 
-def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB"):
-    """The run imported from a hand-written trace of that GPU."""
-    properties = [{"name": gpu, "computeMajor": 7, "computeMinor": 0}]
+def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB", capability=(7, 0)):
+    """The run imported from a hand-written trace of that GPU; an empty name leaves the GPU out of the trace."""
+    major, minor = capability
+    tmp_path.mkdir(exist_ok=True)
+    properties = [{"name": gpu, "computeMajor": major, "computeMinor": minor}] if gpu else []
     return load_run(
         import_traces([write(tmp_path / "t.json", trace.document(deviceProperties=properties))], tmp_path / "run")
     )

@@ -603,3 +603,86 @@ def test_inference_that_communicates_16_bits_is_not_advised_to(tmp_path, kernel,
     run = run_of(tmp_path, inference_with([(kernel, 300)]))
     (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
     assert ("16-bit activations" in finding.advice) == narrower
+
+
+@pytest.mark.parametrize(("before_us", "named"), [(90_000, True), (400, False)])
+def test_data_that_is_loaded_before_the_first_kernel_of_a_trace_without_steps_counts(tmp_path, before_us, named):
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, before_us, 1)
+    at = before_us + 5000  # what else happens before the first kernel is the start of the program
+    for number in range(2):
+        trace.op("aten::mm", at + 5 + 500 * number, 8)
+        trace.kernel(made.GEMM, at + 20 + 5000 * number, 5000, at + 6 + 500 * number)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("waits for data 90.0 ms before the first kernel of the profiled window" in sentence) == named
+    assert "launches too late" not in sentence
+
+
+def test_a_pause_after_earlier_work_counts_where_starting_the_profiler_takes_no_time(tmp_path):
+    """Profilers of operators take long to start; one of the device alone does not."""
+    trace = Made()
+    trace.event("kernel", made.SIMT, 0, 500, 7, correlation=1, device=0, stream=7)
+    trace.kernel(made.GEMM, 90_000, 5000, 89_990)
+    assert "idle for 89.5 ms before the first kernel" in first_sentence(run_of(tmp_path / "device", trace))
+    trace.op("aten::mm", 89_985, 10)
+    assert "idle" not in first_sentence(run_of(tmp_path / "operators", trace))
+
+
+def cut_out(names, us=300):
+    """Kernels without launches or operators, with idle time between them."""
+    trace = Made()
+    for number, name in enumerate(names):
+        trace.event("kernel", name, 1000 * number, us, 7, correlation=number, device=0, stream=7)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [([made.GEMM] * 3, "no launches that would show why"), ([made.NCCL] * 3, "it holds collectives alone")],
+)
+def test_idle_time_without_launches_is_blamed_on_nobody(tmp_path, names, says):
+    run = run_of(tmp_path, cut_out(names))
+    assert says in first_sentence(run) and "host" not in first_sentence(run)
+    assert "unexplained-idle" in {f.code for f in diagnose(run)}
+    assert not {"host-bound", "launch-bound", "kernel-wait", "host-syncs"} & {f.code for f in diagnose(run)}
+
+
+def test_steps_in_which_nothing_was_launched_do_not_hide_the_work(tmp_path):
+    """A profile of the device alone, begun and ended around a synchronization: the step ends before the work runs."""
+    trace = cut_out([made.SIMT] * 3, us=500)
+    trace.event("mark", "ProfilerStep#0", -40, 22, 1)
+    trace.event("call", "cudaDeviceSynchronize", -10, 3000, 1, correlation=77)
+    run = run_of(tmp_path, trace)
+    assert "60 % of the profiled window in FP32" in first_sentence(run)
+
+
+def test_late_starts_for_which_the_host_waits_name_the_waits(tmp_path):
+    trace = Made()
+    for number in range(4):
+        at = 1000 * number
+        trace.op("aten::_coalesce", at, 990)
+        trace.kernel(made.RELU, at + 800, 100, at + 5)
+        trace.event("call", "cudaStreamSynchronize", at + 20, 900, 1, correlation=900 + number)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "although work is queued" in sentence
+    assert "the host waits meanwhile, in 4 synchronizations (aten::_coalesce)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("ops", "apple"),
+    [
+        (("aten::linear", "aten::linear_backward"), True),
+        (("aten::linear", "aten::_mps_convolution"), True),
+        (("aten::_nested_tensor_from_mask", "aten::linear_backward"), False),
+        (("aten::linear", "aten::mm"), False),
+    ],
+)
+def test_apples_gpus_are_not_taken_for_the_cpu(tmp_path, ops, apple):
+    trace = Made()
+    for number, op in enumerate(ops):
+        trace.op(op, 100 * number, 90)
+    run = run_of(tmp_path, trace, "")
+    assert first_sentence(run).startswith(
+        "No device activity was recorded" if apple else "The trace contains no device"
+    )
+    assert ["Instruments" in f.advice for f in diagnose(run) if f.code == "device-not-recorded"] == [True] * apple

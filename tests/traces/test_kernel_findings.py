@@ -263,3 +263,55 @@ def test_tools_for_a_gpu_are_named_for_gpus_alone(tmp_path, category, names_tool
     for event in trace.events:
         event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
     assert ("Nsight" in first_sentence(run_of(tmp_path, trace))) == names_tools
+
+
+TENSOR_OP = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>(Params)"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "name", "says"),
+    [
+        ("NVIDIA A100-SXM4-80GB", (8, 0), made.SIMT, "in 16 bits, or allow TF32."),
+        ("NVIDIA GeForce RTX 4090", (8, 9), made.SIMT, "in 16 bits."),  # its data sheet gives both the same rate
+        ("NVIDIA A100-SXM4-80GB", (8, 0), TENSOR_OP, "in 16 bits."),
+        ("AMD Instinct MI300X", (9, 4), made.SIMT, "in 16 bits."),
+        ("Tesla T4", (7, 5), "volta_sgemm_128x64_nn", "in FP16."),
+        ("", (0, 0), made.SIMT, "in 16 bits, or allow TF32."),  # the kernel is Ampere's
+        ("", (0, 0), "volta_sgemm_128x64_nn", "allow TF32 on GPUs that support it"),
+    ],
+)
+def test_tf32_is_advised_where_the_gpu_has_it_and_it_is_faster(tmp_path, gpu, capability, name, says):
+    run = run_of(tmp_path, products(name=name), gpu, capability)
+    (finding,) = [f for f in diagnose(run) if f.code == "fp32-products"]
+    assert says in finding.advice
+    trained = run_of(tmp_path / "trained", products(name=name, backward=True), gpu, capability)
+    (finding,) = [f for f in diagnose(trained) if f.code == "fp32-products"]
+    assert ("allow_tf32" in finding.snippet) == ("TF32" in says) and "autocast" in finding.snippet
+
+
+def test_products_in_16_bits_off_matrix_cores_come_first_where_nothing_else_is_to_save(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::convolution_backward", 1, 8, **{"Input type": ["c10::Half"] * 3})
+    trace.kernel("miopenSp3AsmConv_v30_3_1_gfx9_fp16_dot2_edc_f3x2_stride1", 5, 990, 2)
+    run = run_of(tmp_path, trace, "AMD Instinct MI300X", (9, 4))
+    assert first_sentence(run).startswith(
+        "GEMM/conv in 16 bits takes 100 % of the kernel time without using matrix cores."
+    )
+    (finding,) = [f for f in diagnose(run) if f.code == "kernels-off-tensor-cores"]
+    assert "MIOpen chose" in finding.advice
+
+
+@pytest.mark.parametrize(("compiled", "says"), [(True, "compile the rest"), (False, "Compile the model")])
+def test_a_model_that_is_compiled_in_part_is_told_to_compile_the_rest(tmp_path, compiled, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    if compiled:
+        trace.op("Torch-Compiled Region: 0/0", 990, 5)
+        trace.kernel("triton_poi_fused_add_0", 995, 5, 991, call_us=1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 490, 2)
+    trace.op("aten::relu", 20, 8)
+    trace.kernel(made.RELU, 500, 490, 22)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
+    assert says in finding.advice

@@ -408,3 +408,15 @@ def test_work_is_linked_to_calls_that_have_only_an_external_id(tmp_path):
             arguments["External id"] = arguments.pop("correlation") - 10_000
     _, kernels = read(tmp_path, trace.document())
     assert set(kernels["op"]) == {"aten::mm"} and kernels["count"].sum() == 4
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_traces_without_categories_hold_operators_and_no_kernels(tmp_path, on_gpu):
+    """As torch.autograd.profiler wrote them up to PyTorch 1.7: the times on the device are those of operators."""
+    events = [{"name": "aten::mm", "ph": "X", "ts": 10.5, "dur": 30, "tid": 1, "pid": "CPU functions", "args": {}}]
+    if on_gpu:
+        events.append({"name": "aten::mm", "ph": "s", "ts": 10.5, "tid": 1, "pid": "CPU functions", "id": 0})
+        events.append(events[0] | {"tid": 0, "pid": "CUDA functions"})
+    trace = read_trace(write(tmp_path / "t.json", events))
+    assert trace.unrecorded == on_gpu
+    assert trace.kernels == {} if on_gpu else trace.kernels["name"] == ["aten::mm"]

@@ -86,6 +86,55 @@ def test_of_two_optimizers_the_one_that_steps_last_bounds_the_steps(tmp_path):
     assert read(tmp_path, two.document())[0].step_rows["step_ms"] == [1.0] * 3
 
 
+def adversarial(pattern, *, loads=True, sizes=True):
+    """A GAN's loop of 1,000 µs per iteration, in which optimizers of one class step in this order: `dg`, or `dddg`."""
+    loop = Made()
+    each = 900 // len(pattern)
+    for number in range(4):
+        at = 1000 * number
+        if loads:
+            loop.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 20, 1)
+        for place, net in enumerate(pattern):
+            start = at + 50 + each * place
+            loop.op("aten::mm", start, 10)
+            loop.kernel(made.GEMM, start + 30, each - 40, start + 2)
+            loop.event("mark", "Optimizer.step#Adam.step", start + 20, 30, 1)
+            if number == 0 and place == pattern.index(net):
+                loop.op("aten::zeros_like", start + 21, 2)  # the state
+            shapes = {"Input Dims": [[8 if net == "d" else 16]]} if sizes else {}
+            loop.op("aten::_fused_adam_", start + 25, 20, **shapes)
+    return loop
+
+
+@pytest.mark.parametrize("pattern", ["dg", "dddg"])
+@pytest.mark.parametrize("loads", [True, False])
+def test_two_optimizers_of_one_class_step_once_per_iteration(tmp_path, pattern, loads):
+    trace, _ = read(tmp_path, adversarial(pattern, loads=loads, sizes=not loads).document())
+    assert trace.step_rows["step_ms"] == [1.0] * 3
+
+
+def test_optimizers_steps_that_look_alike_are_steps_of_one_optimizer(tmp_path):
+    trace, _ = read(tmp_path, adversarial("dd", loads=False).document())
+    assert trace.steps == 7
+
+
+def test_ranks_that_are_merged_into_one_trace_share_their_steps(tmp_path):
+    merged = Made()
+    for rank in (0, 1):
+        for number in range(2):
+            at = 1000 * number + 10 * rank
+            merged.event("mark", f"ProfilerStep#{3 + number}", at, 1000, 1)
+            merged.op("aten::mm", at + 1, 8)
+            merged.kernel(made.GEMM, at + 10, 900, at + 3)
+            merged.events[-1]["args"]["device"] = rank
+        for event in merged.events[-10:]:
+            event["pid"] = rank
+    trace, _ = read(tmp_path, merged.document())
+    windows = pd.DataFrame(trace.windows)
+    assert windows["device"].tolist() == ["cuda:0", "cuda:1"]
+    assert windows["steps"].tolist() == [2, 2] and windows["wall_us"].tolist() == [2010, 2010]
+
+
 @pytest.mark.parametrize(("steps", "marks", "windows"), [(2, False, [None]), (4, True, [0])])
 def test_marks_of_steps_come_first_and_two_optimizers_steps_bound_none(tmp_path, steps, marks, windows):
     trace, _ = read(tmp_path, optimized(steps, marks=marks).document())

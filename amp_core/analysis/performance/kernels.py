@@ -34,6 +34,7 @@ _WINDOW_NUMBERS = (
     "communication_alone_us",
     "copies_alone_us",
     "syncs",
+    "sync_us",
     "rank",
     "idle_sync_us",
     "idle_wait_us",
@@ -54,6 +55,14 @@ def is_compiled(rows: pd.DataFrame) -> "pd.Series[bool]":
     """Which kernels of a trace ran in compiled code: the compiler's own, and those that it calls."""
     of_compiler = rows["name"].str.match(r"triton_\w+_fused") | rows["op"].str.match(r"triton_\w+_fused")
     return of_compiler | rows["top_op"].str.contains("Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
+
+
+def is_compiled_in_part(rows: pd.DataFrame) -> bool:
+    """Whether part of a model is taken to be compiled, by the number of its kernels that run in compiled code."""
+    return bool(rows["count"].where(is_compiled(rows), 0.0).sum() >= MIN_COMPILED_FRAC * rows["count"].sum() > 0)
+
+
+MIN_COMPILED_FRAC = 0.1
 
 
 def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:

@@ -173,12 +173,22 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
+    syncing = windows["sync_op"][windows["sync_op"] != ""]
+    where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
+    in_syncs = f" ({where})" if len(syncing) else ""
+    number_of = (
+        f"{mean_count(cost.syncs)} synchronization{'s' if cost.syncs != 1 else ''}"
+        if cost.syncs
+        else "synchronizations"
+    )
     unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0
     waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
     if float(windows["idle_graph_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0:
         waited_for = f": it waits {GRAPH_START}"
     elif unexplained:
         waited_for = ", and nothing in the trace shows what it waits for"
+        if float(windows["sync_us"].fillna(0.0).sum()) / steps >= wait / 2:  # otherwise the host runs ahead of it
+            waited_for += f"; the host waits meanwhile, in {number_of}{in_syncs}"
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
@@ -194,21 +204,18 @@ def _idle(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: floa
     op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps, with_functions=not in_calls)
     loading, in_loading = _longest_of(windows, "data_function", cost, steps)
     calling = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})" if in_calls else ""
-    syncing = windows["sync_op"][windows["sync_op"] != ""]
-    where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
-    number_of = (
-        f"{mean_count(cost.syncs)} synchronization{'s' if cost.syncs != 1 else ''}"
-        if cost.syncs
-        else "synchronizations"
-    )
+    why = f" because the host launches too late{kernels}{calling}{in_op}"
+    if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
+        code, why = "unexplained-idle", ", and the trace has no launches that would show why"
+        if (rows["category"] == "communication").all():
+            why = ", or does what the trace lacks: it holds collectives alone"
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
                f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
-        Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)} because "
-               f"the host launches too late{kernels}{calling}{in_op}", (calls if in_calls else op) or "host",
-               lead_us=lead),
+        Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)}{why}",
+               (calls if in_calls else op) or "host", lead_us=lead),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {_share(sync, cost)} of the {unit} after "
-               f"{number_of} with the host{f' ({where})' if len(syncing) else ''}", where),
+               f"{number_of} with the host{in_syncs}", where),
         Saving("kernel-wait", wait, cost.step_us, f"The GPU is idle for {_share(wait, cost)} of the {unit} although "
                f"work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip

@@ -192,11 +192,17 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
             value=share,
             limit=MIN_OFF_TENSOR_CORE_FRAC,
             unit="share of matrix time",
-            remedy=_PADDED_PRODUCTS if product else None,
+            remedy=_PADDED_PRODUCTS if product else _MIOPEN if "iopen" in longest["name"].lower() else None,
         )
     ]
 
 
+_MIOPEN = Remedy(
+    "MIOpen chose kernels for vector units because of the shape, the layout, its age or its records of earlier "
+    "searches. Let it search its kernels, use channels-last memory format, and a newer version.",
+    'os.environ["MIOPEN_FIND_MODE"] = "NORMAL"   # before the first convolution\n'
+    "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+)
 _PADDED_PRODUCTS = Remedy(
     "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. Pad "
     "dimensions to multiples of 8, make operands contiguous, and use newer libraries.",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_compiled, is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_compiled_in_part, is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.savings import unfused_optimizer_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -50,7 +50,7 @@ def launch_bound(run: Run) -> list[Finding]:
     """`launch-bound`: the GPU is idle for most of the time, loading of data excluded, and its kernels are short."""
     if is_trace(run):
         findings, rows = saving_finding(run, "launch-bound"), kernel_rows(run)
-        if rows["count"].where(is_compiled(rows), 0.0).sum() >= MIN_COMPILED_FRAC * rows["count"].sum():
+        if is_compiled_in_part(rows):
             return [replace(f, advice=_COMPILED.advice, snippet=_COMPILED.snippet) for f in findings]
         if not unfused_optimizer_rows(rows).empty and not rows["op"].str.contains("_fused_", regex=False).any():
             return findings
@@ -87,8 +87,6 @@ _NO_OPTIMIZER = Remedy(
     'model = torch.compile(model, mode="reduce-overhead")',
 )
 """Advice for traces of inference and of optimizers that are fused already."""
-MIN_COMPILED_FRAC = 0.1
-"""Share of the kernels in compiled code from which a model is taken to be compiled in part."""
 _COMPILED = Remedy(
     "Faster arithmetic does not help while the GPU waits. Part of the model is compiled already: find what breaks its "
     "graph, so that more of it is, let the compiler capture CUDA graphs too, or use larger batches.",

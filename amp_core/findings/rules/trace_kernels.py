@@ -4,14 +4,20 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_trace, kernel_rows
+from amp_core.analysis.performance.kernels import is_compiled_in_part, is_matrix, is_trace, kernel_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.signals import facts
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding
+from amp_core.hardware.data_sheets import dense_rates
+from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
+
+_AUTOCAST = "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)"
+_WITH_TF32 = f"torch.backends.cuda.matmul.allow_tf32 = True\n{_AUTOCAST}"
+_IN_BF16 = "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n    y = model(x.to(torch.bfloat16))"
 
 
 @rule(
@@ -25,8 +31,7 @@ from amp_core.text.formatting import percent
         threshold=SAVING_THRESHOLD,
         advice="Run them in 16 bits under autocast, or allow TF32 on GPUs that support it (Ampere and later). BF16 "
         "needs no loss scaling; before Ampere, use FP16 with a GradScaler.",
-        snippet="torch.backends.cuda.matmul.allow_tf32 = True\n"
-        "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
+        snippet=_WITH_TF32,
         page="tensor-cores",
     )
 )
@@ -36,23 +41,59 @@ def fp32_products(run: Run) -> list[Finding]:
         run,
         "fp32-products",
         "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
-        "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n    y = model(x.to(torch.bfloat16))",
+        _IN_BF16,
     )
     gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
-    if gpu.capability is None or gpu.takes("bf16"):
+    if gpu.takes("bf16") is False:
+        remedies = _fp16_alone()
+    elif is_amd(gpu.name) or not _tf32_helps(run, gpu.name):
+        remedies = _SIXTEEN_BITS
+    elif gpu.takes("bf16") or kernel_rows(run)["name"].str.contains(_SINCE_AMPERE).any():
+        remedies = _SIXTEEN_BITS_OR_TF32
+    else:
         return findings
-    training = Remedy(
-        "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a GradScaler. "
-        "BF16 would be emulated, and there is no TF32.",
-        GUIDE["fp16-without-scaler"].snippet,
+    training, inference = remedies
+    chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
+    return [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
+
+
+def _fp16_alone() -> tuple[Remedy, Remedy]:
+    """Advice for training and for inference on Volta and Turing."""
+    return (
+        Remedy(
+            "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a "
+            "GradScaler. BF16 would be emulated, and there is no TF32.",
+            GUIDE["fp16-without-scaler"].snippet,
+        ),
+        Remedy(
+            "The tensor cores of this GPU only support FP16: run the model in FP16. BF16 would be emulated, and there "
+            "is no TF32.",
+            "model = model.to(torch.float16)\nwith torch.inference_mode():\n    y = model(x.to(torch.float16))",
+        ),
     )
-    inference = Remedy(
-        "The tensor cores of this GPU only support FP16: run the model in FP16. BF16 would be emulated, and there is "
-        "no TF32.",
-        "model = model.to(torch.float16)\nwith torch.inference_mode():\n    y = model(x.to(torch.float16))",
-    )
-    remedies = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
-    return [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, remedies, strict=True)]
+
+
+def _tf32_helps(run: Run, gpu_name: str) -> bool:
+    """Whether products in TF32 would be faster: most are not in TF32 yet, and the data sheet gives it a higher rate, as
+    it does not for GeForce."""
+    rows, rates = kernel_rows(run), dense_rates(gpu_name)
+    us = rows[is_matrix(rows)].groupby("precision")["total_us"].sum()
+    faster = rates is None or rates.tf32 is None or rates.tf32 >= MIN_TF32_RATIO * rates.fp32
+    return faster and us.get("fp32", 0.0) > us.get("tf32", 0.0)
+
+
+MIN_TF32_RATIO = 1.2
+_SINCE_AMPERE = r"(?:ampere|ada|hopper|blackwell)_|sm(?:8\d|9\d|1\d\d)_|cutlass_?(?:3x_sm)?(?:8\d|9\d|1\d\d)_|nvjet_"
+"""In the names of kernels that GPUs before Ampere do not have."""
+_SIXTEEN_BITS = (
+    Remedy("Run them in 16 bits under autocast. BF16 needs no loss scaling.", _AUTOCAST),
+    Remedy("Run the model in 16 bits.", _IN_BF16),
+)
+_SIXTEEN_BITS_OR_TF32 = (
+    Remedy("Run them in 16 bits under autocast, or allow TF32. BF16 needs no loss scaling.", _WITH_TF32),
+    Remedy("Run the model in 16 bits, or allow TF32.", _IN_BF16),
+)
+"""Advice for training and for inference."""
 
 
 @rule(
@@ -176,9 +217,16 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
         return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
     if findings and "Compiled" in findings[0].where:
         return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
+    if findings and is_compiled_in_part(kernel_rows(run)):
+        return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]
     return findings
 
 
+_NOT_COMPILED = Remedy(
+    "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. Part of the model is "
+    "compiled already: find what breaks its graph, and compile the rest.",
+    'TORCH_LOGS="graph_breaks" python train.py   # names each break, and why',
+)
 _UNFUSED = Remedy(
     "These kernels are memory-bound, and run in compiled code that still launches one kernel per operator: its backend "
     "does not fuse. Take one that does, as inductor.",

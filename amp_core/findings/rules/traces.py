@@ -60,7 +60,16 @@ def device_not_recorded(run: Run) -> list[Finding]:
         limit=0.0,
         unit="launches without kernels",
     )
+    if device == "mps":
+        return [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)]
     return [replace(finding, snippet=entry_snippet)]
+
+
+_APPLE = Remedy(
+    "torch.profiler does not record Apple's GPUs: operator times are those of launching, and of waiting where a value "
+    "is read. Record signposts with torch.mps.profiler, and look at them in Instruments.",
+    'with torch.mps.profiler.profile(mode="interval", wait_until_completed=False):\n    train_step(batch)',
+)
 
 
 @rule(
@@ -163,6 +172,26 @@ _CALLS = {
 
 @rule(
     Entry(
+        code="unexplained-idle",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=441,
+        what="The GPU of an imported trace is idle, and no launch in the trace shows why.",
+        signal="GPU idle time in a trace whose kernels name no launch.",
+        threshold=SAVING_THRESHOLD,
+        advice="The host may launch too late, or the kernels may wait for others: the calls that launch them tell the "
+        "one from the other. Record the CPU too, and before the work is launched, and keep its events in the file.",
+        snippet=_HOW.format(activity="CUDA"),
+        page="step-cost",
+    )
+)
+def unexplained_idle(run: Run) -> list[Finding]:
+    """`unexplained-idle`: idle time of the GPU in a trace without launches."""
+    return saving_finding(run, "unexplained-idle")
+
+
+@rule(
+    Entry(
         code="kernel-wait",
         severity="warning",
         family=SPEED_AND_MEMORY,
@@ -194,8 +223,11 @@ def kernel_wait(run: Run) -> list[Finding]:
 
 
 def _has_all_ranks(run: Run) -> bool:
-    """Whether the traces of all ranks of a run of several are here."""
-    return bool(window_rows(run)["rank"].nunique() >= run.head.world_size > 1)
+    """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
+    merged, or those of one process."""
+    windows = window_rows(run)
+    several = windows.groupby("rank", dropna=False)["device"].nunique().max() > 1
+    return bool(several or windows["rank"].nunique() >= run.head.world_size > 1)
 
 
 _ALL_RANKS_RECORDED = Remedy(
@@ -220,9 +252,9 @@ _GRAPH_LATE = Remedy(
 )
 _LATE_START = Remedy(
     "No stream of the GPU runs in that time, and no graph or host function holds work up, so the trace shows nothing "
-    "to wait for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start. Time the "
-    "same steps without the profiler: if they are that much faster, this idle time is the profiler's, and the rest of "
-    "the trace still holds.",
+    "to wait for. The profiler, a virtual or shared GPU, or the first run of a kernel can delay its start, which costs "
+    "most where the host waits after every few kernels. Time the same steps without the profiler: if they are that "
+    "much faster, this idle time is the profiler's, and the rest of the trace still holds.",
     _STEP_TIMES,
 )
 

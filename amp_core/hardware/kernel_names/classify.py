@@ -12,6 +12,7 @@ is the type of the matrix instruction's inputs; the letter in `s16816` is the ac
 """
 
 import functools
+import re
 from dataclasses import dataclass, field, replace
 
 from amp_core.hardware.kernel_names.categories import kernel_category
@@ -33,6 +34,8 @@ class KernelClass:
     16 bits or fewer. `with_dtype` resolves it."""
 
 
+_SIGNATURE = re.compile(r"(?<!^triton_)_0d1[cde\d]*$")
+"""The arguments of a kernel, which Triton appended to its name until 2.1. Inductor's names consist of them."""
 _MAX_NAME_CHARS = 1500
 """Characters that are searched: what distinguishes kernels comes before the nested template arguments."""
 
@@ -44,7 +47,8 @@ def classify_kernel(name: str) -> KernelClass:
     Demangled, mangled and cut-off names are understood. On AMD's GPUs tensor cores are called matrix cores.
     """
     name = name[:_MAX_NAME_CHARS].removeprefix("void ").strip()
-    rule = next((r for r in RULES if r.pattern.search(name)), None)
+    bare = _SIGNATURE.sub("", name)
+    rule = next((r for text in dict.fromkeys((bare, name)) for r in RULES if r.pattern.search(text)), None)
     if rule is None:
         return KernelClass("unknown", None, kernel_category(name), "a name that no rule matches")
     precision = rule.precision(name) if callable(rule.precision) else rule.precision

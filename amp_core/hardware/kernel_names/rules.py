@@ -117,6 +117,15 @@ RULES = (
         words="triton_",
         unless=_PRODUCTS,
     ),
+    _rule(
+        r"^fused_\w+_\d{10,}$",
+        "no",
+        None,
+        "TorchScript's fuser: elementwise",
+        words="fused_",
+        unless=_PRODUCTS,
+        category="elementwise",
+    ),
     _rule(r"^triton_fp8_gemm_\d", "yes", "fp8", "torchao's FP8 products of blocks", words="triton_fp8_gemm_"),
     _rule(
         r"^_?triton_|_0d1d",
@@ -409,11 +418,11 @@ RULES = (
     ),
     _rule(r"(?i)wmma_cshuffle|_wmma_", "yes", types.of_rocm, "a matrix instruction in the name", words="wmma_ WMMA_"),
     _rule(
-        r"miopenSp3AsmConv(?!Fury)|miopenGcnAsm|MIOpen\w*(?:Norm|Pool|Softmax)",
+        r"miopenSp3AsmConv(?!Fury)|miopenGcnAsm|MIOpen\w*(?:Norm|Pool|Softmax)|naive_conv_\w*(?:fwd|bwd|wrw)_",
         "no",
         None,
         "MIOpen on vector units",
-        words="iopen IOpen",
+        words="iopen IOpen naive_conv",
     ),
     _rule(_INSTRUCTION, "yes", types.of_instruction, "a matrix instruction in the name", words="mma MMA tcgen05"),
     # --- GEMM/conv on CUDA cores

@@ -79,6 +79,24 @@ def two_pauses_of_python(into):
     done()
 
 
+@fault("unexplained-idle", "host")
+def device_alone_without_marks(into):
+    trace, done = traced(into)
+    product(trace, 10, 500)
+    product(trace, 1200, 300, NVJET)
+    trace.events = [event for event in trace.events if event["cat"] == "kernel"]
+    done()
+
+
+@fault("unexplained-idle", "host")
+def collectives_alone(into):
+    trace, done = traced(into)
+    for at in (10, 900, 1500):
+        product(trace, at, 300, made.NCCL)
+    trace.events = [event for event in trace.events if event["cat"] in ("kernel", "user_annotation")]
+    done()
+
+
 @fault("kernel-wait", "streams")
 def kernels_of_a_queue_that_begins_late(into):
     trace, done = traced(into)

@@ -63,6 +63,16 @@ def python_between_long_kernels(into: Path, faulty: bool) -> None:
     import_into(into, trace, **head)
 
 
+@case("unexplained-idle", "host")
+def kernels_without_launches(into: Path, faulty: bool) -> None:
+    """Kernels that somebody cut out of a trace, with a gap between them."""
+    trace, head = step()
+    product(trace, 10, 400)
+    product(trace, 700 if faulty else 411, 300 if faulty else 580)
+    trace.events = [event for event in trace.events if event["cat"] in ("kernel", "user_annotation")]
+    import_into(into, trace, **head)
+
+
 @case("kernel-wait", "streams")
 def launched_work_waits(into: Path, faulty: bool) -> None:
     """The second product is launched with the first and begins late."""
