@@ -94,6 +94,10 @@ EVENT_KINDS: dict[str, str] = {
     "overwritten weights": "FP32 weights that an optimizer updates were, before the next step, replaced by their own "
     "values rounded to dtype; name: the largest such weight; step: the last; count: how often, of limit comparisons; "
     "value: what was lost of the weights, over the updates of the steps before",
+    "uncopied masters": "weights of the model that are as at the start, bit for bit, although backward gives them "
+    "gradients and the FP32 masters that an optimizer steps in their place have changed; name: the largest of count "
+    "weights; limit: how many were compared; value: share of its elements whose masters round to other values; the "
+    "last of these events tells all",
     "decay by hand": "the loop, or an optimizer of its own, multiplied 16-bit weights by a number below 1; name: the "
     "largest of count weights; limit: by how much below 1; value: the share of that which rounding discarded; detail: "
     "`gradients` where it added that multiple of the weights to their gradients instead",
