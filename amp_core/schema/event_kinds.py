@@ -63,6 +63,8 @@ EVENT_KINDS: dict[str, str] = {
     "autocast in backward": "backward was called inside of an autocast region of dtype",
     "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type; "
     "detail: `disabled` where the region was made before watching, and was disabled by torch or by the program",
+    "stale cache": "a step began in an autocast region of dtype, with its cache, in which an optimizer had stepped "
+    "before; name: the optimizer's class",
     "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; name: "
     "`torch.autograd.grad` where the loop added unscaled gradients from it to scaled ones; optimizer: its number",
     "scaled step": "an optimizer stepped outside of `scaler.step` with gradients of a scaled loss alone; optimizer: "

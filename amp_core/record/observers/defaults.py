@@ -14,7 +14,7 @@ import torch
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import device_of
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState
+from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState, StaleCache
 from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.changed_gradients import ChangedGradients
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
@@ -46,6 +46,7 @@ def default_signals(
         operators = LossOperators(writer, model, device)
         yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)
         yield operators
+        yield StaleCache(writer, device, optimizers)
     yield AutocastKept(writer, device)
     yield AutocastElsewhere(writer, device)
     yield FirstOperators(writer, model, device)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.findings.other_forms.form import fault
+from tests.findings.other_forms.form import fault, healthy
 from tests.findings.other_forms.loops import (
     BF,
     H,
@@ -281,3 +281,60 @@ def audit_of_a_language_model_without_loss_scale(into):
 def audit_of_a_cnn_with_a_tiny_loss(into):
     m = CNN(bn=False)
     _audited(m, images(3), into, lambda b: usual_loss(m, b) * 1e-5)
+
+
+@fault("stale-autocast-cache", "torch.autocast", each_time=True)
+def epochs_in_a_decorated_function(into):
+    m, s = CNN(), scaler()
+    o = adam(m)
+
+    @torch.autocast("cpu", dtype=torch.float16)
+    def epoch():
+        for b in images(4):
+            s.scale(ce(m(b[0]), b[1])).backward()
+            step(o, s)
+
+    with watched(m, o, into, s):
+        epoch()
+        epoch()
+
+
+@fault("stale-autocast-cache", "torch.autocast")
+def autocast_switched_on_for_good(into):
+    m = GPT()
+    o = adam(m)
+    torch.set_autocast_dtype("cpu", BF)
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        with watched(m, o, into):
+            for t in tokens(4):
+                lm_loss(m, t).backward()
+                step(o)
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.clear_autocast_cache()
+
+
+@fault("backward-under-autocast", "backward")
+def inner_steps_without_a_cache(into):
+    m = CNN()
+    o = adam(m)
+    with watched(m, o, into), torch.autocast("cpu", dtype=BF, cache_enabled=False):
+        for x, y in images(6):
+            ce(m(x), y).backward()
+            step(o)
+
+
+@healthy(each_time=True)
+def optimizer_that_steps_in_a_region_of_its_own(into):
+    m = CNN()
+    o = adam(m)
+    with watched(m, o, into):
+        for x, y in images(6):
+            with amp(BF):
+                value = ce(m(x), y)
+            value.backward()
+            with amp(BF):
+                step(o)
+                with torch.no_grad():
+                    m(x)
