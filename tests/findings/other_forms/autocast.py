@@ -338,3 +338,30 @@ def optimizer_that_steps_in_a_region_of_its_own(into):
                 step(o)
                 with torch.no_grad():
                     m(x)
+
+
+def _island(into, forward):
+    m = Net(forward, inp=nn.Linear(64, 64), weight=nn.Parameter(torch.randn(64, 64) / 8), head=nn.Linear(64, 10))
+    bf16(m, vectors(4), into)
+
+
+@healthy(each_time=True)
+def scores_of_values_widened_by_hand(into):
+    def forward(m, x):
+        h = m.inp(x)
+        with amp(BF, False):
+            q = h.float()
+            h = (q @ q.T).softmax(-1) @ q + torch.einsum("bi,ij->bj", q, m.weight.float())
+        return m.head(h)
+
+    _island(into, forward)
+
+
+@fault("autocast-inactive", "Net", each_time=True)
+def product_of_the_data_in_a_disabled_region(into):
+    def forward(m, x):
+        with amp(BF, False):
+            h = x @ m.weight
+        return m.head(m.inp(h))
+
+    _island(into, forward)
