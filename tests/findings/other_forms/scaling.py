@@ -580,3 +580,36 @@ def infinite_gradients_replaced_after_unscaling(into):
 @fault("calibration-skips", "loss scale", each_time=True)
 def scale_that_hardly_falls(into):
     _changed_gradients(into, lambda p: None, scaler(2.0**26, backoff_factor=0.98), n=40)
+
+
+def _losses_of_two_sizes(into, ratio, own):
+    a, b = (nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)) for _ in range(2))
+    m, oa, ob, sa = nn.ModuleDict({"a": a, "b": b}), adam(a), adam(b), scaler(2.0**17)
+    sb = scaler(2.0**30) if own else sa
+    with watched(m, [oa, ob], into, sa):
+        for x, y in vectors(24):
+            with amp():
+                first, second = ce(a(x), y), ce(b(x), y) * ratio
+            sa.scale(first).backward()
+            sb.scale(second).backward()
+            sa.step(oa)
+            sb.step(ob)
+            for s in {sa, sb}:
+                s.update()
+            oa.zero_grad()
+            ob.zero_grad()
+
+
+@fault("shared-backoff", "optimizer 1", each_time=True)
+def tiny_loss_with_the_scaler_of_another(into):
+    _losses_of_two_sizes(into, 1e-10, False)
+
+
+@healthy(each_time=True)
+def tiny_loss_with_a_scaler_of_its_own(into):
+    _losses_of_two_sizes(into, 1e-10, True)
+
+
+@healthy()
+def small_loss_that_the_scaler_of_another_serves(into):
+    _losses_of_two_sizes(into, 1e-4, False)
