@@ -70,7 +70,8 @@ EVENT_KINDS: dict[str, str] = {
     "scaled step": "an optimizer stepped outside of `scaler.step` with gradients of a scaled loss alone; optimizer: "
     "its number",
     "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "
-    "optimizer: its number",
+    "optimizer: its number; detail: `own scale` where there is no scaler and the loop divides by its own constant, "
+    "value",
     "unscaled twice": "the loop's own code divided gradients by the loss scale before `scaler.step` or `unscale_` does "
     "so again; count: steps; optimizer: its number",
     "added unscaled": "the loop's own code added something to scaled gradients that is tiny beside them; count: "

@@ -613,3 +613,35 @@ def tiny_loss_with_a_scaler_of_its_own(into):
 @healthy()
 def small_loss_that_the_scaler_of_another_serves(into):
     _losses_of_two_sizes(into, 1e-4, False)
+
+
+def _scaled_by_hand(into, clip):
+    """`clip(parameters, loss scale, unscale)` clips and unscales the gradients of a scale that doubles now and then."""
+    m = CNN()
+    o, scale = adam(m), 1024.0
+    ps = list(m.parameters())
+    with watched(m, o, into):
+        for i, (x, y) in enumerate(images(10)):
+            with amp():
+                value = ce(m(x), y)
+            (value * scale).backward()
+            clip(ps, scale, lambda s=scale: [p.grad.div_(s) for p in ps])
+            if all(p.grad.isfinite().all() for p in ps):
+                o.step()
+            o.zero_grad()
+            scale *= 1 + (i % 4 == 3)
+
+
+@fault("clip-before-unscale", "clip_grad_norm_", each_time=True)
+def clipped_before_a_division_by_hand(into):
+    _scaled_by_hand(into, lambda ps, scale, unscale: (nn.utils.clip_grad_norm_(ps, 1.0), unscale()))
+
+
+@healthy(each_time=True)
+def clipped_after_a_division_by_hand(into):
+    _scaled_by_hand(into, lambda ps, scale, unscale: (unscale(), nn.utils.clip_grad_norm_(ps, 1.0)))
+
+
+@healthy()
+def clipped_to_a_scaled_limit_before_a_division_by_hand(into):
+    _scaled_by_hand(into, lambda ps, scale, unscale: (nn.utils.clip_grad_norm_(ps, 1.0 * scale), unscale()))

@@ -234,7 +234,7 @@ class BackwardState(Observer):
             computed = next((d for t in roots if (d := loss_dtype(t)) in NARROW), None)
             if computed is not None:
                 self._report("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")
-            if not self._scalings and (factor := _constant_factor(roots)) is not None:
+            if not self._scalings and (factor := constant_factor(roots)) is not None:
                 self._report("own loss scale", name="loss", value=factor)
         if self._scalings and not self._just_found and self._searched < MAX_CHECKED_BACKWARDS:
             self._search_unscaled(roots)
@@ -326,7 +326,7 @@ class BackwardState(Observer):
             self._writer.event(kind, step=self._step, **what)
 
 
-def _constant_factor(roots: list[torch.Tensor]) -> float | None:
+def constant_factor(roots: list[torch.Tensor]) -> float | None:
     """The constant by which a loss was multiplied last, if it is as large as a loss scale; else None."""
     node = roots[0].grad_fn if len(roots) == 1 else None
     other = getattr(node, "_saved_other", None) if node is not None and node.name().startswith("MulBackward") else None
