@@ -42,11 +42,15 @@ EVENT_KINDS: dict[str, str] = {
     "its share of all such multiplications",
     "nothing cast": "no operator of the first step had a result in 16 bits, although autocast was on",
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
+    "rounded probabilities": "a binary cross-entropy, or a logarithm of 1 - p, of probabilities that were rounded to "
+    "dtype; value: the logit from which a probability rounds to 1",
     "narrow router": "a choice among scores of dtype, as a router makes it among experts; value: rows with a tie "
     "between the last that was chosen and the next; limit: the number of scores",
     "rounded logits": "a choice among FP32 scores that were of dtype before, as of a router whose softmax alone is in "
     "FP32; value: share of rows with a tie between the last that was chosen and the next; limit: the number of scores",
     "narrow statistics": "mean or variance of a module in dtype, by which it divides; value: the number of statistics",
+    "narrow variance": "the mean of squares less the square of the mean, in dtype; value: share of such variances that "
+    "are a few spacings of these numbers at most, or negative; limit: the share above which that is reported",
     "narrow sum": "a sum with its result in dtype; value: the number of its terms; name: its module, `loss`, or `the "
     "loop` outside of forward and loss",
     "rounded positions": "integers that dtype rounds, op `_to_copy`, or makes equal, op `arange` or `linspace`, value: "

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from amp_core.record.backends import BACKENDS
@@ -23,13 +22,13 @@ from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import named_modules, unwrapped
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.marks import Marks
 from amp_core.record.observers.signals.narrow_ops import SELECTIONS, NarrowOps, size_by_row
 from amp_core.record.observers.signals.step_operators import StepMode, StepOperators, report_error, running_module
 from amp_core.record.op_trace.call_sites import CallSite, call_site
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals.compiling import mode_would_uncompile
 from amp_core.record.torch_internals.quiet_mode import QuietMode
-from amp_core.record.updates.repeated_writes import storage_of
 from amp_core.store.writer import RunWriter
 
 FLOORS = ("add", "clamp_min", "clamp", "maximum")
@@ -197,7 +196,7 @@ class _OpChecker(StepMode):
         self._in_region = self._cast = False  # whether autocast was on for an operator, and any result was in 16 bits
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
         self._widened: tuple[int, int] | None = None  # the call site whose operator last widened 16-bit values
-        self._widened_by_hand: dict[int, StorageWeakRef] = {}  # memory of what the program itself widened
+        self._widened_by_hand: Marks[bool] = Marks()  # of what the program itself widened
 
     def pause(self) -> None:
         """Inspect no more operators."""
@@ -214,9 +213,8 @@ class _OpChecker(StepMode):
             call = call_site((__name__, StepMode.__module__, QuietMode.__module__))
             if _widens(out, args):
                 self._widened = call.key
-                if not call.module.startswith("torch.") and _is_plain(out):
-                    storage = storage_of(out)
-                    self._widened_by_hand[storage.cdata] = storage
+                if not call.module.startswith("torch."):
+                    self._widened_by_hand.put(out, True)
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
     def _check(self, call: CallSite, op: str, args: Any, kwargs: Any, out: Any) -> None:
@@ -250,9 +248,8 @@ class _OpChecker(StepMode):
     def _is_intended(self, call: CallSite, args: Any) -> bool:
         """Whether the program wrote a product in FP32 on purpose: of values that it widened itself, without autocast.
         A layer of torch's may be in such a region by mistake; what comes before it has to be widened to fit."""
-        known = self._widened_by_hand
-        by_hand = known and any(storage_of(t).cdata in known for t in args if _is_plain(t))
-        return bool(by_hand) and not call.module.startswith("torch.nn.") and not _autocast_enabled()
+        by_hand = any(map(self._widened_by_hand.of, args))
+        return by_hand and not call.module.startswith("torch.nn.") and not _autocast_enabled()
 
     def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
         factor = args[PRODUCTS[op]]
@@ -327,10 +324,6 @@ class _LoopChecker(_OpChecker):
 
 def _is_narrow(out: Any) -> bool:
     return isinstance(out, torch.Tensor) and out.dtype in NARROW
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
 
 
 def _widens(out: Any, args: Any) -> bool:
