@@ -41,6 +41,7 @@ from amp_core.record.updates.averages import AverageLedger
 from amp_core.record.updates.by_hand import ByHand
 from amp_core.record.updates.ledger import UpdateLedger
 from amp_core.record.updates.overwriting import Overwriting
+from amp_core.record.updates.uncopied import UncopiedMasters
 from amp_core.schema import KINDS as ALL_KINDS
 from amp_core.schema import RunError
 from amp_core.store import shutdown
@@ -242,6 +243,7 @@ def _observers(
     yield UpdateLedger(writer, model, optimizers, every, all_weights=updates)
     yield AverageLedger(writer, model, every)
     yield Overwriting(writer, model, optimizers)
+    yield UncopiedMasters(writer, model, optimizers)
     yield ByHand(writer, model, optimizers, every, LoopOperators(writer, model))
     yield from default_signals(writer, model, optimizers, scaler, level)
     if writer.rank:

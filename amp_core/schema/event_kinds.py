@@ -44,11 +44,15 @@ EVENT_KINDS: dict[str, str] = {
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
     "narrow ratio": "the exponential of a difference of two log-probabilities, one of them without a gradient, in the "
     "loss, of which either was of dtype; value: the number of ratios",
+    "rounded probabilities": "a binary cross-entropy, or a logarithm of 1 - p, of probabilities that were rounded to "
+    "dtype; value: the logit from which a probability rounds to 1",
     "narrow router": "a choice among scores of dtype, as a router makes it among experts; value: rows with a tie "
     "between the last that was chosen and the next; limit: the number of scores",
     "rounded logits": "a choice among FP32 scores that were of dtype before, as of a router whose softmax alone is in "
     "FP32; value: share of rows with a tie between the last that was chosen and the next; limit: the number of scores",
     "narrow statistics": "mean or variance of a module in dtype, by which it divides; value: the number of statistics",
+    "narrow variance": "the mean of squares less the square of the mean, in dtype; value: share of such variances that "
+    "are a few spacings of these numbers at most, or negative; limit: the share above which that is reported",
     "narrow sum": "a sum with its result in dtype; value: the number of its terms; name: its module, `loss`, or `the "
     "loop` outside of forward and loss",
     "rounded positions": "integers that dtype rounds, op `_to_copy`, or makes equal, op `arange` or `linspace`, value: "
@@ -65,12 +69,15 @@ EVENT_KINDS: dict[str, str] = {
     "autocast in backward": "backward was called inside of an autocast region of dtype",
     "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type; "
     "detail: `disabled` where the region was made before watching, and was disabled by torch or by the program",
+    "stale cache": "a step began in an autocast region of dtype, with its cache, in which an optimizer had stepped "
+    "before; name: the optimizer's class",
     "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; name: "
     "`torch.autograd.grad` where the loop added unscaled gradients from it to scaled ones; optimizer: its number",
     "scaled step": "an optimizer stepped outside of `scaler.step` with gradients of a scaled loss alone; optimizer: "
     "its number",
     "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "
-    "optimizer: its number",
+    "optimizer: its number; detail: `own scale` where there is no scaler and the loop divides by its own constant, "
+    "value",
     "unscaled twice": "the loop's own code divided gradients by the loss scale before `scaler.step` or `unscale_` does "
     "so again; count: steps; optimizer: its number",
     "added unscaled": "the loop's own code added something to scaled gradients that is tiny beside them; count: "
@@ -97,6 +104,10 @@ EVENT_KINDS: dict[str, str] = {
     "overwritten weights": "FP32 weights that an optimizer updates were, before the next step, replaced by their own "
     "values rounded to dtype; name: the largest such weight; step: the last; count: how often, of limit comparisons; "
     "value: what was lost of the weights, over the updates of the steps before",
+    "uncopied masters": "weights of the model that are as at the start, bit for bit, although backward gives them "
+    "gradients and the FP32 masters that an optimizer steps in their place have changed; name: the largest of count "
+    "weights; limit: how many were compared; value: share of its elements whose masters round to other values; the "
+    "last of these events tells all",
     "decay by hand": "the loop, or an optimizer of its own, multiplied 16-bit weights by a number below 1; name: the "
     "largest of count weights; limit: by how much below 1; value: the share of that which rounding discarded; detail: "
     "`gradients` where it added that multiple of the weights to their gradients instead",

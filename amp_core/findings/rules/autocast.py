@@ -21,6 +21,7 @@ from amp_core.text import formatting
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=370,
+        follows=("stale-autocast-cache",),
         what="backward() is called inside the autocast region.",
         signal="Autocast state when backward is called.",
         threshold="One call. The torch.amp documentation advises against backward under autocast: backward "
@@ -48,6 +49,44 @@ def backward_under_autocast(run: Run) -> list[Finding]:
             value=1.0,
             limit=0.0,
             unit="backward passes",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="stale-autocast-cache",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=78,
+        what="The optimizer steps inside an autocast region that stays open for the next step: its forward uses the "
+        "16-bit copies that autocast made of the weights before the update.",
+        signal="Autocast and its cache at the optimizer's step and at the next forward, without the end of the "
+        "outermost region between them.",
+        threshold="One such step. Autocast casts an FP32 weight once and keeps the copy until the outermost region "
+        "ends (torch/amp/autocast_mode.py, clear_autocast_cache).",
+        advice="Updates have no effect as long as the region is open: with a region around the whole loop, the model "
+        "never learns. Open one region for each forward, and close it before backward.",
+        snippet=LOOP,
+        page="",
+    )
+)
+def stale_autocast_cache(run: Run) -> list[Finding]:
+    """`stale-autocast-cache`: an autocast region that holds several steps, whose cache keeps the first weights."""
+    frame = signals(run, "stale cache")
+    if frame.empty:
+        return []
+    at = int(frame["step"].iloc[0])
+    return [
+        make_finding(
+            "stale-autocast-cache",
+            f"{frame['name'].iloc[0]} steps inside an autocast region that the next step goes on using: its forward "
+            f"runs with {frame['dtype'].iloc[0]} copies of the weights from before the update",
+            "torch.autocast",
+            steps=(at, at),
+            value=2.0,
+            limit=1.0,
+            unit="steps in one region",
         )
     ]
 

@@ -28,7 +28,8 @@ from amp_core.text import formatting
         order=240,
         what="Gradients are clipped while they are still scaled, which in effect divides the threshold by the loss "
         "scale.",
-        signal="The order of calls: a clip between backward and `unscale_` of its optimizer. Norms of gradients after "
+        signal="The order of calls: a clip between backward and `unscale_` of its optimizer, or the program's own "
+        "division by the factor of its loss. Norms of gradients after "
         "backward and before `unscale_`. Norms or maxima of scaled gradients that are the same in every step.",
         threshold=f"One such clip in a step ({TORCH_EXAMPLES}: unscale_ before clipping). Or the same norm, within 1 "
         "%, in four of five steps; or the same norm or maximum in several tensors and steps; or norms that the loop "
@@ -51,7 +52,7 @@ from amp_core.text import formatting
 def clip_before_unscale(run: Run) -> list[Finding]:
     """`clip-before-unscale`: a clip after a scaled backward and before `unscale_`."""
     if not scaler_enabled(run):
-        return []
+        return _clips_own_scale(run)
     bad = [(first, last) for first, last, calls in call_orders(run) if reads_scaled(calls, "clip")]
     scale = scale_summary(run).last
     if bad:
@@ -82,6 +83,29 @@ def clip_before_unscale(run: Run) -> list[Finding]:
             value=scale,
             limit=1.0,
             unit="loss scale",
+        )
+    ]
+
+
+def _clips_own_scale(run: Run) -> list[Finding]:
+    """The same of a loop that scales its loss by a constant of its own."""
+    frame = signals(run, "clipped scaled")
+    frame = frame[frame["detail"] == "own scale"]
+    if frame.empty:
+        return []
+    scale = float(frame["value"].iloc[0])
+    return [
+        make_finding(
+            "clip-before-unscale",
+            f"Gradients are clipped before the program divides them by its loss scale of {formatting.number(scale)}: "
+            "the threshold is in effect divided by it",
+            "clip_grad_norm_",
+            steps=(0, last_step(run) or 0),
+            value=scale,
+            limit=1.0,
+            unit="loss scale",
+            advice="The threshold is applied to gradients that are still multiplied by the loss scale, so nearly every "
+            "step is shrunk to almost nothing. Divide the gradients by the loss scale first, then clip them.",
         )
     ]
 

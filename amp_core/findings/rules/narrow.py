@@ -59,9 +59,11 @@ def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any
 _CODES = {
     "narrow classes": "half-logits",
     "narrow ratio": "half-logits",
+    "rounded probabilities": "rounded-probabilities",
     "narrow router": "half-router",
     "rounded logits": "half-router",
     "narrow statistics": "half-statistics",
+    "narrow variance": "half-statistics",
     "narrow sum": "half-sum",
     "rounded positions": "rounded-positions",
 }
@@ -119,6 +121,37 @@ def half_logits(run: Run) -> list[Finding]:
 
 @rule(
     Entry(
+        code="rounded-probabilities",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=278,
+        follows=("bce-banned",),
+        what="A binary cross-entropy is computed from probabilities that were rounded to 16 bits.",
+        signal="Operators in the first step: a sigmoid or softmax in 16 bits, or cast to it, and then "
+        "binary_cross_entropy or a logarithm of 1 - p, in any dtype.",
+        threshold="One such loss. Below 1, the spacing of bfloat16 is 2^-8 and that of float16 2^-11: a logit of 6.2 "
+        "or 8.3 is a probability of exactly 1, for which torch refuses binary_cross_entropy under CUDA autocast.",
+        advice="Confident errors give a loss of -log(0), or of eps, and their gradient is zero or NaN, so the model "
+        "never corrects them. Leave out the sigmoid and use a loss that takes logits.",
+        snippet="loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), targets)",
+        page="number-ranges",
+    )
+)
+def rounded_probabilities(run: Run) -> list[Finding]:
+    """`rounded-probabilities`: a loss takes 1 - p of probabilities that 16 bits cannot tell from 1."""
+    return _from_signal(
+        run,
+        "rounded probabilities",
+        "logit",
+        lambda row: (
+            f"{row['op']} takes probabilities that were rounded to {row['dtype']}, where a logit of "
+            f"{formatting.number(float(str(row['value'])))} is a probability of 1"
+        ),
+    )
+
+
+@rule(
+    Entry(
         code="half-router",
         severity="warning",
         family=RANGE_AND_PRECISION,
@@ -165,10 +198,13 @@ def half_router(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=283,
-        what="A normalization layer computes or stores its mean or variance in 16 bits.",
+        what="A normalization layer computes or stores its mean or variance in 16 bits, or any code computes variances "
+        "in 16 bits as a difference of nearly equal numbers.",
         signal="Mean or variance and root, or norms of rows before a learned gain, with 16-bit input and output in one "
-        "module, in the first step; 16-bit running statistics that the first steps update.",
-        threshold="One such layer. torch's own norms accumulate in float32 whatever their input; a bfloat16 mean of "
+        "module, in the first step; 16-bit running statistics that the first steps update; the square of a mean that "
+        "is subtracted from a mean of squares.",
+        threshold="One such layer, or half of such differences within four spacings of what they are taken from. "
+        "torch's own norms accumulate in float32 whatever their input; a bfloat16 mean of "
         "squares is off by up to 2^-9, which scales the whole row (transformers casts to float32 in LlamaRMSNorm).",
         advice="In float16, squares of values above 255 overflow and the layer returns zeros; in bfloat16, a running "
         "average stops changing once the change is below 2^-9 of it, and a variance loses its digits to cancellation. "
@@ -200,6 +236,14 @@ def half_statistics(run: Run) -> list[Finding]:
         "narrow statistics",
         "statistics in 16 bits",
         lambda row: f"{row['name']} divides by statistics computed in {row['dtype']}",
+    ) or _from_signal(
+        run,
+        "narrow variance",
+        "share of variances",
+        lambda row: (
+            f"{formatting.percent(float(str(row['value'])))} of the variances in {row['name'] or 'the model'} lose "
+            f"their digits: the square of the mean is subtracted from the mean of squares in {row['dtype']}"
+        ),
     )
 
 

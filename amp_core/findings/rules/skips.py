@@ -4,17 +4,30 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from amp_core.analysis import scale_summary, scale_trace, skip_episodes
+from amp_core.analysis import safe_window_over_time, sampled_steps, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
+from amp_core.analysis.numerics.safe_window import SERVED_STEPS_FRAC, first_step
 from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.signals import CallOrders, by_framework, call_orders, optimizer_name, signals, split_call
+from amp_core.findings.rules.underflow import evenly_spread
+from amp_core.findings.signals import (
+    CallOrders,
+    by_framework,
+    call_orders,
+    mappings,
+    optimizer_name,
+    signals,
+    split_call,
+)
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
 MIN_MOVED_FRAC = 0.9
 """A schedule that moves at no less than this share of the steps counts as moving at each step."""
+MIN_APART_RATIO = 4.0
+"""The lowest scale that one loss needs, over the highest that another allows: two octaves are beyond the margin of
+either."""
 MUCH_LOWER_RATIO = 8.0
 """Gradients vary between steps by a small factor; a skip at a scale lower by this ratio has another reason."""
 
@@ -104,12 +117,15 @@ def _changed_rates(run: Run) -> dict[int, bool]:
         severity="warning",
         family=TRAINING_LOOP,
         order=310,
-        what="Several optimizers share one scaler, and one optimizer's overflows lower the scale for all of them; "
-        "or the scale is updated once per optimizer.",
-        signal="Which optimizer's gradients were not finite, and how many updates there are per iteration.",
-        threshold="After the first 25 steps, more skips of one optimizer alone than growths; or an update after "
-        "every optimizer (torch.amp examples: update once, after all optimizers), which is informational in "
-        "Accelerate and Lightning loops, as both do this by design.",
+        what="Several optimizers share one scaler, and one optimizer's overflows lower the scale for all of them, or "
+        "keep it where the gradients of another underflow; or the scale is updated once per optimizer.",
+        signal="Which optimizer's gradients were not finite, how many updates there are per iteration, and the loss "
+        "scales that suit each optimizer's gradients.",
+        threshold="After the first 25 steps, more skips of one optimizer alone than growths; or, in more than a "
+        f"quarter of the sampled steps, losses scaled apart of which one needs {MIN_APART_RATIO:g} times the largest "
+        "scale that suits the other, and has less; or an update after every optimizer (torch.amp examples: update "
+        "once, after all optimizers), which is informational in Accelerate and Lightning loops, as both do this by "
+        "design.",
         advice="`update()` combines the inf checks of all optimizers, so one of them decides the scale of the "
         "others. Call it once at the end of the iteration, or give optimizers with separate losses separate scalers.",
         snippet="scaler_a = torch.amp.GradScaler(device_type)\n"
@@ -146,6 +162,8 @@ def shared_backoff(run: Run) -> list[Finding]:
                 unit="steps that one optimizer skipped alone",
             )
         ]
+    if apart := _scales_apart(run):
+        return apart
     turns = frame.sort_values(["step", "optimizer"])["optimizer"].to_numpy()
     if len(turns) >= 4 * count and frame["step"].is_unique and (turns[count:] == turns[:-count]).all():
         return [
@@ -161,6 +179,58 @@ def shared_backoff(run: Run) -> list[Finding]:
             )
         ]
     return []
+
+
+def _scales_apart(run: Run) -> list[Finding]:
+    """The gradients of one optimizer need a higher loss scale than those of another allow. Losses that are scaled
+    apart may have scalers of their own; for one loss, no scaler helps."""
+    if not any(calls.count("scale") > 1 for _, _, calls in call_orders(run)):
+        return []
+    since = first_step(run)
+    steps = evenly_spread([s for s in sampled_steps(run, "weight_grad") if since is not None and s >= since])
+    window = safe_window_over_time(run.thinned(steps)) if steps else pd.DataFrame()
+    if window.empty:
+        return []
+    window = window.merge(attempts(run)[["step", "loss_scale", "skipped"]], on="step")
+    window = window[~window["skipped"]]
+    low = window["loss_scale"] < window["lowest"]
+    apart = window[low & (window["lowest"] >= MIN_APART_RATIO * window["highest"])]
+    if len(apart) <= (1 - SERVED_STEPS_FRAC) * len(window):
+        return []
+    row = apart.iloc[-1]
+    needs, allows = (_optimizer_of(run, str(row[by])) for by in ("lowest_by", "highest_by"))
+    if needs is None or allows is None or needs == allows:
+        return []
+    return [
+        make_finding(
+            "shared-backoff",
+            f"No loss scale suits the gradients of both optimizers: those of {optimizer_name(run, needs)} need "
+            f"{formatting.scale(row['lowest'])} ({row['lowest_by']}), those of {optimizer_name(run, allows)} overflow "
+            f"above {formatting.scale(row['highest'])}",
+            optimizer_name(run, needs),
+            steps=(int(apart["step"].min()), int(apart["step"].max())),
+            value=float(row["loss_scale"]),
+            limit=float(row["lowest"]),
+            unit="loss scale",
+            advice="The scaler follows the larger gradients, and those of the other optimizer underflow. Give each "
+            "optimizer its own scaler, or bring the losses to a similar size.",
+        )
+    ]
+
+
+def _optimizer_of(run: Run, name: str) -> int | None:
+    """The number of the optimizer that holds a parameter, or those of a module and its neighbours; None if unknown."""
+    held = [settings.get("names") for settings in mappings(run.head.config, "optimizer_settings")]
+    while name:
+        found = {
+            index
+            for index, names in enumerate(held)
+            if isinstance(names, list) and any(n == name or str(n).startswith(f"{name}.") for n in names)
+        }
+        if found:
+            return found.pop() if len(found) == 1 else None
+        name = name.rpartition(".")[0]
+    return None
 
 
 @rule(

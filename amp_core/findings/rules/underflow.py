@@ -46,6 +46,7 @@ def _scaler_in_frameworks(power: int) -> dict[str, str]:
         severity="warning",
         family=LOSS_SCALING,
         order=230,
+        follows=("shared-backoff",),
         what="At the current loss scale, float16 rounding removes more of the gradients than training tolerates.",
         signal="Histograms of output and weight gradients, and the loss scale in effect when they were recorded.",
         threshold="A relative error of a matrix's gradient above 0.0085 at more than a quarter of the sampled "
@@ -65,7 +66,7 @@ def gradient_underflow(run: Run) -> list[Finding]:
     if autocast_dtype(run) != "float16" or not scaler_enabled(run) or fp16_without_scaler(run) or scale_unbounded(run):
         return []
     since = first_step(run)
-    steps = _evenly_spread([s for s in sampled_steps(run, "weight_grad") if since is not None and s >= since])
+    steps = evenly_spread([s for s in sampled_steps(run, "weight_grad") if since is not None and s >= since])
     if not steps:
         return []
     thinned_run = run.thinned(steps)
@@ -152,7 +153,7 @@ def _vanished(run: Run) -> list[Finding]:
     ]
 
 
-def _evenly_spread(steps: list[int]) -> list[int]:
+def evenly_spread(steps: list[int]) -> list[int]:
     """At most `MAX_STEPS` of them, evenly spread."""
     places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).round().astype(int))
     return [steps[i] for i in places] if steps else []

@@ -214,6 +214,48 @@ def overwritten_masters(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="uncopied-masters",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=75,
+        what="The optimizer steps FP32 masters that are never copied to the weights of the model, which do not change.",
+        signal="Elements of the model's weights at the start and later, beside those of the FP32 tensors that an "
+        "optimizer steps in their place.",
+        threshold="A weight that is still the same, bit for bit, after 16 steps or at the end of a shorter run, "
+        "although it has gradients, and whose master rounds to other values for 5 % of its elements.",
+        advice="The model trains nothing: every gradient is that of the first weights. Copy the masters to the model "
+        "after each optimizer step, in place.",
+        snippet="optimizer.step()   # on the masters\n"
+        "with torch.no_grad():\n"
+        "    for master, p in zip(masters, model.parameters()):\n"
+        "        p.copy_(master)",
+        page="updates",
+    )
+)
+def uncopied_masters(run: Run) -> list[Finding]:
+    """`uncopied-masters`: weights that stay as they are while an optimizer steps FP32 copies of them."""
+    frame = signals(run, "uncopied masters")
+    frame = frame[frame["rank"] == frame["rank"].min()]
+    if frame.empty or not frame["count"].iloc[-1]:
+        return []
+    row = frame.iloc[-1]
+    count, compared = int(row["count"]), int(row["limit"])
+    which = "The model's weights are" if count == compared else f"{count:,} of {compared:,} weights are"
+    return [
+        make_finding(
+            "uncopied-masters",
+            f"{which} as they were at the start: the optimizer steps FP32 masters that are not copied back",
+            str(row["name"]),
+            steps=(int(frame["step"].min()), int(row["step"])),
+            value=float(count),
+            limit=0.0,
+            unit="unchanged weights",
+        )
+    ]
+
+
 def _lost_decay_by_hand(run: Run) -> list[Finding]:
     """The same of weight decay outside of the optimizer's own."""
     frame = signals(run, "decay by hand")

@@ -14,9 +14,9 @@ import torch
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import device_of
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState
+from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState, StaleCache
 from amp_core.record.observers.signals.call_order import CallOrder
-from amp_core.record.observers.signals.changed_gradients import ChangedGradients
+from amp_core.record.observers.signals.changed_gradients import ChangedGradients, ClippedOwnScale
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
 from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.loss_operators import LossOperators
@@ -42,10 +42,12 @@ def default_signals(
     yield calls
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
     yield ChangedGradients(writer, optimizers, scaler, calls.scale_calls)
+    yield ClippedOwnScale(writer, optimizers, scaler)
     if not is_compiled(model):
         operators = LossOperators(writer, model, device)
         yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)
         yield operators
+        yield StaleCache(writer, device, optimizers)
     yield AutocastKept(writer, device)
     yield AutocastElsewhere(writer, device)
     yield FirstOperators(writer, model, device)

@@ -205,6 +205,8 @@ class CallSite(NamedTuple):
     """`optimizer` where the code is an optimizer's, a scaler's or a clipping function's, `backward` in autograd's."""
     engine: bool
     """Whether autograd's C++ engine called it, in backward."""
+    module: str = ""
+    """The Python module of that line, such as `torch.nn.modules.linear` for a layer; empty on an autograd thread."""
 
 
 _PLUMBING = ("torch._dynamo.eval_frame", "torch._compile", "torch.utils._python_dispatch", __name__)
@@ -219,22 +221,23 @@ def call_site(plumbing: Sequence[str] = ()) -> CallSite:
         frame = frame.f_back
     if frame is None:  # an autograd thread, on which no Python runs
         return CallSite((0, 0), None, None, True)
-    key, engine = (id(frame), frame.f_lasti), _module(frame) == "torch.autograd.graph"
+    key, module = (id(frame), frame.f_lasti), _module(frame)
+    engine = module == "torch.autograd.graph"
     function: str | None = None
     # Also outside of the engine, for example the gradient of the loss itself.
-    phase = "backward" if _module(frame).startswith("torch.autograd") else None
+    phase = "backward" if module.startswith("torch.autograd") else None
     look_for_function = True
     while frame is not None:
         name = _module(frame)
         if not name.startswith("torch."):
             break
         if name.startswith(_OPTIMIZER) or (name == _SCALER and frame.f_code.co_name != "scale"):
-            return CallSite(key, function, "optimizer", engine)
+            return CallSite(key, function, "optimizer", engine, module)
         look_for_function = look_for_function and not name.startswith("torch.nn.modules")
         if look_for_function and function is None and name == "torch.nn.functional":
             function = frame.f_code.co_name
         frame = frame.f_back
-    return CallSite(key, function, phase, engine)
+    return CallSite(key, function, phase, engine, module)
 
 
 def _module(frame: FrameType) -> str:

@@ -196,6 +196,8 @@ def argument(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
 backward = Shared(torch.autograd, "backward")
 """`loss.backward()` calls it by name."""
 grad = Shared(torch.autograd, "grad")
+cleared_cache = Shared(torch, "clear_autocast_cache")
+"""The outermost autocast region calls it by name as it ends."""
 reduced = Shared(torch.distributed, "all_reduce")
 """As loops, DDP's communication hooks and DeepSpeed call it. What DDP itself reduces does not come by here."""
 reduced_to_one = Shared(torch.distributed, "reduce")

@@ -352,3 +352,87 @@ def whole_model_in_threads(into):
 @healthy(each_time=True)
 def autocast_within_the_threads(into):
     _chunks_in_threads(into, inside=True)
+
+
+@fault("stale-autocast-cache", "torch.autocast", each_time=True)
+def epochs_in_a_decorated_function(into):
+    m, s = CNN(), scaler()
+    o = adam(m)
+
+    @torch.autocast("cpu", dtype=torch.float16)
+    def epoch():
+        for b in images(4):
+            s.scale(ce(m(b[0]), b[1])).backward()
+            step(o, s)
+
+    with watched(m, o, into, s):
+        epoch()
+        epoch()
+
+
+@fault("stale-autocast-cache", "torch.autocast")
+def autocast_switched_on_for_good(into):
+    m = GPT()
+    o = adam(m)
+    torch.set_autocast_dtype("cpu", BF)
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        with watched(m, o, into):
+            for t in tokens(4):
+                lm_loss(m, t).backward()
+                step(o)
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.clear_autocast_cache()
+
+
+@fault("backward-under-autocast", "backward")
+def inner_steps_without_a_cache(into):
+    m = CNN()
+    o = adam(m)
+    with watched(m, o, into), torch.autocast("cpu", dtype=BF, cache_enabled=False):
+        for x, y in images(6):
+            ce(m(x), y).backward()
+            step(o)
+
+
+@healthy(each_time=True)
+def optimizer_that_steps_in_a_region_of_its_own(into):
+    m = CNN()
+    o = adam(m)
+    with watched(m, o, into):
+        for x, y in images(6):
+            with amp(BF):
+                value = ce(m(x), y)
+            value.backward()
+            with amp(BF):
+                step(o)
+                with torch.no_grad():
+                    m(x)
+
+
+def _island(into, forward):
+    m = Net(forward, inp=nn.Linear(64, 64), weight=nn.Parameter(torch.randn(64, 64) / 8), head=nn.Linear(64, 10))
+    bf16(m, vectors(4), into)
+
+
+@healthy(each_time=True)
+def scores_of_values_widened_by_hand(into):
+    def forward(m, x):
+        h = m.inp(x)
+        with amp(BF, False):
+            q = h.float()
+            h = (q @ q.T).softmax(-1) @ q + torch.einsum("bi,ij->bj", q, m.weight.float())
+        return m.head(h)
+
+    _island(into, forward)
+
+
+@fault("autocast-inactive", "Net", each_time=True)
+def product_of_the_data_in_a_disabled_region(into):
+    def forward(m, x):
+        with amp(BF, False):
+            h = x @ m.weight
+        return m.head(m.inp(h))
+
+    _island(into, forward)

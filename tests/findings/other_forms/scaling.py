@@ -635,3 +635,68 @@ def norm_by_a_clip_without_threshold_unscaled(into):
 @healthy()
 def norm_by_a_clip_without_threshold_that_is_divided(into):
     _norm_logged(into, lambda s, o: s.get_scale())
+
+
+def _losses_of_two_sizes(into, ratio, own):
+    a, b = (nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)) for _ in range(2))
+    m, oa, ob, sa = nn.ModuleDict({"a": a, "b": b}), adam(a), adam(b), scaler(2.0**17)
+    sb = scaler(2.0**30) if own else sa
+    with watched(m, [oa, ob], into, sa):
+        for x, y in vectors(24):
+            with amp():
+                first, second = ce(a(x), y), ce(b(x), y) * ratio
+            sa.scale(first).backward()
+            sb.scale(second).backward()
+            sa.step(oa)
+            sb.step(ob)
+            for s in {sa, sb}:
+                s.update()
+            oa.zero_grad()
+            ob.zero_grad()
+
+
+@fault("shared-backoff", "optimizer 1", each_time=True)
+def tiny_loss_with_the_scaler_of_another(into):
+    _losses_of_two_sizes(into, 1e-10, False)
+
+
+@healthy(each_time=True)
+def tiny_loss_with_a_scaler_of_its_own(into):
+    _losses_of_two_sizes(into, 1e-10, True)
+
+
+@healthy()
+def small_loss_that_the_scaler_of_another_serves(into):
+    _losses_of_two_sizes(into, 1e-4, False)
+
+
+def _scaled_by_hand(into, clip):
+    """`clip(parameters, loss scale, unscale)` clips and unscales the gradients of a scale that doubles now and then."""
+    m = CNN()
+    o, scale = adam(m), 1024.0
+    ps = list(m.parameters())
+    with watched(m, o, into):
+        for i, (x, y) in enumerate(images(10)):
+            with amp():
+                value = ce(m(x), y)
+            (value * scale).backward()
+            clip(ps, scale, lambda s=scale: [p.grad.div_(s) for p in ps])
+            if all(p.grad.isfinite().all() for p in ps):
+                o.step()
+            o.zero_grad()
+            scale *= 1 + (i % 4 == 3)
+
+
+@fault("clip-before-unscale", "clip_grad_norm_", each_time=True)
+def clipped_before_a_division_by_hand(into):
+    _scaled_by_hand(into, lambda ps, scale, unscale: (nn.utils.clip_grad_norm_(ps, 1.0), unscale()))
+
+
+@healthy(each_time=True)
+def clipped_after_a_division_by_hand(into):
+    _scaled_by_hand(into, lambda ps, scale, unscale: (unscale(), nn.utils.clip_grad_norm_(ps, 1.0)))
+
+
+@healthy()
+def clipped_to_a_scaled_limit_before_a_division_by_hand(into):
+    _scaled_by_hand(into, lambda ps, scale, unscale: (nn.utils.clip_grad_norm_(ps, 1.0 * scale), unscale()))

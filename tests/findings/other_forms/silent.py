@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.findings.other_forms.form import fault, healthy
-from tests.findings.other_forms.loops import BF, adam, amp, bf16, ce, fp16, scaler, sgd, watched
+from tests.findings.other_forms.loops import BF, H, adam, amp, bf16, ce, fp16, scaler, sgd, watched
 from tests.findings.other_forms.models import Net, vectors
 
 
@@ -163,3 +163,64 @@ def masters_whose_gradients_a_loop_collects_in_fp32(into):
                 with torch.no_grad():
                     for master, p in zip(masters, m.parameters(), strict=True):
                         p.copy_(master)
+
+
+def _flat_masters(into, back, rate=0.1):
+    m = _layers().to(H)
+    weights = list(m.parameters())
+    flat = nn.Parameter(torch.cat([p.detach().float().reshape(-1) for p in weights]))
+    o = torch.optim.SGD([flat], lr=rate, momentum=0.9)
+    with watched(m, o, into):
+        for i, (x, y) in enumerate(vectors(40)):
+            (ce(m(x.half()), y) * 1024.0).backward()
+            flat.grad = torch.cat([p.grad.float().reshape(-1) for p in weights]) / 1024.0
+            m.zero_grad()
+            o.step()
+            if back(i):
+                start = 0
+                for p in weights:
+                    p.data.copy_(flat.data[start : start + p.numel()].view_as(p))
+                    start += p.numel()
+
+
+@fault("uncopied-masters", "0.weight", each_time=True)
+def flat_masters_never_copied_back(into):
+    _flat_masters(into, lambda i: False)
+
+
+@healthy(each_time=True)
+def flat_masters_copied_back_now_and_then(into):
+    _flat_masters(into, lambda i: i % 20 == 19)
+
+
+@healthy()
+def flat_masters_at_a_tiny_rate(into):
+    _flat_masters(into, lambda i: True, rate=1e-8)
+
+
+def _offloaded(into, copied):
+    m = _layers()
+    masters = [p.detach().clone() for p in m.parameters()]
+    groups = [{"params": [q for q in masters if q.dim() == d], "weight_decay": 0.1 * (d > 1)} for d in (2, 1)]
+    o = adam(groups)
+    with watched(m, o, into):
+        for x, y in vectors(12):
+            with amp(BF):
+                loss = ce(m(x), y)
+            loss.backward()
+            for q, p in zip(masters, m.parameters(), strict=True):
+                q.grad, p.grad = p.grad, None
+            o.step()
+            for q, p in zip(masters, m.parameters(), strict=True):
+                if copied or p.dim() == 1:
+                    p.data.copy_(q)
+
+
+@fault("uncopied-masters", "0.weight")
+def biases_alone_copied_from_offloaded_weights(into):
+    _offloaded(into, False)
+
+
+@healthy()
+def offloaded_weights_copied_back(into):
+    _offloaded(into, True)

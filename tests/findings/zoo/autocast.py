@@ -1,5 +1,6 @@
 """Faults of autocast regions: in backward, in threads, in recomputation, and layers that they do not reach."""
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def cached(into: Path, faulty: bool) -> None:
             if faulty:  # as torch before its repair in 2.10 left the weights whose casts were in the cache
                 for module in (loop.model.first, loop.model.head):
                     module.weight.grad = None
+            loop.step()
+
+
+@case("stale-autocast-cache", "torch.autocast")
+def region_around_the_loop(into: Path, faulty: bool) -> None:
+    loop = fp16(into, dtype=torch.bfloat16)
+    with loop.watched(), loop.autocast() if faulty else contextlib.nullcontext():
+        for x, y in batches(12):
+            loop.loss(x, y).backward()
             loop.step()
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.findings.zoo.case import WIDTH, Loop, Net, case, fp16
+from tests.findings.zoo.case import WIDTH, Loop, Net, batches, case, fp16
 
 VOCABULARY = 32_000
 
@@ -51,6 +51,18 @@ def cross_entropy(into: Path, faulty: bool) -> None:
 @case("half-logits", "")
 def logsumexp(into: Path, faulty: bool) -> None:
     _language(into, "narrow logsumexp" if faulty else "wide logsumexp")
+
+
+@case("rounded-probabilities", "loss")
+def binary_cross_entropy_of_probabilities(into: Path, faulty: bool) -> None:
+    loop = fp16(into, Net(), dtype=torch.bfloat16)
+    with loop.watched():
+        for x, y in batches(3):
+            with loop.autocast():
+                logits = loop.model(x)
+            probabilities = (logits if faulty else logits.float()).sigmoid().float()
+            F.binary_cross_entropy(probabilities, F.one_hot(y, 8).float()).backward()
+            loop.step()
 
 
 class Experts(nn.Module):

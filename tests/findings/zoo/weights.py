@@ -17,8 +17,11 @@ def _narrow_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8)).to(BF16)
 
 
-def _with_masters(into: Path, back: Callable[[int, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]) -> None:
-    """A BF16 model whose FP32 masters the loop keeps; `back(step, masters, parameters)` runs before each step."""
+def _with_masters(
+    into: Path, back: Callable[[int, Sequence[torch.Tensor], Sequence[torch.Tensor]], None], *, copied: bool = True
+) -> None:
+    """A BF16 model whose FP32 masters the loop keeps; `back(step, masters, parameters)` runs before each step, and the
+    masters are `copied` to the model after it."""
     model = _narrow_model()
     parameters = list(model.parameters())
     masters = [p.detach().float().clone().requires_grad_() for p in parameters]
@@ -34,7 +37,7 @@ def _with_masters(into: Path, back: Callable[[int, Sequence[torch.Tensor], Seque
             model.zero_grad()
             with torch.no_grad():
                 for master, p in zip(masters, parameters, strict=True):
-                    p.copy_(master)
+                    (p if copied else p.clone()).copy_(master)
 
 
 @case("overwritten-masters", "weight")
@@ -44,6 +47,11 @@ def masters_copied_from_the_model(into: Path, faulty: bool) -> None:
             (master if faulty else p).data.copy_(p if faulty else master)
 
     _with_masters(into, back)
+
+
+@case("uncopied-masters", "0.weight")
+def masters_copied_to_a_copy(into: Path, faulty: bool) -> None:
+    _with_masters(into, lambda step, masters, parameters: None, copied=not faulty)
 
 
 @case("lost-weight-decay", "0.weight")

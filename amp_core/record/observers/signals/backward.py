@@ -107,6 +107,52 @@ class AutocastKept(Observer):
             self._writer.event("autocast changed", name="forward", value=float(after))
 
 
+class StaleCache(Observer):
+    """Reports once if a step begins in the autocast region in which an optimizer has stepped before.
+
+    Autocast keeps its 16-bit copies of FP32 weights until the outermost region ends, so the forward of that step uses
+    the weights from before the update.
+    """
+
+    def __init__(self, writer: RunWriter, device: torch.device, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._writer = writer
+        self._kind = device.type
+        self._optimizers = optimizers
+        self._outdated: str | None = None  # the optimizer that has changed weights of which there may be copies
+        patched_functions.cleared_cache.listen(self._on_cleared)
+
+    def step_began(self, step: int) -> None:
+        if not self.awake:
+            return
+        stale = self._outdated is not None and self._keeps_copies()
+        if stale:
+            dtype = dtype_name(torch.get_autocast_dtype(self._kind))
+            self._writer.event("stale cache", self._outdated or "", step=step, dtype=dtype)
+        if stale or step > FIRST_STEPS:
+            self.awake = False
+            self.close()
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what == "optimizer.step" and optimizer is not None and self._keeps_copies():
+            stepping = self._optimizers[optimizer]
+            if any(_is_cached(p) for group in stepping.param_groups for p in group["params"]):
+                self._outdated = type(stepping).__name__
+
+    def close(self) -> None:
+        patched_functions.cleared_cache.unlisten(self._on_cleared)
+
+    def _keeps_copies(self) -> bool:
+        return torch.is_autocast_enabled(self._kind) and torch.is_autocast_cache_enabled()
+
+    def _on_cleared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._outdated = None
+
+
+def _is_cached(weight: torch.Tensor) -> bool:
+    """Whether autocast keeps a copy of such a weight (aten/src/ATen/autocast_mode.cpp, `cached_cast`)."""
+    return weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
+
+
 class BackwardState(Observer):
     """Checks the state of torch whenever `backward` or `torch.autograd.grad` is called."""
 
@@ -193,7 +239,7 @@ class BackwardState(Observer):
             computed = next((d for t in roots if (d := loss_dtype(t)) in NARROW), None)
             if computed is not None:
                 self._report("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")
-            if not self._scalings and (factor := _constant_factor(roots)) is not None:
+            if not self._scalings and (factor := constant_factor(roots)) is not None:
                 self._report("own loss scale", name="loss", value=factor)
         if self._scalings and not self._just_found and self._searched < MAX_CHECKED_BACKWARDS:
             self._search_unscaled(roots)
@@ -285,7 +331,7 @@ class BackwardState(Observer):
             self._writer.event(kind, step=self._step, **what)
 
 
-def _constant_factor(roots: list[torch.Tensor]) -> float | None:
+def constant_factor(roots: list[torch.Tensor]) -> float | None:
     """The constant by which a loss was multiplied last, if it is as large as a loss scale; else None."""
     node = roots[0].grad_fn if len(roots) == 1 else None
     other = getattr(node, "_saved_other", None) if node is not None and node.name().startswith("MulBackward") else None

@@ -8,6 +8,7 @@
 `report(kind, op, name, value, limit, dtype)` writes an event; the kinds are in `schema.EVENT_KINDS`.
 """
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,9 @@ import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
+from amp_core.record.observers.signals.probabilities import RoundedProbabilities
 from amp_core.record.observers.signals.row_norms import RowNorms, is_root
+from amp_core.record.observers.signals.variances import Variances
 from amp_core.record.stats.host_transfer import HostTransfer
 
 MIN_CLASSES = 8192
@@ -32,6 +35,8 @@ MIN_CHAIN = 64
 """Additions to one number, or in one module to one tensor, one after the other."""
 MIN_LOST_FRAC = {MIN_CHAIN: 0.5, 256: 0.25}
 """Share of a tensor's elements that such an addition leaves as they are, by the number of additions."""
+MIN_VARIANCES_LOST_FRAC = 0.5
+"""Share of variances that lose their digits."""
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -69,6 +74,8 @@ class NarrowOps:
         self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
+        self._probabilities = RoundedProbabilities()
+        self._variances = Variances()
         self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
         self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
         # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
@@ -94,6 +101,9 @@ class NarrowOps:
         self._follow_ratio(op, args, out, module)
         if (norms := self._row_norms.check(op, args, out)) is not None:
             self._statistic(op, *norms, module)
+        self._probabilities.check(op, args, out, module)
+        if (lost := self._variances.check(op, args, out)) is not None:
+            self._later("narrow variance", op, module(), out.dtype, lost, MIN_VARIANCES_LOST_FRAC)
         result = out[0] if isinstance(out, tuple | list) and out else out
         name = op.rstrip("_")
         if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
@@ -231,7 +241,10 @@ class NarrowOps:
                 self._report("narrow ratio", op, "loss", float(out.numel()), 0.0, found[1])
 
     def send(self) -> None:
-        """Start the copy of what depends on values to the host."""
+        """Start the copy of what depends on values to the host, and report the rest that is not reported yet."""
+        for op, name, dtype in self._probabilities.losses:
+            self._report("rounded probabilities", op, name, _logit_of_one(dtype), 0.0, dtype)
+        self._probabilities, self._variances = RoundedProbabilities(), Variances()
         self._chains, self._long_sums, self._differences = {}, {}, {}
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
@@ -379,6 +392,11 @@ def _hardly_differ(
 def _max_exact(dtype: torch.dtype) -> int:
     """The integer up to which a dtype has all of them: 256 for bfloat16."""
     return int(2 / torch.finfo(dtype).eps)
+
+
+def _logit_of_one(dtype: torch.dtype) -> float:
+    """The logit from which a probability rounds to 1: 6.2 for bfloat16."""
+    return math.log(4 / torch.finfo(dtype).eps - 1)
 
 
 def _largest_exact_angle(dtype: torch.dtype) -> float:

@@ -22,9 +22,10 @@ from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import named_buffers, named_modules, unwrapped
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.marks import Marks
 from amp_core.record.observers.signals.narrow_ops import SELECTIONS, NarrowOps, size_by_row
 from amp_core.record.observers.signals.step_operators import StepMode, StepOperators, report_error, running_module
-from amp_core.record.op_trace.call_sites import call_site
+from amp_core.record.op_trace.call_sites import CallSite, call_site
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals.compiling import mode_would_uncompile
 from amp_core.record.torch_internals.quiet_mode import QuietMode
@@ -195,6 +196,7 @@ class _OpChecker(StepMode):
         self._in_region = self._cast = False  # whether autocast was on for an operator, and any result was in 16 bits
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
         self._widened: tuple[int, int] | None = None  # the call site whose operator last widened 16-bit values
+        self._widened_by_hand: Marks[bool] = Marks()  # of what the program itself widened
 
     def pause(self) -> None:
         """Inspect no more operators."""
@@ -208,12 +210,14 @@ class _OpChecker(StepMode):
             self._left -= 1
             self._cut = self._left == 0
             # Operators of the same call site are parts of one call that torch decomposed.
-            call = call_site((__name__, StepMode.__module__, QuietMode.__module__)).key
+            call = call_site((__name__, StepMode.__module__, QuietMode.__module__))
             if _widens(out, args):
-                self._widened = call
+                self._widened = call.key
+                if not call.module.startswith("torch."):
+                    self._widened_by_hand.put(out, True)
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
-    def _check(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
+    def _check(self, call: CallSite, op: str, args: Any, kwargs: Any, out: Any) -> None:
         self._in_region = self._in_region or _autocast_enabled()
         self._cast = self._cast or any(_is_narrow(one) for one in (out if isinstance(out, (list, tuple)) else [out]))
         self.narrow_ops.check(op, args, out, self._running)
@@ -221,7 +225,8 @@ class _OpChecker(StepMode):
             self._selected.add(size_by_row(args[0]))
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
-            self._count(op, args, out, wide=out.dtype == torch.float32 and call != self._widened)
+            wide = out.dtype == torch.float32 and call.key != self._widened
+            self._count(op, args, out, wide=wide and not self._is_intended(call, args))
         if op in BANNED and _inside_autocast():
             self._report("banned op", op, 0.0, dtype=None, limit=None)
             return
@@ -247,6 +252,12 @@ class _OpChecker(StepMode):
         name = next((n for n, b in named_buffers(self._model) if b is average), None)
         if name is not None:
             self._write_event("rounded decay", "mul", name, None, 1 - decay, average.dtype)
+
+    def _is_intended(self, call: CallSite, args: Any) -> bool:
+        """Whether the program wrote a product in FP32 on purpose: of values that it widened itself, without autocast.
+        A layer of torch's may be in such a region by mistake; what comes before it has to be widened to fit."""
+        by_hand = any(map(self._widened_by_hand.of, args))
+        return by_hand and not call.module.startswith("torch.nn.") and not _autocast_enabled()
 
     def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
         factor = args[PRODUCTS[op]]

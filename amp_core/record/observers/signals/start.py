@@ -94,7 +94,7 @@ class StartFacts(Observer):
         head = self._writer.head
         names = {id(p): n for n, p in self._parameters()}
         config = {
-            "optimizer_settings": [_settings(o, names) for o in self._optimizers],
+            "optimizer_settings": [_settings(o, names, alone=len(self._optimizers) == 1) for o in self._optimizers],
             "resumed": _resumed(self._optimizers, self._scaler),
             "without_optimizer": self._without_optimizer(),
         }
@@ -207,7 +207,8 @@ def _few(by_name: dict[str, Any]) -> dict[str, Any]:
     return dict(list(by_name.items())[:MAX_NAMED])
 
 
-def _settings(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Any]:
+def _settings(optimizer: torch.optim.Optimizer, names: dict[int, str], *, alone: bool) -> dict[str, Any]:
+    """`alone`: there is no other optimizer, so it need not be told whose parameters are in which."""
     given = [p for group in optimizer.param_groups for p in group["params"]]
     states = {
         dtype_name(value.dtype) for value in optimizer_tensors([optimizer]) if value.is_floating_point() and value.dim()
@@ -222,6 +223,7 @@ def _settings(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[s
         "dtypes": sorted({dtype_name(p.dtype) for p in given if p.requires_grad}),
         "first": {dtype_name(p.dtype): names.get(id(p), "") for p in reversed(given) if p.requires_grad},
         "state_dtypes": sorted(states),
+        **({} if alone else {"names": [names[id(p)] for p in given if id(p) in names][:MAX_NAMED]}),
     }
 
 
