@@ -32,6 +32,7 @@ MOMENTS = (
     "scaler_found",
     "optimizer_found",
     "loss_nonfinite",
+    "gradients_vanished",
     "step_ended",
     "close",
 )
@@ -43,6 +44,7 @@ _ALWAYS = (
     "scaler_found",
     "optimizer_found",
     "loss_nonfinite",
+    "gradients_vanished",
     "close",
 )
 
@@ -53,7 +55,7 @@ class Observer:
     awake = True
     """Whether the observer has anything to do in this step. Set by the observer, in `step_began` or once at creation.
     One that is not awake receives only `step_began`, `evaluation_began`, `evaluation_returned`, `scaler_found`,
-    `optimizer_found`, `loss_nonfinite` and `close`, at almost no cost."""
+    `optimizer_found`, `loss_nonfinite`, `gradients_vanished` and `close`, at almost no cost."""
     bare = False
     """Whether the recorder wants to measure the step without hooks. An observer that can work with fewer hooks does so
     then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
@@ -119,6 +121,10 @@ class Observer:
 
     def loss_nonfinite(self, step: int) -> None:
         """The numbers of an earlier step have arrived, and its loss was not finite; on a GPU some steps later."""
+
+    def gradients_vanished(self, step: int, names: list[str]) -> None:
+        """The tensors of an earlier sampled step have arrived, and the float16 output gradients of these modules were
+        all zeros while others were not."""
 
     def step_ended(self, step: int) -> None:
         """The step was made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""

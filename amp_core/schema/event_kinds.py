@@ -25,6 +25,8 @@ EVENT_KINDS: dict[str, str] = {
     "what it was computed in",
     "non-finite operator": "the operator that made the loss of a step non-finite from finite numbers, where the "
     "outputs of all modules were finite; value: largest magnitude of its inputs; limit: largest finite number of dtype",
+    "vanished gradient": "the float16 output gradient of a module was all zeros, and in FP32 it would not be; op: the "
+    "operator whose result became zero; value: the largest magnitude of that result in FP32",
     "abandoned forward": "the output of the model was not finite, and no backward followed; name: the first module "
     "with such an output; op: its class",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "

@@ -60,10 +60,10 @@ def test_label_delete_undo_compare_and_share(library, tmp_path):
     table = page.get_by_test_id("stDataFrame").first
     compare = actions.get_by_role("button", name="Compare these 2")
     for _ in range(5):  # a canvas has no elements to wait for
-        tab.rest()  # the table moves while the popover above it closes
-        box = table.bounding_box()
+        tab.rest()
         for row in (0, 1):  # the user's runs come first; the chosen one is ticked, and unticking it chooses the other
-            page.mouse.click(box["x"] + 16, box["y"] + HEADER + (row + 0.5) * ROW)
+            # `click` waits until the table, which moves with what is above it, has come to rest.
+            table.click(position={"x": 16, "y": HEADER + (row + 0.5) * ROW})
             tab.rest()
             if compare.count():
                 break

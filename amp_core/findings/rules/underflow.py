@@ -51,7 +51,7 @@ def _scaler_in_frameworks(power: int) -> dict[str, str]:
         signal="Histograms of output and weight gradients, and the loss scale in effect when they were recorded.",
         threshold="A relative error of a matrix's gradient above 0.0085 at more than a quarter of the sampled "
         "steps: the lower end of the safe window, which keeps the cosine to FP32 above 0.999. Or a layer whose "
-        "gradient is all zeros. An error if 10 % of a tensor's mass is lost.",
+        "gradient is all zeros, and not in float32. An error if 10 % of a tensor's mass is lost.",
         advice="Part of the gradient is rounded to zero or to a few bits before it reaches the weights. Start with "
         "a higher loss scale or let it grow sooner, or use bfloat16.",
         snippet=f"scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16, growth_interval={GROWTH_INTERVAL})",
@@ -127,17 +127,15 @@ def _bfloat16(why: str) -> Remedy:
 
 
 def _vanished(run: Run) -> list[Finding]:
-    """Linear layers and convolutions whose FP16 output gradients are all zeros, while others get gradients."""
+    """Linear layers and convolutions whose FP16 output gradients are all zeros, and in FP32 would not be."""
     layers = facts(run.head.model, "layers")
     shares = class_shares(run, "output_grad")
     products = [any(kind in str(layers.get(name, "")) for kind in GEMM_LAYERS) for name in shares["name"]]
     shares = shares[np.array(products, dtype=bool) & shares["dtype"].eq("float16").to_numpy()]
-    gone = shares[shares["zero_frac"] == 1.0]
-    if gone.empty or len(gone) == len(shares):
+    gone = shares[shares["zero_frac"].eq(1.0) & shares["name"].isin(signals(run, "vanished gradient")["name"])]
+    if gone.empty:
         return []
-    name = str(
-        gone["name"].iloc[0]
-    )  # gradients arrive from the last layer to the first: this one is the first with zeros
+    name = str(gone["name"].iloc[0])  # gradients arrive from the last layer to the first: this is the first with zeros
     steps = sampled_steps(run, "output_grad")
     return [
         make_finding(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from amp_core.record.loop.attempt import Attempt
 from amp_core.record.loop.calibration import Calibration
-from amp_core.record.loop.rows import event_rows, step_row, tensor_rows
+from amp_core.record.loop.rows import event_rows, step_row, tensor_rows, vanished_gradients
 from amp_core.record.loop.sampling import LEFT_OUT, Sampling
 from amp_core.record.step_phases import Phases
 from amp_core.store.writer import RunWriter
@@ -39,6 +39,8 @@ class RowWriter:
         """Estimates the hidden cost of watching from the steps that are written."""
         self.on_nonfinite_loss: Callable[[int], None] = lambda step: None
         """Called with the number of each step whose loss was not finite."""
+        self.on_vanished_gradients: Callable[[int, list[str]], None] = lambda step, names: None
+        """Called with each sampled step that has float16 output gradients of zeros among others, and their modules."""
         self.mirrors: list[Mirror] = []
         """Trackers that also receive every step."""
 
@@ -76,7 +78,10 @@ class RowWriter:
             for mirror in self.mirrors:
                 mirror.take(row)
             if attempt.measured:
-                self._writer.append("tensors", tensor_rows(attempt))
+                rows = tensor_rows(attempt)
+                self._writer.append("tensors", rows)
+                if vanished := vanished_gradients(rows):
+                    self.on_vanished_gradients(attempt.step, vanished)
             events = event_rows(attempt)
             if events:
                 self._writer.append("events", events)

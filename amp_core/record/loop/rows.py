@@ -63,6 +63,19 @@ def tensor_rows(attempt: Attempt) -> dict[str, Any]:
     return rows | {column: columns[column] for column in same}
 
 
+def vanished_gradients(rows: Mapping[str, Any]) -> list[str]:
+    """Names of the float16 output gradients that are all zeros, in such rows; none where all of them are."""
+    zeros = rows["zero"] == rows["numel"]
+    if not zeros.any():
+        return []
+    places = [
+        i for i, (kind, dtype) in enumerate(zip(rows["kind"], rows["dtype"], strict=True))
+        if kind.as_py() == "output_grad" and dtype.as_py() == "float16"
+    ]  # fmt: skip
+    gone = [rows["name"][i].as_py() for i in places if zeros[i]]
+    return gone if len(gone) < len(places) else []
+
+
 def _unpacked(attempt: Attempt) -> tuple[list[Key], tuple[dict[str, Column], Histograms]]:
     """One measurement for each name, kind and dtype, in the order of first occurrence."""
     if len(set(attempt.measured)) == len(attempt.measured):

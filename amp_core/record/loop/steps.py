@@ -98,6 +98,7 @@ class Steps:
         self._tensors = Tensors(self.names, kinds, wanted, self.outputs)
         self._observers = Observers(writer, observers, self._at_own_work, self.phases.watching, self._transfer)
         self.row_writer.on_nonfinite_loss = functools.partial(self._observers.notify, "loss_nonfinite")
+        self.row_writer.on_vanished_gradients = functools.partial(self._observers.notify, "gradients_vanished")
         if self._observers.wants("phase_entered"):
             self.phases.changed = functools.partial(self._observers.notify, "phase_entered")
         self._plans = [ParameterPlan(o, self.names, f"optimizer{i}") for i, o in enumerate(optimizers)]

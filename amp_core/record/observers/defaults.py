@@ -25,6 +25,7 @@ from amp_core.record.observers.signals.risky_ops import EvaluationOperators, Fai
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
 from amp_core.record.observers.signals.state import Branches, HalfBuffers, PositionTables, RunningStatistics
+from amp_core.record.observers.signals.vanished_gradients import VanishedGradients
 from amp_core.store.writer import RunWriter
 
 
@@ -47,6 +48,7 @@ def default_signals(
         operators = LossOperators(writer, model, device)
         yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)
         yield operators
+        yield VanishedGradients(writer, model)
         yield StaleCache(writer, device, optimizers)
     yield AutocastKept(writer, device)
     yield AutocastElsewhere(writer, device)

@@ -17,6 +17,7 @@ from tests.findings.other_forms import (
     silent,
     state,
     unscaling,
+    zero_gradients,
 )
 from tests.findings.other_forms.form import FAULTS, HEALTHY, Form
 
@@ -40,4 +41,5 @@ __all__ = [
     "silent",
     "state",
     "unscaling",
+    "zero_gradients",
 ]
