@@ -105,11 +105,14 @@ def test_an_error_in_any_hook_does_not_reach_the_training(
     assert run.status == "finished" and len(run.steps) >= STEPS - 2
 
 
+RARE = ("loss_nonfinite", "gradients_vanished")
+
+
 # `scaler_found` is tested in tests/record/observers/signals/test_unknown_scaler.py and `optimizer_found` in
-# tests/record/loop/test_adoption.py: here scaler and optimizer are passed to `watch`. Losses here are finite.
+# tests/record/loop/test_adoption.py: here scaler and optimizer are passed to `watch`.
 @pytest.mark.parametrize(
     "moment",
-    [m for m in MOMENTS if m not in ("scaler_found", "optimizer_found", "closure_repeated", "loss_nonfinite")],
+    [m for m in MOMENTS if m not in ("scaler_found", "optimizer_found", "closure_repeated", *RARE)],
 )
 def test_an_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *_: Any) -> None:
@@ -122,24 +125,34 @@ def test_an_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypa
     assert [d for d in message(run, "not recorded") if f"Failing stopped at {moment}: MemoryError" in d] != []
 
 
-def test_an_observer_that_fails_at_a_non_finite_loss_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class TwoLayers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept, self.unused = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kept(x) + 0.0 * self.unused(x)
+
+
+@pytest.mark.parametrize("moment", RARE)
+def test_an_observer_that_fails_at_a_rare_moment_is_dropped(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Any, step: int) -> None:
+    def fail(self: Any, *_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(
-        watching, "default_signals", lambda *_: [type("Failing", (Observer,), {"loss_nonfinite": fail})()]
-    )
-    model = torch.nn.Linear(2, 1)
+    monkeypatch.setattr(watching, "default_signals", lambda *_: [type("Failing", (Observer,), {moment: fail})()])
+    model = TwoLayers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, into=tmp_path / "a"):
+    with watch(model, optimizer, into=tmp_path / "a", every=1):
         for factor in (1.0, float("inf"), 1.0):
-            (model(torch.ones(4, 2)).sum() * factor).backward()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.ones(4, 2)).sum() * factor
+            loss.backward()
             optimizer.step()
     run = load_run(tmp_path / "a")
     assert run.status == "finished" and len(run.steps) == 3
-    assert [d for d in message(run, "not recorded") if "Failing stopped at loss_nonfinite: MemoryError" in d] != []
+    assert [d for d in message(run, "not recorded") if f"Failing stopped at {moment}: MemoryError" in d] != []
 
 
 def test_an_observer_that_fails_at_a_repeated_closure_is_dropped(
