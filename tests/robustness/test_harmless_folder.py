@@ -90,13 +90,18 @@ def test_a_file_system_that_is_really_full_does_not_end_the_training(
         subprocess.run(["umount", "--lazy", small], check=True)
 
 
+def _remove(folder: Path) -> None:
+    """Remove a folder at once: emptied in place, it may meanwhile get another file."""
+    shutil.rmtree(folder.rename(folder.with_name("removed")))
+
+
 def test_a_folder_that_vanishes_and_returns_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_writer, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(resilient_writer, "RETRY_S", 0.01)
 
     def between(step: int, folder: Path) -> None:
         if step == 10:
-            shutil.rmtree(folder)
+            _remove(folder)
         elif step == 20:
             folder.mkdir()
 
@@ -130,7 +135,7 @@ def test_another_run_in_the_same_place_is_left_alone(tmp_path: Path, monkeypatch
 
     def between(step: int, folder: Path) -> None:
         if step == 10:
-            shutil.rmtree(folder)
+            _remove(folder)
             with writer.RunWriter(folder, name="the new one") as other:
                 other.append("steps", {"step": [77]})
 
