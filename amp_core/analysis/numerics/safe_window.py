@@ -50,6 +50,9 @@ octaves below it they do not."""
 MARGIN_BITS = 2
 """Octaves between the highest safe scale and the recommended one: gradients vary between steps by a small factor."""
 
+INIT_SCALE = 2.0**16
+"""PyTorch's default."""
+
 GROWTH_INTERVAL = 2000
 """PyTorch's default. A scale that grows until it overflows costs one skipped step per interval: 0.05 % of all."""
 

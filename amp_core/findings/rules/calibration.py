@@ -12,6 +12,7 @@ import pandas as pd
 
 from amp_core.analysis import ScaleSummary, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
+from amp_core.analysis.numerics.safe_window import INIT_SCALE
 from amp_core.findings import remedies
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
@@ -27,9 +28,8 @@ MIN_SKIPS = 3
 """Fewest skipped steps after calibration that are reported: in a short run, one growth is a large share."""
 MAX_GROWTH_RATIO = 8.0
 """A scaler's own growth factor is 2 by default; a scale that rose by more than this at once was set."""
-DEFAULT_INIT_SCALE = 2.0**16
 DEFAULT_BACKOFF_FACTOR = 0.5
-"""Both of `torch.amp.GradScaler`."""
+"""Of `torch.amp.GradScaler`."""
 MAX_RESUMED_SKIPS = 8
 """Most halvings from the first scale of a resumed training, whose scale had been found before."""
 
@@ -110,7 +110,7 @@ def _in_words(summary: ScaleSummary) -> str:
 def _from_initial(summary: ScaleSummary) -> str:
     """That `init_scale` caused the skips of calibration; empty if it is not above the default."""
     first = summary.first or 0.0
-    return f" from init_scale = {formatting.scale(first)}" if first > DEFAULT_INIT_SCALE else ""
+    return f" from init_scale = {formatting.scale(first)}" if first > INIT_SCALE else ""
 
 
 def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) -> Finding:

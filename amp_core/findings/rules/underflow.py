@@ -1,10 +1,11 @@
 """Rules on values too small for FP16: gradients that underflow, and constants that round to zero."""
 
 import numpy as np
+import pandas as pd
 
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
-from amp_core.analysis.numerics.safe_window import SERVED_STEPS_FRAC, first_step
-from amp_core.analysis.steps import attempts, autocast_dtype, scaler_enabled
+from amp_core.analysis.numerics.safe_window import INIT_SCALE, SERVED_STEPS_FRAC, first_step
+from amp_core.analysis.steps import attempts, autocast_dtype, scaler_enabled, whole_number
 from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.remedies import first_scale, new_scaler
@@ -22,6 +23,9 @@ MAX_STEPS = 32
 """Most sampled steps for the share below the window: enough for a quarter to within a few hundredths."""
 MIN_ERROR_MASS_FRAC = 0.1
 """A finding is an error if at least this share of a tensor's gradient mass underflows."""
+FP32_UNIT = 2.0**-24
+"""Relative rounding error of FP32. A gradient that is smaller beside the largest one of its kind, as that of attention
+to one key, consists of rounding errors."""
 WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", "LocalResponseNorm")
 """torch's own norms compute in FP32 whatever the dtype of their input, including their eps."""
 GROWTH_INTERVAL = 500
@@ -50,7 +54,8 @@ def _scaler_in_frameworks(power: int) -> dict[str, str]:
         what="At the current loss scale, float16 rounding removes more of the gradients than training tolerates.",
         signal="Histograms of output and weight gradients, and the loss scale in effect when they were recorded.",
         threshold="A relative error of a matrix's gradient above 0.0085 at more than a quarter of the sampled "
-        "steps: the lower end of the safe window, which keeps the cosine to FP32 above 0.999. Or a layer whose "
+        "steps: the lower end of the safe window, which keeps the cosine to FP32 above 0.999; an info while a scale of "
+        "2^16 or more had no time to grow. Or a layer whose "
         "gradient is all zeros, and not in float32. An error if 10 % of a tensor's mass is lost.",
         advice="Part of the gradient is rounded to zero or to a few bits before it reaches the weights. Start with "
         "a higher loss scale or let it grow sooner, or use bfloat16.",
@@ -79,20 +84,22 @@ def gradient_underflow(run: Run) -> list[Finding]:
     window = window[~window["skipped"] & (window["lowest"] <= window["highest"])]
     if window.empty:
         return []
-    below = window[window["loss_scale"] < window["lowest"]]
+    below = _without_noise(thinned_run, window[window["loss_scale"] < window["lowest"]])
     if len(below) <= (1 - SERVED_STEPS_FRAC) * len(window):
         return []
     worst = below.iloc[int((below["lowest"] / below["loss_scale"]).to_numpy().argmax())]
     name, scale, lowest = str(worst["lowest_by"]), float(worst["loss_scale"]), float(worst["lowest"])
     mass = _mass_lost(run, name, scale, int(worst["step"]))
     lost_mass = f", {100 * mass:.1f} % of its mass" if mass else ""
+    is_error = mass is not None and mass >= MIN_ERROR_MASS_FRAC
+    grows = bool((below["loss_scale"] >= INIT_SCALE).all()) and not _growth_was_due(run)
     return [
         make_finding(
             "gradient-underflow",
             f"The gradient of {name} underflows at loss scale {formatting.scale(scale)}{lost_mass}: it needs "
             f"{formatting.scale(lowest)}",
             name,
-            severity="error" if mass is not None and mass >= MIN_ERROR_MASS_FRAC else None,
+            severity="error" if is_error else "info" if grows else None,
             steps=(int(below["step"].iloc[0]), int(below["step"].iloc[-1])),
             value=scale,
             limit=lowest,
@@ -100,6 +107,24 @@ def gradient_underflow(run: Run) -> list[Finding]:
             remedy=_higher_scale(run, scale),
         )
     ]
+
+
+def _without_noise(run: Run, below: pd.DataFrame) -> pd.DataFrame:
+    """Those of the steps `below` the window whose lowest tensor is larger than rounding errors of the others."""
+    largest = run.tensors().groupby(["step", "kind", "name"])["absmax"].max()
+    keep = []
+    for step, name in zip(below["step"], below["lowest_by"], strict=True):
+        sizes = largest[step].unstack("kind")
+        keep.append(bool((sizes.loc[name] > FP32_UNIT * sizes.max()).any()))
+    return below[np.array(keep, dtype=bool)]
+
+
+def _growth_was_due(run: Run) -> bool:
+    """Whether the scaler had as many clean steps in a row as its scale takes to grow."""
+    scaler = run.head.config.get("scaler")
+    interval = whole_number(scaler.get("growth_interval")) if isinstance(scaler, dict) else None
+    in_a_row = attempts(run)["growth_tracker"].max()
+    return interval is None or not in_a_row + 1 < interval
 
 
 def _higher_scale(run: Run, scale: float) -> Remedy:

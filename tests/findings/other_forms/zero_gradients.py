@@ -96,3 +96,19 @@ class Ends(nn.Module):
 @healthy()
 def tokens_that_are_not_classified(into):
     fp16(Ends(), vectors(STEPS), into)
+
+
+class Reduced(Pooled):
+    """Attention by one fused operator, to one key that summarises all parts."""
+
+    def forward(self, x):
+        x = x.unflatten(1, (self.tokens, -1))
+        key = x.mean(1, keepdim=True)
+        heads = [y.unflatten(-1, (2, 16)).transpose(1, 2) for y in (self.q(x), self.k(key), self.v(key))]
+        y = F.scaled_dot_product_attention(*heads)
+        return self.head(self.out(y.transpose(1, 2).flatten(2)).mean(1))
+
+
+@healthy()
+def fused_attention_to_one_key(into):
+    fp16(Reduced(4), vectors(STEPS), into)

@@ -285,11 +285,11 @@ class NarrowOps:
     ) -> None:
         """A choice among scores; whether it is a router's is known once a softmax of as many was seen. `source`: the
         16-bit dtype that FP32 scores had before."""
-        experts = scores.shape[-1] if scores.dim() > 1 else 1
+        experts = scores.shape[-1] if 1 < scores.dim() < 4 else 1  # those of attention have a dimension of heads
         if not chosen < experts <= MAX_EXPERTS or not torch.is_grad_enabled() or (name := module()) == "loss":
             return
         best = scores.detach().topk(chosen + 1).values
-        tied = best[..., -1] == best[..., -2]
+        tied = (best[..., -1] == best[..., -2]) & (best[..., -1] > torch.finfo(best.dtype).min)  # not among masked ones
         # Of FP32 scores the share of ties tells whether they matter.
         kind, ties = ("narrow router", tied.sum()) if source is None else ("rounded logits", tied.float().mean())
         self._choices.append((kind, op, name, experts, chosen, ties, source or scores.dtype))

@@ -9,6 +9,7 @@ of one that is not zero then are followed to the modules.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,10 +30,12 @@ MAX_INSPECTED_STEPS = 8
 """Steps that are inspected in a run, each for modules that were not inspected before."""
 MAX_NUMEL = 2**24
 """Elements of the operands of an operator that is computed again."""
-SUMS = ("mm", "bmm", "addmm", "baddbmm", "sum", "mean")
-MIN_SUM_RATIO = 2.0**-20
-"""Sums in FP32 that are smaller beside their terms are rounding errors of terms that cancel: some ten terms of
-2^-24."""
+MIN_RATIO = {
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "convolution", "sum", "mean"), 2.0**-20),
+    **dict.fromkeys(("softmax", "attention", "norm"), 2.0**-10),
+}
+"""Results in FP32 of operators with such words in their names that are smaller, beside their terms, are rounding errors
+of terms that cancel: some ten terms of 2^-24, or outputs that forward has rounded to float16 (2^-11)."""
 
 
 class VanishedGradients(StepOperators):
@@ -162,7 +165,8 @@ def _widened(value: Any) -> Any:
 
 
 def _origin(name: str, wide: torch.Tensor, given: Sequence[torch.Tensor]) -> Origin | None:
+    """None if `wide`, a result in FP32, is zero or a rounding error of the terms `given`."""
     largest = float(wide.abs().max())
     terms = [float(t.detach().float().abs().max()) for t in given if t.numel()]
-    cancels = name in SUMS and largest <= MIN_SUM_RATIO * functools.reduce(lambda a, b: a * b, sorted(terms)[-2:], 1.0)
-    return None if cancels or largest == 0 else Origin(name, largest)
+    ratio = max((MIN_RATIO[word] for word in name.split("_") if word in MIN_RATIO), default=0.0)
+    return Origin(name, largest) if largest > ratio * math.prod(sorted(terms)[-2:]) else None
