@@ -37,6 +37,8 @@ EVENT_KINDS: dict[str, str] = {
     "where a custom autograd function recomputed the module",
     "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "
     "largest number that rounds to 0",
+    "lost factor": "a factor that is zero in dtype, or leaves nothing of what it multiplies, and would not in FP32; "
+    "value: how many",
     "constant overflow": "a finite constant is infinite in dtype; value: the constant; limit: largest finite number",
     "masked rows": "rows of scores that a mask made -inf throughout, before a softmax over them; value: how many; op "
     "and name: the operator and its module, where they are known",

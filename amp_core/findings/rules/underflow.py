@@ -196,12 +196,12 @@ def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=160,
-        what="A small constant that keeps a divisor, root or logarithm away from zero is itself zero in float16.",
-        signal="Constants in additions and lower bounds with a 16-bit result, in the first step, between the first "
-        "steps and in the first evaluations; `eps` of modules "
-        "that compute in float16.",
-        threshold="A constant of at most 2^-25, half of the smallest float16 number: it rounds to 0. An error if "
-        "something was not finite.",
+        what="A small constant that keeps a divisor, root or logarithm away from zero, or a factor such as the weight "
+        "of a loss, is itself zero in float16.",
+        signal="Constants in additions and lower bounds with a 16-bit result, and factors, in the first step, between "
+        "the first steps and in the first evaluations; `eps` of modules that compute in float16.",
+        threshold="A constant of at most 2^-25, half of the smallest float16 number: it rounds to 0. A factor that a "
+        "cast makes zero, or whose product is all zeros. An error if something was not finite.",
         advice="Where the other operand is zero, this divides by zero and produces NaN. Run this operation in "
         "float32, or use a constant of 1e-4 or more.",
         snippet="with torch.autocast(x.device.type, enabled=False):\n"
@@ -221,7 +221,7 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
     else:
         module = _half_module_with_small_eps(run)
         if module is None:
-            return []
+            return _lost_factor(run)
         where, eps, more = *module, " (its input and output are float16)"
     return [
         make_finding(
@@ -233,6 +233,30 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
             value=eps,
             limit=FLUSH_THRESHOLD,
             unit="constant",
+        )
+    ]
+
+
+def _lost_factor(run: Run) -> list[Finding]:
+    frame = signals(run, "lost factor")
+    if not len(frame):
+        return []
+    row = frame.iloc[0]
+    where = str(row["name"]) or model_name(run)
+    return [
+        make_finding(
+            "eps-rounds-to-zero",
+            f"A factor in {where} leaves nothing in {row['dtype']} ({row['op']})",
+            where,
+            steps=(int(row["step"]),) * 2,
+            value=float(row["value"]),
+            limit=0.0,
+            unit="factors that are zero",
+            remedy=Remedy(
+                "The factor, or its product, is smaller than half of the smallest number of that dtype, so what it "
+                "weighs is left out. Multiply in float32.",
+                "with torch.autocast(loss.device.type, enabled=False):\n    loss = loss + 1e-9 * penalty.float()",
+            ),
         )
     ]
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
 from amp_core.record.observers.signals.probabilities import RoundedProbabilities
 from amp_core.record.observers.signals.row_norms import RowNorms, is_root
@@ -76,6 +77,7 @@ class NarrowOps:
         self._row_norms = RowNorms()
         self._probabilities = RoundedProbabilities()
         self._variances = Variances()
+        self._lost_factors = LostFactors()
         self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
         self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
         # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
@@ -104,6 +106,8 @@ class NarrowOps:
         self._probabilities.check(op, args, out, module)
         if (lost := self._variances.check(op, args, out)) is not None:
             self._later("narrow variance", op, module(), out.dtype, lost, MIN_VARIANCES_LOST_FRAC)
+        if (factors := self._lost_factors.check(op, args, out)) is not None:
+            self._later("lost factor", op, module(), factors[1], factors[0], 0.0)
         result = out[0] if isinstance(out, tuple | list) and out else out
         name = op.rstrip("_")
         if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
@@ -245,6 +249,7 @@ class NarrowOps:
         for op, name, dtype in self._probabilities.losses:
             self._report("rounded probabilities", op, name, _logit_of_one(dtype), 0.0, dtype)
         self._probabilities, self._variances = RoundedProbabilities(), Variances()
+        self._lost_factors = LostFactors()
         self._chains, self._long_sums, self._differences = {}, {}, {}
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):

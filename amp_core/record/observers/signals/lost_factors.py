@@ -1,0 +1,59 @@
+"""Detects factors, such as the weights of losses, that are zero in 16 bits or leave nothing of what they multiply.
+
+found = LostFactors()
+found.check("mul", args, out)      # after each operator: how many factors are lost in which dtype; None for others
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.parameters import in_backward
+from amp_core.record.observers.signals.marks import Marks
+
+MAX_FACTORS = 256
+"""Values of a tensor that may be factors: a weight for each class."""
+WEIGHTED = {"mul": (0, 1), "nll_loss_forward": (2,), "nll_loss2d_forward": (2,), "binary_cross_entropy": (2,)}
+"""Operators, with the arguments that are factors."""
+
+
+Lost = tuple[torch.Tensor, torch.dtype]
+"""How many nonzero factors are zero, and in which dtype."""
+
+
+class LostFactors:
+    """The operators of one step, in their order."""
+
+    def __init__(self) -> None:
+        self._marks: Marks[Lost] = Marks()  # what a cast turned into zeros
+
+    def check(self, op: str, args: Sequence[Any], out: Any) -> Lost | None:
+        """Inspect an operator that has run."""
+        name, first = op.rstrip("_"), args[0] if args else None
+        if not isinstance(first, torch.Tensor) or in_backward():
+            return None
+        if name == "_to_copy":
+            if _may_be_factors(first) and isinstance(out, torch.Tensor) and out.dtype in NARROW:
+                zeros = (out.detach() == 0) & (first.detach().to(out.device) != 0)
+                self._marks.put(out, (zeros.sum(), out.dtype))
+            return None
+        factors = [args[place] for place in WEIGHTED.get(name, ()) if place < len(args)]
+        lost = next((mark for factor in factors if (mark := self._marks.of(factor)) is not None), None)
+        if lost is not None or name not in ("mul", "div") or not _is_constant(args[1]):
+            return lost
+        if out.dtype not in NARROW or out.data_ptr() == first.data_ptr():
+            return None
+        return ~out.detach().any() & first.detach().any() & (args[1] != 0), out.dtype
+
+
+def _may_be_factors(tensor: torch.Tensor) -> bool:
+    wide = tensor.dtype in (torch.float32, torch.float64)
+    return wide and tensor.dim() < 2 and tensor.numel() <= MAX_FACTORS and not isinstance(tensor, torch.nn.Parameter)
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 and not value.requires_grad and value.is_cpu
+    return isinstance(value, float)
