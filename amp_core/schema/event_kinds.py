@@ -82,6 +82,11 @@ EVENT_KINDS: dict[str, str] = {
     "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "
     "optimizer: its number; detail: `own scale` where there is no scaler and the loop divides by its own constant, "
     "value",
+    "scale not undone": "a loop without a GradScaler multiplied its loss by value; detail: `kept` where gradients were "
+    "still scaled at the optimizer's step, `some` where count of them were, `twice` where they were divided twice, "
+    "`multiplied` where they were multiplied once more, `mixed` where micro-batches of a step had different scales, "
+    "`nonfinite` where it stepped after an overflow, in count of limit steps, `replaced` where it made infinities "
+    "finite",
     "unscaled twice": "the loop's own code divided gradients by the loss scale before `scaler.step` or `unscale_` does "
     "so again; count: steps; optimizer: its number",
     "added unscaled": "the loop's own code added something to scaled gradients that is tiny beside them; count: "

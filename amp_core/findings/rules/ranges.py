@@ -74,6 +74,7 @@ def _with_finite_loss(run: Run) -> "pd.Series[int]":
         family=RANGE_AND_PRECISION,
         order=150,
         follows=(
+            "own-loss-scale",
             "hidden-overflow",
             "bf16-model-in-fp16",
         ),

@@ -56,6 +56,7 @@ FAR_FROM_OVERFLOW_RATIO = 2.0**-8
             "mask-constant-overflow",
             "fully-masked-row",
             "optimizer-eps-rounds-to-zero",
+            "own-loss-scale",
             "optimizer-step-bypasses-scaler",
             "unscale-per-microbatch",
             "half-model",

@@ -16,11 +16,12 @@ from amp_core.record.model.parameters import device_of
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState, StaleCache
 from amp_core.record.observers.signals.call_order import CallOrder
-from amp_core.record.observers.signals.changed_gradients import ChangedGradients, ClippedOwnScale
+from amp_core.record.observers.signals.changed_gradients import ChangedGradients
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
 from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
+from amp_core.record.observers.signals.own_scale import OwnLossScale
 from amp_core.record.observers.signals.risky_ops import EvaluationOperators, FailedIn, FirstOperators
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
@@ -43,7 +44,7 @@ def default_signals(
     yield calls
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
     yield ChangedGradients(writer, optimizers, scaler, calls.scale_calls)
-    yield ClippedOwnScale(writer, optimizers, scaler)
+    yield OwnLossScale(writer, optimizers, scaler)
     if not is_compiled(model):
         operators = LossOperators(writer, model, device)
         yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)

@@ -8,9 +8,6 @@ limit makes the norms of different batches alike, be it a norm, a largest value 
 Division by a number of micro-batches or ranks, a mask, or the sum of several tasks does not. A loop that asks for the
 loss scale may multiply its limit by it; it may also divide gradients by it, which `scaler.step` then does once more.
 
-A loop without a scaler may multiply its loss by a constant and divide gradients by it. `ClippedOwnScale` tells whether
-it clips them in between.
-
 What is added unscaled, such as noise or weight decay, is tiny beside a scaled gradient. So is what a cast to 16 bits
 rounds off, but that is a small part of each element, and what is added is a large part of small ones.
 """
@@ -21,12 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_leaves
 
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.parameters import in_backward
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.backward import constant_factor
+from amp_core.record.observers.signals.gradient_norms import gradient_of, norms_of
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.captures import capturing
@@ -59,12 +55,6 @@ MAX_ADDED_RATIO = 16.0
 MIN_UNEVENNESS = 16.0
 """Largest relative change of an element, in units of the mean one, that rounding cannot explain: a cast to 16 bits
 changes all elements by a similar part, some three times the mean at most."""
-
-
-MAX_LIMIT_FRAC = 0.1
-"""A limit of more than this share of the program's own loss scale is meant for scaled gradients."""
-MAX_DIVISION_ERROR = 1e-2
-"""Relative error of the factor by which the program divides gradients, which may be rounded to 16 bits."""
 
 
 class _Kept(NamedTuple):
@@ -118,12 +108,12 @@ class ChangedGradients(Observer):
         if what not in ("unscale_", "scaler.step") or optimizer is None or optimizer not in self._before:
             return
         kept = self._before.pop(optimizer)
-        grads = [g for p in kept.parameters if (g := _gradient(p)) is not None]
+        grads = [g for p in kept.parameters if (g := gradient_of(p)) is not None]
         scale = scaling.scale(self._scaler)
         if len(grads) < len(kept.parameters) or scale is None:
             return
         transfer = HostTransfer()
-        transfer.put("norms", torch.stack([kept.norms, _norms(grads)]))
+        transfer.put("norms", torch.stack([kept.norms, norms_of(grads)]))
         changed = [
             _change(copy, grads[i])
             for i, tensor, version, copy in kept.copies
@@ -183,92 +173,9 @@ class ChangedGradients(Observer):
             return
         for index, optimizer in enumerate(self._optimizers):
             every = (p for group in optimizer.param_groups for p in group["params"])
-            held = [(p, g) for p in every if (g := _gradient(p)) is not None][:MAX_TENSORS]
+            held = [(p, g) for p in every if (g := gradient_of(p)) is not None][:MAX_TENSORS]
             if held:
                 self._before[index] = _kept(held)
-
-
-class ClippedOwnScale(Observer):
-    """Reports once if a loop without a scaler divides its gradients by the factor of its loss after it clipped them."""
-
-    def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> None:
-        self._writer = writer
-        self._optimizers = optimizers
-        self._step = 0
-        self._factor: float | None = None  # of the loss of the present step
-        self._clipped: torch.Tensor | None = None  # the norm of all gradients after they were clipped
-        self._sent: list[tuple[int, float, HostTransfer]] = []  # with the optimizer and the factor
-        self.awake = not scaling.is_active(scaler)
-        if self.awake:
-            patched_functions.backward.listen(self._on_backward)
-            patched_functions.clipped_by_norm.listen_after(self._after_clip)
-
-    def scaler_found(self, scaler: Any) -> None:
-        self.close()
-        self._sent, self.awake = [], False
-
-    def step_began(self, step: int) -> None:
-        if not self.awake:
-            return
-        self._step = step
-        self._factor = self._clipped = None
-        if step >= STEPS:
-            self._detach()
-            if all(transfer.ready() for *_, transfer in self._sent):
-                self.close()
-                self.awake = False
-
-    def called(self, what: str, optimizer: int | None) -> None:
-        if what == "optimizer.step" and optimizer is not None and self._clipped is not None and self._factor:
-            norm = _norm([p for group in self._optimizers[optimizer].param_groups for p in group["params"]])
-            if norm is not None:
-                transfer = HostTransfer()
-                transfer.put("norms", torch.stack([self._clipped, norm.to(self._clipped.device)]))
-                transfer.send()
-                self._sent.append((optimizer, self._factor, transfer))
-            self._clipped = None
-
-    def close(self) -> None:
-        self._detach()
-        sent, self._sent = self._sent, []
-        for *_, transfer in sent:
-            transfer.ready(wait=True)
-        late = [_is_quotient(transfer.values("norms"), factor) for _, factor, transfer in sent]
-        if len(late) >= MIN_STEPS and all(late):
-            optimizer, factor, _ = sent[-1]
-            self._writer.event("clipped scaled", "gradients", "own scale", step=0, optimizer=optimizer, value=factor)
-
-    def _detach(self) -> None:
-        patched_functions.backward.unlisten(self._on_backward)
-        patched_functions.clipped_by_norm.unlisten(self._after_clip)
-
-    def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not (self.at_own_work() or in_backward() or capturing()):
-            self._factor = constant_factor([t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor)])
-
-    def _after_clip(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        parameters, limit = (*args, None, None)[:2]
-        if not self._factor or not isinstance(parameters, list | tuple) or capturing():
-            return
-        if isinstance(limit, int | float) and limit < MAX_LIMIT_FRAC * self._factor:
-            self._clipped = _norm(parameters)
-
-
-def _is_quotient(norms: npt.NDArray[np.float64], factor: float) -> bool:
-    """Whether the second norm is the first divided by a factor."""
-    before, after = norms
-    return bool(np.isfinite(norms).all() and after > 0 and abs(before / after / factor - 1) < MAX_DIVISION_ERROR)
-
-
-def _norm(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The norm of all gradients together; None without any."""
-    grads = [g for p in parameters if (g := _gradient(p)) is not None]
-    return _norms(grads)[-1] if grads else None
-
-
-def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    grad = parameter.grad
-    return grad if type(grad) is torch.Tensor and grad.layout is torch.strided and grad.numel() else None
 
 
 def _kept(held: list[tuple[torch.Tensor, torch.Tensor]]) -> _Kept:
@@ -278,7 +185,7 @@ def _kept(held: list[tuple[torch.Tensor, torch.Tensor]]) -> _Kept:
     together = torch.cat([grads[i].detach().reshape(-1) for i in small]) if small else grads[0].new_zeros(0)
     parts = together.split([grads[i].numel() for i in small])  # one launch copies them all
     copies = [(i, grads[i], grads[i]._version, part.view(grads[i].shape)) for i, part in zip(small, parts, strict=True)]
-    return _Kept([p for p, _ in held], _norms(grads), copies)
+    return _Kept([p for p, _ in held], norms_of(grads), copies)
 
 
 @torch.no_grad()
@@ -288,14 +195,6 @@ def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     before, after = before.to(torch.float32), after.to(torch.float32)
     change = torch.where((before.abs() >= 2.0**-14) & (after != 0), after - before, 0.0)
     return torch.stack([change.norm(), before.norm(), (change / before).nan_to_num(0.0).abs().amax()])
-
-
-def _norms(grads: list[torch.Tensor]) -> torch.Tensor:
-    """The norm of each gradient, and of all together, on the device of the first."""
-    with torch.no_grad():
-        # In float64, where the largest float32 has a square.
-        norms = torch.stack([n.to(grads[0].device) for n in torch._foreach_norm(grads, dtype=torch.float64)])
-        return torch.cat([norms, norms.norm().reshape(1)])
 
 
 def _arrived(sent: list[HostTransfer]) -> list[tuple[npt.NDArray[np.float64], float, npt.NDArray[np.float64]]]:
