@@ -363,6 +363,14 @@ def test_copies_are_advised_on_by_their_direction(tmp_path, copy, says):
     assert ("pin_memory" in finding.snippet) == ("Pageable" in copy)
 
 
+@pytest.mark.parametrize(("stream", "already"), [(7, False), (20, True)])
+def test_copies_on_a_stream_of_their_own_are_not_told_to_move_to_one(tmp_path, stream, already):
+    trace = products()
+    trace.kernel(made.COPY, 810, 150, 430, sort="copy", stream=stream)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert ("on a stream of their own" in finding.advice) == already
+
+
 def test_exposed_exchanges_get_no_advice_on_buckets(tmp_path):
     trace = products(backward=True)
     trace.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 810, 150, 430)
