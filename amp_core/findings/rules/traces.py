@@ -364,7 +364,7 @@ def copies(run: Run) -> list[Finding]:
         rows = run.timeline
         copied = rows["category"] == "memcpy"
         if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
-            remedy = replace(remedy, advice=_ON_OWN_STREAM)
+            remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
