@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
 from amp_core.analysis.performance.savings import (
     MAX_UNKNOWN_FRAC,
     MIN_KERNEL_US,
@@ -17,6 +17,7 @@ from amp_core.analysis.performance.savings import (
     possible_savings,
 )
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
+from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.hardware.gpus import is_amd
@@ -52,13 +53,13 @@ def saving_finding(run: Run, code: str, inference_advice: str = "", inference_sn
 
 
 def first_sentence(run: Run) -> str:
-    """The largest possible saving in a trace, or that there is none; of a CPU, the longest operator. Empty for other
+    """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest. Empty for other
     runs."""
     savings = possible_savings(run)
     if savings is None:
         if "launches_without_kernels" in run.head.config:
-            return "No device activity was recorded, so the device's performance cannot be analysed."
-        return _of_cpu(run)
+            return f"No device activity was recorded, so the device's performance cannot be analysed.{host_alone(run)}"
+        return cpu_sentence(run)
     largest = savings.ranked[0] if savings.ranked else None
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
         idle = savings.unit != "step" and not savings.trains and _busy_frac(savings) < MOSTLY_IDLE_FRAC
@@ -144,13 +145,3 @@ def _rate(savings: Savings) -> str:
     unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
     why = "is not named in the trace" if unnamed else "has no data sheet here"
     return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so its efficiency is unknown"
-
-
-def _of_cpu(run: Run) -> str:
-    """What a trace of a CPU shows; empty for other runs."""
-    rows = kernel_rows(run)
-    if not is_trace(run) or rows.empty or not on_cpu(rows):
-        return ""
-    us = rows.groupby("name")["total_us"].sum()
-    share = percent(us.max() / us.sum())
-    return f"The trace contains no device activity: on the CPU, {us.idxmax()} takes {share} of the operators' time."

@@ -104,8 +104,12 @@ _MAX_RANKS = 1_000_000
 
 def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     """The known settings: a trace holds none of the training's own."""
-    config = {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
-    return config | ({"launches_without_kernels": trace.launches} if trace.unrecorded else {})
+    config: dict[str, Any] = {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
+    if trace.unrecorded:
+        config["launches_without_kernels"] = trace.launches
+    if trace.host_op is not None:
+        config["host_op"], config["host_op_frac"] = trace.host_op
+    return config
 
 
 def _summary(traces: dict[int, Trace]) -> str:

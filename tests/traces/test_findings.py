@@ -7,7 +7,7 @@ import pytest
 from amp_core import diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.analysis import step_cost
-from amp_core.analysis.performance.savings import possible_savings
+from amp_core.analysis.performance.savings import Saving, possible_savings
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces import made
@@ -363,6 +363,14 @@ def test_copies_are_advised_on_by_their_direction(tmp_path, copy, says):
     assert ("pin_memory" in finding.snippet) == ("Pageable" in copy)
 
 
+@pytest.mark.parametrize(("stream", "already"), [(7, False), (20, True)])
+def test_copies_on_a_stream_of_their_own_are_not_told_to_move_to_one(tmp_path, stream, already):
+    trace = products()
+    trace.kernel(made.COPY, 810, 150, 430, sort="copy", stream=stream)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert ("on a stream of their own" in finding.advice) == already
+
+
 def test_exposed_exchanges_get_no_advice_on_buckets(tmp_path):
     trace = products(backward=True)
     trace.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 810, 150, 430)
@@ -375,6 +383,38 @@ def test_a_trace_of_a_cpu_names_its_longest_operator(tmp_path):
     trace.op("aten::mkldnn_convolution", 0, 900)
     trace.op("aten::relu", 900, 100)
     assert "on the CPU, aten::mkldnn_convolution takes 90.0 %" in first_sentence(run_of(tmp_path, trace))
+
+
+def test_a_cpu_that_loads_data_or_runs_no_operator_is_told_so(tmp_path):
+    def sentence(name, data_us, rest_us):
+        trace = Made()
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, data_us, 1)
+        trace.op("aten::addmm", data_us, 400)
+        trace.op("aten::relu", data_us + 400 + rest_us, 100)
+        return first_sentence(run_of(tmp_path / name, trace))
+
+    assert "on the CPU, loading data takes 50.0 % of the time; aten::addmm" in sentence("data", 500, 0)
+    assert sentence("little", 100, 0).endswith("the operators' time. Loading data takes 16.7 % of the time.")
+    assert "no operator runs for 60.0 % of the 1.50 ms, in which Python" in sentence("python", 100, 900)
+
+
+def test_a_convolution_without_onednn_is_named_as_such(tmp_path):
+    trace = Made()
+    trace.op("aten::_slow_conv2d_forward", 0, 900)
+    assert "is_available()" in first_sentence(run_of(tmp_path, trace))
+
+
+@pytest.mark.parametrize(("inside", "named"), [("", True), ("cudaStreamSynchronize", False)])
+def test_the_operator_that_keeps_the_host_busy_is_named_though_the_device_was_not_recorded(tmp_path, inside, named):
+    trace = Made()
+    trace.op("aten::normal_", 0, 800)
+    if inside:
+        trace.event("call", inside, 10, 780, 1, correlation=3)
+    trace.op("aten::pow", 800, 200)
+    trace.event("call", "cudaLaunchKernel", 810, 5, 1, correlation=4)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert sentence.startswith("No device activity was recorded")
+    assert ("On the host, aten::normal_ takes 80.0 % of the time, and launches nothing." in sentence) == named
 
 
 @pytest.mark.parametrize(("op", "says"), [("aten::copy_", "pin_memory"), ("aten::item", "loss.item()")])
@@ -413,6 +453,11 @@ def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(t
     assert cost.step_us == 800  # as the GPU marks it, in every place
     assert "idle for 3.01 ms before the first kernel of the step because" in first_sentence(run)
     assert first_sentence(run).endswith("(up to 3.01 ms per step: 0 of 0.800 ms, and 3.01 ms before the first kernel).")
+
+
+def test_a_nanosecond_beside_the_wait_before_the_first_kernel_is_none():
+    saving = Saving("host-bound", 88.001, 366.0, "", "", lead_us=88.0)
+    assert saving.how_much() == "up to 0.0880 ms: 0 of 0.366 ms, and 0.0880 ms before the first kernel"
 
 
 def test_the_step_of_a_finding_is_that_of_the_step_cost(tmp_path):

@@ -82,7 +82,7 @@ class Saving:
         per, step = f" per {unit}" if unit else "", number(self.step_us / 1e3, "ms")
         if not self.lead_us:
             return f"up to {number(self.saved_us / 1e3)} of {step}{per}"
-        inside, before = number((self.saved_us - self.lead_us) / 1e3), number(self.lead_us / 1e3, "ms")
+        inside, before = number(round(self.saved_us - self.lead_us, 1) / 1e3), number(self.lead_us / 1e3, "ms")
         return (
             f"up to {number(self.saved_us / 1e3, 'ms')}{per}: {inside} of {step}, and {before} before the first kernel"
         )
