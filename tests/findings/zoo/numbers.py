@@ -192,6 +192,13 @@ class Faint(Loud):
         return x + self.by * self.up(x)
 
 
+class FaintInFp32(Faint):
+    """The same, so that only the gradient has 16 bits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.by * self.up(x).float()
+
+
 @case("gradient-underflow", "middle.up")
 def underflow(into: Path, faulty: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4 if faulty else 2.0**14)
@@ -200,7 +207,9 @@ def underflow(into: Path, faulty: bool) -> None:
 
 @case("gradient-underflow", "middle.up")
 def vanished(into: Path, faulty: bool) -> None:
-    fp16(into, Net(Faint(1e-12 if faulty else 1e-2)), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**14)).run()
+    fp16(
+        into, Net(FaintInFp32(1e-12 if faulty else 1e-2)), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    ).run()
 
 
 class Normalise(nn.Module):
