@@ -40,6 +40,7 @@ def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any
         return []
     row = frame.iloc[int(frame["value"].fillna(0.0).to_numpy().argmax())]
     where = str(row["name"]) or model_name(run)
+    row = row.where(row.index != "name", where)
     more = frame["name"].nunique() - 1
     also = f", and {formatting.plural(more, 'more module')} do" if more else ""
     value, limit = (float(str(row[c])) if row[c] == row[c] else None for c in ("value", "limit"))
@@ -241,7 +242,7 @@ def half_statistics(run: Run) -> list[Finding]:
         "narrow variance",
         "share of variances",
         lambda row: (
-            f"{formatting.percent(float(str(row['value'])))} of the variances in {row['name'] or 'the model'} lose "
+            f"{formatting.percent(float(str(row['value'])))} of the variances in {row['name']} lose "
             f"their digits: the square of the mean is subtracted from the mean of squares in {row['dtype']}"
         ),
     )
@@ -290,7 +291,8 @@ def half_sum(run: Run) -> list[Finding]:
         "between the first steps; the model's buffers at the start.",
         threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 "
         "in float16, where the spacing is a quarter (transformers issue 29285); a column of an input, beyond 256 or "
-        "2,048 on average, of which rounding is 2 % of the variance.",
+        "2,048 on average, of which rounding is 2 % of the variance. The same angles in float32, of values beyond "
+        "256 or 2,048 that had 16 bits before.",
         advice="Distant tokens of a sequence share a position, so the model cannot tell them apart. Compute "
         "positions, frequencies and angles in float32 with autocast off, and cast the sines and cosines.",
         snippet=_AUTOCAST_OFF
@@ -306,6 +308,11 @@ def rounded_positions(run: Run) -> list[Finding]:
         size = float(str(row["value"]))
         if row["op"] in ("cos", "sin"):
             return f"{row['op']} takes angles of up to {formatting.number(size)} in {row['dtype']}"
+        if row["op"] == "angles":
+            return (
+                f"Sines and cosines take angles of up to {formatting.number(size)}, of values that were rounded to "
+                f"{row['dtype']} before"
+            )
         if row["op"] == "integers":
             return (
                 f"Integers of up to {formatting.number(size)} were in {row['dtype']} before they became integers again"

@@ -74,6 +74,33 @@ def unet_with_timesteps_in_bf16(into):
     bf16(M(), images(6), into, loss=diffusion_loss)
 
 
+def _continuous_timesteps(into, dtype, largest):
+    class M(UNet):
+        def embedded(self, t):
+            return sinusoids(t.float())
+
+    def loss(m, b):
+        t, noise = torch.rand(len(b[0])) * largest, torch.randn_like(b[0])
+        return F.mse_loss(m(b[0] + noise, t.to(dtype)).float(), noise)
+
+    bf16(M(), images(6), into, loss=loss)
+
+
+@fault("rounded-positions", "M", each_time=True)
+def timesteps_rounded_to_bf16_before_their_sines_in_fp32(into):
+    _continuous_timesteps(into, BF, 1000)
+
+
+@healthy(each_time=True)
+def timesteps_in_fp32(into):
+    _continuous_timesteps(into, torch.float32, 1000)
+
+
+@healthy(each_time=True)
+def flow_times_below_one_in_bf16(into):
+    _continuous_timesteps(into, BF, 1)
+
+
 @fault("logged-scaled-values", "loss")
 def unet_logs_the_scaled_loss(into):
     s = scaler(2.0**12, growth_interval=4)

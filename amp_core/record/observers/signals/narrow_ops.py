@@ -19,6 +19,7 @@ import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.lost_factors import LostFactors
+from amp_core.record.observers.signals.angles import RoundedAngles
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
 from amp_core.record.observers.signals.probabilities import RoundedProbabilities
 from amp_core.record.observers.signals.row_norms import RowNorms, is_root
@@ -75,6 +76,7 @@ class NarrowOps:
         self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
+        self._angles = RoundedAngles()
         self._probabilities = RoundedProbabilities()
         self._variances = Variances()
         self._lost_factors = LostFactors()
@@ -103,6 +105,8 @@ class NarrowOps:
         self._follow_ratio(op, args, out, module)
         if (norms := self._row_norms.check(op, args, out)) is not None:
             self._statistic(op, *norms, module)
+        if (angle := self._angles.check(op, args, out)) is not None:
+            self._later("rounded positions", "angles", module(), angle[1], angle[0], _largest_exact_angle(angle[1]))
         self._probabilities.check(op, args, out, module)
         if (lost := self._variances.check(op, args, out)) is not None:
             self._later("narrow variance", op, module(), out.dtype, lost, MIN_VARIANCES_LOST_FRAC)
@@ -250,6 +254,7 @@ class NarrowOps:
             self._report("rounded probabilities", op, name, _logit_of_one(dtype), 0.0, dtype)
         self._probabilities, self._variances = RoundedProbabilities(), Variances()
         self._lost_factors = LostFactors()
+        self._angles = RoundedAngles()
         self._chains, self._long_sums, self._differences = {}, {}, {}
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
