@@ -55,6 +55,8 @@ EVENT_KINDS: dict[str, str] = {
     "rounded logits": "a choice among FP32 scores that were of dtype before, as of a router whose softmax alone is in "
     "FP32; value: share of rows with a tie between the last that was chosen and the next; limit: the number of scores",
     "narrow statistics": "mean or variance of a module in dtype, by which it divides; value: the number of statistics",
+    "narrow distance": "twice the product of vectors, rounded to dtype, was subtracted from their squares; value: share "
+    "of the squared distances that are within a few spacings of zero",
     "narrow variance": "the mean of squares less the square of the mean, in dtype; value: share of such variances that "
     "are a few spacings of these numbers at most, or negative; limit: the share above which that is reported",
     "narrow sum": "a sum with its result in dtype; value: the number of its terms; name: its module, `loss`, or `the "

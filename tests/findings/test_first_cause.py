@@ -9,6 +9,7 @@ import pytest
 from amp_core import Run, load_run
 from amp_core.findings import diagnose, first_cause
 from amp_core.store.writer import RunWriter
+from tests.findings.other_forms.losses import logarithm_of_probabilities_that_are_zero_in_fp16
 from tests.findings.other_forms.operators import rows_of_zeros_divided_by_their_norm
 from tests.synthetic import write_rows
 
@@ -266,3 +267,11 @@ def test_an_eps_of_zero_comes_before_the_overflow_that_it_causes(tmp_path: Path)
     findings = diagnose(load_run(tmp_path / "run"))
     assert findings[0].code == "eps-rounds-to-zero"
     assert {f.code: f.follows for f in findings}["activation-overflow"] == "eps-rounds-to-zero"
+
+
+def test_a_logarithm_of_zero_is_no_overflow(tmp_path: Path) -> None:
+    logarithm_of_probabilities_that_are_zero_in_fp16(tmp_path / "run")
+    finding, *others = diagnose(load_run(tmp_path / "run"))
+    assert finding.code == "loss-nonfinite" and "loss (log of 0, float16)" in finding.title
+    assert "log_softmax" in finding.snippet
+    assert "activation-overflow" not in {f.code for f in others}

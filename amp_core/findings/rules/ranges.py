@@ -11,6 +11,7 @@ from amp_core.findings.first_cause import (
     LEARNING_RATE,
     LOSS,
     MASKED_ROWS,
+    OF_ZERO,
     Cause,
     first_cause,
     recovered_steps,
@@ -46,7 +47,7 @@ def _first_overflow(run: Run) -> Cause | None:
         cause = first_cause(run, 0, step)
         if cause is not None and cause.phase == "divergence":
             return None  # after a divergence any format would overflow
-        if cause is not None and cause.op == MASKED_ROWS:
+        if cause is not None and (cause.op == MASKED_ROWS or cause.op.endswith(OF_ZERO)):
             continue
         known = cause is not None and (cause.where != LOSS or cause.op != "")
         if cause is not None and known and (cause.phase, cause.dtype) == ("forward", "float16"):

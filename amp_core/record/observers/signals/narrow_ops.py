@@ -20,6 +20,7 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.angles import RoundedAngles
+from amp_core.record.observers.signals.distances import Distances
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
 from amp_core.record.observers.signals.probabilities import RoundedProbabilities
 from amp_core.record.observers.signals.row_norms import RowNorms, is_root
@@ -38,7 +39,7 @@ MIN_CHAIN = 64
 MIN_LOST_FRAC = {MIN_CHAIN: 0.5, 256: 0.25}
 """Share of a tensor's elements that such an addition leaves as they are, by the number of additions."""
 MIN_VARIANCES_LOST_FRAC = 0.5
-"""Share of variances that lose their digits."""
+"""Share of variances, and of squared distances, that lose their digits."""
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -80,6 +81,7 @@ class NarrowOps:
         self._probabilities = RoundedProbabilities()
         self._variances = Variances()
         self._lost_factors = LostFactors()
+        self._distances = Distances()
         self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
         self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
         # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
@@ -112,6 +114,8 @@ class NarrowOps:
             self._later("narrow variance", op, module(), out.dtype, lost, MIN_VARIANCES_LOST_FRAC)
         if (factors := self._lost_factors.check(op, args, out)) is not None:
             self._later("lost factor", op, module(), factors[1], factors[0], 0.0)
+        if (close := self._distances.check(op, args, out)) is not None:
+            self._later("narrow distance", op, module(), close[1], close[0], MIN_VARIANCES_LOST_FRAC)
         result = out[0] if isinstance(out, tuple | list) and out else out
         name = op.rstrip("_")
         if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
@@ -255,6 +259,7 @@ class NarrowOps:
         self._probabilities, self._variances = RoundedProbabilities(), Variances()
         self._lost_factors = LostFactors()
         self._angles = RoundedAngles()
+        self._angles, self._distances = RoundedAngles(), Distances()
         self._chains, self._long_sums, self._differences = {}, {}, {}
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):

@@ -215,6 +215,8 @@ class _OpChecker(StepMode):
                 self._widened = call.key
                 if not call.module.startswith("torch."):
                     self._widened_by_hand.put(out, True)
+            elif func.overloadpacket.__name__ not in PRODUCTS and any(map(self._widened_by_hand.of, args)):
+                self._widened_by_hand.put(out, True)
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
     def _check(self, call: CallSite, op: str, args: Any, kwargs: Any, out: Any) -> None:
