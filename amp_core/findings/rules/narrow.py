@@ -263,8 +263,8 @@ def half_statistics(run: Run) -> list[Finding]:
                 "narrow distance",
                 "share of distances",
                 lambda row: (
-                    f"{formatting.percent(float(str(row['value'])))} of the squared distances in {row['name']} lose their "
-                    f"digits: twice the product of two vectors is subtracted from their squares in {row['dtype']}"
+                    f"{formatting.percent(float(str(row['value'])))} of the squared distances in {row['name']} lose "
+                    f"their digits: twice the product of two vectors is subtracted from their squares in {row['dtype']}"
                 ),
             )
         ]

@@ -149,3 +149,27 @@ def spectral_norm_with_small_batches(into):
                 value = F.cross_entropy(m(torch.randn(3, 16)).float(), torch.randint(8, (3,)))
             s.scale(value).backward()
             step(o, s)
+
+
+def _overflowing(into, clears):
+    """FP16 from a loss scale that overflows at first; `clears(made)` says whether gradients are cleared."""
+    m = GPT()
+    o, s = (adam(m), scaler(2.0**28))
+    with watched(m, o, into, s):
+        for t in tokens(20):
+            scaled_backward(m, t, s)
+            before = s.get_scale()
+            s.step(o)
+            s.update()
+            if clears(s.get_scale() >= before):
+                o.zero_grad()
+
+
+@fault("unscale-per-microbatch", "zero_grad", each_time=True)
+def gradients_kept_after_a_skipped_step(into):
+    _overflowing(into, clears=lambda made: made)
+
+
+@healthy(each_time=True)
+def gradients_cleared_after_skipped_steps_too(into):
+    _overflowing(into, clears=lambda made: True)

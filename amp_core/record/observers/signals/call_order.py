@@ -15,6 +15,7 @@ from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.unwrap import unwrap_optimizer
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.factors import multiplied_by
 from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
@@ -40,6 +41,7 @@ class CallOrder(Observer):
         self._written = 0
         self._inside = False  # of scaler.step
         self._scale_calls = 0
+        self._known_scale: Any = None  # what `get_scale` last returned to the loop
         self._scaled: list[weakref.ref[torch.Tensor]] = []  # what `scale` returned since the last backward
         self._events = {"scaled twice": False, "cleared by hand": False}  # whether they were written
         self._methods: list[tuple[patched_functions.Shared, Any]] = []  # with their listeners
@@ -54,6 +56,9 @@ class CallOrder(Observer):
 
     def scaler_found(self, scaler: Any) -> None:
         self._listen(scaler, "get_scale", "get_scale")
+        get_scale = patched_functions.method_of(scaler, "get_scale")
+        get_scale.listen_after(self._after_get_scale, of=scaler)
+        self._methods.append((get_scale, self._after_get_scale))
         scale = patched_functions.method_of(scaler, "scale")
         scale.listen(self._before_scale, of=scaler)
         scale.listen_after(self._after_scale, of=scaler)
@@ -116,8 +121,14 @@ class CallOrder(Observer):
 
     def _before_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next(iter((*args[1:], *kwargs.values())), None)
-        if isinstance(given, torch.Tensor) and any(ref() is given for ref in self._scaled):
+        if isinstance(given, torch.Tensor) and (
+            any(ref() is given for ref in self._scaled) or multiplied_by(given, self._known_scale)
+        ):
             self._event_once("scaled twice")
+
+    def _after_get_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not self.at_own_work():
+            self._known_scale = result
 
     def _after_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if isinstance(result, torch.Tensor):

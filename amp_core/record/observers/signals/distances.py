@@ -4,7 +4,8 @@
     found.check("sub", args, out)     # (share of the distances that lost their digits, dtype); None for others
 
 The product is rounded by 2^-9 of its size in bfloat16, even if the squares are in float32. Where vectors are much
-closer to each other than they are long, such as latents and the codes of a quantizer, rounding decides which is nearest.
+closer to each other than they are long, such as latents and the codes of a quantizer, rounding decides which is the
+nearest.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.marks import Marks
+from amp_core.record.observers.signals.variances import is_two
 
 MAX_SPACINGS = 4.0
 """A distance of fewer spacings of what it is subtracted from has lost its digits, as a variance has."""
@@ -42,7 +44,7 @@ class Distances:
         mark, narrow = self._marks.of(first), out.dtype if out.dtype in NARROW else None
         if name in ("mm", "bmm") and narrow is not None:
             self._marks.put(out, _Part(PRODUCT, narrow))
-        elif name == "square" or (name == "pow" and second == 2) or (name == "mul" and second is first):
+        elif name == "square" or (name == "pow" and is_two(second)) or (name == "mul" and second is first):
             self._marks.put(out, _Part(SQUARE, narrow))
         elif mark is None:
             return None

@@ -20,6 +20,7 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.angles import RoundedAngles
+from amp_core.record.observers.signals.bins import MAX_VALUES, most_terms
 from amp_core.record.observers.signals.distances import Distances
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
 from amp_core.record.observers.signals.probabilities import RoundedProbabilities
@@ -54,8 +55,6 @@ MIN_GRID = 16
 COLUMN_PARTS = ("column errors", "column variances", "column means")
 MIN_SPREAD_RATIO = 1e-5
 """Standard deviation of a column over its mean; below that, its values differ by rounding alone."""
-MAX_VALUES = 2**20
-"""Elements of a tensor of integers that are compared with their copies in 16 bits."""
 SELECTIONS = ("topk", "max", "sort", "argmax")
 """Operators that select experts by their scores."""
 ROUTERS = ("rout", "gate", "moe", "expert")
@@ -207,7 +206,7 @@ class NarrowOps:
             terms = first.shape[args[1]] if first.dim() and len(args) > 1 else first.numel()
             limit = _max_exact(first.dtype) + 1
         elif name in ("scatter_add", "index_add", "scatter_reduce", "index_put", "_index_put_impl"):
-            if (most := _most_terms(args)) is not None:
+            if (most := most_terms(args)) is not None:
                 self._later("narrow sum", op, module(), out.dtype, most, MIN_TERMS_PER_BIN - 1)
         elif name in ("add", "mul", "sub"):
             self._follow_chain(op, name, args, out, module)
@@ -357,32 +356,6 @@ class NarrowOps:
         if whole.numel() <= MAX_VALUES and whole.shape == copy.shape:
             rounded = (copy.detach().to(torch.float32) != whole.to(torch.float32)).sum()
             self._later("rounded positions", op, module(), copy.dtype, rounded, 0.0)
-
-
-def _most_terms(args: Sequence[Any]) -> torch.Tensor | None:
-    """The most values that `scatter_add`, `index_add`, `scatter_reduce` or an accumulating `index_put` adds to one
-    element: few sums of a graph or of experts may hold most of the terms. None if the tensors are too large to be
-    counted, or values replace others."""
-    into, dim, index = args[:3]
-    if isinstance(dim, list | tuple):
-        return _most_terms_at(into, dim, index) if len(args) > 3 and args[3] and index.numel() <= MAX_VALUES else None
-    if not torch.is_tensor(index) or not index.numel() or max(index.numel(), into.numel()) > MAX_VALUES:
-        return None
-    whole_slices = index.dim() < into.dim()  # of index_add
-    shape, axis = (into.shape[dim : dim + 1 or None], 0) if whole_slices else (into.shape, dim)
-    terms = torch.zeros(shape, dtype=torch.int32, device=index.device)
-    return terms.scatter_add_(axis, index, torch.ones_like(index, dtype=torch.int32)).amax()
-
-
-def _most_terms_at(into: torch.Tensor, places: Sequence[Any], values: torch.Tensor) -> torch.Tensor | None:
-    """The same of `index_put`, whose places are tensors."""
-    if into.numel() > MAX_VALUES or not all(
-        torch.is_tensor(p) and p.dtype in (torch.int32, torch.int64) for p in places
-    ):
-        return None
-    terms = torch.zeros(into.shape, dtype=torch.int32, device=into.device)
-    terms.index_put_(tuple(places), torch.ones_like(values, dtype=torch.int32), accumulate=True)
-    return terms.amax()
 
 
 def size_by_row(tensor: torch.Tensor) -> tuple[int, int]:
