@@ -31,6 +31,8 @@ EVENT_KINDS: dict[str, str] = {
     "with such an output; op: its class",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
+    "input overflow": "a product that the loop computes outside of the model overflows dtype from finite factors; "
+    "value: infinite results",
     "inner overflow": "a product, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
     "value: how many of its results are infinite",
     "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
@@ -129,6 +131,8 @@ EVENT_KINDS: dict[str, str] = {
     "rounded decay": "the loop, or an optimizer of its own, multiplied 16-bit tensors that are not weights by a number "
     "that rounds to 1; limit: by how much below 1; name: the largest of count tensors, if known; detail: its name in "
     "the optimizer's state; phase: `forward` of a buffer that forward multiplied",
+    "rounded factors": "a module multiplies by the same factors in dtype many times in one step; value: the share of "
+    "them that are 1 although they were computed as less; limit: the share above which that is reported",
     "statistics": "running statistics that are not finite; name: the buffer",
     "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
     "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "

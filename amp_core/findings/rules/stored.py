@@ -13,7 +13,16 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import call_orders, facts, has_fp32_masters, mappings, model_name, rounded_decays, signals, split_call
+from amp_core.findings.signals import (
+    call_orders,
+    facts,
+    has_fp32_masters,
+    mappings,
+    model_name,
+    rounded_decays,
+    signals,
+    split_call,
+)
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
 from amp_core.store.run import Run

@@ -52,3 +52,8 @@ class RoundedAngles:
         if op.rstrip("_") in PRODUCTS:
             self._marks.put(out, position)
         return None
+
+
+def largest_exact_angle(dtype: torch.dtype) -> float:
+    """The angle from which neighbouring values of a dtype are a quarter of a radian apart: 32 for bfloat16."""
+    return 0.25 / float(torch.finfo(dtype).eps)

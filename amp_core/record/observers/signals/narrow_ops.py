@@ -20,7 +20,9 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.angles import RoundedAngles
+from amp_core.record.observers.signals.angles import RoundedAngles, largest_exact_angle
 from amp_core.record.observers.signals.bins import MAX_VALUES, most_terms
+from amp_core.record.observers.signals.decays import MIN_ROUNDED_FRAC, RoundedDecays
 from amp_core.record.observers.signals.distances import Distances
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
 from amp_core.record.observers.signals.probabilities import RoundedProbabilities
@@ -46,6 +48,9 @@ MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
 MAGNITUDES = ("pow", "square", "sum", "mean", "var", "norm", "linalg_vector_norm", "prod")
 """Operators that overflow float16 from finite numbers, and whose results often divide."""
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+LOOP = "the loop"
+"""The name of what runs outside of the model and its loss."""
 MIN_ROWS = 16
 """Rows of an input whose columns are compared with their copies in 16 bits."""
 MAX_ROUNDED_VARIANCE_FRAC = 0.02
@@ -81,6 +86,7 @@ class NarrowOps:
         self._variances = Variances()
         self._lost_factors = LostFactors()
         self._distances = Distances()
+        self._decays = RoundedDecays()
         self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
         self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
         # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
@@ -107,7 +113,9 @@ class NarrowOps:
         if (norms := self._row_norms.check(op, args, out)) is not None:
             self._statistic(op, *norms, module)
         if (angle := self._angles.check(op, args, out)) is not None:
-            self._later("rounded positions", "angles", module(), angle[1], angle[0], _largest_exact_angle(angle[1]))
+            self._later("rounded positions", "angles", module(), angle[1], angle[0], largest_exact_angle(angle[1]))
+        if (decays := self._decays.check(op, args, out)) is not None:
+            self._later("rounded factors", op, module(), decays[1], decays[0], MIN_ROUNDED_FRAC)
         self._probabilities.check(op, args, out, module)
         if (lost := self._variances.check(op, args, out)) is not None:
             self._later("narrow variance", op, module(), out.dtype, lost, MIN_VARIANCES_LOST_FRAC)
@@ -138,6 +146,8 @@ class NarrowOps:
                 self._check_columns(first, result, module)
                 self._check_grid(op, first, result, module)
             return
+        if result.dtype == torch.float16 and name in PRODUCTS and module() == LOOP:
+            self._check_product(op, args, result)
         if result.dtype == torch.float16 and (name in MAGNITUDES or name == "mul"):
             self._check_overflow(op, args, result, module)
         if name in ("_softmax", "sigmoid"):
@@ -156,7 +166,7 @@ class NarrowOps:
             if classes >= MIN_CLASSES:
                 self._report("narrow classes", op, module(), float(classes), float(MIN_CLASSES), first.dtype)
         elif name in ("cos", "sin"):
-            limit = _largest_exact_angle(first.dtype)
+            limit = largest_exact_angle(first.dtype)
             self._later("rounded positions", op, module(), first.dtype, first.detach().abs().amax(), limit)
         else:
             self._check_sum(op, name, args, first, result, module)
@@ -259,6 +269,7 @@ class NarrowOps:
         self._lost_factors = LostFactors()
         self._angles = RoundedAngles()
         self._angles, self._distances = RoundedAngles(), Distances()
+        self._angles, self._distances, self._decays = RoundedAngles(), Distances(), RoundedDecays()
         self._chains, self._long_sums, self._differences = {}, {}, {}
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
@@ -318,6 +329,13 @@ class NarrowOps:
             for factor in factors:
                 infinite = infinite * factor.isfinite().all()
             self._later("inner overflow", op, module(), out.dtype, infinite, 0.0)
+
+    def _check_product(self, op: str, args: Sequence[Any], out: torch.Tensor) -> None:
+        """A product in the loop that is infinite: perhaps of a frozen model that makes the inputs of the other."""
+        infinite = out.detach().isinf().sum()
+        for factor in (a.detach() for a in args if isinstance(a, torch.Tensor)):
+            infinite = infinite * factor.isfinite().all()
+        self._later("input overflow", op, LOOP, out.dtype, infinite, 0.0)
 
     def _check_mask(self, op: str, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         """A mask is 0 or a large negative constant, which becomes infinite."""
@@ -385,8 +403,3 @@ def _max_exact(dtype: torch.dtype) -> int:
 def _logit_of_one(dtype: torch.dtype) -> float:
     """The logit from which a probability rounds to 1: 6.2 for bfloat16."""
     return math.log(4 / torch.finfo(dtype).eps - 1)
-
-
-def _largest_exact_angle(dtype: torch.dtype) -> float:
-    """The angle from which neighbouring values of a dtype are a quarter of a radian apart: 32 for bfloat16."""
-    return 0.25 / float(torch.finfo(dtype).eps)
