@@ -151,8 +151,8 @@ def spectral_norm_with_small_batches(into):
             step(o, s)
 
 
-def _overflowing(into, clears):
-    """FP16 from a loss scale that overflows at first; `clears(made)` says whether gradients are cleared."""
+def _overflowing(into, clear):
+    """FP16 from a loss scale that overflows at first; `clear(o, made)` is called after each step."""
     m = GPT()
     o, s = (adam(m), scaler(2.0**28))
     with watched(m, o, into, s):
@@ -161,15 +161,23 @@ def _overflowing(into, clears):
             before = s.get_scale()
             s.step(o)
             s.update()
-            if clears(s.get_scale() >= before):
-                o.zero_grad()
+            clear(o, s.get_scale() >= before)
 
 
 @fault("unscale-per-microbatch", "zero_grad", each_time=True)
 def gradients_kept_after_a_skipped_step(into):
-    _overflowing(into, clears=lambda made: made)
+    _overflowing(into, lambda o, made: o.zero_grad() if made else None)
 
 
 @healthy(each_time=True)
 def gradients_cleared_after_skipped_steps_too(into):
-    _overflowing(into, clears=lambda made: True)
+    _overflowing(into, lambda o, made: o.zero_grad(set_to_none=not made))
+
+
+@healthy(each_time=True)
+def gradients_set_to_zero_through_their_data(into):
+    def clear(o, made):
+        for p in o.param_groups[0]["params"]:
+            p.grad.data.zero_()
+
+    _overflowing(into, clear)

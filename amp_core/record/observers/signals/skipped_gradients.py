@@ -39,6 +39,7 @@ class SkippedGradients(Observer):
         self._kept: dict[int, list[tuple[int, int]]] = {}  # marks of gradients that were not cleared since the step
         self._steps: dict[int, int] = {}
         self._transfers: dict[int, HostTransfer] = {}
+        self._read: set[int] = set()  # optimizers whose gradients were read: they are not checked again
         self.awake = False
         if scaling.is_active(scaler):
             self.scaler_found(scaler)
@@ -49,6 +50,12 @@ class SkippedGradients(Observer):
             patched_functions.backward.listen(self._before)
             patched_functions.backward.listen_after(self._after)
 
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        states: tuple[dict[int, Any], ...] = (self._chosen, self._kept, self._steps, self._transfers)
+        for state in states:
+            state.pop(index, None)
+        self._read.discard(index)
+
     def step_began(self, step: int) -> None:
         self._step = step
         for index, transfer in list(self._transfers.items()):
@@ -56,14 +63,8 @@ class SkippedGradients(Observer):
                 self._report(index, transfer)
 
     def called(self, what: str, optimizer: int | None) -> None:
-        if what != "scaler.step" or optimizer is None or optimizer in self._transfers or capturing():
-            return
-        kept = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1 if optimizer in self._kept else 0
-        if kept == MIN_STEPS:
-            grads = [g for p in _parameters(self._optimizers[optimizer]) if (g := local_gradient(p)) is not None]
-            self._transfers[optimizer] = transfer = HostTransfer()
-            transfer.put("finite", torch.stack([grad.isfinite().all() for grad in grads]))
-            transfer.send()
+        if what == "scaler.step" and optimizer is not None:
+            self._steps[optimizer] = self._steps.get(optimizer, 0) + 1 if optimizer in self._kept else 0
 
     def step_ended(self, step: int) -> None:
         for index, optimizer in enumerate(self._optimizers):
@@ -71,7 +72,7 @@ class SkippedGradients(Observer):
                 given = [p for p in _parameters(optimizer) if local_gradient(p) is not None]
                 self._chosen[index] = [given[i] for i in sorted({0, len(given) // 2, len(given) - 1})] if given else []
             marks = marks_of(self._chosen[index]) if self._chosen[index] else None
-            if marks is not None and index not in self._transfers:
+            if marks is not None and index not in self._read:
                 self._kept[index] = marks
 
     def close(self) -> None:
@@ -87,6 +88,8 @@ class SkippedGradients(Observer):
         for index, marks in list(self._kept.items()):
             if marks_of(self._chosen[index]) != marks:
                 del self._kept[index]
+            elif self._steps.get(index, 0) >= MIN_STEPS:  # `p.grad.data.zero_()` does not change the version
+                self._read_values(index)
 
     def _after(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if self.at_own_work() or in_backward() or capturing():
@@ -98,14 +101,20 @@ class SkippedGradients(Observer):
             else:
                 self._kept[index] = marks
 
+    def _read_values(self, index: int) -> None:
+        grads = [g for p in _parameters(self._optimizers[index]) if (g := local_gradient(p)) is not None]
+        self._transfers[index] = transfer = HostTransfer()
+        transfer.put("finite", torch.stack([grad.isfinite().all() for grad in grads]))
+        transfer.send()
+        self._read.add(index)
+        del self._kept[index]
+
     def _report(self, index: int, transfer: HostTransfer) -> None:
-        """Report gradients that are not finite; of others `stale_gradients` tells. No optimizer is checked again."""
+        """Report gradients that are not finite; of others `stale_gradients` tells."""
         if not transfer.values("finite").all():
             name = self._names.get(id(self._chosen[index][0]), "")
             self._writer.event("kept gradients", name, "skipped", self._step, count=MIN_STEPS, optimizer=index)
         del self._transfers[index]
-        self._kept.pop(index, None)
-        self._steps[index] = MIN_STEPS + 1
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
