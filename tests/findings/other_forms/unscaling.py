@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -181,3 +184,28 @@ def gradients_set_to_zero_through_their_data(into):
             p.grad.data.zero_()
 
     _overflowing(into, clear)
+
+
+def _validated(into, cast):
+    """`cast(m)` is the model that a validation after five steps runs."""
+    m = GPT()
+    o = adam(m)
+    with contextlib.suppress(RuntimeError), watched(m, o, into):
+        for i, t in enumerate(tokens(8)):
+            if i == 5:
+                with torch.no_grad():
+                    cast(m)(t)
+            with amp(BF):
+                value = F.cross_entropy(m(t[:, :-1]).float().flatten(0, 1), t[:, 1:].flatten())
+            value.backward()
+            step(o)
+
+
+@fault("custom-function-dtype", "optimizer.step", each_time=True)
+def model_cast_by_its_validation(into):
+    _validated(into, lambda m: m.to(BF))
+
+
+@healthy(each_time=True)
+def copy_of_the_model_cast_by_its_validation(into):
+    _validated(into, lambda m: copy.deepcopy(m).to(BF))
