@@ -194,7 +194,7 @@ def _validated(into, cast):
         for i, t in enumerate(tokens(8)):
             if i == 5:
                 with torch.no_grad():
-                    cast(m)(t)
+                    cast(m)(t[:, :-1])
             with amp(BF):
                 value = F.cross_entropy(m(t[:, :-1]).float().flatten(0, 1), t[:, 1:].flatten())
             value.backward()

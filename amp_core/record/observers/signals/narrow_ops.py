@@ -8,7 +8,6 @@
 `report(kind, op, name, value, limit, dtype)` writes an event; the kinds are in `schema.EVENT_KINDS`.
 """
 
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +17,13 @@ import numpy.typing as npt
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.observers.signals.lost_factors import LostFactors
-from amp_core.record.observers.signals.angles import RoundedAngles
 from amp_core.record.observers.signals.angles import RoundedAngles, largest_exact_angle
 from amp_core.record.observers.signals.bins import MAX_VALUES, most_terms
 from amp_core.record.observers.signals.decays import MIN_ROUNDED_FRAC, RoundedDecays
 from amp_core.record.observers.signals.distances import Distances
+from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
-from amp_core.record.observers.signals.probabilities import RoundedProbabilities
+from amp_core.record.observers.signals.probabilities import RoundedProbabilities, logit_of_one
 from amp_core.record.observers.signals.row_norms import RowNorms, is_root
 from amp_core.record.observers.signals.variances import Variances
 from amp_core.record.stats.host_transfer import HostTransfer
@@ -81,6 +79,15 @@ class NarrowOps:
         self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
+        self._follow_anew()
+        # Kind, operator, module, dtype, and value and limit as tensors.
+        self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
+        # Module, dtype, rows, and by column the norm of the rounding error, the variance and the mean.
+        self._columns: list[tuple[str, torch.dtype, int, list[torch.Tensor]]] = []
+        self._transfer = HostTransfer()
+
+    def _follow_anew(self) -> None:
+        """Forget what is known of tensors."""
         self._angles = RoundedAngles()
         self._probabilities = RoundedProbabilities()
         self._variances = Variances()
@@ -91,11 +98,6 @@ class NarrowOps:
         self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
         # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
         self._chains: dict[int, tuple[int, Callable[[], Any], str]] = {}
-        # Kind, operator, module, dtype, and value and limit as tensors.
-        self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
-        # Module, dtype, rows, and by column the norm of the rounding error, the variance and the mean.
-        self._columns: list[tuple[str, torch.dtype, int, list[torch.Tensor]]] = []
-        self._transfer = HostTransfer()
 
     def check(self, op: str, args: Sequence[Any], out: Any, module: Callable[[], str]) -> None:
         """Inspect an operator that has run."""
@@ -264,13 +266,8 @@ class NarrowOps:
     def send(self) -> None:
         """Start the copy of what depends on values to the host, and report the rest that is not reported yet."""
         for op, name, dtype in self._probabilities.losses:
-            self._report("rounded probabilities", op, name, _logit_of_one(dtype), 0.0, dtype)
-        self._probabilities, self._variances = RoundedProbabilities(), Variances()
-        self._lost_factors = LostFactors()
-        self._angles = RoundedAngles()
-        self._angles, self._distances = RoundedAngles(), Distances()
-        self._angles, self._distances, self._decays = RoundedAngles(), Distances(), RoundedDecays()
-        self._chains, self._long_sums, self._differences = {}, {}, {}
+            self._report("rounded probabilities", op, name, logit_of_one(dtype), 0.0, dtype)
+        self._follow_anew()
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
             self._transfer.put(str(place), value)
@@ -398,8 +395,3 @@ def _hardly_differ(
 def _max_exact(dtype: torch.dtype) -> int:
     """The integer up to which a dtype has all of them: 256 for bfloat16."""
     return int(2 / torch.finfo(dtype).eps)
-
-
-def _logit_of_one(dtype: torch.dtype) -> float:
-    """The logit from which a probability rounds to 1: 6.2 for bfloat16."""
-    return math.log(4 / torch.finfo(dtype).eps - 1)
