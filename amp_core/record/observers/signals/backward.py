@@ -16,7 +16,7 @@ from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import in_backward
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.factors import factor_of
+from amp_core.record.observers.signals.factors import MIN_LOSS_SCALE, factor_of
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
@@ -27,8 +27,6 @@ MAX_CHECKED_BACKWARDS = 8
 searched for parameters."""
 FIRST_STEPS = 3
 """Steps in which regions of autocast are watched for their device type."""
-MIN_LOSS_SCALE = 64.0
-"""Smaller constant factors of a loss are weights."""
 MAX_NODES = 20_000
 """Operators of such a backward that are searched."""
 _SCALED = "ampscope.scaled"

@@ -21,6 +21,8 @@ from amp_core.store.writer import RunWriter
 
 MAX_CALLS = 200
 """Calls of one step that are kept; a loop that never completes a step may call any number."""
+MIN_SCALED_BY_HAND = 3
+"""Consecutive losses: the weight of one may happen to be the loss scale, while that changes."""
 MAX_EVENTS = 2000
 """Changes of order that are written; after that many, the order carries no information."""
 
@@ -41,6 +43,7 @@ class CallOrder(Observer):
         self._written = 0
         self._inside = False  # of scaler.step
         self._scale_calls = 0
+        self._by_hand = 0  # consecutive losses that the loop multiplied by the loss scale itself
         self._known_scale: Any = None  # what `get_scale` last returned to the loop
         self._scaled: list[weakref.ref[torch.Tensor]] = []  # what `scale` returned since the last backward
         self._events = {"scaled twice": False, "cleared by hand": False}  # whether they were written
@@ -121,9 +124,10 @@ class CallOrder(Observer):
 
     def _before_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next(iter((*args[1:], *kwargs.values())), None)
-        if isinstance(given, torch.Tensor) and (
-            any(ref() is given for ref in self._scaled) or multiplied_by(given, self._known_scale)
-        ):
+        if not isinstance(given, torch.Tensor) or self._events["scaled twice"]:
+            return
+        self._by_hand = self._by_hand + 1 if multiplied_by(given, self._known_scale) else 0
+        if self._by_hand >= MIN_SCALED_BY_HAND or any(ref() is given for ref in self._scaled):
             self._event_once("scaled twice")
 
     def _after_get_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+MIN_LOSS_SCALE = 64.0
+"""Smaller constant factors of a loss are weights."""
 MAX_OPERATORS = 4
 """Last operators of a loss that are searched: a mean over micro-batches may follow."""
 
@@ -23,9 +25,9 @@ def factor_of(node: Any) -> float | None:
 
 
 def multiplied_by(loss: torch.Tensor, scale: Any) -> bool:
-    """Whether one of the last operators of a loss multiplied it by this loss scale; never for one of 1."""
+    """Whether one of the last operators of a loss multiplied it by this loss scale."""
     node = loss.grad_fn
-    for _ in range(MAX_OPERATORS if isinstance(scale, float) and scale != 1 else 0):
+    for _ in range(MAX_OPERATORS if isinstance(scale, float) and scale >= MIN_LOSS_SCALE else 0):
         if node is None or factor_of(node) == scale:
             return node is not None
         node = node.next_functions[0][0] if node.next_functions else None
