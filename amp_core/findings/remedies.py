@@ -7,7 +7,7 @@ import numpy as np
 
 from amp_core.analysis import safe_window
 from amp_core.analysis.steps import autocast_dtype, recipe, scaler_enabled
-from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, MASKED_ROWS, Cause
+from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, MASKED_ROWS, OF_ZERO, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import facts
@@ -185,6 +185,12 @@ def _gradient_remedy(run: Run) -> Remedy:
 
 
 def _loss_function_remedy(cause: Cause) -> Remedy:
+    if cause.dtype == "float16" and cause.op.endswith(OF_ZERO):
+        return Remedy(
+            "The loss takes the logarithm of a number that is 0 in float16: whatever is below 3e-8 becomes 0 there, "
+            "such as a probability of an unlikely class. Take log_softmax or logsigmoid of the scores, in float32.",
+            "log_p = torch.nn.functional.log_softmax(logits.float(), -1)   # in place of softmax(-1).log()",
+        )
     operator = f", in its operator {cause.op}" if cause.op else ""
     if cause.dtype == "float16":
         return Remedy(

@@ -114,6 +114,14 @@ def ending_error(run: Run) -> str:
     return run.end_reason or "" if run.status in ("failed", "lost") else ""
 
 
+def ending_steps(run: Run) -> tuple[int, int] | None:
+    """The step in which an error ended the run, as the first and the last; the last step if that is not known."""
+    frame = signals(run, "failed in")
+    step = frame["step"].dropna()
+    last = int(step.iloc[-1]) if len(step) else last_step(run)
+    return (last, last) if last is not None else None
+
+
 def failing_module(run: Run) -> str:
     """The module that ran when the run failed; empty if not known."""
     frame = signals(run, "failed in")

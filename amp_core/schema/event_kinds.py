@@ -31,6 +31,8 @@ EVENT_KINDS: dict[str, str] = {
     "with such an output; op: its class",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
+    "input overflow": "a product that the loop computes outside of the model overflows dtype from finite factors; "
+    "value: infinite results",
     "inner overflow": "a product, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
     "value: how many of its results are infinite",
     "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
@@ -55,6 +57,8 @@ EVENT_KINDS: dict[str, str] = {
     "rounded logits": "a choice among FP32 scores that were of dtype before, as of a router whose softmax alone is in "
     "FP32; value: share of rows with a tie between the last that was chosen and the next; limit: the number of scores",
     "narrow statistics": "mean or variance of a module in dtype, by which it divides; value: the number of statistics",
+    "narrow distance": "twice the product of vectors, rounded to dtype, was subtracted from their squares; value: the "
+    "share of the squared distances that are within a few spacings of zero",
     "narrow variance": "the mean of squares less the square of the mean, in dtype; value: share of such variances that "
     "are a few spacings of these numbers at most, or negative; limit: the share above which that is reported",
     "narrow sum": "a sum with its result in dtype; value: the number of its terms; name: its module, `loss`, or `the "
@@ -94,7 +98,8 @@ EVENT_KINDS: dict[str, str] = {
     "made finite": "the loop's own code made scaled gradients finite that were not; count: steps; limit: steps that "
     "were compared; optimizer: its number",
     "half backward": "the first backward without a scaler computes gradients in dtype",
-    "scaled twice": "`scaler.scale` was called with what it had returned",
+    "scaled twice": "`scaler.scale` was called with what it had returned, or with a loss multiplied by what "
+    "`get_scale` had returned",
     "cleared by hand": "the loop cleared gradients itself between two backwards of a step, without `zero_grad`",
     "own loss scale": "the loss was multiplied by a constant before backward, without a scaler; value: the constant",
     "anomaly mode": "backward was called in anomaly mode",
@@ -106,7 +111,8 @@ EVENT_KINDS: dict[str, str] = {
     "missing gradients": "parameters in an optimizer without a gradient; name: the first; count: of limit parameters; "
     "detail: `no_grad` where the model ran without gradients in the same autocast region before",
     "kept gradients": "gradients that an optimizer had used were still there when backward added to them, in each of "
-    "the first count steps; name: one of them; detail: `now and then` where they were cleared between such steps",
+    "the first count steps; name: one of them; detail: `now and then` where they were cleared between such steps, "
+    "`skipped` where they were not finite and the scaler skipped count steps with them",
     "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
     "unmoved weights": "elements of a weight with a gradient that the step left as they were, of an optimizer whose "
     "updates are not in the table `updates`; value: their share, of the larger half of the elements",
@@ -125,6 +131,8 @@ EVENT_KINDS: dict[str, str] = {
     "rounded decay": "the loop, or an optimizer of its own, multiplied 16-bit tensors that are not weights by a number "
     "that rounds to 1; limit: by how much below 1; name: the largest of count tensors, if known; detail: its name in "
     "the optimizer's state; phase: `forward` of a buffer that forward multiplied",
+    "rounded factors": "a module multiplies by the same factors in dtype many times in one step; value: the share of "
+    "them that are 1 although they were computed as less; limit: the share above which that is reported",
     "statistics": "running statistics that are not finite; name: the buffer",
     "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
     "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "

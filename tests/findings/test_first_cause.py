@@ -9,6 +9,7 @@ import pytest
 from amp_core import Run, load_run
 from amp_core.findings import diagnose, first_cause
 from amp_core.store.writer import RunWriter
+from tests.findings.other_forms.losses import logarithm_of_probabilities_that_are_zero_in_fp16
 from tests.findings.other_forms.operators import rows_of_zeros_divided_by_their_norm
 from tests.synthetic import write_rows
 
@@ -266,3 +267,28 @@ def test_an_eps_of_zero_comes_before_the_overflow_that_it_causes(tmp_path: Path)
     findings = diagnose(load_run(tmp_path / "run"))
     assert findings[0].code == "eps-rounds-to-zero"
     assert {f.code: f.follows for f in findings}["activation-overflow"] == "eps-rounds-to-zero"
+
+
+def test_a_logarithm_of_zero_is_no_overflow(tmp_path: Path) -> None:
+    logarithm_of_probabilities_that_are_zero_in_fp16(tmp_path / "run")
+    finding, *others = diagnose(load_run(tmp_path / "run"))
+    assert finding.code == "loss-nonfinite" and "loss (log of 0, float16)" in finding.title
+    assert "log_softmax" in finding.snippet
+    assert "activation-overflow" not in {f.code for f in others}
+
+
+def test_a_log_softmax_in_16_bits_comes_before_the_loss_that_it_rounds(tmp_path: Path) -> None:
+    events = [
+        {"kind": "loss dtype", "step": 0, "dtype": "bfloat16", "detail": ""},
+        {"kind": "narrow classes", "step": 0, "name": "loss", "op": "_log_softmax", "value": 32000.0, "limit": 8192.0}
+        | {"dtype": "bfloat16"},
+    ]
+    found = diagnose(run_of(tmp_path / "run", events, [1.1, 1.2], [False, False]))
+    assert [f.code for f in found if f.where == "loss"] == ["half-logits", "half-accumulation"]
+
+
+def test_a_router_that_is_the_whole_model_has_its_name(tmp_path: Path) -> None:
+    router = {"kind": "narrow router", "step": 0, "name": "", "op": "topk", "value": 0.0, "limit": 64.0}
+    run = run_of(tmp_path / "run", [router | {"dtype": "bfloat16"}], [1.1, 1.2], [False, False])
+    (title,) = [f.title for f in diagnose(run) if f.code == "half-router"]
+    assert title.split()[0] != "selects" and not title.startswith(" ")

@@ -85,3 +85,13 @@ def test_skips_of_two_optimizers_are_counted_separately(tmp_path: Path) -> None:
         if f.code == "shared-backoff"
     ]
     assert finding.where == "Adam (optimizer 0)" and finding.value == 3.0 and finding.steps == (30, 38)
+
+
+def test_a_fresh_scaler_explains_the_skips_after_a_resume(tmp_path: Path) -> None:
+    scales = [2.0**10] * 40 + [2.0 ** (16 - i) for i in range(6)] + [2.0**10] * 34
+    skipped = [40 <= step < 46 for step in range(80)]
+    events = [{"kind": "resumed", "step": 40}]
+    resumed = {"optimizer": True, "scaler": False, "first_scale": 2.0**16}
+    steps = {"step": range(80), "loss_scale": scales, "skipped": skipped}
+    run = load_run(write_rows(tmp_path / "run", steps=steps, events=events, config=SCALER | {"resumed": resumed}))
+    assert [f.code for f in diagnose(run) if f.severity != "info"] == ["scaler-state-not-restored"]

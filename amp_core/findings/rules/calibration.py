@@ -16,6 +16,7 @@ from amp_core.analysis.numerics.safe_window import INIT_SCALE
 from amp_core.findings import remedies
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.rules.scaler import scaler_state_not_restored
 from amp_core.findings.rules.scaling import loss_nonfinite, scale_collapse
 from amp_core.findings.rules.skips import branch_always_skipped, shared_backoff
 from amp_core.findings.signals import facts
@@ -217,6 +218,8 @@ def frequent_skips(run: Run) -> list[Finding]:
         return []
     settled = int(trace["step"].iloc[0]) + CALIBRATION_STEPS
     later = episodes[episodes["first"] >= settled]
+    for fresh in scaler_state_not_restored(run):  # which calibrates anew
+        later = later[~later["first"].between(*(fresh.steps or (0, -1)))]
     skips, steps = int(later["skips"].sum()), int((trace["step"] >= settled).sum())
     if skips < MIN_SKIPS or skips <= MAX_SKIP_FRAC * steps:
         return []

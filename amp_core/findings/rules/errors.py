@@ -18,6 +18,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import (
     call_orders,
     ending_error,
+    ending_steps,
     facts,
     failing_module,
     has_fp32_masters,
@@ -41,25 +42,7 @@ _NO_CHECKS = ("No inf checks were recorded for this optimizer", "does not requir
 _NO_STEP = "No inf checks were recorded prior to update"
 _OVERFLOWING = re.compile(r"cannot be converted to type (at|c10)::(Half|BFloat16) without overflow")
 _BCE = re.compile(r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast")
-_MIXED = re.compile(
-    r"expected scalar type \w+ but found \w+"
-    r"|to have the same dtype, but (got|found)"
-    r"|must have the same dtype, but got"
-    r"|Input type \(.*\) and (bias|weight) type \(.*\) should be the same"
-    r"|expected .* to have the same dtype"
-    r"|Found dtype \w+ but expected \w+",
-    re.IGNORECASE,
-)
-_NARROW_WORDS = re.compile(r"half|bfloat16|float16", re.IGNORECASE)
-_RECOMPUTED = ("different metadata than during the forward pass", "Recomputed values for the following tensors")
 _GRAPHED = "make_graphed_callables does not support the autocast cach"
-
-
-def _failing_steps(run: Run) -> tuple[int, int] | None:
-    frame = signals(run, "failed in")
-    step = frame["step"].dropna()
-    last = int(step.iloc[-1]) if len(step) else last_step(run)
-    return (last, last) if last is not None else None
 
 
 @rule(
@@ -98,7 +81,7 @@ def fp16_parameters(run: Run) -> list[Finding]:
             "fp16-parameters",
             title + (", and the scaler refused to unscale them" if raised else ""),
             narrow[0] if narrow else "parameters",
-            steps=_failing_steps(run) if raised else None,
+            steps=ending_steps(run) if raised else None,
             value=float(len(narrow)),
             limit=0.0,
             unit="float16 parameters",
@@ -143,7 +126,7 @@ def no_gradients(run: Run) -> list[Finding]:
     why = " (they do not belong to the model)" if foreign is not None else ""
     if raised == _NO_CHECKS[1]:
         where, why = "loss", " (the loss depends on none)"
-    at = _failing_steps(run) if raised else (int(none["step"].iloc[0]), int(none["step"].iloc[-1]))
+    at = ending_steps(run) if raised else (int(none["step"].iloc[0]), int(none["step"].iloc[-1]))
     return [
         make_finding(
             "no-gradients",
@@ -248,7 +231,7 @@ def update_without_step(run: Run) -> list[Finding]:
             if stepped
             else "scaler.update was called before any optimizer step, which raised an error",
             "scaler.update",
-            steps=_failing_steps(run),
+            steps=ending_steps(run),
             value=2.0 if stepped else 1.0,
             limit=1.0 if stepped else 0.0,
             unit="updates per step",
@@ -292,7 +275,7 @@ def mask_constant_overflow(run: Run) -> list[Finding]:
             f"{constant} does not fit {row['dtype'] if row is not None else 'float16'}",
             name or model_name(run),
             severity="error" if broken else "warning",
-            steps=_failing_steps(run) if raised else None,
+            steps=ending_steps(run) if raised else None,
             value=value,
             limit=float(row["limit"]) if row is not None else FORMATS["fp16"].max_value,
             unit="largest magnitude",
@@ -333,100 +316,10 @@ def bce_banned(run: Run) -> list[Finding]:
             f"binary_cross_entropy {outcome}",
             where or "loss",
             severity="error" if raised else "warning",
-            steps=_failing_steps(run) if raised else None,
+            steps=ending_steps(run) if raised else None,
             value=1.0,
             limit=0.0,
             unit="uses",
-        )
-    ]
-
-
-@rule(
-    Entry(
-        code="custom-function-dtype",
-        severity="error",
-        family=RANGE_AND_PRECISION,
-        order=30,
-        what="An operator received float16 and float32 inputs together, usually in a custom autograd function or a "
-        "layer that autocast does not handle.",
-        signal="The error that ended the run.",
-        threshold="torch's error message: expected one scalar type but found another.",
-        advice="Autocast casts the inputs of torch's own operators, not those of custom functions. Declare which "
-        "dtype they take.",
-        snippet="class MyFunction(torch.autograd.Function):\n"
-        "    @staticmethod\n"
-        '    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)\n'
-        "    def forward(ctx, x): ...\n"
-        "\n"
-        "    @staticmethod\n"
-        '    @torch.amp.custom_bwd(device_type="cuda")\n'
-        "    def backward(ctx, grad): ...",
-        page="",
-    )
-)
-def custom_function_dtype(run: Run) -> list[Finding]:
-    """`custom-function-dtype`: an operator got two dtypes, one of them 16-bit."""
-    error = ending_error(run)
-    match = _MIXED.search(error)
-    if match is None or not _NARROW_WORDS.search(error) or _failed_in_recomputation(run):
-        return []
-    frame = signals(run, "failed in")
-    function = str(frame["op"].iloc[-1]) if len(frame) else ""
-    custom = function.rpartition(".")[0] if function.endswith((".forward", ".backward")) else ""
-    return [
-        make_finding(
-            "custom-function-dtype",
-            f"An operator received two dtypes: {match.group(0)}",
-            failing_module(run) or custom or model_name(run),
-            steps=_failing_steps(run),
-            value=2.0,
-            limit=1.0,
-            unit="dtypes",
-        )
-    ]
-
-
-def _failed_in_recomputation(run: Run) -> bool:
-    """Whether a module failed while a custom autograd function recomputed it in backward."""
-    return bool((signals(run, "failed in")["phase"] == "backward").any())
-
-
-@rule(
-    Entry(
-        code="checkpoint-dtype-mismatch",
-        severity="warning",
-        family=RANGE_AND_PRECISION,
-        order=360,
-        what="Activation checkpointing recomputes a module in a different dtype than in the forward pass.",
-        signal="dtypes of outputs in the forward pass and in the recomputation; the error of torch.utils.checkpoint, "
-        "or of an operator in a module that a custom autograd function recomputes.",
-        threshold="Any difference: the gradients then belong to a different function. An error if it ended the run.",
-        advice="The recomputation runs under different autocast settings than the forward pass. Use torch's "
-        "checkpoint, which preserves them, and open no other autocast region around backward.",
-        snippet="from torch.utils.checkpoint import checkpoint\n\ny = checkpoint(block, x, use_reentrant=False)",
-        page="",
-    )
-)
-def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
-    """`checkpoint-dtype-mismatch`: a recomputation has another dtype than forward."""
-    frame = signals(run, "recomputed")
-    error = ending_error(run)
-    raised = any(message in error for message in _RECOMPUTED) and "dtype" in error
-    raised = raised or (_failed_in_recomputation(run) and _MIXED.search(error) is not None)
-    if not raised and frame.empty:
-        return []
-    row = frame.iloc[0] if len(frame) else None
-    kinds = f"{row['detail']} in forward, {row['dtype']} when recomputed" if row is not None else "another dtype"
-    return [
-        make_finding(
-            "checkpoint-dtype-mismatch",
-            f"A checkpointed module changes its dtype when recomputed: {kinds}",
-            str(row["name"]) if row is not None else failing_module(run) or model_name(run),
-            severity="error" if raised else None,
-            steps=(int(row["step"]), int(row["step"])) if row is not None else _failing_steps(run),
-            value=2.0,
-            limit=1.0,
-            unit="dtypes",
         )
     ]
 
@@ -456,7 +349,7 @@ def graphed_callable_cache(run: Run) -> list[Finding]:
             "graphed-callable-cache",
             "make_graphed_callables was called under autocast with its weight cache",
             "torch.cuda.make_graphed_callables",
-            steps=_failing_steps(run),
+            steps=ending_steps(run),
             value=1.0,
             limit=0.0,
             unit="calls",

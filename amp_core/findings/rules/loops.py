@@ -3,10 +3,10 @@
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.numerics.clipping import clipped_while_scaled
 from amp_core.analysis.steps import scaler_enabled
-from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.rules.accumulation import unscale_per_microbatch
 from amp_core.findings.signals import (
-    CallOrders,
     call_orders,
     ending_error,
     last_step,
@@ -64,7 +64,7 @@ def clip_before_unscale(run: Run) -> list[Finding]:
         )
         where, steps = "clip_grad_norm_", step_range(bad)
     elif len(shrunk := signals(run, "clipped scaled")):
-        called = any("clip" in map(_name, calls) for _, _, calls in call_orders(run))
+        called = any(split_call(call)[0] == "clip" for _, _, calls in call_orders(run) for call in calls)
         where, steps = "clip_grad_norm_" if called else "gradients", (0, last_step(run) or 0)
         count = formatting.plural(int(shrunk["count"].iloc[0]), "tensor")
         title = f"The gradients of {count} are clipped before they are unscaled"
@@ -134,170 +134,6 @@ def _clips_another(calls: list[str]) -> bool:
 
 def _is_numbered(call: str) -> bool:
     return ":" in call
-
-
-@rule(
-    Entry(
-        code="unscale-per-microbatch",
-        severity="error",
-        family=TRAINING_LOOP,
-        order=90,
-        what="With gradient accumulation, gradients are unscaled or the scale is updated before all micro-batches "
-        "are accumulated, which mixes scaled and unscaled gradients. Or they are never cleared, so every step adds "
-        "to all previous ones.",
-        signal="The order of calls: `scale` after `unscale_`, or several `unscale_` or `update` before one step. "
-        "Also gradients that backward adds to although the optimizer has already stepped with them, and gradients that "
-        "the loop's own code divides by the loss scale before the scaler does.",
-        threshold=f"One such step ({TORCH_EXAMPLES}: unscale, step and update once per effective batch). Gradients "
-        "kept in each of the first five steps, or cleared twice after several steps each.",
-        advice="Gradients added after `unscale_` are thousands of times larger than those already there, so the "
-        "update is wrong. Call `unscale_`, `step` and `update` only after the last micro-batch.",
-        snippet="for i, (x, y) in enumerate(batches):\n"
-        "    with torch.autocast(device_type, dtype=torch.float16):\n"
-        "        loss = loss_fn(model(x), y) / accumulate\n"
-        "    scaler.scale(loss).backward()\n"
-        "    if (i + 1) % accumulate == 0:\n"
-        "        scaler.unscale_(optimizer)\n"
-        "        scaler.step(optimizer)\n"
-        "        scaler.update()\n"
-        "        optimizer.zero_grad()",
-        frameworks={
-            "Accelerate": 'accelerator = Accelerator(mixed_precision="fp16", gradient_accumulation_steps=4)\n'
-            "with accelerator.accumulate(model):\n"
-            "    accelerator.backward(loss)\n"
-            "    optimizer.step()\n"
-            "    optimizer.zero_grad()",
-            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", fp16=True, '
-            "gradient_accumulation_steps=4)",
-            "Lightning": 'trainer = Trainer(precision="16-mixed", accumulate_grad_batches=4)',
-        },
-    )
-)
-def unscale_per_microbatch(run: Run) -> list[Finding]:
-    """`unscale-per-microbatch`: gradients of an optimizer accumulate after they were unscaled, or are unscaled twice;
-    the scale is updated between the micro-batches of one step; or gradients are never cleared."""
-    kept = signals(run, "kept gradients")
-    if not kept.empty:
-        return [_not_cleared(run, int(kept["optimizer"].iloc[0]), now_and_then=kept["detail"].iloc[0] != "")]
-    twice = signals(run, "unscaled twice")
-    if not twice.empty:
-        return [_unscaled_twice(run, int(twice["optimizer"].iloc[0]))]
-    scaled = signals(run, "scaled twice")
-    if not scaled.empty:
-        return [_scaled_twice(int(scaled["step"].iloc[0]), last_step(run))]
-    # Where scalers alternate, as in a GAN, `update` may be that of a scaler whose optimizer is not watched.
-    every = [] if run.head.config.get("scalers_in_turn") else _orders_while_all_step(run)
-    bad = [(first, last) for first, last, calls in every if _mixes_scaled(calls)]
-    if not bad:
-        return []
-    return [
-        make_finding(
-            "unscale-per-microbatch",
-            "unscale_ or update is called for every micro-batch, before all gradients of the step are accumulated",
-            "unscale_",
-            steps=step_range(bad),
-            value=float(max(_max_calls(calls) for _, _, calls in every if _mixes_scaled(calls))),
-            limit=1.0,
-            unit="calls per optimizer step",
-        )
-    ]
-
-
-def _scaled_twice(first: int, last: int | None) -> Finding:
-    return make_finding(
-        "unscale-per-microbatch",
-        "The loss is multiplied by the loss scale twice, and its gradients are divided by it once",
-        "scaler.scale",
-        steps=(first, max(first, last or 0)),
-        value=2.0,
-        limit=1.0,
-        unit="calls per loss",
-        remedy=Remedy(
-            "Gradients are thousands of times too large after unscaling, which clipping or Adam hides, and the loss "
-            "scale has to fall to about its square root. Scale each loss once.",
-            "scaler.scale(loss).backward()   # loss as the model's code returns it, not scaled there",
-        ),
-    )
-
-
-def _orders_while_all_step(run: Run) -> CallOrders:
-    """The stretches that began before any optimizer made its last step: an optimizer that replaces it is not watched,
-    and its calls cannot be separated from those of the others."""
-    frame = run.table("steps").select(["step", "optimizer"]).to_pandas()
-    until = frame.groupby("optimizer")["step"].max().min()
-    return [stretch for stretch in call_orders(run) if not stretch[0] > until]
-
-
-def _not_cleared(run: Run, index: int, *, now_and_then: bool) -> Finding:
-    name, last = optimizer_name(run, index), last_step(run)
-    if now_and_then or any("zero_grad" in map(_name, calls) for _, _, calls in call_orders(run)):
-        title = f"{name} steps after every micro-batch, but gradients are cleared only after several steps"
-        where = f"step of {name}"
-        advice = (
-            "The gradients of the first micro-batch are applied in every step until they are cleared, and with a "
-            "loss scale, unscaled gradients mix with scaled ones. Step once, after the last micro-batch."
-        )
-    else:
-        title = f"Gradients of {name} are never cleared: every backward adds to those of all previous steps"
-        where = f"zero_grad of {name}"
-        advice = (
-            "Each update contains all gradients since the start, and with a loss scale a mix of scaled and unscaled "
-            "ones. Call `zero_grad` after each optimizer step."
-        )
-    return make_finding(
-        "unscale-per-microbatch",
-        title,
-        where,
-        steps=(0, last) if last is not None else None,
-        value=0.0,
-        limit=1.0,
-        unit="times cleared per step",
-        advice=advice,
-    )
-
-
-def _unscaled_twice(run: Run, index: int) -> Finding:
-    return make_finding(
-        "unscale-per-microbatch",
-        f"The loop divides the gradients of {optimizer_name(run, index)} by the loss scale, and so does the scaler",
-        "gradients",
-        steps=(0, last_step(run) or 0),
-        value=2.0,
-        limit=1.0,
-        unit="times unscaled per step",
-        advice=(
-            "Gradients that are unscaled twice are thousands of times too small; with gradient accumulation, they also "
-            "mix with scaled ones. Leave the division to `scaler.unscale_` or `scaler.step`, once per step."
-        ),
-    )
-
-
-def _name(call: str) -> str:
-    return split_call(call)[0]
-
-
-def _mixes_scaled(calls: list[str]) -> bool:
-    unscaled: set[int] = set()
-    stepped: set[int] = set()
-    scaled = False
-    for name, index in map(split_call, calls):
-        if name == "scale":
-            if unscaled - stepped:
-                return True
-            scaled = True
-        elif name == "unscale_":
-            if index in unscaled and index not in stepped:
-                return True
-            unscaled.add(index)
-        elif name in ("scaler.step", "optimizer.step"):
-            stepped.add(index)
-        elif name == "update" and scaled and not stepped:
-            return True
-    return False
-
-
-def _max_calls(calls: list[str]) -> int:
-    return max(sum(split_call(c)[0] == name for c in calls) for name in ("unscale_", "update"))
 
 
 @rule(

@@ -40,6 +40,7 @@ def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any
         return []
     row = frame.iloc[int(frame["value"].fillna(0.0).to_numpy().argmax())]
     where = str(row["name"]) or model_name(run)
+    row = row.where(row.index != "name", where)
     more = frame["name"].nunique() - 1
     also = f", and {formatting.plural(more, 'more module')} do" if more else ""
     value, limit = (float(str(row[c])) if row[c] == row[c] else None for c in ("value", "limit"))
@@ -64,6 +65,7 @@ _CODES = {
     "rounded logits": "half-router",
     "narrow statistics": "half-statistics",
     "narrow variance": "half-statistics",
+    "narrow distance": "half-statistics",
     "narrow sum": "half-sum",
     "rounded positions": "rounded-positions",
 }
@@ -192,6 +194,13 @@ def half_router(run: Run) -> list[Finding]:
     ]
 
 
+_DISTANCE_ADVICE = (
+    "The distances are small beside the vectors' squares, whose rounding decides which vector is nearest. Compute them "
+    "in float32, from differences, or with `torch.cdist`."
+)
+_DISTANCES = _AUTOCAST_OFF + "    distances = torch.cdist(x.float(), codes.float())\nnearest = distances.argmin(-1)"
+
+
 @rule(
     Entry(
         code="half-statistics",
@@ -199,10 +208,10 @@ def half_router(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=283,
         what="A normalization layer computes or stores its mean or variance in 16 bits, or any code computes variances "
-        "in 16 bits as a difference of nearly equal numbers.",
+        "or squared distances in 16 bits as a difference of nearly equal numbers.",
         signal="Mean or variance and root, or norms of rows before a learned gain, with 16-bit input and output in one "
         "module, in the first step; 16-bit running statistics that the first steps update; the square of a mean that "
-        "is subtracted from a mean of squares.",
+        "is subtracted from a mean of squares, or products of vectors from their squares.",
         threshold="One such layer, or half of such differences within four spacings of what they are taken from. "
         "torch's own norms accumulate in float32 whatever their input; a bfloat16 mean of "
         "squares is off by up to 2^-9, which scales the whole row (transformers casts to float32 in LlamaRMSNorm).",
@@ -231,19 +240,34 @@ def half_statistics(run: Run) -> list[Finding]:
                 unit="running statistics in 16 bits",
             )
         ]
-    return _from_signal(
-        run,
-        "narrow statistics",
-        "statistics in 16 bits",
-        lambda row: f"{row['name']} divides by statistics computed in {row['dtype']}",
-    ) or _from_signal(
-        run,
-        "narrow variance",
-        "share of variances",
-        lambda row: (
-            f"{formatting.percent(float(str(row['value'])))} of the variances in {row['name'] or 'the model'} lose "
-            f"their digits: the square of the mean is subtracted from the mean of squares in {row['dtype']}"
-        ),
+    return (
+        _from_signal(
+            run,
+            "narrow statistics",
+            "statistics in 16 bits",
+            lambda row: f"{row['name']} divides by statistics computed in {row['dtype']}",
+        )
+        or _from_signal(
+            run,
+            "narrow variance",
+            "share of variances",
+            lambda row: (
+                f"{formatting.percent(float(str(row['value'])))} of the variances in {row['name']} lose "
+                f"their digits: the square of the mean is subtracted from the mean of squares in {row['dtype']}"
+            ),
+        )
+        or [
+            replace(finding, advice=_DISTANCE_ADVICE, snippet=_DISTANCES)
+            for finding in _from_signal(
+                run,
+                "narrow distance",
+                "share of distances",
+                lambda row: (
+                    f"{formatting.percent(float(str(row['value'])))} of the squared distances in {row['name']} lose "
+                    f"their digits: twice the product of two vectors is subtracted from their squares in {row['dtype']}"
+                ),
+            )
+        ]
     )
 
 
@@ -290,7 +314,8 @@ def half_sum(run: Run) -> list[Finding]:
         "between the first steps; the model's buffers at the start.",
         threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 "
         "in float16, where the spacing is a quarter (transformers issue 29285); a column of an input, beyond 256 or "
-        "2,048 on average, of which rounding is 2 % of the variance.",
+        "2,048 on average, of which rounding is 2 % of the variance. The same angles in float32, of values beyond "
+        "256 or 2,048 that had 16 bits before.",
         advice="Distant tokens of a sequence share a position, so the model cannot tell them apart. Compute "
         "positions, frequencies and angles in float32 with autocast off, and cast the sines and cosines.",
         snippet=_AUTOCAST_OFF
@@ -306,6 +331,11 @@ def rounded_positions(run: Run) -> list[Finding]:
         size = float(str(row["value"]))
         if row["op"] in ("cos", "sin"):
             return f"{row['op']} takes angles of up to {formatting.number(size)} in {row['dtype']}"
+        if row["op"] == "angles":
+            return (
+                f"Sines and cosines take angles of up to {formatting.number(size)}, of values that were rounded to "
+                f"{row['dtype']} before"
+            )
         if row["op"] == "integers":
             return (
                 f"Integers of up to {formatting.number(size)} were in {row['dtype']} before they became integers again"

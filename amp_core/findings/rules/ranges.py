@@ -8,9 +8,11 @@ import pandas as pd
 from amp_core.analysis.steps import attempts, autocast_dtype
 from amp_core.findings import remedies
 from amp_core.findings.first_cause import (
+    INPUT_DATA,
     LEARNING_RATE,
     LOSS,
     MASKED_ROWS,
+    OF_ZERO,
     Cause,
     first_cause,
     recovered_steps,
@@ -46,7 +48,7 @@ def _first_overflow(run: Run) -> Cause | None:
         cause = first_cause(run, 0, step)
         if cause is not None and cause.phase == "divergence":
             return None  # after a divergence any format would overflow
-        if cause is not None and cause.op == MASKED_ROWS:
+        if cause is not None and (cause.op == MASKED_ROWS or cause.op.endswith(OF_ZERO)):
             continue
         known = cause is not None and (cause.where != LOSS or cause.op != "")
         if cause is not None and known and (cause.phase, cause.dtype) == ("forward", "float16"):
@@ -113,6 +115,8 @@ def activation_overflow(run: Run) -> list[Finding]:
                 remedy=remedies.loss_remedy(run, cause) if in_loss else None,
             )
         ]
+    if (made := _overflow_of_inputs(run)) is not None:
+        return [made]
     dropped = signals(run, "abandoned forward")
     dropped = dropped[dropped["dtype"] == "float16"]
     if len(dropped):
@@ -138,6 +142,27 @@ def activation_overflow(run: Run) -> list[Finding]:
             unit="largest magnitude",
         )
     ]
+
+
+def _overflow_of_inputs(run: Run) -> Finding | None:
+    """A product in the loop that overflows, where the model's input is the first that is not finite."""
+    frame, outputs = signals(run, "input overflow"), signals(run, "non-finite output")
+    first = first_cause(run, 0, int(outputs["step"].max())) if len(frame) and len(outputs) else None
+    if first is None or first.where != INPUT_DATA:
+        return None
+    row = frame.iloc[0]
+    return make_finding(
+        "activation-overflow",
+        f"Operator {row['op']} in {row['name']} overflows float16, and the model's input is not finite from step "
+        f"{first.step:,} on: another model computes it in float16",
+        str(row["name"]),
+        steps=(first.step, int(outputs["step"].max())),
+        value=float(row["value"]),
+        limit=0.0,
+        unit="infinite results",
+        advice="The model whose outputs this one trains on, such as a frozen encoder, overflows float16, and no loss "
+        "scale helps. Run it in bfloat16 or float32.",
+    )
 
 
 def _hidden_within(run: Run, row: "pd.Series[Any]") -> Finding:

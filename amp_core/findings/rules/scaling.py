@@ -180,6 +180,7 @@ def loss_diverged(run: Run) -> list[Finding]:
         family=LOSS_SCALING,
         order=210,
         follows=(
+            "unscale-per-microbatch",
             "bf16-model-in-fp16",
             "activation-overflow",
             "eps-rounds-to-zero",

@@ -13,7 +13,16 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import call_orders, facts, has_fp32_masters, mappings, model_name, signals, split_call
+from amp_core.findings.signals import (
+    call_orders,
+    facts,
+    has_fp32_masters,
+    mappings,
+    model_name,
+    rounded_decays,
+    signals,
+    split_call,
+)
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
 from amp_core.store.run import Run
@@ -31,6 +40,7 @@ SIGNIFICANT_BITS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first()
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=280,
+        follows_in_place=("rounded-probabilities", "half-logits"),
         what="A loss, a metric or gradients are accumulated in 16 bits: after a few hundred terms the sum stops "
         "growing.",
         signal="dtype of the loss that backward starts from, of buffers that grow, and of gradients accumulated "
@@ -48,6 +58,7 @@ def half_accumulation(run: Run) -> list[Finding]:
     """`half-accumulation`: losses, buffers or gradients of several micro-batches are accumulated in 16 bits."""
     loss, buffers = signals(run, "loss dtype"), signals(run, "half buffer")
     buffers = buffers[~buffers["name"].str.contains(r"(?:^|\.)running_[^.]*$")]  # half-statistics
+    buffers = buffers[~buffers["name"].isin(rounded_decays(run)["name"])]  # average-stands-still
     # Losses that are scaled or cast at once lose little precision: autocast on a CPU leaves some in 16 bits.
     overflowed = [f for f in loss_nonfinite(run) if f.where == "loss"] if (loss["dtype"] == "float16").any() else []
     loss = loss[loss["detail"].ne("computed") | len(overflowed)]

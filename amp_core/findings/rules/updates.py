@@ -7,7 +7,7 @@ from amp_core.analysis.numerics.update_losses import MIN_LOST_FRAC, update_losse
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
-from amp_core.findings.signals import is_second_moment, rounded_decays, signals
+from amp_core.findings.signals import is_second_moment, model_name, rounded_decays, signals
 from amp_core.findings.snippets import BF16
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
@@ -304,10 +304,11 @@ def _narrow(dtype: str) -> bool:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=274,
-        what="An average (of weights, or of gradients in an optimizer's state) is stored in 16 bits and no longer "
-        "follows them.",
+        what="An average (of weights, of gradients in an optimizer's state, or a recurrent state) is kept in 16 bits "
+        "and no longer follows them.",
         signal="Elements of the average before and after a step, and their distance from the weights; 16-bit tensors "
-        "that the loop, or an optimizer of its own, multiplies by a number that rounds to 1.",
+        "that the loop, or an optimizer of its own, multiplies by a number that rounds to 1; factors of a module "
+        "that are 1 in 16 bits, and multiply 64 times in the first step.",
         threshold="Half or more of the elements that differ from their weight stay unchanged. An average moves by "
         "(1 - decay) of the distance: with a decay of 0.999, less than half a unit in the last place of bfloat16 as "
         "soon as it is within a factor of 2 of the weight (OneTrainer issues 996 and 1005).",
@@ -351,7 +352,7 @@ def _without_decay(run: Run) -> list[Finding]:
     frame = rounded_decays(run)
     frame = frame[~frame["detail"].map(is_second_moment).astype(bool)]
     if frame.empty:
-        return []
+        return _without_forgetting(run)
     row = frame.iloc[-1]
     state = f"{row['detail']} of " if row["detail"] else ""
     what = f"{state}{row['name']}" if row["name"] else "An average that the loop keeps"
@@ -364,5 +365,28 @@ def _without_decay(run: Run) -> list[Finding]:
             value=float(row["limit"]),
             limit=2.0 ** -(SIGNIFICANT_BITS[str(row["dtype"])] + 1),
             unit="1 - decay",
+        )
+    ]
+
+
+def _without_forgetting(run: Run) -> list[Finding]:
+    """The same of a recurrent state, whose decays are 1 in 16 bits."""
+    frame = signals(run, "rounded factors")
+    if frame.empty:
+        return []
+    row = frame.iloc[int(frame["value"].to_numpy().argmax())]
+    name = str(row["name"]) or model_name(run)
+    return [
+        make_finding(
+            "average-stands-still",
+            f"{formatting.percent(float(row['value']))} of the decays in {name} round to 1 in {row['dtype']}: its "
+            "state forgets nothing",
+            name,
+            steps=(int(row["step"]), int(row["step"])),
+            value=float(row["value"]),
+            limit=float(row["limit"]),
+            unit="share of decays",
+            advice="A decay within 2^-9 of 1 becomes 1 in bfloat16, so the state adds up all earlier inputs. Compute "
+            "the decays, and the state that they multiply, in float32.",
         )
     ]

@@ -23,6 +23,7 @@ from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.own_scale import OwnLossScale
 from amp_core.record.observers.signals.risky_ops import EvaluationOperators, FailedIn, FirstOperators
+from amp_core.record.observers.signals.skipped_gradients import SkippedGradients
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
 from amp_core.record.observers.signals.state import Branches, HalfBuffers, PositionTables, RunningStatistics
@@ -60,6 +61,7 @@ def default_signals(
     yield PositionTables(writer, model)
     yield Branches(writer, model, optimizers, device)
     yield StaleGradients(writer, model, optimizers)
+    yield SkippedGradients(writer, model, optimizers, scaler)
     yield Communication(writer, model)
     yield GradientSums(writer, model)
     yield SecondMoments(writer, model, optimizers)

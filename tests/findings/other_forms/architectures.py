@@ -74,6 +74,61 @@ def unet_with_timesteps_in_bf16(into):
     bf16(M(), images(6), into, loss=diffusion_loss)
 
 
+def _continuous_timesteps(into, dtype, largest):
+    class M(UNet):
+        def embedded(self, t):
+            return sinusoids(t.float())
+
+    def loss(m, b):
+        t, noise = torch.rand(len(b[0])) * largest, torch.randn_like(b[0])
+        return F.mse_loss(m(b[0] + noise, t.to(dtype)).float(), noise)
+
+    bf16(M(), images(6), into, loss=loss)
+
+
+@fault("rounded-positions", "M", each_time=True)
+def timesteps_rounded_to_bf16_before_their_sines_in_fp32(into):
+    _continuous_timesteps(into, BF, 1000)
+
+
+@healthy(each_time=True)
+def timesteps_in_fp32(into):
+    _continuous_timesteps(into, torch.float32, 1000)
+
+
+@healthy(each_time=True)
+def flow_times_below_one_in_bf16(into):
+    _continuous_timesteps(into, BF, 1)
+
+
+def _latents(into, dtype):
+    """Trains on what a frozen encoder, whose weights are large, makes of the images."""
+    encoder = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.LayerNorm(64)).to(dtype)
+    with torch.no_grad():
+        for p in encoder[:2].parameters():
+            p.mul_(2000)
+    m, s = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)), scaler()
+    o = adam(m)
+    with watched(m, o, into, s):
+        for x, y in vectors(6):
+            with torch.no_grad():
+                latents = encoder(x.to(dtype)).float()
+            with amp():
+                loss = F.cross_entropy(m(latents).float(), y)
+            s.scale(loss).backward()
+            step(o, s)
+
+
+@fault("activation-overflow", "the loop", each_time=True)
+def latents_of_a_frozen_encoder_that_overflows_fp16(into):
+    _latents(into, torch.float16)
+
+
+@healthy(each_time=True)
+def latents_of_a_frozen_encoder_in_bf16(into):
+    _latents(into, BF)
+
+
 @fault("logged-scaled-values", "loss")
 def unet_logs_the_scaled_loss(into):
     s = scaler(2.0**12, growth_interval=4)

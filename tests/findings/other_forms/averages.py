@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import nn
@@ -271,3 +272,56 @@ def centre_with_a_decay_that_rounds_to_one(into):
 @healthy(each_time=True)
 def centre_with_a_decay_of_nine_tenths(into):
     _centred(into, 0.9)
+
+
+def _leaky(into, dtype, decay):
+    """A recurrent state that forgets a part of itself at each of 80 positions."""
+
+    def scanned(m, x):
+        values, kept = m.body(x).to(dtype), torch.exp(-torch.exp(m.log_rate).to(dtype))
+        state = torch.zeros_like(values)
+        for shift in range(80):
+            state = kept * state + values.roll(shift, -1) * 0.1
+        return m.head(state.to(BF))
+
+    m = Net(scanned, body=nn.Linear(64, 16), head=nn.Linear(16, 10))
+    m.log_rate = nn.Parameter(torch.full((16,), math.log(decay)))
+    bf16(m, vectors(4), into)
+
+
+@fault("average-stands-still", "Net", each_time=True)
+def state_whose_decays_are_one_in_bf16(into):
+    _leaky(into, BF, 0.001)
+
+
+@healthy(each_time=True)
+def state_that_forgets_a_tenth_in_bf16(into):
+    _leaky(into, BF, 0.1)
+
+
+@healthy(each_time=True)
+def state_and_decays_in_fp32(into):
+    _leaky(into, FP32, 0.001)
+
+
+def _summary(into, dtype):
+    """A codebook whose averages are buffers that forward updates in place."""
+
+    def counted(m, x):
+        hidden = m.body(x)
+        m.used.mul_(0.999).add_(hidden.detach().abs().mean(0).to(dtype), alpha=0.001)
+        return m.head(hidden / (m.used.to(hidden.dtype) + 0.1))
+
+    m = Net(counted, body=nn.Linear(64, 16), head=nn.Linear(16, 10))
+    m.register_buffer("used", torch.ones(16, dtype=dtype))
+    bf16(m, vectors(6), into)
+
+
+@fault("average-stands-still", "used", each_time=True)
+def buffer_that_decays_in_place_in_bf16(into):
+    _summary(into, BF)
+
+
+@healthy(each_time=True)
+def buffer_that_decays_in_place_in_fp32(into):
+    _summary(into, FP32)

@@ -120,3 +120,67 @@ def contrast_of_images_about_their_mean_in_bf16(into):
         return (F.cross_entropy(m(b[0]).float(), b[1], reduction="none") * contrast.float()).mean()
 
     bf16(CNN(), images(4), into, loss=loss)
+
+
+def _distances_of_squares_first(z, codes):
+    return z.pow(2).sum(-1, keepdim=True) + codes.pow(2).sum(-1) - 2 * z @ codes.T
+
+
+def _distances_of_products_first(z, codes):
+    return (z**2).sum(1, keepdim=True) - 2 * (z @ codes.T) + (codes**2).sum(1)
+
+
+def _quantizer(into, distances, shift, dtype=BF):
+    """A model whose latents are replaced by the nearest of 64 codes, all of them about `shift`."""
+
+    def quantized(m, x):
+        z = m.encode(x).to(dtype) + shift
+        with amp(BF, enabled=dtype == BF):
+            nearest = distances(z, m.codes.to(dtype)).argmin(-1)
+        return m.decode((z + (m.codes[nearest] - z).detach()).to(x.dtype))
+
+    m = Net(quantized, encode=nn.Linear(64, 8), decode=nn.Linear(8, 10))
+    m.register_buffer("codes", shift + torch.randn(64, 8) * 0.2)
+    bf16(m, vectors(4, rows=32), into)
+
+
+@fault("half-statistics", "Net", each_time=True)
+def distances_to_codes_in_bf16(into):
+    _quantizer(into, _distances_of_squares_first, shift=6.0)
+
+
+@fault("half-statistics", "Net")
+def distances_to_codes_with_the_product_first(into):
+    _quantizer(into, _distances_of_products_first, shift=6.0)
+
+
+@healthy(each_time=True)
+def distances_to_codes_about_zero_in_bf16(into):
+    _quantizer(into, _distances_of_squares_first, shift=0.0)
+
+
+@healthy(each_time=True)
+def distances_to_codes_in_fp32(into):
+    _quantizer(into, _distances_of_products_first, shift=6.0, dtype=torch.float32)
+
+
+def divergence_from_a_teacher(into, teacher_dtype):
+    """Distillation that takes the logarithm of the teacher's probabilities."""
+    weight = torch.randn(10, 64) * 2
+
+    def loss(m, b):
+        log_q = m(b[0]).float().log_softmax(-1)
+        p = (b[0] @ weight.T).to(teacher_dtype).softmax(-1)
+        return (p * (p.log() - log_q)).sum(-1).mean()
+
+    fp16(_detector(nn.Identity()), vectors(6), into, loss=loss)
+
+
+@fault("loss-nonfinite", "loss", each_time=True)
+def logarithm_of_probabilities_that_are_zero_in_fp16(into):
+    divergence_from_a_teacher(into, H)
+
+
+@healthy(each_time=True)
+def logarithm_of_small_probabilities_in_fp32(into):
+    divergence_from_a_teacher(into, torch.float32)

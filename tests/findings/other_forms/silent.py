@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.findings.other_forms.form import fault, healthy
-from tests.findings.other_forms.loops import BF, H, adam, amp, bf16, ce, fp16, scaler, sgd, watched
+from tests.findings.other_forms.loops import BF, H, adam, amp, bf16, ce, fp16, scaler, sgd, step, watched
 from tests.findings.other_forms.models import Net, vectors
 
 
@@ -66,6 +66,27 @@ def loss_scaled_twice(into):
             s.step(o)
             s.update()
             o.zero_grad()
+
+
+def _weighted(into, weighted):
+    m, s = _layers(), scaler(2.0**8)
+    o = adam(m)
+    with watched(m, o, into, s):
+        for x, y in vectors(8):
+            with amp():
+                loss = weighted(ce(m(x), y), s.get_scale())
+            s.scale(loss).backward()
+            step(o, s)
+
+
+@fault("unscale-per-microbatch", "scaler.scale", each_time=True)
+def loss_multiplied_by_the_scale_and_scaled(into):
+    _weighted(into, lambda loss, scale: loss * scale / 2)
+
+
+@healthy(each_time=True)
+def loss_multiplied_by_a_weight_and_scaled(into):
+    _weighted(into, lambda loss, scale: loss * 2.0)
 
 
 @healthy()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -149,3 +152,60 @@ def spectral_norm_with_small_batches(into):
                 value = F.cross_entropy(m(torch.randn(3, 16)).float(), torch.randint(8, (3,)))
             s.scale(value).backward()
             step(o, s)
+
+
+def _overflowing(into, clear):
+    """FP16 from a loss scale that overflows at first; `clear(o, made)` is called after each step."""
+    m = GPT()
+    o, s = (adam(m), scaler(2.0**28))
+    with watched(m, o, into, s):
+        for t in tokens(20):
+            scaled_backward(m, t, s)
+            before = s.get_scale()
+            s.step(o)
+            s.update()
+            clear(o, s.get_scale() >= before)
+
+
+@fault("unscale-per-microbatch", "zero_grad", each_time=True)
+def gradients_kept_after_a_skipped_step(into):
+    _overflowing(into, lambda o, made: o.zero_grad() if made else None)
+
+
+@healthy(each_time=True)
+def gradients_cleared_after_skipped_steps_too(into):
+    _overflowing(into, lambda o, made: o.zero_grad(set_to_none=not made))
+
+
+@healthy(each_time=True)
+def gradients_set_to_zero_through_their_data(into):
+    def clear(o, made):
+        for p in o.param_groups[0]["params"]:
+            p.grad.data.zero_()
+
+    _overflowing(into, clear)
+
+
+def _validated(into, cast):
+    """`cast(m)` is the model that a validation after five steps runs."""
+    m = GPT()
+    o = adam(m)
+    with contextlib.suppress(RuntimeError), watched(m, o, into):
+        for i, t in enumerate(tokens(8)):
+            if i == 5:
+                with torch.no_grad():
+                    cast(m)(t[:, :-1])
+            with amp(BF):
+                value = F.cross_entropy(m(t[:, :-1]).float().flatten(0, 1), t[:, 1:].flatten())
+            value.backward()
+            step(o)
+
+
+@fault("custom-function-dtype", "optimizer.step", each_time=True)
+def model_cast_by_its_validation(into):
+    _validated(into, lambda m: m.to(BF))
+
+
+@healthy(each_time=True)
+def copy_of_the_model_cast_by_its_validation(into):
+    _validated(into, lambda m: copy.deepcopy(m).to(BF))

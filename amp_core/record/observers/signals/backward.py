@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record.backends import BACKENDS
@@ -17,6 +16,7 @@ from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import in_backward
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.factors import MIN_LOSS_SCALE, factor_of
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
@@ -27,8 +27,6 @@ MAX_CHECKED_BACKWARDS = 8
 searched for parameters."""
 FIRST_STEPS = 3
 """Steps in which regions of autocast are watched for their device type."""
-MIN_LOSS_SCALE = 64.0
-"""Smaller constant factors of a loss are weights."""
 MAX_NODES = 20_000
 """Operators of such a backward that are searched."""
 _SCALED = "ampscope.scaled"
@@ -333,13 +331,8 @@ class BackwardState(Observer):
 
 def constant_factor(roots: list[torch.Tensor]) -> float | None:
     """The constant by which a loss was multiplied last, if it is as large as a loss scale; else None."""
-    node = roots[0].grad_fn if len(roots) == 1 else None
-    other = getattr(node, "_saved_other", None) if node is not None and node.name().startswith("MulBackward") else None
-    if type(other) is not torch.Tensor or other.numel() != 1 or other.requires_grad or not other.is_cpu:
-        return None
-    with _disable_current_modes():  # they would be given a Python number in place of the tensor
-        value = float(other)
-    return value if value >= MIN_LOSS_SCALE else None
+    value = factor_of(roots[0].grad_fn) if len(roots) == 1 else None
+    return value if value is not None and value >= MIN_LOSS_SCALE else None
 
 
 def _passes_half(roots: list[torch.Tensor]) -> bool:

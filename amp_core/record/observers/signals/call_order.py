@@ -15,11 +15,14 @@ from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.unwrap import unwrap_optimizer
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.factors import multiplied_by
 from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
 MAX_CALLS = 200
 """Calls of one step that are kept; a loop that never completes a step may call any number."""
+MIN_SCALED_BY_HAND = 3
+"""Consecutive losses: the weight of one may happen to be the loss scale, while that changes."""
 MAX_EVENTS = 2000
 """Changes of order that are written; after that many, the order carries no information."""
 
@@ -40,6 +43,8 @@ class CallOrder(Observer):
         self._written = 0
         self._inside = False  # of scaler.step
         self._scale_calls = 0
+        self._by_hand = 0  # consecutive losses that the loop multiplied by the loss scale itself
+        self._known_scale: Any = None  # what `get_scale` last returned to the loop
         self._scaled: list[weakref.ref[torch.Tensor]] = []  # what `scale` returned since the last backward
         self._events = {"scaled twice": False, "cleared by hand": False}  # whether they were written
         self._methods: list[tuple[patched_functions.Shared, Any]] = []  # with their listeners
@@ -54,6 +59,9 @@ class CallOrder(Observer):
 
     def scaler_found(self, scaler: Any) -> None:
         self._listen(scaler, "get_scale", "get_scale")
+        get_scale = patched_functions.method_of(scaler, "get_scale")
+        get_scale.listen_after(self._after_get_scale, of=scaler)
+        self._methods.append((get_scale, self._after_get_scale))
         scale = patched_functions.method_of(scaler, "scale")
         scale.listen(self._before_scale, of=scaler)
         scale.listen_after(self._after_scale, of=scaler)
@@ -116,8 +124,15 @@ class CallOrder(Observer):
 
     def _before_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next(iter((*args[1:], *kwargs.values())), None)
-        if isinstance(given, torch.Tensor) and any(ref() is given for ref in self._scaled):
+        if not isinstance(given, torch.Tensor) or self._events["scaled twice"]:
+            return
+        self._by_hand = self._by_hand + 1 if multiplied_by(given, self._known_scale) else 0
+        if self._by_hand >= MIN_SCALED_BY_HAND or any(ref() is given for ref in self._scaled):
             self._event_once("scaled twice")
+
+    def _after_get_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not self.at_own_work():
+            self._known_scale = result
 
     def _after_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if isinstance(result, torch.Tensor):

@@ -23,6 +23,9 @@ MAX_STEPS = 3
 """Steps that are inspected after a loss that was not finite."""
 MAX_INSPECTED_STEPS = 12
 """Steps that are inspected in a run."""
+LOGARITHMS = ("log", "log2", "log10")
+OF_ZERO = " of 0"
+"""Follows the name of a logarithm of 0: no finite number is so large that its logarithm overflows."""
 _VIEWS = ("t", "transpose", "permute", "view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze",
           "detach", "alias", "as_strided")  # fmt: skip
 
@@ -118,6 +121,8 @@ class NonfiniteOrigins(StepMode):
                 return
             if not given or not all(bool(t.isfinite().all()) for t in given):
                 return
+            if name in LOGARITHMS and any(bool((t == 0).any()) for t in given):
+                name += OF_ZERO
             known = {
                 "op": "cast" if name == "_to_copy" else name,
                 "dtype": dtype_name(bad[0].dtype),

@@ -8,7 +8,6 @@
 `report(kind, op, name, value, limit, dtype)` writes an event; the kinds are in `schema.EVENT_KINDS`.
 """
 
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,9 +17,13 @@ import numpy.typing as npt
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.observers.signals.angles import RoundedAngles, largest_exact_angle
+from amp_core.record.observers.signals.bins import MAX_VALUES, most_terms
+from amp_core.record.observers.signals.decays import MIN_ROUNDED_FRAC, RoundedDecays
+from amp_core.record.observers.signals.distances import Distances
 from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
-from amp_core.record.observers.signals.probabilities import RoundedProbabilities
+from amp_core.record.observers.signals.probabilities import RoundedProbabilities, logit_of_one
 from amp_core.record.observers.signals.row_norms import RowNorms, is_root
 from amp_core.record.observers.signals.variances import Variances
 from amp_core.record.stats.host_transfer import HostTransfer
@@ -37,12 +40,15 @@ MIN_CHAIN = 64
 MIN_LOST_FRAC = {MIN_CHAIN: 0.5, 256: 0.25}
 """Share of a tensor's elements that such an addition leaves as they are, by the number of additions."""
 MIN_VARIANCES_LOST_FRAC = 0.5
-"""Share of variances that lose their digits."""
+"""Share of variances, and of squared distances, that lose their digits."""
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
 MAGNITUDES = ("pow", "square", "sum", "mean", "var", "norm", "linalg_vector_norm", "prod")
 """Operators that overflow float16 from finite numbers, and whose results often divide."""
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+LOOP = "the loop"
+"""The name of what runs outside of the model and its loss."""
 MIN_ROWS = 16
 """Rows of an input whose columns are compared with their copies in 16 bits."""
 MAX_ROUNDED_VARIANCE_FRAC = 0.02
@@ -52,8 +58,6 @@ MIN_GRID = 16
 COLUMN_PARTS = ("column errors", "column variances", "column means")
 MIN_SPREAD_RATIO = 1e-5
 """Standard deviation of a column over its mean; below that, its values differ by rounding alone."""
-MAX_VALUES = 2**20
-"""Elements of a tensor of integers that are compared with their copies in 16 bits."""
 SELECTIONS = ("topk", "max", "sort", "argmax")
 """Operators that select experts by their scores."""
 ROUTERS = ("rout", "gate", "moe", "expert")
@@ -75,18 +79,25 @@ class NarrowOps:
         self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
         self._statistics: set[tuple[int, ...]] = set()
         self._row_norms = RowNorms()
-        self._probabilities = RoundedProbabilities()
-        self._variances = Variances()
-        self._lost_factors = LostFactors()
-        self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
-        self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
-        # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
-        self._chains: dict[int, tuple[int, Callable[[], Any], str]] = {}
+        self._follow_anew()
         # Kind, operator, module, dtype, and value and limit as tensors.
         self._pending: list[tuple[str, str, str, torch.dtype, torch.Tensor, float]] = []
         # Module, dtype, rows, and by column the norm of the rounding error, the variance and the mean.
         self._columns: list[tuple[str, torch.dtype, int, list[torch.Tensor]]] = []
         self._transfer = HostTransfer()
+
+    def _follow_anew(self) -> None:
+        """Forget what is known of tensors."""
+        self._angles = RoundedAngles()
+        self._probabilities = RoundedProbabilities()
+        self._variances = Variances()
+        self._lost_factors = LostFactors()
+        self._distances = Distances()
+        self._decays = RoundedDecays()
+        self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
+        self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
+        # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
+        self._chains: dict[int, tuple[int, Callable[[], Any], str]] = {}
 
     def check(self, op: str, args: Sequence[Any], out: Any, module: Callable[[], str]) -> None:
         """Inspect an operator that has run."""
@@ -103,11 +114,17 @@ class NarrowOps:
         self._follow_ratio(op, args, out, module)
         if (norms := self._row_norms.check(op, args, out)) is not None:
             self._statistic(op, *norms, module)
+        if (angle := self._angles.check(op, args, out)) is not None:
+            self._later("rounded positions", "angles", module(), angle[1], angle[0], largest_exact_angle(angle[1]))
+        if (decays := self._decays.check(op, args, out)) is not None:
+            self._later("rounded factors", op, module(), decays[1], decays[0], MIN_ROUNDED_FRAC)
         self._probabilities.check(op, args, out, module)
         if (lost := self._variances.check(op, args, out)) is not None:
             self._later("narrow variance", op, module(), out.dtype, lost, MIN_VARIANCES_LOST_FRAC)
         if (factors := self._lost_factors.check(op, args, out)) is not None:
             self._later("lost factor", op, module(), factors[1], factors[0], 0.0)
+        if (close := self._distances.check(op, args, out)) is not None:
+            self._later("narrow distance", op, module(), close[1], close[0], MIN_VARIANCES_LOST_FRAC)
         result = out[0] if isinstance(out, tuple | list) and out else out
         name = op.rstrip("_")
         if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
@@ -131,6 +148,8 @@ class NarrowOps:
                 self._check_columns(first, result, module)
                 self._check_grid(op, first, result, module)
             return
+        if result.dtype == torch.float16 and name in PRODUCTS and module() == LOOP:
+            self._check_product(op, args, result)
         if result.dtype == torch.float16 and (name in MAGNITUDES or name == "mul"):
             self._check_overflow(op, args, result, module)
         if name in ("_softmax", "sigmoid"):
@@ -149,7 +168,7 @@ class NarrowOps:
             if classes >= MIN_CLASSES:
                 self._report("narrow classes", op, module(), float(classes), float(MIN_CLASSES), first.dtype)
         elif name in ("cos", "sin"):
-            limit = _largest_exact_angle(first.dtype)
+            limit = largest_exact_angle(first.dtype)
             self._later("rounded positions", op, module(), first.dtype, first.detach().abs().amax(), limit)
         else:
             self._check_sum(op, name, args, first, result, module)
@@ -199,7 +218,7 @@ class NarrowOps:
             terms = first.shape[args[1]] if first.dim() and len(args) > 1 else first.numel()
             limit = _max_exact(first.dtype) + 1
         elif name in ("scatter_add", "index_add", "scatter_reduce", "index_put", "_index_put_impl"):
-            if (most := _most_terms(args)) is not None:
+            if (most := most_terms(args)) is not None:
                 self._later("narrow sum", op, module(), out.dtype, most, MIN_TERMS_PER_BIN - 1)
         elif name in ("add", "mul", "sub"):
             self._follow_chain(op, name, args, out, module)
@@ -247,10 +266,8 @@ class NarrowOps:
     def send(self) -> None:
         """Start the copy of what depends on values to the host, and report the rest that is not reported yet."""
         for op, name, dtype in self._probabilities.losses:
-            self._report("rounded probabilities", op, name, _logit_of_one(dtype), 0.0, dtype)
-        self._probabilities, self._variances = RoundedProbabilities(), Variances()
-        self._lost_factors = LostFactors()
-        self._chains, self._long_sums, self._differences = {}, {}, {}
+            self._report("rounded probabilities", op, name, logit_of_one(dtype), 0.0, dtype)
+        self._follow_anew()
         values = [value for _, _, _, _, value, _ in self._pending] + [ties for *_, ties, _ in self._choices]
         for place, value in enumerate(values):
             self._transfer.put(str(place), value)
@@ -310,6 +327,13 @@ class NarrowOps:
                 infinite = infinite * factor.isfinite().all()
             self._later("inner overflow", op, module(), out.dtype, infinite, 0.0)
 
+    def _check_product(self, op: str, args: Sequence[Any], out: torch.Tensor) -> None:
+        """A product in the loop that is infinite: perhaps of a frozen model that makes the inputs of the other."""
+        infinite = out.detach().isinf().sum()
+        for factor in (a.detach() for a in args if isinstance(a, torch.Tensor)):
+            infinite = infinite * factor.isfinite().all()
+        self._later("input overflow", op, LOOP, out.dtype, infinite, 0.0)
+
     def _check_mask(self, op: str, wide: torch.Tensor, copy: torch.Tensor, module: Callable[[], str]) -> None:
         """A mask is 0 or a large negative constant, which becomes infinite."""
         lowest = torch.where(wide.isfinite(), wide, 0.0).amin()
@@ -349,32 +373,6 @@ class NarrowOps:
             self._later("rounded positions", op, module(), copy.dtype, rounded, 0.0)
 
 
-def _most_terms(args: Sequence[Any]) -> torch.Tensor | None:
-    """The most values that `scatter_add`, `index_add`, `scatter_reduce` or an accumulating `index_put` adds to one
-    element: few sums of a graph or of experts may hold most of the terms. None if the tensors are too large to be
-    counted, or values replace others."""
-    into, dim, index = args[:3]
-    if isinstance(dim, list | tuple):
-        return _most_terms_at(into, dim, index) if len(args) > 3 and args[3] and index.numel() <= MAX_VALUES else None
-    if not torch.is_tensor(index) or not index.numel() or max(index.numel(), into.numel()) > MAX_VALUES:
-        return None
-    whole_slices = index.dim() < into.dim()  # of index_add
-    shape, axis = (into.shape[dim : dim + 1 or None], 0) if whole_slices else (into.shape, dim)
-    terms = torch.zeros(shape, dtype=torch.int32, device=index.device)
-    return terms.scatter_add_(axis, index, torch.ones_like(index, dtype=torch.int32)).amax()
-
-
-def _most_terms_at(into: torch.Tensor, places: Sequence[Any], values: torch.Tensor) -> torch.Tensor | None:
-    """The same of `index_put`, whose places are tensors."""
-    if into.numel() > MAX_VALUES or not all(
-        torch.is_tensor(p) and p.dtype in (torch.int32, torch.int64) for p in places
-    ):
-        return None
-    terms = torch.zeros(into.shape, dtype=torch.int32, device=into.device)
-    terms.index_put_(tuple(places), torch.ones_like(values, dtype=torch.int32), accumulate=True)
-    return terms.amax()
-
-
 def size_by_row(tensor: torch.Tensor) -> tuple[int, int]:
     """Number of elements and last size, which views with other leading sizes keep."""
     return tensor.numel(), tensor.shape[-1] if tensor.dim() else 1
@@ -397,13 +395,3 @@ def _hardly_differ(
 def _max_exact(dtype: torch.dtype) -> int:
     """The integer up to which a dtype has all of them: 256 for bfloat16."""
     return int(2 / torch.finfo(dtype).eps)
-
-
-def _logit_of_one(dtype: torch.dtype) -> float:
-    """The logit from which a probability rounds to 1: 6.2 for bfloat16."""
-    return math.log(4 / torch.finfo(dtype).eps - 1)
-
-
-def _largest_exact_angle(dtype: torch.dtype) -> float:
-    """The angle from which neighbouring values of a dtype are a quarter of a radian apart: 32 for bfloat16."""
-    return 0.25 / float(torch.finfo(dtype).eps)

@@ -8,6 +8,7 @@ A binary cross-entropy takes the logarithm of p and of 1 - p. A p that was round
 last layer is a sigmoid. An entropy, the product of 1 - p and its logarithm, is 0 there anyway.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -73,3 +74,8 @@ class RoundedProbabilities:
             number, mark = self._logs.of(log), self._marks.of(factor)
             if number is not None and mark is not None and mark.what == "1 - p":
                 self._losses[number] = None
+
+
+def logit_of_one(dtype: torch.dtype) -> float:
+    """The logit from which a probability rounds to 1: 6.2 for bfloat16."""
+    return math.log(4 / torch.finfo(dtype).eps - 1)

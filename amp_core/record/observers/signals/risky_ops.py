@@ -215,6 +215,8 @@ class _OpChecker(StepMode):
                 self._widened = call.key
                 if not call.module.startswith("torch."):
                     self._widened_by_hand.put(out, True)
+            elif func.overloadpacket.__name__ not in PRODUCTS and any(map(self._widened_by_hand.of, args)):
+                self._widened_by_hand.put(out, True)
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
     def _check(self, call: CallSite, op: str, args: Any, kwargs: Any, out: Any) -> None:
@@ -244,11 +246,11 @@ class _OpChecker(StepMode):
                 self._report("constant overflow", op, value, out.dtype, float(info.max))
             elif 0 < value <= min(lost, MAX_EPS) and op.rstrip("_") in FLOORS:
                 self._report("eps lost", op, value, out.dtype, lost)
-            elif op == "mul" and 0 < 1 - value < float(info.eps) / 4:
+            elif op.rstrip("_") == "mul" and 0 < 1 - value < float(info.eps) / 4:
                 self._check_decay(args[0], value)
 
     def _check_decay(self, average: Any, decay: float) -> None:
-        """A buffer that is multiplied by what rounds to 1. One that is written in place is a `half buffer`."""
+        """A buffer that is multiplied by what rounds to 1."""
         name = next((n for n, b in named_buffers(self._model) if b is average), None)
         if name is not None:
             self._write_event("rounded decay", "mul", name, None, 1 - decay, average.dtype)

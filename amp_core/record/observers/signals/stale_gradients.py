@@ -94,12 +94,12 @@ class StaleGradients(Observer):
         if kept is None or capturing():
             return
         if not kept.chosen:
-            held = [(p, _local_gradient(p)) for group in optimizer.param_groups for p in group["params"]]
+            held = [(p, local_gradient(p)) for group in optimizer.param_groups for p in group["params"]]
             given = [p for p, grad in held if grad is not None and grad.numel()]  # a process may hold no part of one
             kept.chosen = [given[i] for i in sorted({0, len(given) // 2, len(given) - 1})] if given else []
         kept.steps += kept.added
         kept.added = False
-        kept.marks = _marks(kept.chosen) or []
+        kept.marks = marks_of(kept.chosen) or []
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.at_own_work() or in_backward() or capturing():
@@ -107,11 +107,11 @@ class StaleGradients(Observer):
         for index, kept in list(self._kept.items()):
             if not kept.chosen:
                 continue
-            if _marks(kept.chosen) != kept.marks:
+            if marks_of(kept.chosen) != kept.marks:
                 self._cleared(index, kept)
             elif kept.steps >= MIN_STEPS and kept.transfer is None:
                 kept.transfer = HostTransfer()
-                grads = [grad for grad in map(_local_gradient, kept.chosen) if grad is not None]
+                grads = [grad for grad in map(local_gradient, kept.chosen) if grad is not None]
                 kept.transfer.put("any", torch.stack([(grad != 0).any() for grad in grads]))
                 kept.transfer.send()
 
@@ -121,7 +121,7 @@ class StaleGradients(Observer):
         for index, kept in list(self._kept.items()):
             if not kept.chosen:
                 continue
-            marks = _marks(kept.chosen)
+            marks = marks_of(kept.chosen)
             if kept.cleared and marks is not None:
                 kept.marks, kept.cleared = marks, False
             elif marks is None or any(now[0] != then[0] for now, then in zip(marks, kept.marks, strict=True)):
@@ -151,7 +151,7 @@ class StaleGradients(Observer):
         self._writer.event("kept gradients", name, detail, self._step, count=kept.steps, optimizer=index)
 
 
-def _local_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+def local_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     """The gradient whose memory backward adds to; this process's part of a sharded one. None for a sparse one, and for
     zeros without memory."""
     grad = parameter.grad
@@ -163,8 +163,8 @@ def _local_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     return grad
 
 
-def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:
+def marks_of(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:
     """Address and version counter of each gradient; None if one has no gradient."""
-    grads = [_local_gradient(p) for p in parameters]
+    grads = [local_gradient(p) for p in parameters]
     marks = [(grad.data_ptr(), grad._version) for grad in grads if grad is not None]
     return marks if len(marks) == len(grads) else None

@@ -33,7 +33,7 @@ class Variances:
         name, first, second = op.rstrip("_"), args[0], args[1] if len(args) > 1 else None
         if name == "mean" or (name == "sum" and out.numel() < first.numel()):
             self._marks.put(out, MEAN_SQUARE if self._marks.of(first) == SQUARE else MEAN)
-        elif name == "square" or (name == "pow" and _is_two(second)) or (name == "mul" and second is first):
+        elif name == "square" or (name == "pow" and is_two(second)) or (name == "mul" and second is first):
             self._marks.put(out, SQUARED_MEAN if self._marks.of(first) == MEAN else SQUARE)
         elif name in ("div", "mul") and not (isinstance(second, torch.Tensor) and second.dim()):
             if (mark := self._marks.of(first)) is not None:  # of a sum
@@ -45,5 +45,6 @@ class Variances:
         return None
 
 
-def _is_two(exponent: Any) -> bool:
+def is_two(exponent: Any) -> bool:
+    """Whether a power with this exponent is a square."""
     return isinstance(exponent, int | float) and exponent == 2
