@@ -115,9 +115,7 @@ class OwnLossScale(Observer):
             self._report(optimizer, [each for each in sent if each.optimizer == optimizer])
 
     def _report(self, optimizer: int, sent: list[_Sent]) -> None:
-        clips = [s.transfer.values("clipped") for s in sent if s.transfer.has("clipped")]
-        late = [_is(before / after, scale) for (before, after), scale in zip(clips, _last_scales(sent), strict=False)]
-        if len(clips) == len(sent) >= MIN_CLIPPED_STEPS and all(late):
+        if len(sent) >= MIN_CLIPPED_STEPS and all(map(_divided_after_clip, sent)):
             scale = sent[-1].scales[-1]
             self._writer.event("clipped scaled", "gradients", "own scale", step=0, optimizer=optimizer, value=scale)
         overflowed = [what for s in sent if (what := _stepped_nonfinite(s))]
@@ -182,8 +180,11 @@ class OwnLossScale(Observer):
             self._clipped = norm_of(parameters)
 
 
-def _last_scales(sent: Sequence[_Sent]) -> list[float]:
-    return [s.scales[-1] for s in sent]
+def _divided_after_clip(sent: _Sent) -> bool:
+    if not sent.transfer.has("clipped"):
+        return False
+    clipped, stepped = sent.transfer.values("clipped")
+    return bool(stepped > 0 and _is(clipped / stepped, sent.scales[-1]))
 
 
 def _is(ratios: npt.NDArray[np.float64], factor: float) -> Any:
