@@ -20,7 +20,7 @@ from amp_core.cli.compare_array import compare_array, holds_array, train_array
 from amp_core.cli.comparison_text import first_differences, show
 from amp_core.cli.placement import add_placement, placement, submit
 from amp_core.cli.settings import add_settings, number, settings
-from amp_core.cli.untrusted import printable, reading_untrusted
+from amp_core.cli.untrusted import printable
 from amp_core.schema import RunError
 from amp_core.settings.combinations import taken
 from amp_core.settings.training import RECIPES, TrainConfig, unknown
@@ -194,13 +194,10 @@ def _localise(arguments: argparse.Namespace) -> int:
 
 def _traces(arguments: argparse.Namespace) -> int:
     """Compare two traces, or two runs with kernels."""
-    import tempfile
-
     from amp_core.analysis.comparison.document import trace_document
     from amp_core.analysis.comparison.trace_change import compare_kernels, trace_change
     from amp_core.cli.comparison_text import kernels
-    from amp_core.cli.import_trace import Progress
-    from amp_core.traces import import_traces
+    from amp_core.cli.import_trace import runs_and_traces
 
     _refuse_placement(arguments)
     given = [name for name, value in settings(arguments).items() if value is not None]
@@ -209,12 +206,7 @@ def _traces(arguments: argparse.Namespace) -> int:
     if len(arguments.traces) != 2:
         count = formatting.plural(len(arguments.traces), "trace")
         raise RunError(f"traces={arguments.traces!r:.200} lists {count}; give two, the baseline first")
-    with reading_untrusted(f"traces={arguments.traces!r:.200}"), tempfile.TemporaryDirectory() as folder:
-        runs, progress = [], Progress(arguments.traces)
-        for place, path in enumerate(arguments.traces):
-            trace = Path(path).is_file() and not path.endswith(".zip")
-            out = Path(folder) / str(place)
-            runs.append(load_run(import_traces([path], out, Path(path).name, progress) if trace else path))
+    with runs_and_traces(arguments.traces) as runs:
         change = trace_change(runs)
         tables = {by: compare_kernels(runs, by) for by in ("op", "kernel")}
     if arguments.json:

@@ -1,10 +1,12 @@
-"""`ampscope diagnose RUN`: the findings of a run, for people, scripts and CI jobs."""
+"""`ampscope diagnose RUN`: the findings of a run, or of a trace, for people, scripts and CI jobs."""
 
 import argparse
 import json
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amp_core.cli.import_trace import runs_and_traces
 from amp_core.cli.untrusted import RUN_HELP, printable
 from amp_core.library.mutes import mute, muted
 from amp_core.schema import RunError
@@ -26,7 +28,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "diagnose RUN --fail-on error exits with code 1 if there is an error.",
         allow_abbrev=False,
     )
-    command.add_argument("folder", metavar="RUN", help=RUN_HELP)
+    command.add_argument("folder", metavar="RUN", help=f"{RUN_HELP}; or a trace of torch.profiler")
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.add_argument(
         "--fail-on",
@@ -48,17 +50,31 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings, worst first. Returns 1 if one that is not muted is at or above `--fail-on`."""
-    from amp_core.findings import GUIDE, diagnose, diagnosis, first_sentence
-    from amp_core.findings.document import diagnosis_document
+    from amp_core.findings import GUIDE
 
-    opened = load_run(arguments.folder).salvaged()
     for option in ("mute", "unmute"):
         for code in getattr(arguments, option):
             if code not in GUIDE:
                 raise RunError(f"--{option} {code} is not a finding code; the Findings guide lists them all")
+    if Path(arguments.folder).is_file() and ".json" in Path(arguments.folder).suffixes:
+        if arguments.mute or arguments.unmute:
+            raise RunError(
+                f"--mute is kept beside a run; import the trace {arguments.folder!r} with import-trace first"
+            )
+        with runs_and_traces([arguments.folder]) as (imported,):
+            return _print_findings(imported, frozenset(), arguments)
+    opened = load_run(arguments.folder).salvaged()
+    for option in ("mute", "unmute"):
+        for code in getattr(arguments, option):
             mute(arguments.folder, code, on=option == "mute")
+    return _print_findings(opened, muted(arguments.folder), arguments)
+
+
+def _print_findings(opened: "Run", silenced: frozenset[str], arguments: argparse.Namespace) -> int:
+    from amp_core.findings import diagnose, diagnosis, first_sentence
+    from amp_core.findings.document import diagnosis_document
+
     all_findings = diagnose(opened, load_run(arguments.against) if arguments.against else None)
-    silenced = muted(arguments.folder)
     shown = [f for f in all_findings if f.code not in silenced]
     muted_codes = sorted({f.code for f in all_findings} & silenced)
     if arguments.json:

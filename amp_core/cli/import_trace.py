@@ -1,13 +1,19 @@
 """`ampscope import-trace`: a run folder from traces that torch.profiler exported."""
 
 import argparse
+import contextlib
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amp_core.cli.untrusted import add_run_output, printable, reading_untrusted
 from amp_core.text import formatting
+
+if TYPE_CHECKING:
+    from amp_core.store.run import Run
 
 PROGRESS_EVERY_S = 2.0
 """Seconds between two lines of progress."""
@@ -29,6 +35,22 @@ class Progress:
             of = f" of {formatting.size(size)}" if size else ""
             then = "; linking operators and kernels" if frac >= 1 else ""
             print(printable(f"reading {name}: {frac:.0%}{of}{then}"), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def runs_and_traces(paths: Sequence[str]) -> "Iterator[list[Run]]":
+    """The runs at `paths`. Traces among them are imported into a folder that is removed at the end."""
+    from amp_core.store.run import load_run
+    from amp_core.traces import import_traces
+
+    with reading_untrusted(f"traces={list(paths)!r:.200}"), tempfile.TemporaryDirectory() as folder:
+        progress = Progress(paths)
+        yield [
+            load_run(import_traces([path], Path(folder) / str(place), Path(path).name, progress))
+            if Path(path).is_file() and not path.endswith(".zip")
+            else load_run(path)
+            for place, path in enumerate(paths)
+        ]
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -557,10 +557,26 @@ def test_the_start_of_a_program_is_one_cause(tmp_path):
     assert "warm-up" in finding.advice
 
 
+def test_a_trace_is_diagnosed_as_the_run_that_is_imported_from_it(tmp_path, capsys):
+    file = write(tmp_path / "a.pt.trace.json", products().document())
+    assert main(["diagnose", str(file)]) == 0
+    at_once = capsys.readouterr().out
+    assert main(["import-trace", str(file), "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["diagnose", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out == at_once and "GEMM/conv" in at_once
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt.trace.json", "run"]
+    assert main(["diagnose", str(file), "--mute", "host-bound"]) == 2
+    assert "import the trace" in capsys.readouterr().err
+
+
 def test_files_that_are_no_packed_runs_are_refused_with_what_to_do(tmp_path, capsys):
     file = write(tmp_path / "a.pt.trace.json", products().document())
-    assert main(["diagnose", str(file)]) == 2
+    assert main(["report", str(file)]) == 2
     assert "import a profiler trace with ampscope import-trace" in capsys.readouterr().err
+    (tmp_path / "b.json").write_text("[1, 2]")
+    assert main(["diagnose", str(tmp_path / "b.json")]) == 2
+    assert "trace='b.json' has a int among its events" in capsys.readouterr().err
     archive = tmp_path / "a.tar.gz"
     with tarfile.open(archive, "w:gz") as opened:
         opened.add(file, "a.json")
