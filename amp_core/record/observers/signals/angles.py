@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.parameters import in_backward
 from amp_core.record.observers.signals.marks import Marks
 
 PRODUCTS = ("mul", "div", "mm", "bmm", "add", "_to_copy")
@@ -36,10 +37,11 @@ class RoundedAngles:
 
     def check(self, op: str, args: Sequence[Any], out: Any) -> tuple[torch.Tensor, torch.dtype] | None:
         """Inspect an operator that has run."""
-        if not isinstance(out, torch.Tensor) or out.dtype in NARROW or out.requires_grad:
-            return None
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if op == "_to_copy" and first is not None and first.dtype in NARROW:
+        # Under a mode, the result does not require a gradient yet.
+        if not isinstance(out, torch.Tensor) or out.dtype in NARROW or first is None or first.requires_grad:
+            return None
+        if op == "_to_copy" and first.dtype in NARROW and not in_backward():
             if out.is_floating_point() and first.numel():
                 exact = 2 / torch.finfo(first.dtype).eps
                 self._marks.put(out, _Position(first.dtype, first.detach().abs().amax() > exact))

@@ -27,7 +27,7 @@ class LostFactors:
     """The operators of one step, in their order."""
 
     def __init__(self) -> None:
-        self._marks: Marks[Lost] = Marks()  # what a cast turned into zeros
+        self._marks: Marks[tuple[torch.Tensor, torch.Tensor]] = Marks()  # what was cast, and to what
 
     def check(self, op: str, args: Sequence[Any], out: Any) -> Lost | None:
         """Inspect an operator that has run."""
@@ -36,13 +36,15 @@ class LostFactors:
             return None
         if name == "_to_copy":
             if _may_be_factors(first) and isinstance(out, torch.Tensor) and out.dtype in NARROW:
-                zeros = (out.detach() == 0) & (first.detach().to(out.device) != 0)
-                self._marks.put(out, (zeros.sum(), out.dtype))
+                self._marks.put(out, (first.detach(), out.detach()))
             return None
         factors = [args[place] for place in WEIGHTED.get(name, ()) if place < len(args)]
-        lost = next((mark for factor in factors if (mark := self._marks.of(factor)) is not None), None)
-        if lost is not None or name not in ("mul", "div") or not _is_constant(args[1]):
-            return lost
+        cast = next((mark for factor in factors if (mark := self._marks.of(factor)) is not None), None)
+        if cast is not None:
+            wide, narrow = cast
+            return ((narrow == 0) & (wide.to(narrow.device) != 0)).sum(), narrow.dtype
+        if name not in ("mul", "div") or not _is_constant(args[1]):
+            return None
         if out.dtype not in NARROW or out.data_ptr() == first.data_ptr():
             return None
         return ~out.detach().any() & first.detach().any() & (args[1] != 0), out.dtype
