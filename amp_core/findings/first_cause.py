@@ -25,8 +25,6 @@ from amp_core.text import formatting
 
 INPUT_DATA, LEARNING_RATE, LOSS = "input data", "learning rate", "loss"
 """Values of `Cause.where` if no module is to blame."""
-OF_ZERO = " of 0"
-"""The end of `Cause.op` if the operator is a logarithm of 0."""
 MASKED_ROWS = "softmax of fully masked rows"
 """`Cause.op` if a mask made whole rows of scores -inf."""
 _ALL_BAD = re.compile(r"(\d+) of (\d+) gradients non-finite")

@@ -7,12 +7,13 @@ import numpy as np
 
 from amp_core.analysis import safe_window
 from amp_core.analysis.steps import autocast_dtype, recipe, scaler_enabled
-from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, MASKED_ROWS, OF_ZERO, Cause
+from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, MASKED_ROWS, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import BF16, ISLAND, LOOP
 from amp_core.schema import RunError
+from amp_core.schema.event_kinds import OF_ZERO
 from amp_core.store.run import Run
 
 FP32_RANGE_DTYPES = ("float32", "bfloat16")

@@ -61,6 +61,9 @@ class Phases:
         self._seconds: dict[str, float] = {}
         self._is_left_out = False
         self._watched = 0.0  # seconds of `watch` since the beginning
+        self._entered: tuple[float, float, str] = (float("-inf"), 0.0, "")
+        """On a CPU, when the last phase was entered, the seconds of `watch` until then, and the phase before it."""
+        self._taken = float("-inf")  # on a CPU, when spans were last taken
         self._called_in: dict[str, float] = {}  # seconds by the phase from which they have to be taken; see `calling`
         self.adds_up = clock.adds_up
         """Each phase is added up at once. A tuple for every span would be some thousand objects in a sampled step, and
@@ -78,6 +81,8 @@ class Phases:
             if "after_backward" in self._called_in:
                 self._take_from(self.present, self._called_in.pop("after_backward"))
         self._spent(now)
+        if self.adds_up:
+            self._entered = now, self._watched, self.present
         self._be_in(phase, now)
 
     def watching(self, *, raises: bool = False) -> "_Watching":
@@ -120,6 +125,22 @@ class Phases:
         """The recording overhead within the time of that phase."""
         self._called_in[phase] = self._called_in.get(phase, 0.0) + seconds
 
+    def _listened(self, phase: str, since: float, watched: float, until: float) -> None:
+        """Listeners were called between two marks; at the first the step was in `phase`, with `watched` seconds of
+        `watch` behind it.
+
+        A listener may enter another phase. Each phase gives up its own part; that of a step that a listener ended is
+        gone with its spans.
+        """
+        entered, watched_before, left = self._entered
+        if entered > since:
+            if self._taken < since and left != "watch":
+                self._take_from(left, max(entered - since - (watched_before - watched), 0.0))
+            phase, since, watched = self.present, entered, watched_before
+        own = until - since - (self._watched - watched)
+        if own > 0 and phase != "watch" and not self._is_left_out:
+            self._take_from(phase, own)
+
     def _be_in(self, phase: str, now: Any) -> None:
         self.present, self._since = phase, now
         if self.changed is not None:
@@ -137,7 +158,10 @@ class Phases:
             self._seconds[phase] = self._seconds.get(phase, 0.0) - moved
             self._seconds["watch"] = self._seconds.get("watch", 0.0) + moved
         self._called_in = {}
-        spans = self._spans if not self.adds_up else [(phase, 0.0, s) for phase, s in self._seconds.items()]
+        spans = self._spans
+        if self.adds_up:
+            spans = [(phase, 0.0, s) for phase, s in self._seconds.items()]
+            self._taken = now
         self._spans, self._seconds, self._since = [], {}, now
         return spans
 
@@ -176,10 +200,7 @@ def calling() -> Called:
 def called(begun: Called) -> None:
     """See `calling`."""
     for phases, now, then, watched, phase in begun:
-        own = now() - then - (phases._watched - watched)
-        if own > 0 and phase != "watch" and not phases._is_left_out:
-            taken = phases._called_in
-            taken[phase] = taken.get(phase, 0.0) + own
+        phases._listened(phase, then, watched, now())
 
 
 def count_watched(phase: str, seconds: float) -> None:

@@ -4,6 +4,9 @@
 'output of a module within a factor of 2 of the largest finite number; value: its largest magnitude; limit: that number'
 """
 
+OF_ZERO = " of 0"
+"""The end of `op` of a `non-finite operator` that takes a logarithm of 0: no finite number is so large that its
+logarithm overflows."""
 EVENT_KINDS: dict[str, str] = {
     "started": "a process began to watch; value: when, seconds since 1970",
     "resumed": "a process went on with the run; step: its first; value: the steps that the optimizer counts",

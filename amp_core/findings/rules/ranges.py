@@ -12,7 +12,6 @@ from amp_core.findings.first_cause import (
     LEARNING_RATE,
     LOSS,
     MASKED_ROWS,
-    OF_ZERO,
     Cause,
     first_cause,
     recovered_steps,
@@ -24,6 +23,7 @@ from amp_core.findings.rules.scaling import loss_nonfinite
 from amp_core.findings.signals import facts, model_name, signals
 from amp_core.findings.snippets import BF16, ISLAND
 from amp_core.formats import FORMATS
+from amp_core.schema.event_kinds import OF_ZERO
 from amp_core.store.run import Run
 from amp_core.text import formatting
 

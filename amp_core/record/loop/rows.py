@@ -68,12 +68,13 @@ def vanished_gradients(rows: Mapping[str, Any]) -> list[str]:
     zeros = rows["zero"] == rows["numel"]
     if not zeros.any():
         return []
-    places = [
-        i for i, (kind, dtype) in enumerate(zip(rows["kind"], rows["dtype"], strict=True))
-        if kind.as_py() == "output_grad" and dtype.as_py() == "float16"
-    ]  # fmt: skip
-    gone = [rows["name"][i].as_py() for i in places if zeros[i]]
-    return gone if len(gone) < len(places) else []
+
+    def in_fp16(place: int) -> bool:
+        return (rows["kind"][place].as_py(), rows["dtype"][place].as_py()) == ("output_grad", "float16")
+
+    gone = list(filter(in_fp16, np.flatnonzero(zeros).tolist()))
+    others = gone and any(map(in_fp16, np.flatnonzero(~zeros).tolist()))
+    return [rows["name"][place].as_py() for place in gone] if others else []
 
 
 def _unpacked(attempt: Attempt) -> tuple[list[Key], tuple[dict[str, Column], Histograms]]:

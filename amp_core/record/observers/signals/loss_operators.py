@@ -17,6 +17,7 @@ from amp_core.record.observers.signals.step_operators import StepMode, StepOpera
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.compiling import mode_would_uncompile
+from amp_core.schema.event_kinds import OF_ZERO
 from amp_core.store.writer import RunWriter
 
 MAX_STEPS = 3
@@ -24,8 +25,6 @@ MAX_STEPS = 3
 MAX_INSPECTED_STEPS = 12
 """Steps that are inspected in a run."""
 LOGARITHMS = ("log", "log2", "log10")
-OF_ZERO = " of 0"
-"""Follows the name of a logarithm of 0: no finite number is so large that its logarithm overflows."""
 _VIEWS = ("t", "transpose", "permute", "view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze",
           "detach", "alias", "as_strided")  # fmt: skip
 
