@@ -26,7 +26,8 @@ def cpu_sentence(run: Run) -> str:
     rows = kernel_rows(run)
     if not is_trace(run) or rows.empty or not on_cpu(rows):
         return ""
-    us = rows.groupby("name")["total_us"].sum()
+    everything = kernel_rows(run, everything=True)  # allocations too, which start the device at their first call
+    us = everything[everything["phase"] != "watch"].groupby("name")["total_us"].sum()
     longest = str(us.idxmax())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
     operator = f"{longest} takes {percent(us.max() / us.sum())} of the operators' time.{advice}"
@@ -53,9 +54,24 @@ def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
 
 
 def host_alone(run: Run) -> str:
-    """Of a trace that lacks the device's work: the operator that keeps the host busy and launches nothing, as a further
-    sentence. Empty without one."""
-    op, share = run.head.config.get("host_op"), run.head.config.get("host_op_frac")
-    if not isinstance(op, str) or not isinstance(share, int | float):
+    """Of a trace that lacks the device's work: what takes longest on the device by torch's events around operators, or
+    on the host, as a further sentence. Empty if nothing takes long."""
+    config = run.head.config
+    if isinstance(timed := config.get("timed_op"), str) and isinstance(
+        share := config.get("timed_op_frac"), int | float
+    ):
+        return f" By torch's events around operators, {timed} takes {percent(share)} of the time on the device."
+    name, share = config.get("host_op"), config.get("host_op_frac")
+    if not isinstance(name, str) or not isinstance(share, int | float):
         return ""
-    return f" On the host, {op} takes {percent(share)} of the time, and launches nothing."
+    what = _HOST_PARTS.get(str(config.get("host_part")), "{name} takes {share} of the time, and launches nothing.")
+    return f" On the host, {what.format(name=name, share=percent(share))}"
+
+
+_HOST_PARTS = {
+    "data": "loading data takes {share} of the time.",
+    "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
+    "optimizer": "the optimizer's steps take {share} of the time.",
+    "any-op": "{name} takes {share} of the time: launching, waiting for the device, or its first call.",
+}
+"""By `HostPart.kind`; what remains is an operator that launches nothing."""

@@ -58,7 +58,8 @@ def first_sentence(run: Run) -> str:
     savings = possible_savings(run)
     if savings is None:
         if "launches_without_kernels" in run.head.config:
-            return f"No device activity was recorded, so the device's performance cannot be analysed.{host_alone(run)}"
+            missing = "kernel" if "timed_op" in run.head.config else "device activity"
+            return f"No {missing} was recorded, so the device's performance cannot be analysed.{host_alone(run)}"
         return cpu_sentence(run)
     largest = savings.ranked[0] if savings.ranked else None
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:

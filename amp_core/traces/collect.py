@@ -141,7 +141,8 @@ class Work:
 
 @dataclass
 class Frames:
-    """Calls of Python functions of `LONG_FRAME_US` or more, where the profiler recorded them (`with_stack=True`)."""
+    """Calls of Python functions of `LONG_FRAME_US` or more, where the profiler recorded them (`with_stack=True`); also
+    of operators, with their times on the device."""
 
     start: "array[float]" = field(default_factory=lambda: array("d"))
     end: "array[float]" = field(default_factory=lambda: array("d"))
@@ -165,6 +166,8 @@ class TraceEvents:
     work: Work = field(default_factory=Work)
     allocations: Allocations = field(default_factory=Allocations)
     frames: Frames = field(default_factory=Frames)
+    timed: Frames = field(default_factory=Frames)
+    """Operators with their times on the device (`TIMED_ON_DEVICE`)."""
     texts: list[str] = field(default_factory=list)
     threads: int = 0
     base_us: float = 0.0
@@ -239,8 +242,6 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             continue
         category = event.get("cat", event.get("pid"))
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
-        if category == TIMED_ON_DEVICE:
-            events.accelerator_ops += 1
         if kind is None or event.get("name") == DISPATCH_MODE:
             continue
         if category in _ACCELERATORS:
@@ -250,7 +251,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             events.invalid += 1
             continue
         events.converted += isinstance(event["ts"], str) or isinstance(event["dur"], str)
-        if len(spans) + len(calls) + len(work) + len(events.frames) >= MAX_EVENTS:
+        if len(spans) + len(calls) + len(work) + len(events.frames) + len(events.timed) >= MAX_EVENTS:
             raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
         arguments = event.get("args")
         if not isinstance(arguments, dict):
@@ -259,6 +260,10 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             base = events.base_us = start
         start -= base
         name = name[:MAX_NAME_CHARS]
+        if kind == "timed op":
+            events.accelerator_ops += 1
+            _add_frame(events.timed, start, duration, 0, texts.intern(name))
+            continue
         if kind == "device mark":
             _add_device_step(events.device_steps, name, start, start + duration)
             continue
@@ -293,10 +298,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             calls.correlation.append(-2 - external if correlation < 0 else correlation)
             continue
         if kind == "python" and duration >= LONG_FRAME_US:
-            events.frames.start.append(start)
-            events.frames.end.append(start + duration)
-            events.frames.thread.append(thread)
-            events.frames.name.append(texts.intern(_function_name(name)))
+            _add_frame(events.frames, start, duration, thread, texts.intern(_function_name(name)))
         marked_time = kind == "mark" or MARKED.match(name) is not None
         if kind == "python" and not name.startswith("nn.Module: "):
             continue
@@ -357,6 +359,7 @@ _CATEGORIES = {
     "Operator": "op",
     "cpu": "op",  # torch.autograd.profiler without Kineto
     "CPU functions": "op",  # the same up to PyTorch 1.7: the process of events without a category
+    TIMED_ON_DEVICE: "timed op",
     "user_annotation": "mark",
     "gpu_user_annotation": "device mark",
     "python_function": "python",
@@ -392,6 +395,13 @@ _ACCELERATORS = {
     "hpu_op": "hpu",
 }
 """Types of devices other than `cuda`, by the categories that only they have."""
+
+
+def _add_frame(frames: Frames, start: float, duration: float, thread: int, name: int) -> None:
+    frames.start.append(start)
+    frames.end.append(start + duration)
+    frames.thread.append(thread)
+    frames.name.append(name)
 
 
 def _function_name(name: str) -> str:

@@ -1,31 +1,85 @@
-"""The operator that keeps the host busy by itself, in a trace that lacks the work of the device.
+"""What keeps the host busy the longest, in a trace that lacks the work of the device.
 
->>> longest_host_op(events, host, link_work(events, host))
-('aten::normal_', 0.8)
+>>> longest_host_part(events, host, link_work(events, host))
+HostPart(kind='idle-device', name='aten::normal_', frac=0.8)
+>>> longest_timed_op(events)                  # where torch timed operators on the device, up to PyTorch 1.7
+('aten::cudnn_convolution', 0.97)
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
+from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.link import Host
+from amp_core.traces.idle_causes import longest_calls
+from amp_core.traces.link import DATA, OPTIMIZER, Host
+from amp_core.traces.window_rows import marked_time, waiting_calls
 
 MIN_HOST_FRAC = 1 / 3
-"""Share of the time from which such an operator is named: it is then likely the longest thing in the trace."""
+"""Share of the time from which a part is named: it is then likely the longest thing in the trace."""
 
 
-def longest_host_op(events: TraceEvents, host: Host, linked: LinkedWork) -> tuple[str, float] | None:
-    """Name of the operator with the most self time of those that never call into the device's runtime, and its share
-    of the time from the first event to the last. None if that is little, and in a trace without calls, where every
-    operator may be one of the device. `linked` are the operators."""
-    if not events.launches or not len(events.calls) or not len(linked):
+@dataclass(frozen=True)
+class HostPart:
+    """One part of the host's time."""
+
+    kind: str
+    """`data`: loading data. `calls`: calls into the device's runtime that do not wait for the device. `idle-device`: an
+    operator that never calls into the runtime. `optimizer`: steps of the optimizer. `any-op`: an operator of a trace
+    without launches, which may launch or wait itself."""
+    name: str
+    """Name of the operator, or of the longest calls; "" for the others."""
+    frac: float
+    """Share of the time from the first event to the last."""
+
+
+def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> HostPart | None:
+    """The longest part of the host's time; None if it is below `MIN_HOST_FRAC`. `linked` are the operators."""
+    if not len(linked):
         return None
-    spans = events.spans
-    calling = host.op_of_call[host.op_of_call >= 0]
-    names = np.asarray(spans.name)
+    spans, calls = events.spans, events.calls
+    first = min([*spans.start, *calls.start])
+    last = max([*spans.end, *calls.end])
+    if last <= first:
+        return None
     us = np.bincount(linked.name, linked.own_us, minlength=len(events.texts))
-    us[np.unique(names[calling])] = 0.0
-    wall_us = max(*spans.end, *events.calls.end) - min(*spans.start, *events.calls.start)
+    if events.launches:
+        calling = host.op_of_call[host.op_of_call >= 0]
+        us[np.unique(np.asarray(spans.name)[calling])] = 0.0
     longest = int(us.argmax())
-    share = float(us[longest] / wall_us) if wall_us > 0 else 0.0
-    return (events.texts[longest], share) if share >= MIN_HOST_FRAC else None
+    parts = [
+        HostPart("idle-device" if events.launches else "any-op", events.texts[longest], float(us[longest])),
+        HostPart("data", "", times.total(marked_time(host, DATA))),
+        HostPart("optimizer", "", times.total(marked_time(host, OPTIMIZER))),
+    ]
+    in_calls = longest_calls(events, waiting_calls(events), (np.array([first]), np.array([last])))
+    if in_calls is not None:
+        parts.append(HostPart("calls", in_calls.names, in_calls.us))
+    part = max(parts, key=lambda part: part.frac)
+    frac = part.frac / (last - first)
+    return HostPart(part.kind, part.name, min(frac, 1.0)) if frac >= MIN_HOST_FRAC else None
+
+
+def longest_timed_op(events: TraceEvents) -> tuple[str, float] | None:
+    """Name of the operator with the most time of its own on the device, by torch's events around operators, and its
+    share of the time from the first event to the last. None for a trace without such times."""
+    timed = events.timed
+    if not len(timed):
+        return None
+    start, end, name = np.asarray(timed.start), np.asarray(timed.end), np.asarray(timed.name)
+    order = np.lexsort((-end, start))
+    start, end, name = start[order], end[order], name[order]
+    own, around = end - start, list[int]()
+    for item, began in enumerate(start.tolist()):
+        while around and end[around[-1]] <= began:
+            around.pop()
+        if around:
+            own[around[-1]] -= end[item] - start[item]
+        around.append(item)
+    us = np.bincount(name, np.maximum(own, 0.0), minlength=len(events.texts))
+    longest = int(us.argmax())
+    last = max(float(end.max()), max(events.spans.end, default=0.0))
+    wall_us = last - min(float(start[0]), min(events.spans.start, default=float(start[0])))
+    return (events.texts[longest], float(us[longest]) / wall_us) if wall_us > 0 else None

@@ -107,8 +107,10 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     config: dict[str, Any] = {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
     if trace.unrecorded:
         config["launches_without_kernels"] = trace.launches
-    if trace.host_op is not None:
-        config["host_op"], config["host_op_frac"] = trace.host_op
+    if (part := trace.host_part) is not None:
+        config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
+    if trace.timed_op is not None:
+        config["timed_op"], config["timed_op_frac"] = trace.timed_op
     return config
 
 

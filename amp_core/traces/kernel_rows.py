@@ -7,6 +7,7 @@ trace without steps has no rows for work that was launched before it began.
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -185,6 +186,8 @@ def classed(
     if on_cpu:
         category = refine("other", name, types) if name == "aten::copy_" else operator_category(name)
     else:
+        if op is not None and op.startswith("triton_") and _WITHOUT_NAME.fullmatch(name):
+            name = op
         kernel = with_dtype(classify_kernel(name), precision_of(types))
         tensor_core, precision = kernel.tensor_core, kernel.precision
         category = refine(kernel.category, op, types)
@@ -194,6 +197,9 @@ def classed(
             precision = "tf32"
     return tensor_core, precision, category
 
+
+_WITHOUT_NAME = re.compile(r"triton_+")
+"""A kernel of Inductor that keeps no name of its own (`triton.unique_kernel_names`); its operator has it."""
 
 _KERNEL_COLUMNS = (
     "step",

@@ -20,7 +20,7 @@ _CATEGORY_PATTERNS = tuple(
         ("gemm", r"::(?:addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|einsum|_scaled_mm|mkldnn_linear|addr)"),
         ("gemm", r"lstm|gru|rnn|mkldnn_rnn"),
         ("reduction", r"vector_norm|_foreach_norm"),
-        ("norm", r"norm"),
+        ("norm", r"norm(?!al)"),
         ("embedding", r"embedding|index_select|::gather|::index(?:_put_?)?(?:_impl_?)?$|scatter"),
         ("elementwise", r"_foreach_copy_"),
         ("optimizer", r"_fused_(?:adam|sgd|adagrad)|_foreach_|_amp_foreach|_amp_update"),

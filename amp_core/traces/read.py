@@ -25,7 +25,7 @@ from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
 from amp_core.traces.gpu_work import link_work
-from amp_core.traces.host_alone import longest_host_op
+from amp_core.traces.host_alone import HostPart, longest_host_part, longest_timed_op
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
 from amp_core.traces.link import link
@@ -64,8 +64,10 @@ class Trace:
     the times of operators are those of launching."""
     launches: int = 0
     """Calls that start work on a device."""
-    host_op: tuple[str, float] | None = None
-    """If it is unrecorded: the operator that keeps the host busy without the device, and its share of the time."""
+    host_part: HostPart | None = None
+    """If it is unrecorded: what keeps the host busy the longest."""
+    timed_op: tuple[str, float] | None = None
+    """If it is unrecorded, and torch timed operators on the device: the longest there, and its share of the time."""
     earlier_us: float = 0.0
     """Time at the beginning of a trace without steps in which the device did what was launched before it."""
     repaired: int = 0
@@ -192,7 +194,8 @@ def read_trace(
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,
-        host_op=longest_host_op(events, host, linked) if unrecorded else None,
+        host_part=longest_host_part(events, host, linked) if unrecorded else None,
+        timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,
         repaired=stream.repaired,
         converted=events.converted,

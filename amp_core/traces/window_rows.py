@@ -46,10 +46,8 @@ def window_rows(
     casts = list(zip(*(kernels[c] for c in ("step", "device", "category", "total_us")), strict=True))
     data = marked_time(host, DATA)
     watch = marked_time(host, WATCH)
-    waiting = np.array([text.endswith(WAITING) for text in events.texts], dtype=bool)
-    calls = events.calls
-    call_start, call_end = np.asarray(calls.start), np.asarray(calls.end)
-    waits = waiting[np.asarray(calls.name)] if len(calls) else np.zeros(0, dtype=bool)
+    call_start, call_end = np.asarray(events.calls.start), np.asarray(events.calls.end)
+    waits = waiting_calls(events)
     waits[linked.blocking_calls] = True
     held_up = _is_called(events, HELD_UP_BY)
     # A graph whose work the profiler did not record may run in any gap.
@@ -159,6 +157,12 @@ def window_rows(
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
     return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
+
+
+def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
+    """Which calls into the runtime wait for the device, by their names."""
+    waiting = np.array([text.endswith(WAITING) for text in events.texts], dtype=bool)
+    return waiting[np.asarray(events.calls.name)] if len(events.calls) else np.zeros(0, dtype=bool)
 
 
 def _is_called(events: TraceEvents, pattern: "re.Pattern[str]") -> bool:

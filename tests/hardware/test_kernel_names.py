@@ -74,6 +74,7 @@ def test_every_rule_classifies_a_name_of_the_table() -> None:
         ),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda()>", "cast"),
         ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>", "layout"),
+        ("void cudnn::engines_precompiled::convertTensor_kernel<float, float, float>", "elementwise"),
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2, 128, 1>", "layout"),
         ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>", "optimizer"),
         ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>", "embedding"),

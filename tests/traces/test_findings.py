@@ -417,6 +417,53 @@ def test_the_operator_that_keeps_the_host_busy_is_named_though_the_device_was_no
     assert ("On the host, aten::normal_ takes 80.0 % of the time, and launches nothing." in sentence) == named
 
 
+def test_the_longest_part_of_the_host_is_named_where_the_device_was_not_recorded(tmp_path):
+    def sentence(name, made_of):
+        trace = Made()
+        trace.op("aten::cudnn_convolution", 900, 100)
+        made_of(trace)
+        return first_sentence(run_of(tmp_path / name, trace, "")).partition("On the host, ")[2]
+
+    def calls(trace):
+        trace.event("call", "cudaFree", 0, 500, 1, correlation=3)
+        trace.event("call", "cudaMalloc", 500, 100, 1, correlation=4)
+        trace.event("call", "cudaDeviceSynchronize", 600, 200, 1, correlation=5)
+        trace.event("call", "cudaLaunchKernel", 910, 5, 1, correlation=6)
+
+    loading = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    assert sentence("data", lambda t: t.event("mark", loading, 0, 800, 1)) == "loading data takes 80.0 % of the time."
+    assert sentence("calls", calls) == (
+        "the most time, 60.0 %, goes to calls into the device's runtime (cudaFree, cudaMalloc)."
+    )
+    steps = "the optimizer's steps take 40.0 % of the time."
+    assert sentence("optimizer", lambda t: t.event("mark", "Optimizer.step#AdamW.step", 0, 400, 1)) == steps
+    assert sentence("op", lambda t: t.op("aten::zeros", 0, 700)) == (
+        "aten::zeros takes 70.0 % of the time: launching, waiting for the device, or its first call."
+    )
+    assert sentence("nothing", lambda t: t.op("aten::zeros", 0, 300)) == ""
+
+
+def test_operators_that_torch_timed_on_the_device_are_named(tmp_path):
+    """As torch.autograd.profiler wrote them up to PyTorch 1.7, with operators inside others."""
+    host, device = {"pid": "CPU functions", "tid": 1}, {"pid": "CUDA functions", "tid": 0}
+    calls = [
+        ("aten::conv2d", 0, 90, host),
+        ("aten::conv2d", 50, 950, device),
+        ("aten::cudnn_convolution", 60, 900, device),
+    ]
+    events = [{"name": name, "ph": "X", "ts": start, "dur": us, **place} for name, start, us, place in calls]
+    run = load_run(import_traces([write(tmp_path / "t.json", events)], tmp_path / "run"))
+    assert first_sentence(run).startswith("No kernel was recorded")
+    assert first_sentence(run).endswith("aten::cudnn_convolution takes 90.0 % of the time on the device.")
+
+
+def test_allocations_are_part_of_the_operators_time(tmp_path):
+    trace = Made()
+    trace.op("aten::normal_", 0, 600)
+    trace.op("aten::empty_strided", 600, 400)
+    assert "aten::normal_ takes 60.0 % of the operators' time" in first_sentence(run_of(tmp_path, trace))
+
+
 @pytest.mark.parametrize(("op", "says"), [("aten::copy_", "pin_memory"), ("aten::item", "loss.item()")])
 def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
     trace = Made()

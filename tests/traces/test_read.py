@@ -395,6 +395,29 @@ def test_products_by_dot_in_a_graph_are_classified_by_the_rest_of_the_trace(tmp_
     assert (row["tensor_core"], row["precision"] if isinstance(row["precision"], str) else None) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "op", "expected"),
+    [
+        ("triton_", "triton_poi_fused_add_0", ("no", "elementwise")),
+        ("triton_", "triton_red_fused_sum_0", ("no", "reduction")),
+        ("triton_", "aten::mm", ("unknown", "gemm")),
+    ],
+)
+def test_a_kernel_of_inductor_without_a_name_has_that_of_its_operator(tmp_path, name, op, expected):
+    trace = Made()
+    trace.op(op, 0, 50)
+    trace.kernel(name, 20, 10, 5)
+    _, kernels = read(tmp_path, trace.document())
+    assert (kernels["tensor_core"].item(), kernels["category"].item()) == expected
+
+
+def test_random_numbers_are_no_norm(tmp_path):
+    trace = Made()
+    trace.op("aten::normal_", 0, 50)
+    _, kernels = read(tmp_path, trace.document())
+    assert kernels["category"].item() == "elementwise"
+
+
 def test_work_is_linked_to_calls_that_have_only_an_external_id(tmp_path):
     """As some versions of ROCm write it: the correlation of a launch is the `External id` of both."""
     trace = Made()

@@ -496,6 +496,14 @@ RULES = (
         words="SubTensor 2Col 2col Col2 col2 flip_ kern_pre region_ pointwise_mult dTensor ranspose",
         category="layout",
     ),
+    _rule(
+        r"convertTensor_kernel",
+        "no",
+        None,
+        "cuDNN: rounds or converts the tensors of a convolution",
+        words="convertTensor_kernel",
+        category="elementwise",
+    ),
     # --- families that multiply no matrices
     _rule(
         r"at::native|_ZN2at6native|at_cuda_detail|at::cuda",
