@@ -334,8 +334,9 @@ TABLES: dict[str, Table] = {
                 _column(
                     "host_call_kind",
                     "s",
-                    "that kind: allocation, uncached (allocation with a free between most launches), loading, graphs "
-                    "(with their captures), copies, setup (with a first cudaFree of 20 ms or more) or other",
+                    "that kind: allocation, uncached (allocation with a free between most launches), compiling, "
+                    "loading, graphs (with their captures), copies, setup (with a first cudaFree of 20 ms or more) or "
+                    "other",
                 ),
                 _column("host_call_us", "f", "how long it was in calls of that kind during it"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside operators"),

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from amp_core.schema import RunError
+from amp_core.traces.ascend import LAUNCH_ARROW, OPERATOR_ARROW, AscendRows, NpuWork
 
 OP, MARK = 0, 1
 """Kinds of spans: an operator, or a marked range."""
@@ -234,14 +235,19 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     texts = _InternedTexts(events.texts)
     threads: dict[tuple[str, str], int] = {}
     spans, calls, work = events.spans, events.calls, events.work
+    npu = AscendRows()
     base: float | None = None
     for event in stream:
         if event.get("ph") != "X":
             if event.get("name") == MEMORY and base is not None:
                 _add_allocation(events, event, base, texts, threads)
+            elif event.get("cat") in (OPERATOR_ARROW, LAUNCH_ARROW) and (at := _time(event.get("ts"))) is not None:
+                npu.add_arrow(event, at)
             continue
         category = event.get("cat", event.get("pid"))
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
+        if kind is None and "cat" not in event:
+            kind = _npu_kind(npu, event)
         if kind is None or event.get("name") == DISPATCH_MODE:
             continue
         if category in _ACCELERATORS:
@@ -251,7 +257,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             events.invalid += 1
             continue
         events.converted += isinstance(event["ts"], str) or isinstance(event["dur"], str)
-        if len(spans) + len(calls) + len(work) + len(events.frames) + len(events.timed) >= MAX_EVENTS:
+        if len(spans) + len(calls) + len(work) + len(events.frames) + len(events.timed) + len(npu) >= MAX_EVENTS:
             raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
         arguments = event.get("args")
         if not isinstance(arguments, dict):
@@ -314,6 +320,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
+    if base is not None:
+        _add_npu_work(events, npu.linked(), base, texts, threads)
     events.threads = len(threads)
     if not (len(work) or events.launches or events.accelerator_ops):
         apple = sum(_APPLE_OPS.match(text) is not None for text in events.texts)
@@ -395,6 +403,62 @@ _ACCELERATORS = {
     "hpu_op": "hpu",
 }
 """Types of devices other than `cuda`, by the categories that only they have."""
+
+
+def _npu_kind(npu: AscendRows, event: dict[str, Any]) -> str | None:
+    """`call` for a call of the host into CANN; a row of an NPU is added to `npu`."""
+    start, duration = _time(event.get("ts")), _time(event.get("dur"))
+    if start is None or duration is None or duration < 0:
+        return None
+    return "call" if npu.add(event, start, duration) else None
+
+
+def _add_npu_work(
+    events: TraceEvents, linked: list[NpuWork], base: float, texts: _InternedTexts, threads: dict[tuple[str, str], int]
+) -> None:
+    """Add the work of NPUs with one call each, its launch. Threads of torch and of CANN are the same if their numbers
+    are."""
+    if not linked:
+        return
+    events.accelerator, events.converted = "npu", 0  # torch_npu writes all times as text
+    spans, calls, work = events.spans, events.calls, events.work
+    of_spans = set(np.unique(np.asarray(spans.thread)).tolist())
+    by_number = {tid: thread for (_, tid), thread in threads.items() if thread in of_spans}
+    same = np.arange(len(threads))
+    for (_, tid), thread in threads.items():
+        same[thread] = by_number.get(tid, thread)
+    calls.thread = array("i", same[np.asarray(calls.thread, dtype=np.int64)].tolist())
+    # Of operators that begin at one time, the innermost comes last and stays.
+    begin = enumerate(zip(spans.thread, spans.start, strict=True))
+    operators = {place: item for item, place in begin if spans.kind[item] == OP}
+    launch = texts.intern(NPU_LAUNCH)
+    for number, one in enumerate(linked):
+        (issuer, at), (caller, begins) = one.launch, one.operator
+        known = by_number.get(issuer)
+        calls.thread.append(threads.setdefault(("", issuer), len(threads)) if known is None else known)
+        calls.start.append(at - base)
+        calls.end.append(at - base)
+        calls.name.append(launch)
+        calls.correlation.append(_OWN_IDS + number)
+        operator = operators.get((by_number.get(caller, -1), begins - base))
+        if operator is not None:
+            spans.external[operator] = _OWN_IDS + operator
+        work.start.append(one.start_us - base)
+        work.end.append(one.end_us - base)
+        work.device.append(0)
+        work.stream.append(one.stream)
+        work.name.append(texts.intern(one.name[:MAX_NAME_CHARS]))
+        work.correlation.append(_OWN_IDS + number)
+        work.external.append(-1 if operator is None else _OWN_IDS + operator)
+        work.occupancy.append(math.nan)
+        work.blocks_per_sm.append(math.nan)
+    events.launches += len(linked)
+
+
+NPU_LAUNCH = "torch_to_npu"
+"""Name of the launches of an NPU's work, as torch_npu calls the arrows."""
+_OWN_IDS = 2**40
+"""Identifiers from here on are given here: profilers count from 0."""
 
 
 def _add_frame(frames: Frames, start: float, duration: float, thread: int, name: int) -> None:

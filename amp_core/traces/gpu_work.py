@@ -75,14 +75,16 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         returned[known] = np.asarray(calls.end)[call[known]]
     external = np.asarray(work.external)
     # Some versions write the correlation there too, which would name an arbitrary operator.
-    by_id = ~known & (external >= 0) & (external != np.asarray(work.correlation))
+    unlinked = op < 0 if events.accelerator == "npu" else ~known  # an NPU's work is launched outside of its operator
+    by_id = unlinked & (external >= 0) & ((external != np.asarray(work.correlation)) | known)
     if by_id.any():
         is_op = np.asarray(events.spans.kind) == OP
         match = _matching(external[by_id], np.where(is_op, np.asarray(events.spans.external), -1))
         where = np.flatnonzero(by_id)[match >= 0]
         span = match[match >= 0]
         op[where], module[where], region[where] = span, host.module_of_span[span], host.region_of_span[span]
-        launched[where] = returned[where] = np.asarray(events.spans.start)[span]
+        unknown = ~known[where]
+        launched[where[unknown]] = returned[where[unknown]] = np.asarray(events.spans.start)[span[unknown]]
     before = _launched_before(work, known | (op >= 0))
     launched[before] = returned[before] = -np.inf
     # Nothing is known of work launched before the trace began; the phase at its own time is that of other work.

@@ -145,7 +145,7 @@ class LongCalls:
     """Calls of one kind into the device's runtime in which the host stays long while the device is idle."""
 
     kind: str
-    """`allocation`, `uncached`, `loading`, `graphs`, `copies`, `setup` or `other`."""
+    """`allocation`, `uncached`, `compiling`, `loading`, `graphs`, `copies`, `setup` or `other`."""
     names: str
     """The names with the most time, the longest first."""
     us: float
@@ -237,6 +237,7 @@ _AT_THE_START = ("setup", "loading", "allocation")
 MIN_START_RATIO = 0.25
 """Kinds of calls that each take this part of the longest one's time are taken together as the start of a program."""
 _CALL_KINDS = {
+    "compiling": re.compile(r"aclopCompile"),
     "graphs": re.compile(r"Graph|Capture"),
     "copies": re.compile(r"Mem(?:cpy|set|ory|Copy|Fill|Buffer)|Prefetch", re.IGNORECASE),
     "allocation": re.compile(r"alloc|free|HostRegister|HostUnregister|Mem(?:Pool|Create|Map|Unmap|Release|SetAccess)|"
@@ -245,7 +246,8 @@ _CALL_KINDS = {
                           r"Occupancy|Link(?:Create|Add|Complete)"),
     "setup": re.compile(r"Create|Destroy|Init|Ipc|Peer|SetDevice|GetDevice|Ctx|Context"),
 }  # fmt: skip
-"""In this order, what the names of CUDA's, HIP's, Level Zero's, SYCL's and Cambricon's calls contain."""
+"""In this order, what the names of CUDA's, HIP's, Level Zero's, SYCL's, Cambricon's and
+CANN's calls contain."""
 
 
 def _overlap_of_each(starts: times.Floats, ends: times.Floats, spans: times.Intervals) -> times.Floats:

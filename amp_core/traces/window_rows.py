@@ -16,7 +16,17 @@ from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
 
-WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream", "hipMemcpyDtoH")
+WAITING = (
+    "Synchronize",
+    "cudaMemcpy",
+    "hipMemcpy",
+    "hipMemcpyWithStream",
+    "hipMemcpyDtoH",
+    "SynchronizeStream",
+    "SynchronizeStreamWithTimeout",
+    "SynchronizeDevice",
+    "SynchronizeEvent",
+)
 """Suffixes of the names of calls in which the host waits for the device."""
 HELD_UP_BY = re.compile(r"WaitValue|HostFunc|AddCallback")
 """Names of calls by which launched work waits for something other than the work before it on its stream."""

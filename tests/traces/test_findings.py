@@ -371,6 +371,32 @@ def test_copies_on_a_stream_of_their_own_are_not_told_to_move_to_one(tmp_path, s
     assert ("on a stream of their own" in finding.advice) == already
 
 
+def test_pageable_copies_in_both_directions_are_told_to_pin(tmp_path):
+    trace = products()
+    trace.kernel("Memcpy HtoD (Pageable -> Device)", 810, 80, 800, sort="copy")
+    trace.kernel("Memcpy DtoH (Device -> Pageable)", 890, 100, 880, sort="copy")
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert "DtoH" in finding.where and "pin_memory=True" in finding.snippet
+
+
+@pytest.mark.parametrize(
+    ("collective", "mark", "says"),
+    [
+        ("ReduceScatter", "backward", "Each rank reduces its shard"),
+        ("ReduceScatter", "Optimizer.step#Muon.step", "The optimizer exchanges shards"),
+        ("AllGather", "Optimizer.step#Muon.step", "The optimizer exchanges shards"),
+        ("AllGather", "forward", "Sharded weights are gathered"),
+    ],
+)
+def test_exchanged_shards_are_not_told_to_take_buckets(tmp_path, collective, mark, says):
+    trace = products(backward=True)
+    trace.event("mark", mark, 420, 100, 1)
+    trace.op(f"c10d::{collective.lower()}_", 425, 30)
+    trace.kernel(f"ncclDevKernel_{collective}_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 810, 150, 430)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "exposed-communication"]
+    assert finding.advice.startswith(says) and "DistributedDataParallel" not in finding.snippet
+
+
 def test_exposed_exchanges_get_no_advice_on_buckets(tmp_path):
     trace = products(backward=True)
     trace.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 810, 150, 430)

@@ -141,7 +141,7 @@ def _possible_savings(run: Run) -> Savings | None:
     share = float(unknown["total_us"].sum()) / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
     if (
         share > MAX_UNKNOWN_FRAC
-        and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "mlu", "privateuse")).any()
+        and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "mlu", "npu", "privateuse")).any()
     ):
         what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
         worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
@@ -241,6 +241,7 @@ def _longest_of(windows: pd.DataFrame, column: str, cost: StepCost, steps: float
 CALLS = {
     "allocation": "allocating or freeing memory",
     "uncached": "allocating and freeing memory without a cache",
+    "compiling": "compiling operators",
     "loading": "launching or loading kernels",
     "graphs": "building or launching graphs",
     "copies": "starting copies and fills",

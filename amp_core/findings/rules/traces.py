@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import collective_rows, collective_table
-from amp_core.analysis.performance.kernels import window_rows
+from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import CALLS, GRAPH_START, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
@@ -120,7 +120,8 @@ def host_bound(run: Run) -> list[Finding]:
         stacks = facts(run.head.environment, "profiler").get("with_stack")
         known = _IN_PYTHON if named else _HAS_STACKS if stacks else None
         return [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
-    snippet = remedy.snippet if str(run.head.config.get("device")).startswith("cuda") else _WARM_UP
+    on_device = str(run.head.config.get("device")).startswith("cuda") or remedy is _CALLS["compiling"]
+    snippet = remedy.snippet if on_device else _WARM_UP
     return [replace(f, advice=remedy.advice, snippet=snippet) for f in findings]
 
 
@@ -146,6 +147,11 @@ _CALLS = {
         "Memory is freed between most launches, tensor by tensor, and each free waits for the device: the caching "
         "allocator is switched off. Switch it on again; it is meant to be off for debugging only.",
         'os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)   # before the first allocation; and the one with HIP',
+    ),
+    "compiling": Remedy(
+        "Operators are compiled between launches, for the sizes of their inputs, and again for other sizes. Let "
+        "torch_npu take its compiled operators, and profile after a warm-up.",
+        "torch_npu.npu.set_compile_mode(jit_compile=False)   # before the first operator",
     ),
     "loading": Remedy(
         "The first launch of a kernel loads its code, which takes milliseconds. Profile after a warm-up in which every "
@@ -293,6 +299,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         remedy = _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
         if name == "all_reduce" and _is_per_parameter(run):
             remedy = _BUCKETS
+        elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
+            remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
     if _has_all_ranks(run):
         findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
@@ -307,6 +315,13 @@ def _is_per_parameter(run: Run) -> bool:
     small = table["message_bytes"].isna() | (table["message_bytes"] < MAX_SMALL_BYTES)
     short = 1e3 * float(table["ms"].sum()) < MAX_SMALL_US * count
     return bool(count >= MIN_SMALL_COUNT and short and (small & (table["phase"] == "backward")).all())
+
+
+def _is_in_optimizer(run: Run, name: str) -> bool:
+    """Whether most time of a collective is in the optimizer's steps: its state is sharded, and not the model."""
+    table = collective_table(run)
+    ms = table[table["name"] == name].groupby("phase")["ms"].sum()
+    return bool(len(ms) and ms.get("optimizer", 0.0) > ms.sum() / 2)
 
 
 MIN_SMALL_COUNT, MAX_SMALL_BYTES, MAX_SMALL_US = 50, 2**20, 500.0
@@ -338,7 +353,20 @@ _GATHER = Remedy(
     "for block, following in zip(blocks, blocks[1:]):   # FSDP2\n"
     "    block.set_modules_to_forward_prefetch([following])",
 )
-_COLLECTIVES = {**dict.fromkeys(("all_to_all", "send_recv", "send", "recv"), _EXCHANGE), "all_gather": _GATHER}
+_REDUCE_SHARDS = Remedy(
+    "Each rank reduces its shard of the gradients here. Begin that as soon as a gradient is computed, while backward "
+    "goes on." + _OTHER_RANKS,
+    _ASYNCHRONOUS["reduce_scatter"],
+)
+_OPTIMIZER_SHARDS = (
+    "The optimizer exchanges shards of gradients and weights in its step, with little beside it. Begin each exchange "
+    "as soon as its gradient or its new weight is computed, and wait for weights in the next forward." + _OTHER_RANKS
+)
+_COLLECTIVES = {
+    **dict.fromkeys(("all_to_all", "send_recv", "send", "recv"), _EXCHANGE),
+    "all_gather": _GATHER,
+    "reduce_scatter": _REDUCE_SHARDS,
+}
 """Advice by the collective with the most exposed time; the guide's is for reduced gradients."""
 
 
@@ -365,9 +393,26 @@ def copies(run: Run) -> list[Finding]:
         copied = rows["category"] == "memcpy"
         if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
+    elif remedy is _COPIES["DtoH"] and _is_pageable_both_ways(run):
+        remedy = _PIN_BOTH
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
+def _is_pageable_both_ways(run: Run) -> bool:
+    """Whether copies from and to memory that is not pinned both take long."""
+    rows = kernel_rows(run, everything=True)
+    us = rows[rows["name"].str.contains("Pageable")].groupby("name")["total_us"].sum()
+    down, up = (us[us.index.str.contains(way)].sum() for way in ("DtoH", "HtoD"))
+    return bool(up >= MIN_BOTH_WAYS_FRAC * (up + down) > 0)
+
+
+MIN_BOTH_WAYS_FRAC = 0.25
+"""Share of the copies to the device among those from and to memory that is not pinned."""
+_PIN_BOTH = Remedy(
+    "Copies in both directions use memory that is not pinned: the driver copies it once more, and one direction waits "
+    "for the other. Pin it, and copy each direction on a stream of its own.",
+    "host = torch.empty(shape, pin_memory=True)\nhost.copy_(result, non_blocking=True)",
+)
 _ON_OWN_STREAM = (
     "The copies already come from pinned memory, on a stream of their own, and outlast what runs beside them. Copy "
     "fewer bytes: integers and 16 bits, widened on the device."

@@ -34,11 +34,14 @@ _PATTERNS = (
     ("elementwise", r"^_?triton_(?:poi|for)_"),  # whatever operators are fused in it
     ("reduction", r"^_?triton_(?:red|per)_"),
     ("gemm", r"^(?:Custom_)?Cijk_(?!\w*_PostGSU)|^nvjet_"),
-    ("memcpy", r"^\[?(?:CUDA )?[Mm]emcpy|^__amd_rocclr_copy|^Copy(?:Host|Device)To|^memcpy"),
+    (
+        "memcpy",
+        r"^\[?(?:CUDA )?[Mm]emcpy|^__amd_rocclr_copy|^Copy(?:Host|Device)To|^memcpy|^MEMCPY_ASYNC|^MemcopyAsync",
+    ),
     ("memset", r"^\[?(?:CUDA )?[Mm]emset|^__amd_rocclr_fill|^FillBuffer|^memset"),
     (
         "communication",
-        r"nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|userbuffers_|\bep::(?:inter|intra)node|"
+        r"nccl|rccl|^hcom_|nvshmem|mscclpp|cross_device_reduce|multimem_|userbuffers_|\bep::(?:inter|intra)node|"
         r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::)",
     ),
     (
@@ -89,8 +92,8 @@ _PATTERNS = (
 )
 """Categories and their patterns; the first match decides."""
 _WORDS = {
-    "communication": "nccl rccl nvshmem mscclpp cross_device multimem_ userbuffers_ internode intranode allreduce "
-    "all_reduce reducescatter reduce_scatter allgather all_gather alltoall all_to_all deep_ep:: deepep::",
+    "communication": "nccl rccl hcom_ nvshmem mscclpp cross_device multimem_ userbuffers_ internode intranode "
+    "allreduce all_reduce reducescatter reduce_scatter allgather all_gather alltoall all_to_all deep_ep:: deepep::",
     "attention": "flash fmha sdpa attention attn sage kvcache",
     "embedding": "embedding fbgemm indexselect vectorized_gather permute_pooled linearize_index bounds_check",
     "optimizer": "multi_tensor adam sgd lamb adagrad novograd",

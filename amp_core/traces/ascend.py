@@ -1,0 +1,92 @@
+"""Work of Huawei's NPUs in traces of torch_npu (`trace_view.json`).
+
+    >>> rows = AscendRows()
+    >>> rows.add(event, start_us=3.0, duration_us=4.0)        # each event without a category
+    >>> rows.add_arrow(event, at_us=3.0)                      # each arrow
+    >>> rows.linked()[0].name
+    'aclnnMm_MatMulCommon_MatMulV2'
+
+Such a trace has the operators of torch, with their categories. All else has none: rows of the NPU's streams (with a
+`Task Type`), whole collectives (`hcom_allReduce__868_0_1`), calls of the host into CANN (with a `Mode`), and sums of
+these. Arrows link them: `async_npu` from the start of an operator to the start of a row that it causes, `HostToDevice`
+from the moment of the launch, on a thread of its own, to the same row. Rows that no operator causes are waits, records
+of events, and parts of collectives, which are counted whole.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+OPERATOR_ARROW, LAUNCH_ARROW = "async_npu", "HostToDevice"
+_COLLECTIVE = "hcom_"
+_COLLECTIVE_STREAMS = 1_000_000
+"""Added to the number of a collective's row, which is none of the streams that the others count."""
+_CALL = "AscendCL@"
+
+Place = tuple[str, float]
+"""Number of a row or thread as text, and a time of the trace in microseconds."""
+
+
+@dataclass(frozen=True)
+class NpuWork:
+    """One kernel, copy or collective of an NPU; times of the trace in microseconds."""
+
+    name: str
+    start_us: float
+    end_us: float
+    stream: int
+    operator: Place
+    """Thread and start of the operator that causes it."""
+    launch: Place
+    """Thread and time of its launch; the operator's where the trace has none."""
+
+
+@dataclass
+class AscendRows:
+    """Collects the rows of NPUs and the arrows to them."""
+
+    _rows: dict[Place, NpuWork] = field(default_factory=dict)
+    _begins: dict[tuple[str, str], Place] = field(default_factory=dict)
+    """By kind and identifier of an arrow: where it begins on the host."""
+    _ends: dict[tuple[str, Place], str] = field(default_factory=dict)
+    """By kind of an arrow and the row at which it ends: its identifier."""
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._begins) + len(self._ends)
+
+    def add(self, event: dict[str, Any], start_us: float, duration_us: float) -> bool:
+        """Add a row of the NPU, if `event` is one. Whether it is a call of the host instead."""
+        arguments, name = event.get("args"), event.get("name")
+        if not isinstance(arguments, dict) or not isinstance(name, str):
+            return False
+        if "Mode" in arguments:
+            return name.startswith(_CALL)
+        collective = name.startswith(_COLLECTIVE)
+        if collective or "Task Type" in arguments:
+            row = str(event.get("tid"))[:40]
+            number = int(row) if row.isdecimal() and len(row) < 10 else 0
+            stream = number + _COLLECTIVE_STREAMS * collective
+            place = (row, start_us)
+            self._rows.setdefault(place, NpuWork(name, start_us, start_us + duration_us, stream, place, place))
+        return False
+
+    def add_arrow(self, event: dict[str, Any], at_us: float) -> None:
+        """Add one end of an arrow of `OPERATOR_ARROW` or `LAUNCH_ARROW`."""
+        kind, number = str(event.get("cat")), str(event.get("id"))[:40]
+        place = (str(event.get("tid"))[:40], at_us)
+        if event.get("ph") == "s":
+            self._begins[kind, number] = place
+        elif event.get("ph") == "f":
+            self._ends[kind, place] = number
+
+    def linked(self) -> list[NpuWork]:
+        """The rows that operators cause, with the place of each operator and launch."""
+        linked = []
+        for place, row in self._rows.items():
+            operator, launch = (
+                self._begins.get((kind, self._ends.get((kind, place), ""))) for kind in (OPERATOR_ARROW, LAUNCH_ARROW)
+            )
+            if operator is not None:
+                linked.append(
+                    NpuWork(row.name, row.start_us, row.end_us, row.stream, operator, launch or operator),
+                )
+        return linked
