@@ -3,10 +3,9 @@
 import argparse
 import json
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_core.cli.import_trace import runs_and_traces
+from amp_core.cli.import_trace import TRACE_HELP, is_trace, runs_and_traces
 from amp_core.cli.untrusted import RUN_HELP, printable
 from amp_core.library.mutes import mute, muted
 from amp_core.schema import RunError
@@ -28,7 +27,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "diagnose RUN --fail-on error exits with code 1 if there is an error.",
         allow_abbrev=False,
     )
-    command.add_argument("folder", metavar="RUN", help=f"{RUN_HELP}; or a trace of torch.profiler")
+    command.add_argument("folder", metavar="RUN", help=RUN_HELP + TRACE_HELP)
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.add_argument(
         "--fail-on",
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         for code in getattr(arguments, option):
             if code not in GUIDE:
                 raise RunError(f"--{option} {code} is not a finding code; the Findings guide lists them all")
-    if Path(arguments.folder).is_file() and ".json" in Path(arguments.folder).suffixes:
+    if is_trace(arguments.folder):
         if arguments.mute or arguments.unmute:
             raise RunError(
                 f"--mute is kept beside a run; import the trace {arguments.folder!r} with import-trace first"

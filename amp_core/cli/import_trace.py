@@ -5,6 +5,7 @@ import contextlib
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,15 @@ class Progress:
             print(printable(f"reading {name}: {frac:.0%}{of}{then}"), file=sys.stderr, flush=True)
 
 
+TRACE_HELP = "; or a trace of torch.profiler (.json, .json.gz)"
+"""Help, after that for a run, where a trace may be given too."""
+
+
+def is_trace(path: str) -> bool:
+    """Whether `path` is a file with the name of a trace, as `a.json` and `a.pt.trace.json.gz`."""
+    return Path(path).is_file() and ".json" in Path(path).suffixes
+
+
 @contextlib.contextmanager
 def runs_and_traces(paths: Sequence[str]) -> "Iterator[list[Run]]":
     """The runs at `paths`. Traces among them are imported into a folder that is removed at the end."""
@@ -47,7 +57,7 @@ def runs_and_traces(paths: Sequence[str]) -> "Iterator[list[Run]]":
         progress = Progress(paths)
         yield [
             load_run(import_traces([path], Path(folder) / str(place), Path(path).name, progress))
-            if Path(path).is_file() and not path.endswith(".zip")
+            if Path(path).is_file() and not path.endswith(".zip") and not zipfile.is_zipfile(path)
             else load_run(path)
             for place, path in enumerate(paths)
         ]

@@ -1,13 +1,19 @@
-"""`ampscope report RUN…`: one HTML file about the runs, to send or to print."""
+"""`ampscope report RUN…`: one HTML file about the runs, or about traces, to send or to print."""
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from amp_core.cli.import_trace import TRACE_HELP, is_trace, runs_and_traces
 from amp_core.cli.untrusted import RUN_HELP
 from amp_core.schema import RunError
 from amp_core.store.atomic import check_outside_runs
 from amp_core.store.run import load_run
+
+if TYPE_CHECKING:
+    from amp_core.store.run import Run
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,7 +24,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         description="The first of several runs is the baseline. The file works offline and can be printed.",
         allow_abbrev=False,
     )
-    command.add_argument("folders", metavar="RUN", nargs="+", help=RUN_HELP)
+    command.add_argument("folders", metavar="RUN", nargs="+", help=RUN_HELP + TRACE_HELP)
     command.add_argument("--out", metavar="FILE", default="report.html", help="file to write (default %(default)s)")
     command.set_defaults(run=run)
 
@@ -34,7 +40,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunError(
             f"out={arguments.out!r} is a different kind of file; give an HTML file, or one that does not exist yet"
         )
-    runs = [load_run(folder).salvaged() for folder in arguments.folders]
+    if any(map(is_trace, arguments.folders)):
+        with runs_and_traces(arguments.folders) as imported:
+            _write(imported, out)
+    else:
+        _write([load_run(folder) for folder in arguments.folders], out)
+    return 0
+
+
+def _write(read: "Sequence[Run]", out: Path) -> None:
+    runs = [opened.salvaged() for opened in read]
     for opened in runs:
         opened.validate(full=not opened.is_live)
 
@@ -47,9 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         aside.replace(out)  # atomic: a reader never sees half a file
     except OSError as error:
         aside.unlink(missing_ok=True)
-        raise RunError(f"out={arguments.out!r} cannot be written: {error.strerror}") from None
+        raise RunError(f"out={str(out)!r} cannot be written: {error.strerror}") from None
     print(f"{out}: {len(runs)} run{'s' * (len(runs) > 1)}, {out.stat().st_size / 1e6:.1f} MB")
-    return 0
 
 
 def _is_html(file: Path) -> bool:
