@@ -58,6 +58,8 @@ def test_every_rule_classifies_a_name_of_the_table() -> None:
         ("nvjet_tst_128x256_64x4_2x1_v_bz_TNT", "gemm"),
         ("sm80_xmma_wgrad_implicit_gemm_indexed_f16f16_f16f32_f32_nhwckrsc_nhwc", "conv"),
         ("volta_scudnn_128x64_relu_interior_nn_v1", "conv"),
+        ("linear_relu_square_kernel", "gemm"),
+        ("bilinear_relu_kernel", "elementwise"),
         ("void cudnn::winograd_nonfused::winogradForwardOutput4x4<float, float>", "conv"),
         ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention"),
         ("fmha_cutlassB_f16_aligned_64x64_k64_sm80", "attention"),

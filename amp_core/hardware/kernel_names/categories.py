@@ -75,7 +75,7 @@ _PATTERNS = (
     (
         "gemm",
         r"(?i)(?<!fb)gemm(?!a)|gemv|nvjet|matmul|Cijk_|cutlass(?!(?:::|\d+)(?:bfloat16_t|half_t|float_|tfloat32_t|array|u?int))|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
-        r"(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![A-Za-z])xdlops",
+        r"(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![A-Za-z])xdlops|(?<![a-z])linear_(?:re|ge|si)lu",
     ),
     (
         "cast",
@@ -101,7 +101,7 @@ _WORDS = {
     "instance_norm bn_fw bn_bw rowwisemoments gammabeta cucompute norm:: ln_fwd ln_bwd",
     "layout": "nhwc transpose transform catarray permute_",
     "conv": "prop grad conv Conv cudnn winograd fft2d igemm_ cask_",
-    "gemm": "gemm gemv nvjet matmul cijk_ cutlass mm_ marlin addmm mm trsm syrk symm trmm xdlops",
+    "gemm": "gemm gemv nvjet matmul cijk_ cutlass mm_ marlin addmm mm trsm syrk symm trmm xdlops linear_",
     "cast": "copy_kernel _to_copy cast_ castkernel",
     "reduction": "reduce softmax argm cub scan sort topk cumsum triton_ norm_ postgsu",
     "elementwise": "elementwise triton_ pool scalepackedtensor op_generic copy_kernel fill dropout pointwise gelu silu "
