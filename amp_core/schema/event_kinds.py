@@ -111,6 +111,9 @@ EVENT_KINDS: dict[str, str] = {
     "create_graph": "gradients to be differentiated again; value: 1 where they were multiplied by the loss scale and "
     "the scale was not read, else 0",
     "logged scaled": "the loop logged name multiplied by the loss scale; value: logged over true; limit: the scale",
+    "scheduled metric": "`ReduceLROnPlateau` got value as its metric; step: the step before",
+    "half rate": "an optimizer holds its learning rate as a tensor of dtype; name: its class; count: how often it was "
+    "written between steps; value: how often it changed",
     "missing gradients": "parameters in an optimizer without a gradient; name: the first; count: of limit parameters; "
     "detail: `no_grad` where the model ran without gradients in the same autocast region before",
     "kept gradients": "gradients that an optimizer had used were still there when backward added to them, in each of "

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis import scale_summary, scale_trace
-from amp_core.analysis.steps import scaler_enabled
+from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.loops import reads_scaled
@@ -18,6 +18,14 @@ from amp_core.text import formatting
 
 FOLLOWS_BITS = 0.25
 """A norm moves with the loss scale if their changes agree within this many powers of two."""
+_METRIC = Remedy(
+    "The loss seems to double whenever the loss scale grows, so that the scheduler lowers the learning rate of a "
+    "training that improves. Give it the loss from before `scaler.scale`, better still that of held-out data.",
+    "scaler.scale(loss).backward()\nscheduler.step(loss.item())   # not the scaled loss",
+)
+MAX_RATIO_ERROR = 0.01
+MIN_METRICS = 3
+"""Fewest metrics of a scheduler that are compared: one may be so large by chance."""
 MIN_SCALE_CHANGES = 4
 """Fewest changes of the scale for a statement that a norm follows them."""
 
@@ -29,11 +37,12 @@ MIN_SCALE_CHANGES = 4
         family=TRAINING_LOOP,
         order=410,
         what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
-        signal="Logged values compared with measured ones, jumps of the logged norm when the scale changes, and calls "
-        "of `clip_grad_norm_` that clip nothing.",
+        signal="Logged values and the metrics of ReduceLROnPlateau compared with measured losses, jumps of the logged "
+        "norm when the scale changes, and calls of `clip_grad_norm_` that clip nothing.",
         threshold="The ratio of logged to measured value is within 1 % of the loss scale; without a measurement, "
-        "the norm follows four of five scale changes to within a factor of 1.2. Or one call with an infinite threshold "
-        "before gradients are unscaled, in a loop that never asks for the scale to divide by it.",
+        "the norm follows four of five scale changes to within a factor of 1.2. Or 3 metrics of a scheduler, and all "
+        "of them, are the loss times its scale. Or one call with an infinite threshold before gradients are unscaled, "
+        "in a loop that never asks for the scale to divide by it.",
         advice="The curve shows the loss scale rather than the model: it doubles at each growth. Log the loss "
         "before `scaler.scale`, and norms after `scaler.unscale_`.",
         snippet="scaler.scale(loss).backward()\n"
@@ -55,6 +64,10 @@ def logged_scaled_values(run: Run) -> list[Finding]:
                 (f"{' and '.join(names)} is logged while still scaled"),
             )
         ]
+    scheduled = _scheduled_scaled(run)
+    if len(scheduled):
+        title = "ReduceLROnPlateau judges the training by a loss that is still scaled"
+        return [_logged("ReduceLROnPlateau", scheduled["step"], float(scheduled["ratio"].iloc[0]), title, _METRIC)]
     read = [(first, last) for first, last, calls in call_orders(run) if reads_scaled(calls, "norm")]
     if read and scaler_enabled(run) and not any("get_scale" in calls for _, _, calls in call_orders(run)):
         title = "The norm of all gradients is taken while they are still scaled"
@@ -73,7 +86,25 @@ def logged_scaled_values(run: Run) -> list[Finding]:
     return [_logged("grad_norm", good["step"].iloc[at + 1], math.nan, "grad_norm jumps with the loss scale")]
 
 
-def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Finding:
+def _scheduled_scaled(run: Run) -> pd.DataFrame:
+    """The metrics that are the last loss, or the mean of those since the last metric, times the loss scale: `step`, and
+    the `ratio` to the true value. None unless all metrics are."""
+    metrics, steps = signals(run, "scheduled metric"), attempts(run)
+    found: list[tuple[int, float]] = []
+    since = -1
+    for step, metric in zip(metrics["step"].astype(int), metrics["value"].astype(float), strict=True):
+        rows = steps[steps["step"].between(since + 1, step) & steps["loss"].notna() & (steps["loss_scale"] >= 2)]
+        since = step
+        for part in (rows.tail(1), rows):
+            true, scaled = part["loss"].mean(), (part["loss"] * part["loss_scale"]).mean()
+            if len(part) and true and abs(metric / scaled - 1) < MAX_RATIO_ERROR:
+                found.append((step, metric / true))
+                break
+    every = len(metrics) >= MIN_METRICS and len(found) == len(metrics)
+    return pd.DataFrame(found if every else [], columns=["step", "ratio"])
+
+
+def _logged(where: str, steps: "pd.Series[int]", value: float, title: str, remedy: Remedy | None = None) -> Finding:
     return make_finding(
         "logged-scaled-values",
         title[0].upper() + title[1:],
@@ -82,6 +113,7 @@ def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Fi
         value=value if math.isfinite(value) else None,
         limit=1.0,
         unit="times the true value",
+        remedy=remedy,
     )
 
 

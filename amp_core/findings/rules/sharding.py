@@ -42,8 +42,8 @@ fully_shard(model, mp_policy=policy)"""
         "of tensors of their size that the loop or the hook passes to `torch.distributed.all_reduce`.",
         threshold="A 16-bit reduce_dtype, compression hook or such tensor; with FSDP2's default, which is param_dtype, "
         "a warning from 8 processes on and informational below (torchtitan issues 700 and 2389, modalities 462).",
-        advice="Each addition rounds to 8 significant bits, and more small gradients are lost the more processes "
-        "there are. Reduce in float32: it costs bandwidth, not memory.",
+        advice="Each addition rounds to 8 significant bits in bfloat16, and to 11 in float16, and more small gradients "
+        "are lost the more processes there are. Reduce in float32: it costs bandwidth, not memory.",
         snippet=_POLICY,
         frameworks={
             "Accelerate": "plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy="
@@ -68,8 +68,9 @@ def half_reduction(run: Run) -> list[Finding]:
         dtype, where, how = str(default), "reduce_dtype", f"reduce_dtype is not set, and param_dtype is {default}"
         severity = None if shards >= MANY_SHARDS else "info"
     elif (reduced := settings.get("reduced")) in SIGNIFICANT_BITS:
-        dtype, where = str(reduced), str(hook or "all_reduce")
-        how = f"all_reduce is called with tensors in {reduced}"
+        call = str(settings.get("reduced_by", "all_reduce"))
+        dtype, where = str(reduced), str(hook or call)
+        how = f"{call} is called with tensors in {reduced}"
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
         how = f"the DDP model's gradients are in {dtype}"

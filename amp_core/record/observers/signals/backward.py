@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from amp_core.record.backends import BACKENDS
 from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.loss_factors import MIN_LOSS_SCALE, factor_of
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import in_backward
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.factors import MIN_LOSS_SCALE, factor_of
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions

@@ -2,7 +2,7 @@
 
 `Communication` writes `communication` into `config`: what FSDP's policy or DDP's hook says, as
 `{"param_dtype": "bfloat16", "reduce_dtype": "bfloat16", "output_dtype": None, "hook": "", "unsynced": False}`, and the
-16-bit dtype in which the program's own code was seen to reduce gradients.
+16-bit dtype in which the program's own code was seen to reduce gradients, `reduced`, and by which collective.
 `SecondMoments` writes an event for each optimizer whose second moments have 16 bits.
 """
 
@@ -62,9 +62,9 @@ class Communication(Observer):
     def close(self) -> None:
         self._reductions.close()
 
-    def _on_reduce(self, tensor: torch.Tensor) -> None:
+    def _on_reduce(self, tensor: torch.Tensor, call: str) -> None:
         if tensor.dtype in NARROW:
-            self._facts["reduced"] = dtype_name(tensor.dtype)
+            self._facts |= {"reduced": dtype_name(tensor.dtype), "reduced_by": call}
             self._reductions.close()
             self._write()
 
