@@ -277,34 +277,7 @@ def _gradient_cause(run: Run, row: "pd.Series[Any]", end: int) -> Cause:
     step, name = int(float(str(row["step"]))), str(row["name"])
     if _born_in_loss(run, row, end):
         return Cause(step, "backward", LOSS, "its derivative", "", None, None, clean=False)
-    if (broken := _broken_in_backward(run, step, end)) is not None:
-        where, dtype = broken
-        op = str(facts(run.head.model, "layers").get(where, ""))
-        return Cause(step, "backward", where, op, dtype, None, None, clean=False)
     return Cause(step, "backward", name, "gradient", "", None, None, clean=False)
-
-
-def _broken_in_backward(run: Run, step: int, end: int) -> tuple[str, str] | None:
-    """The module that got a finite gradient in these steps, while the module before it got a non-finite one, and the
-    dtype of that; None if no sampled step shows it.
-
-    The last steps are looked at first: their loss scale is the lowest, so that it is to blame the least.
-    """
-    columns = ["step", "name", "kind", "dtype", "inf", "nan", "absmax"]
-    table = run.table("tensors").select(columns)
-    table = table.filter(pc.equal(table.column("kind"), "output_grad"))
-    frame = table.to_pandas()
-    frame = frame[frame["step"].between(step, end)]
-    for _, rows in sorted(frame.groupby("step"), reverse=True):
-        bad = ((rows["inf"] > 0) | (rows["nan"] > 0)).to_numpy()
-        first = int(bad.argmax())  # rows are in the order of backward
-        if not bad.any() or first == 0:
-            continue
-        before = rows.iloc[first - 1]
-        name = str(before["name"])
-        if before["absmax"] > 0 and not rows["name"].str.startswith(f"{name}.").any():
-            return name, str(rows["dtype"].iloc[first])
-    return None
 
 
 def _born_in_loss(run: Run, row: "pd.Series[Any]", end: int) -> bool:

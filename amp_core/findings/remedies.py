@@ -6,7 +6,7 @@ The guide's advice for a code is about float16. A run in FP32 or BF16, bad data 
 import numpy as np
 
 from amp_core.analysis import safe_window
-from amp_core.analysis.steps import attempts, autocast_dtype, recipe, scaler_enabled
+from amp_core.analysis.steps import autocast_dtype, recipe, scaler_enabled
 from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, MASKED_ROWS, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
@@ -33,11 +33,6 @@ _BAD_WEIGHTS = """\
 for name, parameter in model.named_parameters():
     if not parameter.isfinite().all():
         print(name)"""
-_PERTURBED = """\
-norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-if norm.isfinite():   # else leave the weights as they are
-    for parameter in model.parameters():
-        parameter.data.add_(parameter.grad / norm, alpha=rho)"""
 _RESET = """\
 for module in model.modules():
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
@@ -104,13 +99,6 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     if cause.op == MASKED_ROWS:
         entry = GUIDE["fully-masked-row"]
         return Remedy(entry.advice, entry.snippet)
-    if cause.op == "its weights" and _loop_broke_weights(run, cause):
-        return Remedy(
-            f"The weights of {cause.where} were finite at first, and no optimizer has stepped since: the loop itself "
-            "made them non-finite, for example by a perturbation along gradients that had overflowed, as in "
-            "sharpness-aware training. A GradScaler skips only the optimizer's step, so check these gradients too.",
-            _PERTURBED,
-        )
     if cause.op == "its weights":
         return Remedy(
             f"The weights of {cause.where} were already non-finite before the module ran: either the checkpoint "
@@ -135,37 +123,17 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     )
 
 
-def _loop_broke_weights(run: Run, cause: Cause) -> bool:
-    """Whether weights that were finite at the start became non-finite before any step of the optimizer was made."""
-    largest = facts(run.head.model, "weight_absmax").get("value")
-    frame = attempts(run)
-    made = frame[~frame["skipped"] & (frame["step"] < cause.step)]
-    return isinstance(largest, float) and bool(np.isfinite(largest)) and made.empty
-
-
 def scale_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     """The remedy for a collapsed loss scale; None if the guide's advice fits."""
     if cause is not None and (cause.phase != "backward" or cause.where == LOSS):
         return loss_remedy(run, cause)
     if compute_dtype(run) not in FP32_RANGE_DTYPES:
-        return _backward_remedy(cause) if cause is not None and cause.op != "gradient" else None
+        return None
     return Remedy(
         "Gradients up to 3.4e38 fit in this run, so no loss scale helps: either an operator has an infinite "
         "derivative, such as a root or norm at zero, or the training diverges. Look for it in the module named "
         "above, and turn the GradScaler off.",
         "scaler = torch.amp.GradScaler(device_type, enabled=False)",
-    )
-
-
-def _backward_remedy(cause: Cause) -> Remedy:
-    return Remedy(
-        f"The backward of {cause.where} makes non-finite gradients from finite ones at any loss scale: its formula "
-        f"overflows or divides by zero in {cause.dtype}. Run it in float32; an autograd function of your own needs "
-        "`custom_fwd` for that.",
-        "class Own(torch.autograd.Function):\n"
-        "    @staticmethod\n"
-        "    @torch.amp.custom_fwd(device_type=device_type, cast_inputs=torch.float32)\n"
-        "    def forward(ctx, x): ...",
     )
 
 

@@ -110,8 +110,6 @@ EVENT_KINDS: dict[str, str] = {
     "and then scaled or cast to a wider one",
     "create_graph": "gradients to be differentiated again; value: 1 where they were multiplied by the loss scale and "
     "the scale was not read, else 0",
-    "scaled input gradient": "the loop took gradients of a scaled loss for tensors that are no parameters, and did not "
-    "ask for the scale in that step",
     "logged scaled": "the loop logged name multiplied by the loss scale; value: logged over true; limit: the scale",
     "scheduled metric": "`ReduceLROnPlateau` got value as its metric; step: the step before",
     "half rate": "an optimizer holds its learning rate as a tensor of dtype; name: its class; count: how often it was "

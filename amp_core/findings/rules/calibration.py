@@ -61,13 +61,11 @@ def calibration_skips(run: Run) -> list[Finding]:
     trace = scale_trace(run)
     if not len(episodes) or loss_nonfinite(run) or scale_collapse(run):
         return []
-    settled = int(trace["step"].iloc[0]) + CALIBRATION_STEPS
-    after_start = episodes[episodes["first"] >= settled]
-    by_growth = _follow_growths(trace, after_start, settled)
-    if np.isnan(episodes["scale_after"].iloc[-1]) and not (len(after_start) > 1 and by_growth):  # it ends with skips
+    if np.isnan(episodes["scale_after"].iloc[-1]):  # the run ends with skips
         alone = len(episodes) == 1 and int(episodes["skips"].iloc[0]) == len(trace)
         return [_still_skips(run, trace)] if alone else []
-    if not by_growth or (episodes["scale_after"] < 1).any():
+    after_start = episodes[episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS]
+    if (after_start["skips"] > 1).any() or (episodes["scale_after"] < 1).any():
         return []
     summary = scale_summary(run)
     if len(after_start) > summary.growths + 1:  # each growth may cost one skip
@@ -97,23 +95,6 @@ def calibration_skips(run: Run) -> list[Finding]:
     ]
 
 
-def _follow_growths(trace: pd.DataFrame, episodes: pd.DataFrame, settled: int) -> bool:
-    """Whether series of skips from step `settled` on are what growths of the scale cost: one skip each. With a short
-    growth interval several may come in a row; then they are no more than growths, and end at a scale of which half or
-    less has served before."""
-    several = episodes[episodes["skips"] > 1]
-    if several.empty:
-        return True
-    later = trace[trace["step"] >= settled - 1]
-    scales = later["loss_scale"].to_numpy(dtype=float)
-    if int(episodes["skips"].sum()) > (np.diff(scales) > 0).sum() + 1:
-        return False
-    made = later[~later["skipped"]]
-    lowest = [made["loss_scale"][made["step"] < first].min() for first in several["first"]]
-    fell_to = several["scale_before"] * 0.5 ** several["skips"]
-    return bool((several["scale_after"].fillna(fell_to) >= np.array(lowest, dtype=float) / 2).all())
-
-
 def _in_words(summary: ScaleSummary) -> str:
     """The skipped steps, with those of calibration apart from those that followed a growth of the scale."""
     early, later = summary.calibration_skips, summary.settled_skips
@@ -137,7 +118,6 @@ def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) ->
     scaler = run.head.config.get("scaler")
     interval = scaler.get("growth_interval") if isinstance(scaler, dict) else None
     every = f"every {interval} clean steps" if interval else "after only a few clean steps"
-    every = "after every clean step" if interval == 1 else every
     early = summary.calibration_skips
     start = _from_initial(summary)
     more = f"; {early:,} more while it fell{start}" if start and early else ""

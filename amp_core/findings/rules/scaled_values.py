@@ -18,11 +18,6 @@ from amp_core.text import formatting
 
 FOLLOWS_BITS = 0.25
 """A norm moves with the loss scale if their changes agree within this many powers of two."""
-_INPUT = Remedy(
-    "They are too large by the factor of the loss scale, which is harmless where only their sign or direction counts. "
-    "A step along them as they are, as of an adversarial input or of an inner loop, has to divide by the scale.",
-    "(scaled,) = torch.autograd.grad(scaler.scale(loss), x)\nx = x + step_size * scaled / scaler.get_scale()",
-)
 _METRIC = Remedy(
     "The loss seems to double whenever the loss scale grows, so that the scheduler lowers the learning rate of a "
     "training that improves. Give it the loss from before `scaler.scale`, better still that of held-out data.",
@@ -131,8 +126,7 @@ def _logged(where: str, steps: "pd.Series[int]", value: float, title: str, remed
         what="A gradient penalty is computed from gradients that are still scaled.",
         signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether `get_scale` was called "
         "afterwards.",
-        threshold=f"`get_scale` was not called before backward ({TORCH_EXAMPLES}, gradient penalty). Informational for "
-        "gradients of the input that are not differentiated again.",
+        threshold=f"`get_scale` was not called before backward ({TORCH_EXAMPLES}, gradient penalty).",
         advice="The penalty is too large by a factor of the loss scale, or of its square. Divide the gradients by "
         "`scaler.get_scale()` before taking their norm.",
         snippet="scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)\n"
@@ -146,23 +140,19 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
     """`scaled-gradient-penalty`: gradients of a scaled loss were differentiated again without dividing by the
     scale."""
     frame = signals(run, "create_graph")
-    frame, title, remedy = frame[frame["value"] == 1.0], "A gradient penalty uses gradients that are still scaled", None
-    if frame.empty:
-        frame, title, remedy = signals(run, "scaled input gradient"), "Gradients of the input are still scaled", _INPUT
+    frame = frame[frame["value"] == 1.0]
     if frame.empty:
         return []
     at, scale = int(frame["step"].iloc[0]), scale_summary(run).first
     return [
         make_finding(
             "scaled-gradient-penalty",
-            title,
+            "A gradient penalty uses gradients that are still scaled",
             str(frame["name"].iloc[0]),
-            severity="info" if remedy else None,
             steps=(at, at),
             value=scale,
             limit=1.0,
             unit="loss scale",
-            remedy=remedy,
         )
     ]
 

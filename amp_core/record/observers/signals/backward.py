@@ -179,7 +179,6 @@ class BackwardState(Observer):
         self._unscaled_grads: dict[int, int] = {}  # versions of scaled gradients when unscaled ones were computed
         self._calls_at_begin = 0  # calls of get_scale before the step
         self._just_found = False  # whether the scaler was found in this step, within its first call
-        self._calls_then: int | None = None  # calls of get_scale when scaled gradients of other tensors were made
         self._calls_before: int | None = None  # calls of get_scale when scaled gradients with a graph were made
         self._scalings: list[patched_functions.Shared] = []
         if scaling.is_active(scaler):
@@ -200,9 +199,6 @@ class BackwardState(Observer):
         self._just_found = True
 
     def step_ended(self, step: int) -> None:
-        if self._calls_then is not None and self._scale_calls() == self._calls_then:
-            self._report("scaled input gradient", name="torch.autograd.grad")
-        self._calls_then = None
         self._step = step + 1
         self._calls_before = None
         self._just_found = False
@@ -319,21 +315,13 @@ class BackwardState(Observer):
             self._keep_versions(roots, kwargs.get("inputs", args[1:2]))
         if kwargs.get("create_graph") or (len(args) > 4 and args[4]):  # outputs, inputs, grad_outputs, retain_graph
             self._on_created("torch.autograd.grad", roots)
-        elif self._are_scaled(roots) and not self.at_own_work():
-            inputs = {id(t) for t in tree_leaves(kwargs.get("inputs", args[1:2])) if isinstance(t, torch.Tensor)}
-            held = {id(p) for o in self._optimizers for group in o.param_groups for p in group["params"]}
-            if not inputs & held:
-                self._calls_then = self._scale_calls()
 
     def _on_created(self, name: str, roots: list[torch.Tensor]) -> None:
-        if self._are_scaled(roots):
+        scaled = {id(t) for ref in self._scaled if (t := ref()) is not None}
+        if any(id(t) in scaled for t in roots):
             self._calls_before = self._scale_calls()
         else:
             self._report("create_graph", name=name, value=0.0)
-
-    def _are_scaled(self, roots: list[torch.Tensor]) -> bool:
-        scaled = {id(t) for ref in self._scaled if (t := ref()) is not None}
-        return any(id(t) in scaled for t in roots)
 
     def _report(self, kind: str, **what: Any) -> None:
         if (key := f"{kind} {what.get('value')}") not in self._reported:
