@@ -72,7 +72,8 @@ EVENT_KINDS: dict[str, str] = {
     "numbers that was rounded to dtype, value: neighbours that are equal; op `frequencies` or `schedule`: a buffer of "
     "them",
     "second moments": "an optimizer has second moments in dtype; name: the first one's parameter; value: the share "
-    "that is zero beside a first moment that is not; limit: 1 - beta2",
+    "that is zero beside a first moment that is not; limit: 1 - beta2; detail: `restored` where the optimizer's state "
+    "was loaded",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
     "threaded forward": "a module was run by another thread, without the autocast of the main one",
     "recomputed": "a module was recomputed during backward in another dtype; dtype: the new; detail: the old",
@@ -121,7 +122,8 @@ EVENT_KINDS: dict[str, str] = {
     "updates are not in the table `updates`; value: their share, of the larger half of the elements",
     "overwritten weights": "FP32 weights that an optimizer updates were, before the next step, replaced by their own "
     "values rounded to dtype; name: the largest such weight; step: the last; count: how often, of limit comparisons; "
-    "value: what was lost of the weights, over the updates of the steps before",
+    "value: what was lost of the weights, over the updates of the steps before; detail: `others` where they are other "
+    "values that dtype represents exactly",
     "uncopied masters": "weights of the model that are as at the start, bit for bit, although backward gives them "
     "gradients and the FP32 masters that an optimizer steps in their place have changed; name: the largest of count "
     "weights; limit: how many were compared; value: share of its elements whose masters round to other values; the "

@@ -22,6 +22,7 @@ from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.own_scale import OwnLossScale
+from amp_core.record.observers.signals.restored_moments import RestoredMoments
 from amp_core.record.observers.signals.risky_ops import EvaluationOperators, FailedIn, FirstOperators
 from amp_core.record.observers.signals.skipped_gradients import SkippedGradients
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
@@ -65,4 +66,5 @@ def default_signals(
     yield Communication(writer, model)
     yield GradientSums(writer, model)
     yield SecondMoments(writer, model, optimizers)
+    yield RestoredMoments(writer, model, optimizers)
     yield FailedIn(writer, model)
