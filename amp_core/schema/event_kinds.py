@@ -138,6 +138,8 @@ EVENT_KINDS: dict[str, str] = {
     "the optimizer's state; phase: `forward` of a buffer that forward multiplied",
     "rounded factors": "a module multiplies by the same factors in dtype many times in one step; value: the share of "
     "them that are 1 although they were computed as less; limit: the share above which that is reported",
+    "slow state": "a module multiplies a state in dtype many times in one step by a number just below 1; value: by how "
+    "much below 1; limit: the largest such amount that rounding makes wrong by a quarter on average",
     "statistics": "running statistics that are not finite; name: the buffer",
     "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
     "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "

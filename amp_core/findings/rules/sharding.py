@@ -245,7 +245,7 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
     return []
 
 
-def _vanished_in_checkpoint(row: Mapping[str, Any]) -> Finding:
+def _vanished_in_checkpoint(row: Mapping[Any, Any]) -> Finding:
     share, step = float(row["value"]), int(row["step"])
     return make_finding(
         "vanishing-second-moments",

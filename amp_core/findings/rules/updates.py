@@ -334,7 +334,7 @@ def _narrow(dtype: str) -> bool:
         "and no longer follows them.",
         signal="Elements of the average before and after a step, and their distance from the weights; 16-bit tensors "
         "that the loop, or an optimizer of its own, multiplies by a number that rounds to 1; factors of a module "
-        "that are 1 in 16 bits, and multiply 64 times in the first step.",
+        "that are 1 in 16 bits, or hardly less, and multiply 64 times in the first step.",
         threshold="Half or more of the elements that differ from their weight stay unchanged. An average moves by "
         "(1 - decay) of the distance: with a decay of 0.999, less than half a unit in the last place of bfloat16 as "
         "soon as it is within a factor of 2 of the weight (OneTrainer issues 996 and 1005).",
@@ -399,7 +399,7 @@ def _without_forgetting(run: Run) -> list[Finding]:
     """The same of a recurrent state, whose decays are 1 in 16 bits."""
     frame = signals(run, "rounded factors")
     if frame.empty:
-        return []
+        return [_rounded_state(run, row) for row in signals(run, "slow state").head(1).to_dict("records")]
     row = frame.iloc[int(frame["value"].to_numpy().argmax())]
     name = str(row["name"]) or model_name(run)
     return [
@@ -416,3 +416,20 @@ def _without_forgetting(run: Run) -> list[Finding]:
             "the decays, and the state that they multiply, in float32.",
         )
     ]
+
+
+def _rounded_state(run: Run, row: Mapping[Any, Any]) -> Finding:
+    """A recurrent state that is multiplied by a constant."""
+    name, step = str(row["name"]) or model_name(run), int(row["step"])
+    return make_finding(
+        "average-stands-still",
+        f"{name} multiplies its state by 1 - {row['value']:.2g} in {row['dtype']}, which rounds that decay by a "
+        "quarter or more",
+        name,
+        steps=(step, step),
+        value=float(row["value"]),
+        limit=float(row["limit"]),
+        unit="1 - decay",
+        advice="The state forgets too much or nothing, and loses inputs that are small beside it. Keep the state in "
+        "float32, and cast the result.",
+    )

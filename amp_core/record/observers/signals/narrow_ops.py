@@ -19,12 +19,14 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.angles import RoundedAngles, largest_exact_angle
 from amp_core.record.observers.signals.bins import MAX_VALUES, most_terms
+from amp_core.record.observers.signals.cumulative_sums import CumulativeSums
 from amp_core.record.observers.signals.decays import MIN_ROUNDED_FRAC, RoundedDecays
 from amp_core.record.observers.signals.distances import Distances
 from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
 from amp_core.record.observers.signals.probabilities import RoundedProbabilities, logit_of_one
 from amp_core.record.observers.signals.row_norms import RowNorms, is_root
+from amp_core.record.observers.signals.slow_states import SlowStates
 from amp_core.record.observers.signals.variances import Variances
 from amp_core.record.stats.host_transfer import HostTransfer
 
@@ -94,6 +96,8 @@ class NarrowOps:
         self._lost_factors = LostFactors()
         self._distances = Distances()
         self._decays = RoundedDecays()
+        self._slow_states = SlowStates()
+        self._cumulative_sums = CumulativeSums()
         self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
         self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
         # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
@@ -118,6 +122,10 @@ class NarrowOps:
             self._later("rounded positions", "angles", module(), angle[1], angle[0], largest_exact_angle(angle[1]))
         if (decays := self._decays.check(op, args, out)) is not None:
             self._later("rounded factors", op, module(), decays[1], decays[0], MIN_ROUNDED_FRAC)
+        if (state := self._slow_states.check(op, args, out)) is not None:
+            self._report("slow state", op, module(), state.lost, state.limit, state.dtype)
+        if (sums := self._cumulative_sums.check(op, args, out)) is not None:
+            self._later("narrow sum", op, module(), sums[2], sums[0] * sums[1], 0.0)
         self._probabilities.check(op, args, out, module)
         if (lost := self._variances.check(op, args, out)) is not None:
             self._later("narrow variance", op, module(), out.dtype, lost, MIN_VARIANCES_LOST_FRAC)
@@ -320,7 +328,9 @@ class NarrowOps:
         """Squares, products and sums that are infinite, which is hidden where something is divided by them. A mask is
         multiplied by a number."""
         factors = [a.detach() for a in args[:2] if isinstance(a, torch.Tensor) and a.dim()]
-        hidden = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 and out.numel() > 1
+        hidden = (
+            torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 and (out.numel() > 1 or op == "sum")
+        )
         if hidden and len(factors) > (op.rstrip("_") == "mul"):
             infinite = out.detach().isinf().sum()
             for factor in factors:

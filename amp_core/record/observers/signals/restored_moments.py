@@ -49,7 +49,8 @@ class RestoredMoments(Observer):
         self._write(wait=True)
 
     def _inspect(self, step: int, index: int, optimizer: Any) -> None:
-        counts, name = [], ""
+        counts: list[torch.Tensor] = []
+        name = ""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter)
