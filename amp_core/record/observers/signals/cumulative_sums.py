@@ -20,6 +20,9 @@ MIN_SPACING_RATIO = 0.25
 """Smallest spacing that the 16-bit dtype may have at the largest sum, over the mean magnitude of a term: the difference
 of two neighbours is then off by up to a quarter of a term and more. In bfloat16 it takes 64 terms of one sign."""
 
+SAME = ("neg", "mul", "_to_copy", "clone")
+"""Operators whose results are as coarse as what they take."""
+
 
 class _Rounded(NamedTuple):
     coarse: torch.Tensor
@@ -36,13 +39,15 @@ class CumulativeSums:
 
     def check(self, op: str, args: Sequence[Any], out: Any) -> tuple[torch.Tensor, int, torch.dtype] | None:
         """Inspect an operator that has run."""
-        if not isinstance(out, torch.Tensor) or out.dtype not in NARROW or len(args) < 2 or not out.numel():
+        if not isinstance(out, torch.Tensor) or not args or not out.numel():
             return None
-        if op == "cumsum" and out.dim():
+        if op == "cumsum" and out.dtype in NARROW and out.dim():
             terms, sums = args[0].detach(), out.detach()
             spacing = sums.abs().amax().float() * torch.finfo(out.dtype).eps / 2
             coarse = spacing >= MIN_SPACING_RATIO * terms.abs().float().mean()
             self._marks.put(out, _Rounded(coarse, out.shape[args[1]], out.dtype))
+        elif op in SAME and (rounded := self._marks.of(args[0])) is not None:
+            self._marks.put(out, rounded)
         elif op == "sub":
             marks = [self._marks.of(a) for a in args[:2]]
             if marks[0] is not None and marks[0] is marks[1]:

@@ -328,10 +328,9 @@ class NarrowOps:
         """Squares, products and sums that are infinite, which is hidden where something is divided by them. A mask is
         multiplied by a number."""
         factors = [a.detach() for a in args[:2] if isinstance(a, torch.Tensor) and a.dim()]
-        hidden = (
-            torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 and (out.numel() > 1 or op == "sum")
-        )
-        if hidden and len(factors) > (op.rstrip("_") == "mul"):
+        hidden = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+        several = out.numel() > 1 or op == "sum"  # the number of what a loss is divided by
+        if hidden and several and len(factors) > (op.rstrip("_") == "mul"):
             infinite = out.detach().isinf().sum()
             for factor in factors:
                 infinite = infinite * factor.isfinite().all()
