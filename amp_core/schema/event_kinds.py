@@ -28,6 +28,8 @@ EVENT_KINDS: dict[str, str] = {
     "what it was computed in",
     "non-finite operator": "the operator that made the loss of a step non-finite from finite numbers, where the "
     "outputs of all modules were finite; value: largest magnitude of its inputs; limit: largest finite number of dtype",
+    "weights broken within step": "the weights of a module were not finite in a forward, although the loss of an "
+    "earlier backward of the same step, before any optimizer step, was finite",
     "vanished gradient": "the float16 output gradient of a module was all zeros, and in FP32 it would not be; op: the "
     "operator whose result became zero; value: the largest magnitude of that result in FP32",
     "abandoned forward": "the output of the model was not finite, and no backward followed; name: the first module "

@@ -50,7 +50,7 @@ def _scaler_in_frameworks(power: int) -> dict[str, str]:
         severity="warning",
         family=LOSS_SCALING,
         order=230,
-        follows=("shared-backoff",),
+        follows=("shared-backoff", "scale-collapse"),
         what="At the current loss scale, float16 rounding removes more of the gradients than training tolerates.",
         signal="Histograms of output and weight gradients, and the loss scale in effect when they were recorded.",
         threshold="A relative error of a matrix's gradient above 0.0085 at more than a quarter of the sampled "

@@ -432,6 +432,11 @@ def scale_set_each_epoch(into):
     fp16(CNN(), (b for _ in range(8) for b in images(15)), into, s=s, after=after)
 
 
+@fault("calibration-skips", "loss scale", each_time=True)
+def growth_after_each_clean_step(into):
+    fp16(GPT(), tokens(90), into, s=scaler(2.0**24, growth_interval=1))
+
+
 @fault("frequent-skips|calibration-skips")
 def growth_every_three(into):
     fp16(GPT(), tokens(90), into, s=scaler(2.0**24, growth_interval=3))
