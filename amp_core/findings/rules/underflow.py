@@ -190,6 +190,13 @@ def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
     return float(rows["underflow_mass_frac"].max()) if len(rows) else None
 
 
+_STATES_IN_FP32 = Remedy(
+    "Squares of gradients below 2.4e-4 are zero in float16, and the constant does not keep the update from dividing by "
+    "them. Cast gradients to float32 before they are squared, and keep the optimizer's averages in float32.",
+    "grad = p.grad.float()\nstate['square'].lerp_(grad.square(), 1 - beta2)   # a float32 tensor",
+)
+
+
 @rule(
     Entry(
         code="eps-rounds-to-zero",
@@ -233,6 +240,7 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
             value=eps,
             limit=FLUSH_THRESHOLD,
             unit="constant",
+            remedy=_STATES_IN_FP32 if where.startswith("optimizer.step") else None,
         )
     ]
 
