@@ -79,6 +79,9 @@ EVENT_KINDS: dict[str, str] = {
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
     "threaded forward": "a module was run by another thread, without the autocast of the main one",
     "recomputed": "a module was recomputed during backward in another dtype; dtype: the new; detail: the old",
+    "input step": "the model was given an input that was moved along its own gradient of a scaled loss, without a call "
+    "of `get_scale` in between; value: the size of the step over that of the input; limit: the ratio from which that "
+    "is reported",
     "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
     "autocast in backward": "backward was called inside of an autocast region of dtype",
     "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type; "

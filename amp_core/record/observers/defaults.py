@@ -19,6 +19,7 @@ from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.changed_gradients import ChangedGradients
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
 from amp_core.record.observers.signals.gradient_sums import GradientSums
+from amp_core.record.observers.signals.input_steps import InputSteps
 from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.own_scale import OwnLossScale
@@ -45,6 +46,7 @@ def default_signals(
     calls = CallOrder(writer, model, optimizers, scaler)
     yield calls
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
+    yield InputSteps(writer, model, calls.scale_calls)
     yield ChangedGradients(writer, optimizers, scaler, calls.scale_calls)
     yield OwnLossScale(writer, optimizers, scaler)
     if not is_compiled(model):

@@ -256,8 +256,8 @@ class Overwriting(Observer):
             for compared, (mass, lost, *rounded) in zip(weights, rows, strict=True):
                 own, others = rounded[: len(NARROW)], rounded[len(NARROW) :]
                 dtype = next((d for d, hit in zip(NARROW, own, strict=True) if hit), None)
-                # float16 holds most of bfloat16's values.
-                if exact := [d for d, hit in zip(NARROW, others, strict=True) if hit]:
+                exact = [d for d, hit in zip(NARROW, others, strict=True) if hit]
+                if exact and dtype is None:  # float16 holds most of bfloat16's values
                     self._others.append((compared, dtype_name(max(exact, key=lambda d: torch.finfo(d).eps))))
                 if dtype is not None:
                     self._hits += 1
