@@ -2,6 +2,8 @@
 penalty, a term of the loss."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -123,10 +125,11 @@ def _logged(where: str, steps: "pd.Series[int]", value: float, title: str, remed
         severity="warning",
         family=TRAINING_LOOP,
         order=250,
-        what="A gradient penalty is computed from gradients that are still scaled.",
+        what="A gradient penalty is computed from gradients that are still scaled, or an input is moved along them.",
         signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether `get_scale` was called "
-        "afterwards.",
-        threshold=f"`get_scale` was not called before backward ({TORCH_EXAMPLES}, gradient penalty).",
+        "afterwards. What the model is given after the gradient of an input was computed.",
+        threshold=f"`get_scale` was not called before backward ({TORCH_EXAMPLES}, gradient penalty), nor before the "
+        "next forward, whose input differs by a multiple of the gradient that is larger than the input.",
         advice="The penalty is too large by a factor of the loss scale, or of its square. Divide the gradients by "
         "`scaler.get_scale()` before taking their norm.",
         snippet="scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)\n"
@@ -142,7 +145,7 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
     frame = signals(run, "create_graph")
     frame = frame[frame["value"] == 1.0]
     if frame.empty:
-        return []
+        return [_input_step(row) for row in signals(run, "input step").head(1).to_dict("records")]
     at, scale = int(frame["step"].iloc[0]), scale_summary(run).first
     return [
         make_finding(
@@ -155,6 +158,25 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
             unit="loss scale",
         )
     ]
+
+
+def _input_step(row: Mapping[Any, Any]) -> Finding:
+    step, ratio = int(row["step"]), float(row["value"])
+    return make_finding(
+        "scaled-gradient-penalty",
+        "The model's input is moved along its gradient, which is still scaled: the step is "
+        f"{formatting.number(ratio)} times as large as the input",
+        "torch.autograd.grad",
+        steps=(step, step),
+        value=ratio,
+        limit=float(row["limit"]),
+        unit="size of the step over that of the input",
+        remedy=Remedy(
+            "The step is too large by the factor of the loss scale, so the model trains on inputs that have nothing to "
+            "do with the data. Divide the gradient by `scaler.get_scale()` before it moves the input.",
+            "(g,) = torch.autograd.grad(scaler.scale(loss), x)\nx = (x + size * g / scaler.get_scale()).detach()",
+        ),
+    )
 
 
 @rule(

@@ -329,6 +329,11 @@ class BackwardState(Observer):
             self._writer.event(kind, step=self._step, **what)
 
 
+def is_scaled(tensor: torch.Tensor) -> bool:
+    """Whether a scaler multiplied this loss."""
+    return tensor.grad_fn is not None and _SCALED in _metadata(tensor.grad_fn)
+
+
 def constant_factor(roots: list[torch.Tensor]) -> float | None:
     """The constant by which a loss was multiplied last, if it is as large as a loss scale; else None."""
     value = factor_of(roots[0].grad_fn) if len(roots) == 1 else None
