@@ -27,6 +27,8 @@ INPUT_DATA, LEARNING_RATE, LOSS = "input data", "learning rate", "loss"
 """Values of `Cause.where` if no module is to blame."""
 MASKED_ROWS = "softmax of fully masked rows"
 """`Cause.op` if a mask made whole rows of scores -inf."""
+ITS_BACKWARD = "its backward"
+"""`Cause.op` if a module's backward made NaN of a finite gradient."""
 _ALL_BAD = re.compile(r"(\d+) of (\d+) gradients non-finite")
 DIVERGED_RATIO, EARLY_DIVERGED_RATIO = 10.0, 100.0
 """A loss that rose by such a factor diverged; the second applies with only one or two losses before the rise."""
@@ -277,6 +279,8 @@ def _gradient_cause(run: Run, row: "pd.Series[Any]", end: int) -> Cause:
     step, name = int(float(str(row["step"]))), str(row["name"])
     if _born_in_loss(run, row, end):
         return Cause(step, "backward", LOSS, "its derivative", "", None, None, clean=False)
+    if (module := _nan_made_in_backward_of(run, step, end)) is not None:
+        return Cause(step, "backward", module, ITS_BACKWARD, "", None, None, clean=False)
     return Cause(step, "backward", name, "gradient", "", None, None, clean=False)
 
 
@@ -297,6 +301,21 @@ def _born_in_loss(run: Run, row: "pd.Series[Any]", end: int) -> bool:
     frame = table.to_pandas()
     frame = frame[frame["step"].between(step, end)]
     return len(frame) > 0 and bool((frame["nan"] > 0).all() and (frame["inf"] == 0).all())
+
+
+def _nan_made_in_backward_of(run: Run, step: int, end: int) -> str | None:
+    """The module whose backward made NaN, in all sampled steps of the stretch: the gradient that flows into it is
+    finite, and the next that arrived holds NaN and no infinity. A scaled gradient that overflows is infinite first."""
+    table = run.table("tensors").select(["step", "name", "kind", "rank", "inf", "nan"])
+    table = table.filter(pc.and_(pc.equal(table.column("kind"), "output_grad"), pc.equal(table.column("rank"), 0)))
+    frame = table.to_pandas()
+    made: set[str | None] = set()
+    for _, rows in frame[frame["step"].between(step, end)].groupby("step"):
+        bad = np.flatnonzero((rows["nan"] > 0) | (rows["inf"] > 0))
+        first = int(bad[0]) if len(bad) else 0
+        clean = first > 0 and rows["inf"].iloc[first] == 0
+        made.add(str(rows["name"].iloc[first - 1]) if clean else None)
+    return made.pop() if len(made) == 1 else None
 
 
 def _number(value: object) -> float | None:

@@ -7,10 +7,10 @@ import numpy as np
 
 from amp_core.analysis import safe_window
 from amp_core.analysis.steps import autocast_dtype, recipe, scaler_enabled
-from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS, MASKED_ROWS, Cause
+from amp_core.findings.first_cause import INPUT_DATA, ITS_BACKWARD, LEARNING_RATE, LOSS, MASKED_ROWS, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
-from amp_core.findings.signals import facts
+from amp_core.findings.signals import facts, signals
 from amp_core.findings.snippets import BF16, ISLAND, LOOP
 from amp_core.schema import RunError
 from amp_core.schema.event_kinds import OF_ZERO
@@ -33,6 +33,11 @@ _BAD_WEIGHTS = """\
 for name, parameter in model.named_parameters():
     if not parameter.isfinite().all():
         print(name)"""
+_GUARDED_ASCENT = """\
+norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+if norm.isfinite():
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=rho / norm.item())"""
 _RESET = """\
 for module in model.modules():
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
@@ -99,6 +104,14 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     if cause.op == MASKED_ROWS:
         entry = GUIDE["fully-masked-row"]
         return Remedy(entry.advice, entry.snippet)
+    if cause.op == "its weights" and (signals(run, "weights broken within step")["step"] == cause.step).any():
+        return Remedy(
+            f"The weights of {cause.where} were finite in an earlier forward of the same step: the program's own code "
+            "changed them since, before any optimizer step, as the ascent of sharpness-aware minimization does with "
+            "gradients that overflowed. Leave that change out where the gradients are not finite; a scaler protects "
+            "its own steps only.",
+            _GUARDED_ASCENT,
+        )
     if cause.op == "its weights":
         return Remedy(
             f"The weights of {cause.where} were already non-finite before the module ran: either the checkpoint "
@@ -127,6 +140,20 @@ def scale_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     """The remedy for a collapsed loss scale; None if the guide's advice fits."""
     if cause is not None and (cause.phase != "backward" or cause.where == LOSS):
         return loss_remedy(run, cause)
+    if cause is not None and cause.op == ITS_BACKWARD:
+        return Remedy(
+            f"The forward pass and the gradient that {cause.where} receives are finite, and its backward makes NaN of "
+            "them at any loss scale: it divides infinities or zeros, such as an exponential above 65504. Compute it in "
+            "float32, or write its derivative without them.",
+            "class Activation(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    @torch.amp.custom_fwd(device_type=device_type, cast_inputs=torch.float32)\n"
+            "    def forward(ctx, x): ...\n"
+            "\n"
+            "    @staticmethod\n"
+            "    @torch.amp.custom_bwd(device_type=device_type)\n"
+            "    def backward(ctx, grad): ...",
+        )
     if compute_dtype(run) not in FP32_RANGE_DTYPES:
         return None
     return Remedy(

@@ -28,6 +28,8 @@ EVENT_KINDS: dict[str, str] = {
     "what it was computed in",
     "non-finite operator": "the operator that made the loss of a step non-finite from finite numbers, where the "
     "outputs of all modules were finite; value: largest magnitude of its inputs; limit: largest finite number of dtype",
+    "weights broken within step": "the weights of a module were not finite in a forward, although the loss of an "
+    "earlier backward of the same step, before any optimizer step, was finite",
     "vanished gradient": "the float16 output gradient of a module was all zeros, and in FP32 it would not be; op: the "
     "operator whose result became zero; value: the largest magnitude of that result in FP32",
     "abandoned forward": "the output of the model was not finite, and no backward followed; name: the first module "
@@ -72,10 +74,14 @@ EVENT_KINDS: dict[str, str] = {
     "numbers that was rounded to dtype, value: neighbours that are equal; op `frequencies` or `schedule`: a buffer of "
     "them",
     "second moments": "an optimizer has second moments in dtype; name: the first one's parameter; value: the share "
-    "that is zero beside a first moment that is not; limit: 1 - beta2",
+    "that is zero beside a first moment that is not; limit: 1 - beta2; detail: `restored` where the optimizer's state "
+    "was loaded",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
     "threaded forward": "a module was run by another thread, without the autocast of the main one",
     "recomputed": "a module was recomputed during backward in another dtype; dtype: the new; detail: the old",
+    "input step": "the model was given an input that was moved along its own gradient of a scaled loss, without a call "
+    "of `get_scale` in between; value: the size of the step over that of the input; limit: the ratio from which that "
+    "is reported",
     "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
     "autocast in backward": "backward was called inside of an autocast region of dtype",
     "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type; "
@@ -111,6 +117,9 @@ EVENT_KINDS: dict[str, str] = {
     "create_graph": "gradients to be differentiated again; value: 1 where they were multiplied by the loss scale and "
     "the scale was not read, else 0",
     "logged scaled": "the loop logged name multiplied by the loss scale; value: logged over true; limit: the scale",
+    "scheduled metric": "`ReduceLROnPlateau` got value as its metric; step: the step before",
+    "half rate": "an optimizer holds its learning rate as a tensor of dtype; name: its class; count: how often it was "
+    "written between steps; value: how often it changed",
     "missing gradients": "parameters in an optimizer without a gradient; name: the first; count: of limit parameters; "
     "detail: `no_grad` where the model ran without gradients in the same autocast region before",
     "kept gradients": "gradients that an optimizer had used were still there when backward added to them, in each of "
@@ -121,7 +130,8 @@ EVENT_KINDS: dict[str, str] = {
     "updates are not in the table `updates`; value: their share, of the larger half of the elements",
     "overwritten weights": "FP32 weights that an optimizer updates were, before the next step, replaced by their own "
     "values rounded to dtype; name: the largest such weight; step: the last; count: how often, of limit comparisons; "
-    "value: what was lost of the weights, over the updates of the steps before",
+    "value: what was lost of the weights, over the updates of the steps before; detail: `others` where they are other "
+    "values that dtype represents exactly",
     "uncopied masters": "weights of the model that are as at the start, bit for bit, although backward gives them "
     "gradients and the FP32 masters that an optimizer steps in their place have changed; name: the largest of count "
     "weights; limit: how many were compared; value: share of its elements whose masters round to other values; the "
@@ -136,6 +146,8 @@ EVENT_KINDS: dict[str, str] = {
     "the optimizer's state; phase: `forward` of a buffer that forward multiplied",
     "rounded factors": "a module multiplies by the same factors in dtype many times in one step; value: the share of "
     "them that are 1 although they were computed as less; limit: the share above which that is reported",
+    "slow state": "a module multiplies a state in dtype many times in one step by a number just below 1; value: by how "
+    "much below 1; limit: the largest such amount that rounding makes wrong by a quarter on average",
     "statistics": "running statistics that are not finite; name: the buffer",
     "quantized layers": "linear layers whose operands were cast to 8 or 4 bits in the first sampled step that had any; "
     "name: the layer that was called last; detail: the one that takes the model's input, if one does; value: their "

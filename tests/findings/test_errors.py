@@ -27,6 +27,19 @@ def test_parameters_are_called_foreign_only_if_that_was_recorded(
     assert finding.title.endswith(text)
 
 
+@pytest.mark.parametrize(("steps", "told"), [((0, 1, 2), True), ((0, 2), False)])
+def test_parameters_that_never_get_a_gradient_are_named_as_an_info(
+    tmp_path: Path, steps: tuple[int, ...], told: bool
+) -> None:
+    with RunWriter(tmp_path / "run", config={"optimizers": ["Adam"]}) as writer:
+        writer.append("steps", {"step": range(5)})
+        for step in steps:
+            writer.event("missing gradients", "body.weight", step=step, count=2, limit=6.0)
+    named = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "no-gradients"]
+    assert [(f.where, f.severity) for f in named] == ([("body.weight", "info")] if told else [])
+    assert not named or named[0].title == "2 of the optimizer's 6 tensors get no gradient"
+
+
 def test_an_unknown_call_is_not_parsed_as_an_optimizer_index(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam", "SGD"], "optimizer_settings": [{}, {}]})
     writer.append("steps", {"step": [0]})

@@ -10,6 +10,7 @@ from amp_core import Run, load_run
 from amp_core.findings import diagnose, first_cause
 from amp_core.store.writer import RunWriter
 from tests.findings.other_forms.losses import logarithm_of_probabilities_that_are_zero_in_fp16
+from tests.findings.other_forms.nonfinite import ascent_by_gradients_that_overflowed
 from tests.findings.other_forms.operators import rows_of_zeros_divided_by_their_norm
 from tests.synthetic import write_rows
 
@@ -292,3 +293,9 @@ def test_a_router_that_is_the_whole_model_has_its_name(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", [router | {"dtype": "bfloat16"}], [1.1, 1.2], [False, False])
     (title,) = [f.title for f in diagnose(run) if f.code == "half-router"]
     assert title.split()[0] != "selects" and not title.startswith(" ")
+
+
+def test_weights_that_the_loop_broke_within_a_step_have_advice_of_their_own(tmp_path: Path) -> None:
+    ascent_by_gradients_that_overflowed(tmp_path / "run")
+    finding = next(f for f in diagnose(load_run(tmp_path / "run")) if f.code == "loss-nonfinite")
+    assert "were finite in an earlier forward of the same step" in finding.advice

@@ -14,8 +14,15 @@ from pages.parts import loaders, warm_up
 from pages.parts.library import run_list
 from tests.pages.conftest import ROOT
 from tests.synthetic import write
+from tests.waiting import wait_for
 
-pytestmark = pytest.mark.usefixtures("warming")
+pytestmark = pytest.mark.usefixtures("warming", "idle")
+
+
+@pytest.fixture
+def idle():
+    """No run of the test before is being analysed: one at a time is."""
+    wait_for(lambda: not warm_up._analysing.locked())
 
 
 def analyses_of(monkeypatch, work):

@@ -25,6 +25,8 @@ from amp_core.text import formatting
 
 MAX_SKIP_FRAC = 0.02
 """A larger share of skipped steps after calibration costs training time."""
+MAX_SHORT_INTERVAL = int(1 / MAX_SKIP_FRAC)
+"""A growth interval of fewer steps costs more than `MAX_SKIP_FRAC` of them, if each growth costs one."""
 MIN_SKIPS = 3
 """Fewest skipped steps after calibration that are reported: in a short run, one growth is a large share."""
 MAX_GROWTH_RATIO = 8.0
@@ -61,13 +63,14 @@ def calibration_skips(run: Run) -> list[Finding]:
     trace = scale_trace(run)
     if not len(episodes) or loss_nonfinite(run) or scale_collapse(run):
         return []
-    if np.isnan(episodes["scale_after"].iloc[-1]):  # the run ends with skips
+    after_start = episodes[episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS]
+    summary = scale_summary(run)
+    short = _grows_before(run, MAX_SHORT_INTERVAL) and 0 < after_start["skips"].sum() <= summary.growths + 1
+    if np.isnan(episodes["scale_after"].iloc[-1]) and not short:  # the run ends with skips
         alone = len(episodes) == 1 and int(episodes["skips"].iloc[0]) == len(trace)
         return [_still_skips(run, trace)] if alone else []
-    after_start = episodes[episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS]
-    if (after_start["skips"] > 1).any() or (episodes["scale_after"] < 1).any():
+    if ((after_start["skips"] > 1).any() and not short) or (episodes["scale_after"] < 1).any():
         return []
-    summary = scale_summary(run)
     if len(after_start) > summary.growths + 1:  # each growth may cost one skip
         return []
     first, last = int(episodes["first"].iloc[0]), int(episodes["last"].iloc[-1])
@@ -114,10 +117,22 @@ def _from_initial(summary: ScaleSummary) -> str:
     return f" from init_scale = {formatting.scale(first)}" if first > INIT_SCALE else ""
 
 
-def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) -> Finding:
+def _growth_interval(run: Run) -> int | None:
     scaler = run.head.config.get("scaler")
     interval = scaler.get("growth_interval") if isinstance(scaler, dict) else None
-    every = f"every {interval} clean steps" if interval else "after only a few clean steps"
+    return interval if isinstance(interval, int) else None
+
+
+def _grows_before(run: Run, steps: int) -> bool:
+    """Whether the scaler is known to grow its scale after fewer clean steps. It may then outgrow the gradients of two
+    steps in a row."""
+    interval = _growth_interval(run)
+    return interval is not None and interval < steps
+
+
+def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) -> Finding:
+    interval = _growth_interval(run)
+    every = f"after {formatting.plural(interval, 'clean step')}" if interval else "after only a few clean steps"
     early = summary.calibration_skips
     start = _from_initial(summary)
     more = f"; {early:,} more while it fell{start}" if start and early else ""

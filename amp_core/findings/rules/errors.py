@@ -36,6 +36,13 @@ from amp_core.text import formatting
 
 MIN_ZERO_STEPS = 5
 """Steps whose gradients all have to be zero."""
+MIN_STEPS_WITHOUT = 3
+"""Steps in which the same parameters have no gradient: all that are reported."""
+_UNREACHED = Remedy(
+    "These parameters stay as they are: the loss does not depend on them, or a detach, a `no_grad` or a conversion to "
+    "numbers cuts the graph before it reaches them. If that is intended, leave them out of the optimizer.",
+    "print([name for name, p in model.named_parameters() if p.requires_grad and p.grad is None])   # after backward",
+)
 
 _UNSCALED_FP16 = "Attempting to unscale FP16 gradients"
 _NO_CHECKS = ("No inf checks were recorded for this optimizer", "does not require grad and does not have a grad_fn")
@@ -98,7 +105,8 @@ def fp16_parameters(run: Run) -> list[Finding]:
         what="An optimizer steps although none of its parameters has a gradient.",
         signal="The scaler's error, or a step without any gradient.",
         threshold="No parameter of the optimizer has a gradient (torch/amp/grad_scaler.py, “No inf checks were "
-        "recorded”). Or parameters outside the model have none, while some of the model's are in no optimizer.",
+        "recorded”). Or parameters outside the model have none, while some of the model's are in no optimizer. "
+        "Informational if some have none in any of the first steps.",
         advice="The loss does not depend on these parameters: it was detached, they are frozen, or they belong to a "
         "different model than the one that was called. Create the optimizer from the parameters that train.",
         snippet="optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)\n"
@@ -111,7 +119,9 @@ def no_gradients(run: Run) -> list[Finding]:
     missing = signals(run, "missing gradients")
     none = missing[missing["count"] >= missing["limit"]]
     if raised is None and none.empty:
-        return _of_replaced_parameters(run, missing) or _cleared_before_the_step(run)
+        return (
+            _of_replaced_parameters(run, missing) or _cleared_before_the_step(run) or _of_some_parameters(run, missing)
+        )
     settings = mappings(run.head.config, "optimizer_settings")
     foreign = next(
         (i for i, s in enumerate(settings) if s.get("outside_model") and s["outside_model"] == s.get("parameters")),
@@ -136,6 +146,29 @@ def no_gradients(run: Run) -> list[Finding]:
             value=0.0,
             limit=1.0,
             unit="parameters with a gradient",
+        )
+    ]
+
+
+def _of_some_parameters(run: Run, missing: pd.DataFrame) -> list[Finding]:
+    """`no-gradients` as an info where some parameters have no gradient in any of the first steps."""
+    first = missing[missing["detail"] == ""]
+    same = len(first.groupby(["name", "count", "limit"])) == 1
+    if not same or len(first) < MIN_STEPS_WITHOUT or len(signals(run, "branch")):
+        return []
+    row = first.iloc[0]
+    of = formatting.plural(int(row["limit"]), "tensor")
+    return [
+        make_finding(
+            "no-gradients",
+            f"{int(row['count']):,} of the optimizer's {of} get no gradient",
+            str(row["name"]),
+            severity="info",
+            steps=(int(first["step"].min()), int(first["step"].max())),
+            value=float(row["limit"] - row["count"]),
+            limit=float(row["limit"]),
+            unit="parameters with a gradient",
+            remedy=_UNREACHED,
         )
     ]
 

@@ -282,7 +282,8 @@ def half_statistics(run: Run) -> list[Finding]:
         "between the first steps, and in the first evaluations.",
         threshold="4,096 terms of a sum, 65,536 of a mean, 256 per bin, or 64 consecutive additions to a number; to a "
         "tensor, 64 within one module of which the last leaves half of it unchanged. For a cumulative sum 2^8 terms in "
-        "bfloat16 and 2^11 in float16, beyond which a sum of ones no longer grows.",
+        "bfloat16 and 2^11 in float16, beyond which a sum of ones no longer grows; for differences of one, a spacing "
+        "of a quarter of its terms.",
         advice="The sum has two or three significant digits, and where partial sums are rounded too, small terms "
         "are lost altogether. Sum in float32 and cast the result.",
         snippet="total = x.sum(-1, dtype=torch.float32)\nsteps = torch.cumsum(x, -1, dtype=torch.float32)",

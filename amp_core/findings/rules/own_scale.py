@@ -20,7 +20,7 @@ from amp_core.text import formatting
         what="A loop multiplies its loss by a loss scale of its own, and the optimizer steps with gradients that are "
         "still scaled, divided twice, or not finite.",
         signal="The constant by which the loss is multiplied last, and norms of gradients as backward left them and at "
-        "`optimizer.step`, in the first steps.",
+        "`optimizer.step`, in the first steps and after each growth of the scale.",
         threshold="A power of two of 128 or more, in float16. The norms are the same, or differ by the square of "
         "the scale, in all of the first steps; or one step is made with gradients that were not finite although the "
         "loss was "
@@ -43,7 +43,7 @@ def own_loss_scale(run: Run) -> list[Finding]:
             "own-loss-scale",
             _what(row, optimizer_name(run, int(row["optimizer"])), steps),
             f"optimizer.step of {optimizer_name(run, int(row['optimizer']))}",
-            steps=(0, last_step(run) or 0),
+            steps=(int(row["step"]), max(int(row["step"]), last_step(run) or 0)),
             value=float(row["value"]),
             limit=1.0,
             unit="loss scale",
@@ -52,7 +52,10 @@ def own_loss_scale(run: Run) -> list[Finding]:
 
 
 def _what(row: Any, name: str, steps: int) -> str:
-    scale, count = formatting.scale(float(row["value"])), int(row["count"])
+    scale, count, begin = formatting.scale(float(row["value"])), int(row["count"]), int(row["step"])
+    of = f"the first {formatting.plural(steps, 'step')}"
+    if begin:
+        of = f"{formatting.plural(steps, 'step')} from step {begin} on"
     sentences = {
         "kept": f"{name} steps with gradients that are still multiplied by the loop's own loss scale of {scale}",
         "some": f"{name} steps with {formatting.plural(count, 'gradient')} still multiplied by the loop's own loss "
@@ -62,8 +65,8 @@ def _what(row: Any, name: str, steps: int) -> str:
         "of dividing them",
         "mixed": f"{name} steps with sums of gradients that have different loss scales, up to {scale}",
         "nonfinite": f"{name} steps with gradients that overflowed at the loop's own loss scale of {scale}, in {count} "
-        f"of the first {formatting.plural(steps, 'step')}",
+        f"of {of}",
         "replaced": f"The loop replaces gradients that overflowed at its own loss scale of {scale}, and {name} steps, "
-        f"in {count} of the first {formatting.plural(steps, 'step')}",
+        f"in {count} of {of}",
     }
     return sentences[str(row["detail"])]

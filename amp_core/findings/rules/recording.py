@@ -9,6 +9,7 @@ from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy, Sever
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import fp16_without_scaler
 from amp_core.findings.signals import last_step, signals, split_call
+from amp_core.findings.snippets import LOOP
 from amp_core.schema import TABLES
 from amp_core.store.run import Run
 from amp_core.text import formatting
@@ -110,6 +111,12 @@ _BLOCKS = Remedy(
     "`torch.nn.Linear` with its subclasses, and GPT-2's `Conv1D`. Record a model without such layers without them.",
     'watch(model, optimizer, into="runs/a", blocks=False)',
 )
+_OWN_SCALE = Remedy(
+    "The loop scales its loss itself and skips steps, or gives `watch` another optimizer than the one it steps. "
+    "Gradients may be non-finite at any loss scale, or the scale does not fall after an overflow. A GradScaler halves "
+    "it until gradients are finite.",
+    LOOP,
+)
 _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
     ("watching failed", "warning", _FAILED),
     ("what was held back", "warning", _FAILED),
@@ -132,6 +139,7 @@ _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
 )
 """Prefix of a reason, its severity, and the remedy. An info is a reason for which a part of each step is missing, but
 the steps are recorded."""
+_NO_MORE_STEPS = " backward passes since the last step"
 _NO_STEP_REASONS = ("steps: no optimizer", "steps: neither a forward", "steps: none of the model's optimizers")
 """Reasons for a run without steps, which do not apply to one that was stopped during its first step."""
 
@@ -273,6 +281,11 @@ def _reported_gaps(run: Run) -> list[_Gap]:
             continue
         if "a GradScaler is at work" in detail and fp16_without_scaler(run):
             continue  # reported by that finding
+        if _NO_MORE_STEPS in detail and len(signals(run, "own loss scale")):
+            count = detail.partition(":")[2].partition(_NO_MORE_STEPS)[0].strip()
+            title = f"No step in the last {count} backward passes of a loop with a loss scale of its own"
+            gaps[detail] = _Gap(title, "steps", "warning", since, _OWN_SCALE, detail)
+            continue
         gaps[detail] = _gap_of_warning(str(name), detail, since)
     return list(gaps.values())
 

@@ -2,12 +2,14 @@
 penalty, a term of the loss."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from amp_core.analysis import scale_summary, scale_trace
-from amp_core.analysis.steps import scaler_enabled
+from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.loops import reads_scaled
@@ -18,6 +20,14 @@ from amp_core.text import formatting
 
 FOLLOWS_BITS = 0.25
 """A norm moves with the loss scale if their changes agree within this many powers of two."""
+_METRIC = Remedy(
+    "The loss seems to double whenever the loss scale grows, so that the scheduler lowers the learning rate of a "
+    "training that improves. Give it the loss from before `scaler.scale`, better still that of held-out data.",
+    "scaler.scale(loss).backward()\nscheduler.step(loss.item())   # not the scaled loss",
+)
+MAX_RATIO_ERROR = 0.01
+MIN_METRICS = 3
+"""Fewest metrics of a scheduler that are compared: one may be so large by chance."""
 MIN_SCALE_CHANGES = 4
 """Fewest changes of the scale for a statement that a norm follows them."""
 
@@ -29,11 +39,12 @@ MIN_SCALE_CHANGES = 4
         family=TRAINING_LOOP,
         order=410,
         what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
-        signal="Logged values compared with measured ones, jumps of the logged norm when the scale changes, and calls "
-        "of `clip_grad_norm_` that clip nothing.",
+        signal="Logged values and the metrics of ReduceLROnPlateau compared with measured losses, jumps of the logged "
+        "norm when the scale changes, and calls of `clip_grad_norm_` that clip nothing.",
         threshold="The ratio of logged to measured value is within 1 % of the loss scale; without a measurement, "
-        "the norm follows four of five scale changes to within a factor of 1.2. Or one call with an infinite threshold "
-        "before gradients are unscaled, in a loop that never asks for the scale to divide by it.",
+        "the norm follows four of five scale changes to within a factor of 1.2. Or 3 metrics of a scheduler, and all "
+        "of them, are the loss times its scale. Or one call with an infinite threshold before gradients are unscaled, "
+        "in a loop that never asks for the scale to divide by it.",
         advice="The curve shows the loss scale rather than the model: it doubles at each growth. Log the loss "
         "before `scaler.scale`, and norms after `scaler.unscale_`.",
         snippet="scaler.scale(loss).backward()\n"
@@ -55,6 +66,10 @@ def logged_scaled_values(run: Run) -> list[Finding]:
                 (f"{' and '.join(names)} is logged while still scaled"),
             )
         ]
+    scheduled = _scheduled_scaled(run)
+    if len(scheduled):
+        title = "ReduceLROnPlateau judges the training by a loss that is still scaled"
+        return [_logged("ReduceLROnPlateau", scheduled["step"], float(scheduled["ratio"].iloc[0]), title, _METRIC)]
     read = [(first, last) for first, last, calls in call_orders(run) if reads_scaled(calls, "norm")]
     if read and scaler_enabled(run) and not any("get_scale" in calls for _, _, calls in call_orders(run)):
         title = "The norm of all gradients is taken while they are still scaled"
@@ -73,7 +88,25 @@ def logged_scaled_values(run: Run) -> list[Finding]:
     return [_logged("grad_norm", good["step"].iloc[at + 1], math.nan, "grad_norm jumps with the loss scale")]
 
 
-def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Finding:
+def _scheduled_scaled(run: Run) -> pd.DataFrame:
+    """The metrics that are the last loss, or the mean of those since the last metric, times the loss scale: `step`, and
+    the `ratio` to the true value. None unless all metrics are."""
+    metrics, steps = signals(run, "scheduled metric"), attempts(run)
+    found: list[tuple[int, float]] = []
+    since = -1
+    for step, metric in zip(metrics["step"].astype(int), metrics["value"].astype(float), strict=True):
+        rows = steps[steps["step"].between(since + 1, step) & steps["loss"].notna() & (steps["loss_scale"] >= 2)]
+        since = step
+        for part in (rows.tail(1), rows):
+            true, scaled = part["loss"].mean(), (part["loss"] * part["loss_scale"]).mean()
+            if len(part) and true and abs(metric / scaled - 1) < MAX_RATIO_ERROR:
+                found.append((step, metric / true))
+                break
+    every = len(metrics) >= MIN_METRICS and len(found) == len(metrics)
+    return pd.DataFrame(found if every else [], columns=["step", "ratio"])
+
+
+def _logged(where: str, steps: "pd.Series[int]", value: float, title: str, remedy: Remedy | None = None) -> Finding:
     return make_finding(
         "logged-scaled-values",
         title[0].upper() + title[1:],
@@ -82,6 +115,7 @@ def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Fi
         value=value if math.isfinite(value) else None,
         limit=1.0,
         unit="times the true value",
+        remedy=remedy,
     )
 
 
@@ -91,10 +125,11 @@ def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Fi
         severity="warning",
         family=TRAINING_LOOP,
         order=250,
-        what="A gradient penalty is computed from gradients that are still scaled.",
+        what="A gradient penalty is computed from gradients that are still scaled, or an input is moved along them.",
         signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether `get_scale` was called "
-        "afterwards.",
-        threshold=f"`get_scale` was not called before backward ({TORCH_EXAMPLES}, gradient penalty).",
+        "afterwards. What the model is given after the gradient of an input was computed.",
+        threshold=f"`get_scale` was not called before backward ({TORCH_EXAMPLES}, gradient penalty), nor before the "
+        "next forward, whose input differs by a multiple of the gradient that is larger than the input.",
         advice="The penalty is too large by a factor of the loss scale, or of its square. Divide the gradients by "
         "`scaler.get_scale()` before taking their norm.",
         snippet="scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)\n"
@@ -110,7 +145,7 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
     frame = signals(run, "create_graph")
     frame = frame[frame["value"] == 1.0]
     if frame.empty:
-        return []
+        return [_input_step(row) for row in signals(run, "input step").head(1).to_dict("records")]
     at, scale = int(frame["step"].iloc[0]), scale_summary(run).first
     return [
         make_finding(
@@ -123,6 +158,25 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
             unit="loss scale",
         )
     ]
+
+
+def _input_step(row: Mapping[Any, Any]) -> Finding:
+    step, ratio = int(row["step"]), float(row["value"])
+    return make_finding(
+        "scaled-gradient-penalty",
+        "The model's input is moved along its gradient, which is still scaled: the step is "
+        f"{formatting.number(ratio)} times as large as the input",
+        "torch.autograd.grad",
+        steps=(step, step),
+        value=ratio,
+        limit=float(row["limit"]),
+        unit="size of the step over that of the input",
+        remedy=Remedy(
+            "The step is too large by the factor of the loss scale, so the model trains on inputs that have nothing to "
+            "do with the data. Divide the gradient by `scaler.get_scale()` before it moves the input.",
+            "(g,) = torch.autograd.grad(scaler.scale(loss), x)\nx = (x + size * g / scaler.get_scale()).detach()",
+        ),
+    )
 
 
 @rule(

@@ -58,7 +58,7 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
         return [_idle_scaler()]
     own = signals(run, "own loss scale")["value"]
     if len(own):
-        return [_constant_scale(float(own.iloc[0]))]
+        return [_own_scale(float(own.iloc[0]), changes=own.nunique() > 1)]
     scaling = "without effective loss scaling (loss scale 1)" if summary.has_scaler else "without loss scaling"
     whole = compute_dtype(run) == "float16"  # else a network outside of the model does, or a part
     return [
@@ -125,17 +125,18 @@ def _idle_scaler() -> Finding:
     )
 
 
-def _constant_scale(scale: float) -> Finding:
+def _own_scale(scale: float, *, changes: bool) -> Finding:
+    at = f"{formatting.number(scale)} at first" if changes else f"a constant {formatting.number(scale)}"
     return make_finding(
         "fp16-without-scaler",
-        f"Training in float16 with a constant loss scale of {formatting.number(scale)} of the program's own",
+        f"Training in float16 with a loss scale of the program's own, {at}",
         "GradScaler",
         severity="info",
         value=scale,
         unit="loss scale",
         remedy=Remedy(
-            "Small gradients are kept as long as the program divides by that scale before the step. Nothing skips a "
-            "step whose gradients overflow, and the recorded gradients are scaled. A GradScaler does both.",
+            "Small gradients are kept. The program itself has to skip steps whose gradients overflow and to divide by "
+            "the scale before the others, and the recorded gradients are scaled; a GradScaler does all of it.",
             LOOP,
         ),
     )

@@ -1,10 +1,12 @@
 """Rules on FSDP's policies, DDP's hooks, requested FP32 master weights, and optimizer states."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from amp_core.analysis.numerics.update_losses import update_losses
 from amp_core.analysis.steps import autocast_dtype, whole_number
-from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Severity
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
 from amp_core.findings.signals import (
@@ -17,11 +19,15 @@ from amp_core.findings.signals import (
 )
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
+from amp_core.text import formatting
 
 MANY_SHARDS = 8
 """Processes from which an unrequested reduction in 16 bits is reported: FSDP2 reduces in `param_dtype` by
 default."""
 _NARROW_HOOK = re.compile(r"(bf16|bfloat16)|(fp16|float16)|half", re.IGNORECASE)
+MEDIAN_MANTISSA = 1.5
+"""A number of this mantissa or less keeps its value if it is multiplied by 1 - x, for an x of up to half a unit in the
+last place of 1 over this. Half of all numbers have such a mantissa."""
 MIN_VANISHED_FRAC = 0.01
 """Share of second moments that are zero beside a first moment that is not."""
 _POLICY = """\
@@ -42,8 +48,8 @@ fully_shard(model, mp_policy=policy)"""
         "of tensors of their size that the loop or the hook passes to `torch.distributed.all_reduce`.",
         threshold="A 16-bit reduce_dtype, compression hook or such tensor; with FSDP2's default, which is param_dtype, "
         "a warning from 8 processes on and informational below (torchtitan issues 700 and 2389, modalities 462).",
-        advice="Each addition rounds to 8 significant bits, and more small gradients are lost the more processes "
-        "there are. Reduce in float32: it costs bandwidth, not memory.",
+        advice="Each addition rounds to 8 significant bits in bfloat16, and to 11 in float16, and more small gradients "
+        "are lost the more processes there are. Reduce in float32: it costs bandwidth, not memory.",
         snippet=_POLICY,
         frameworks={
             "Accelerate": "plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy="
@@ -68,8 +74,9 @@ def half_reduction(run: Run) -> list[Finding]:
         dtype, where, how = str(default), "reduce_dtype", f"reduce_dtype is not set, and param_dtype is {default}"
         severity = None if shards >= MANY_SHARDS else "info"
     elif (reduced := settings.get("reduced")) in SIGNIFICANT_BITS:
-        dtype, where = str(reduced), str(hook or "all_reduce")
-        how = f"all_reduce is called with tensors in {reduced}"
+        call = str(settings.get("reduced_by", "all_reduce"))
+        dtype, where = str(reduced), str(hook or call)
+        how = f"{call} is called with tensors in {reduced}"
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
         how = f"the DDP model's gradients are in {dtype}"
@@ -179,10 +186,13 @@ def half_output_policy(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=276,
         follows=("missing-fp32-masters",),
-        what="An optimizer stores second moments in 16 bits, where they vanish or stop changing.",
-        signal="dtype of the second moments after the third step, the share of zeros, and beta2.",
-        threshold="1 - beta2 is below half a unit in the last place, 2^-9 in bfloat16 (the default beta2 gives "
-        "0.001), or 1 % of the second moments are zero where the first moment is not (bitsandbytes issue 1973).",
+        what="An optimizer stores second moments in 16 bits, where they vanish or stop changing; or they come from a "
+        "checkpoint that did.",
+        signal="dtype of the second moments after the third step, the share of zeros, and beta2; the share of zeros "
+        "after the optimizer's state was loaded.",
+        threshold="1 - beta2 is below half a unit in the last place of at least half of all numbers, 2^-8 / 1.5 in "
+        "bfloat16 (the default beta2 gives 0.001), or 1 % of the second moments are zero where the first moment is "
+        "not (bitsandbytes issue 1973).",
         advice="A second moment that stops changing keeps the step size of the first steps, and where it is zero "
         "the update divides by eps alone. Keep optimizer states in float32, or lower beta2 to 0.95.",
         snippet="optimizer = torch.optim.AdamW(model.float().parameters(), lr=lr)   # states in float32",
@@ -194,8 +204,12 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
     if (update_losses(run)["cure"] != "").any():
         return []
     for row in signals(run, "second moments").to_dict("records"):
+        if row["detail"] == "restored":
+            if row["value"] >= MIN_VANISHED_FRAC:
+                return [_vanished_in_checkpoint(row)]
+            continue
         form = next(f for f in FORMATS.values() if f.dtype == row["dtype"])
-        smallest = 2.0 ** -(form.mantissa_bits + 2)
+        smallest = 2.0 ** -(form.mantissa_bits + 1) / MEDIAN_MANTISSA
         stands_still = row["limit"] == row["limit"] and row["limit"] is not None and row["limit"] < smallest
         if not stands_still and row["value"] < MIN_VANISHED_FRAC:
             continue
@@ -230,3 +244,22 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
             )
         ]
     return []
+
+
+def _vanished_in_checkpoint(row: Mapping[Any, Any]) -> Finding:
+    share, step = float(row["value"]), int(row["step"])
+    return make_finding(
+        "vanishing-second-moments",
+        f"{formatting.percent(share)} of the second moments that were loaded into the optimizer are zero although the "
+        "first moments are not",
+        str(row["name"]) or "optimizer",
+        steps=(step, step),
+        value=share,
+        limit=MIN_VANISHED_FRAC,
+        unit="share of second moments",
+        remedy=Remedy(
+            "The checkpoint held them in float16, where they underflow below 6e-8, and the first updates after it are "
+            "many times too large. Save the optimizer's state in float32, as `state_dict` returns it.",
+            'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)',
+        ),
+    )

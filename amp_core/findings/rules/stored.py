@@ -19,6 +19,7 @@ from amp_core.findings.signals import (
     has_fp32_masters,
     mappings,
     model_name,
+    optimizer_name,
     rounded_decays,
     signals,
     split_call,
@@ -28,6 +29,8 @@ from amp_core.formats import narrowest_first
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
+MIN_RATE_WRITES = 20
+"""Fewest writes of a learning rate that show that it cannot change."""
 MIN_LOSSES = 10
 """Fewest different losses whose number of bits shows the dtype."""
 SIGNIFICANT_BITS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first() if f.autocast}
@@ -91,6 +94,46 @@ def half_accumulation(run: Run) -> list[Finding]:
         if dtype_of_losses
         else []
     )
+
+
+@rule(
+    Entry(
+        code="half-learning-rate",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=277,
+        what="An optimizer holds its learning rate as a 16-bit tensor, and a schedule that changes it by little has no "
+        "effect.",
+        signal="dtype of `lr` in the first parameter group, how often it was written, and how often it changed.",
+        threshold="20 writes without a change. Informational if it changed or was not written. Factors between 1 - 2⁻⁹ "
+        "and 1 + 2⁻⁸ leave most bfloat16 numbers as they are; float16 has no numbers below 2⁻²⁴.",
+        advice="Warm-up and decay change the rate by less than the distance of 16-bit numbers, and rounding undoes "
+        "that each time. Keep the learning rate as a Python number or in float32.",
+        snippet="for group in optimizer.param_groups:\n"
+        '    group["lr"] = group["lr"].float()   # or a Python number, unless the optimizer is capturable',
+        page="",
+    )
+)
+def half_learning_rate(run: Run) -> list[Finding]:
+    """`half-learning-rate`: a learning rate in 16 bits that stays the same although the loop writes to it."""
+    frame = signals(run, "half rate").sort_values("value")
+    if frame.empty:
+        return []
+    row = frame.iloc[0]
+    written, changed, name = int(row["count"]), int(row["value"]), optimizer_name(run, int(row["optimizer"]))
+    stands = changed == 0 and written >= MIN_RATE_WRITES
+    writes = f" and stayed the same when it was written {written:,} times" if stands else ""
+    return [
+        make_finding(
+            "half-learning-rate",
+            f"The learning rate of {name} is a {row['dtype']} tensor{writes}",
+            name,
+            severity=None if stands else "info",
+            value=float(changed),
+            limit=float(written),
+            unit="changes",
+        )
+    ]
 
 
 def _accumulates(calls: Sequence[str]) -> bool:

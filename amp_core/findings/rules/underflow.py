@@ -50,7 +50,7 @@ def _scaler_in_frameworks(power: int) -> dict[str, str]:
         severity="warning",
         family=LOSS_SCALING,
         order=230,
-        follows=("shared-backoff",),
+        follows=("shared-backoff", "scale-collapse"),
         what="At the current loss scale, float16 rounding removes more of the gradients than training tolerates.",
         signal="Histograms of output and weight gradients, and the loss scale in effect when they were recorded.",
         threshold="A relative error of a matrix's gradient above 0.0085 at more than a quarter of the sampled "
@@ -190,6 +190,13 @@ def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
     return float(rows["underflow_mass_frac"].max()) if len(rows) else None
 
 
+_STATES_IN_FP32 = Remedy(
+    "Squares of gradients below 2.4e-4 are zero in float16, and the constant does not keep the update from dividing by "
+    "them. Cast gradients to float32 before they are squared, and keep the optimizer's averages in float32.",
+    "grad = p.grad.float()\nstate['square'].lerp_(grad.square(), 1 - beta2)   # a float32 tensor",
+)
+
+
 @rule(
     Entry(
         code="eps-rounds-to-zero",
@@ -233,6 +240,7 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
             value=eps,
             limit=FLUSH_THRESHOLD,
             unit="constant",
+            remedy=_STATES_IN_FP32 if where.startswith("optimizer.step") else None,
         )
     ]
 

@@ -1,10 +1,13 @@
 """Rules on what is lost to rounding in updates: of weights, of weight decay, of averaged copies."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from amp_core.analysis.numerics.update_losses import MIN_LOST_FRAC, update_losses
-from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
 from amp_core.findings.signals import is_second_moment, model_name, rounded_decays, signals
@@ -177,11 +180,13 @@ def lost_weight_decay(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=269,
-        what="FP32 weights are overwritten between steps with their own values rounded to 16 bits.",
+        what="FP32 weights are overwritten between steps with values that were rounded to 16 bits: their own, or those "
+        "of an average of them.",
         signal="Each FP32 weight that an optimizer updates, after a step and before the next one, in turn.",
         threshold="Once: all elements of a weight that were not exactly representable in 16 bits are rounded to it. "
         "FP32 masters then hold what 16-bit weights hold, and updates below half a unit in the last place are lost "
-        "(Mixed Precision Training, section 3.1).",
+        "(Mixed Precision Training, section 3.1). Or in three steps, not in each: other values that are all exactly "
+        "representable in 16 bits.",
         advice="The masters gain nothing, since rounding discards what a step adds to them. Copy masters to the model "
         "and never back, and evaluate, average or save in 16 bits on a copy of the model.",
         snippet="optimizer.step()   # on the masters\n"
@@ -198,6 +203,8 @@ def overwritten_masters(run: Run) -> list[Finding]:
     frame = frame[frame["rank"] == frame["rank"].min()]
     row = frame.iloc[-1]
     count, compared = int(row["count"]), int(row["limit"])
+    if row["detail"] == "others":
+        return [_overwritten_by_others(row.to_dict())]
     often = "each step" if count == compared else f"{count:,} of {formatting.plural(compared, 'compared step')}"
     known = count * 2 > compared and pd.notna(row["value"])
     lost = f", which loses {formatting.percent(row['value'])} of the updates" if known else ""
@@ -212,6 +219,25 @@ def overwritten_masters(run: Run) -> list[Finding]:
             unit="steps",
         )
     ]
+
+
+def _overwritten_by_others(row: Mapping[Any, Any]) -> Finding:
+    count, compared = int(row["count"]), int(row["limit"])
+    return make_finding(
+        "overwritten-masters",
+        f"Before {count:,} of {formatting.plural(compared, 'compared step')}, FP32 weights were overwritten with "
+        f"values of another copy, which is kept in {row['dtype']}",
+        str(row["name"]),
+        steps=(0, int(row["step"])),
+        value=float(count),
+        limit=0.0,
+        unit="steps",
+        remedy=Remedy(
+            f"A copy in {row['dtype']} rounds away what the steps since the last time have added, to itself and to the "
+            "weights. Keep slow, averaged or earlier weights that are copied back in float32.",
+            "slow = [p.detach().clone() for p in model.parameters()]   # float32, as the weights",
+        ),
+    )
 
 
 @rule(
@@ -308,7 +334,7 @@ def _narrow(dtype: str) -> bool:
         "and no longer follows them.",
         signal="Elements of the average before and after a step, and their distance from the weights; 16-bit tensors "
         "that the loop, or an optimizer of its own, multiplies by a number that rounds to 1; factors of a module "
-        "that are 1 in 16 bits, and multiply 64 times in the first step.",
+        "that are 1 in 16 bits, or hardly less, and multiply 64 times in the first step.",
         threshold="Half or more of the elements that differ from their weight stay unchanged. An average moves by "
         "(1 - decay) of the distance: with a decay of 0.999, less than half a unit in the last place of bfloat16 as "
         "soon as it is within a factor of 2 of the weight (OneTrainer issues 996 and 1005).",
@@ -373,7 +399,7 @@ def _without_forgetting(run: Run) -> list[Finding]:
     """The same of a recurrent state, whose decays are 1 in 16 bits."""
     frame = signals(run, "rounded factors")
     if frame.empty:
-        return []
+        return [_rounded_state(run, row) for row in signals(run, "slow state").head(1).to_dict("records")]
     row = frame.iloc[int(frame["value"].to_numpy().argmax())]
     name = str(row["name"]) or model_name(run)
     return [
@@ -390,3 +416,20 @@ def _without_forgetting(run: Run) -> list[Finding]:
             "the decays, and the state that they multiply, in float32.",
         )
     ]
+
+
+def _rounded_state(run: Run, row: Mapping[Any, Any]) -> Finding:
+    """A recurrent state that is multiplied by a constant."""
+    name, step = str(row["name"]) or model_name(run), int(row["step"])
+    return make_finding(
+        "average-stands-still",
+        f"{name} multiplies its state by 1 - {row['value']:.2g} in {row['dtype']}, which rounds that decay by a "
+        "quarter or more",
+        name,
+        steps=(step, step),
+        value=float(row["value"]),
+        limit=float(row["limit"]),
+        unit="1 - decay",
+        advice="The state forgets too much or nothing, and loses inputs that are small beside it. Keep the state in "
+        "float32, and cast the result.",
+    )

@@ -63,6 +63,8 @@ class PrecisionDetector:
         self.known = False
         """Whether the first forward has begun."""
         self.autocast_dtype: torch.dtype | None = None
+        self.in_fp16 = False
+        """Whether forward computes in FP16."""
 
     def adopt(self, scaler: Any) -> None:
         """The loop uses `scaler`."""
@@ -97,5 +99,7 @@ class PrecisionDetector:
         self.autocast_dtype = autocast_dtype
         dtype = dtype_name(autocast_dtype) if autocast_dtype is not None else None
         config = {"device": str(self._device), **self._given, "autocast_dtype": dtype}
-        config.setdefault("precision", recipe_in_use(self._model, self._optimizers, self._scaler, dtype, self._device))
+        recipe = recipe_in_use(self._model, self._optimizers, self._scaler, dtype, self._device)
+        self.in_fp16 = recipe.startswith("fp16")
+        config.setdefault("precision", recipe)
         self._writer.update_head(config=dict(self._writer.head.config) | config)

@@ -12,11 +12,11 @@
     loss, samples = step.take()
 
 The loss of a backward is what it differentiates: the sum of its roots, each times its `grad_tensors` if given, before a
-scaler multiplied it. Only a backward that passes through the model and completes counts: another model's does not, nor
-one that an exception aborted. If no output reports backward (a part of the model was called, the model does not return
-its output, or the loss depends on gradients of the output alone), a backward counts if it changed a gradient of the
-model. `torch.autograd.grad` with respect to the model's parameters counts in a step without such a backward, and never
-with `create_graph`.
+scaler multiplied it, or the program's own code by a loss scale, where it computes in FP16. Only a backward that passes
+through the model and completes counts: another model's does not, nor one that an exception aborted. If no output
+reports backward (a part of the model was called, the model does not return its output, or the loss depends on gradients
+of the output alone), a backward counts if it changed a gradient of the model. `torch.autograd.grad` with respect to the
+model's parameters counts in a step without such a backward, and never with `create_graph`.
 
 Only forwards that a backward passes through count: not an evaluation, and not a second network's forward on the first
 one's output for its own loss. If another optimizer's step used the gradients of a loss, and they were cleared before
@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 import torch
 
 from amp_core.record.backends import widened
+from amp_core.record.model.loss_factors import own_scale
 from amp_core.record.model.parameters import in_backward
 
 Call = list[int]
@@ -62,6 +63,8 @@ class _Backward:
     """What it differentiates; None if that is not a single number."""
     unscaled: bool = True
     """Whether `loss` is without the loss scale, where a scaler multiplied it."""
+    own_scale: float | None = None
+    """The loss scale by which the program's own code multiplied `loss`, if it computes in FP16."""
     counts: bool = True
     by_grad: bool = False
     before: Marks | None = None
@@ -80,13 +83,17 @@ class _Backward:
 
 class LossAndSamples:
     """Loss and samples of the current step. `parameters` returns those of the model; `optimizers` are those that step
-    them, a list that may grow."""
+    them, a list that may grow. `in_fp16` tells whether the loop computes in FP16."""
 
     def __init__(
-        self, parameters: Callable[[], Sequence[torch.Tensor]], optimizers: Sequence[torch.optim.Optimizer]
+        self,
+        parameters: Callable[[], Sequence[torch.Tensor]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        in_fp16: Callable[[], bool],
     ) -> None:
         self._parameters = parameters
         self._optimizers = optimizers
+        self._in_fp16 = in_fp16
         self._losses: list[torch.Tensor] = []
         self._by_grad: list[torch.Tensor] = []
         self._scaled: list[Scaled] = []
@@ -148,14 +155,15 @@ class LossAndSamples:
         self._drop_cleared()
         loss, unscaled = self._loss_of(roots, weights) if counts else (None, True)
         marked = self._marked() if counts else []
-        self._backward = _Backward(loss, unscaled, counts, before=_marks(marked) if counts else None, marked=marked)
+        before = _marks(marked) if counts else None
+        self._backward = _Backward(loss, unscaled, self._own_scale(roots), counts, before=before, marked=marked)
         self._called = self._hooked
 
     def called_grad(self, roots: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], counts: bool) -> None:
         """`torch.autograd.grad` is called. `counts`: for gradients of the model's parameters, without
         `create_graph`."""
         loss, unscaled = self._loss_of(roots, weights) if counts else (None, True)
-        self._backward = _Backward(loss, unscaled, counts, by_grad=True)
+        self._backward = _Backward(loss, unscaled, self._own_scale(roots), counts, by_grad=True)
 
     def arrived(self) -> None:
         """The first gradient of a backward has reached the model."""
@@ -197,7 +205,7 @@ class LossAndSamples:
         if backward is None or not backward.counts:
             return False
         if backward.by_grad:
-            loss = backward.value()
+            loss = self._value(backward)
             self._by_grad += [loss] if loss is not None else []
             return False
         if backward.before is None or backward.before == _marks(backward.marked):
@@ -219,7 +227,7 @@ class LossAndSamples:
         losses = self._losses or self._by_grad
         if in_backward():
             self._already_taken = True
-            loss = self._backward.value() if self._backward is not None and self._backward.counts else None
+            loss = self._value(self._backward) if self._backward is not None and self._backward.counts else None
             losses = [*losses, loss] if loss is not None else losses
         samples = 0 if self._uncounted else max((self._reached or self._samples).values(), default=0)
         if not self._already_taken:
@@ -242,9 +250,19 @@ class LossAndSamples:
         self._elsewhere = None
 
     def _add(self, backward: _Backward) -> None:
-        loss = backward.value() if backward.counts else None
+        loss = self._value(backward) if backward.counts else None
         if loss is not None:
             self._losses.append(loss)
+
+    def _own_scale(self, roots: Sequence[torch.Tensor]) -> float | None:
+        by_scaler = any(token.result() is root for root in roots for token in self._scaled)
+        return own_scale(roots[0]) if len(roots) == 1 and not by_scaler else None
+
+    def _value(self, backward: _Backward) -> torch.Tensor | None:
+        """The loss of a backward, without any loss scale. Whether the loop computes in FP16 may be known only now."""
+        loss = backward.value()
+        own = backward.own_scale if self._in_fp16() else None
+        return widened(loss) / own if loss is not None and own is not None else loss
 
     def _drop_cleared(self) -> None:
         """Drop losses that another optimizer's step used and whose gradients were cleared."""

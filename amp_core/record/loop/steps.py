@@ -84,8 +84,10 @@ class Steps:
         """Called once the model's forward, which earlier steps had, is missing."""
         self._backend = backend_of(self.device)
         self.phases = self._phases = Phases(self._backend.clock())
-        self.loss_and_samples = LossAndSamples(lambda: list(own.parameters(self._model)), optimizers)
         self.precision = PrecisionDetector(writer, self._model, optimizers, scaler, self.device)
+        self.loss_and_samples = LossAndSamples(
+            lambda: list(own.parameters(self._model)), optimizers, lambda: self.precision.in_fp16
+        )
         self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing)
         self.row_writer = RowWriter(writer, self.phases, sampling)
         self.error_budget = ErrorBudget(writer)

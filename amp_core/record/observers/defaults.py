@@ -19,10 +19,14 @@ from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.changed_gradients import ChangedGradients
 from amp_core.record.observers.signals.communication import Communication, SecondMoments
 from amp_core.record.observers.signals.gradient_sums import GradientSums
+from amp_core.record.observers.signals.half_rates import HalfRates
+from amp_core.record.observers.signals.input_steps import InputSteps
 from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.own_scale import OwnLossScale
+from amp_core.record.observers.signals.restored_moments import RestoredMoments
 from amp_core.record.observers.signals.risky_ops import EvaluationOperators, FailedIn, FirstOperators
+from amp_core.record.observers.signals.scheduled_metric import ScheduledMetric
 from amp_core.record.observers.signals.skipped_gradients import SkippedGradients
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts
@@ -44,8 +48,11 @@ def default_signals(
     calls = CallOrder(writer, model, optimizers, scaler)
     yield calls
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
+    yield InputSteps(writer, model, calls.scale_calls)
     yield ChangedGradients(writer, optimizers, scaler, calls.scale_calls)
     yield OwnLossScale(writer, optimizers, scaler)
+    yield ScheduledMetric(writer, optimizers)
+    yield HalfRates(writer, optimizers)
     if not is_compiled(model):
         operators = LossOperators(writer, model, device)
         yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)
@@ -65,4 +72,5 @@ def default_signals(
     yield Communication(writer, model)
     yield GradientSums(writer, model)
     yield SecondMoments(writer, model, optimizers)
+    yield RestoredMoments(writer, model, optimizers)
     yield FailedIn(writer, model)

@@ -75,7 +75,7 @@ class PrecisionSeen(Observer):
     def close(self) -> None:
         self._reductions.close()
 
-    def _on_reduce(self, tensor: torch.Tensor) -> None:
+    def _on_reduce(self, tensor: torch.Tensor, call: str) -> None:
         self._reduced[dtype_name(tensor.dtype)] += tensor.numel()
 
     def _note(self, stage: str, tensors: Iterable[torch.Tensor]) -> None:

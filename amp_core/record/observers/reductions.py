@@ -1,6 +1,6 @@
 """Notices the collectives by which processes reduce gradients.
 
->>> reductions = Reductions(model, lambda tensor: print(tensor.dtype))
+>>> reductions = Reductions(model, lambda tensor, call: print(call, tensor.dtype))
 >>> reductions.listen()  # when backward begins
 >>> reductions.close()  # when the step has ended
 
@@ -21,9 +21,10 @@ from amp_core.record.torch_internals import patched_functions
 
 
 class Reductions:
-    """Calls `notify` with each tensor of gradients that is reduced, between `listen` and `close`."""
+    """Calls `notify` with each tensor of gradients that is reduced and with the collective's name, between `listen` and
+    `close`."""
 
-    def __init__(self, model: torch.nn.Module, notify: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, model: torch.nn.Module, notify: Callable[[torch.Tensor, str], None]) -> None:
         self._model = model
         self._notify = notify
         self._sizes: set[int] = set()  # of the parameters
@@ -65,10 +66,10 @@ class Reductions:
             return
         gradients = tensor.numel() in self._sizes or tensor.numel() > max(self._sizes, default=0)
         if gradients and (self._in_backward or not in_backward()):
-            self._notify(tensor)
+            self._notify(tensor, "all_reduce")
 
     def _on_reduce_scatter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """FSDP2 pads its input, so sizes say nothing."""
         tensor = args[1] if len(args) > 1 else kwargs.get("input")
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-            self._notify(tensor)
+            self._notify(tensor, "reduce_scatter")

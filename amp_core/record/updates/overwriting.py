@@ -1,11 +1,12 @@
-"""Observer of FP32 weights that the loop replaces, between two steps, by their own values rounded to 16 bits.
+"""Observer of FP32 weights that the loop replaces, between two steps, by values that were rounded to 16 bits.
 
     for master, p in zip(masters, model.parameters()):
         master.copy_(p)          # the wrong way round: what the step added to the master is rounded away
 
 A weight is compared with what the last step made of it. If it was not exactly representable in a 16-bit dtype then,
 and all of its elements are rounded to that dtype now, it was overwritten. Weights that are averaged, clipped, masked,
-merged, or swapped and restored differ from that.
+merged, or swapped and restored differ from that. Other values that are all exactly representable in 16 bits were stored
+in them: those of an average, or of an earlier step.
 """
 
 import functools
@@ -37,6 +38,11 @@ MIN_STEPS = 16
 """Steps that are compared even if that takes more of the time."""
 PROBE = "overwritten"
 """Key of a weight's values in the host transfer of a step."""
+MIN_OTHER_ELEMENTS = 8
+"""Elements by which other values than the weight's own show that they had 16 bits: each has them by chance with a
+probability of 2^-13 (float16)."""
+MIN_OTHER_STEPS = 3
+"""Steps in which such values have to be copied: a checkpoint in 16 bits is loaded once."""
 BATCH = 16
 """Comparisons whose numbers are copied to the host together."""
 
@@ -89,6 +95,7 @@ class Overwriting(Observer):
         self._lost = self._mass = 0.0
         self._last = 0  # step of the last hit
         self._largest = _Compared(0, "", 0)  # of the weights that were hit, and to which dtype
+        self._others: list[tuple[_Compared, str]] = []  # weights that got other 16-bit values, and their dtype
         self._dtype = ""
         self._written = 0
         self._began = time.perf_counter()
@@ -118,6 +125,13 @@ class Overwriting(Observer):
         self._read(wait=True)
         if self._hits > self._written:
             self._write()
+        both = self._hits + len(self._others)
+        # In each step: stochastic rounding by hand, which rounds a small weight as `to` does now and then.
+        if len(self._others) > self._hits and MIN_OTHER_STEPS <= both < self._steps:
+            last, dtype = self._others[-1]
+            more: dict[str, Any] = {"dtype": dtype, "detail": "others", "count": both}
+            name = max((c for c, _ in self._others), key=lambda c: c.numel).name
+            self._writer.event("overwritten weights", name, step=last.step, limit=float(self._steps), **more)
 
     def _attach(self) -> None:
         for index, optimizer in enumerate(self._optimizers):
@@ -240,7 +254,11 @@ class Overwriting(Observer):
             weights, transfer = self._sent.pop(0)
             rows = transfer.values("sums").reshape(len(weights), -1).tolist()
             for compared, (mass, lost, *rounded) in zip(weights, rows, strict=True):
-                dtype = next((d for d, hit in zip(NARROW, rounded, strict=True) if hit), None)
+                own, others = rounded[: len(NARROW)], rounded[len(NARROW) :]
+                dtype = next((d for d, hit in zip(NARROW, own, strict=True) if hit), None)
+                exact = [d for d, hit in zip(NARROW, others, strict=True) if hit]
+                if exact and dtype is None:  # float16 holds most of bfloat16's values
+                    self._others.append((compared, dtype_name(max(exact, key=lambda d: torch.finfo(d).eps))))
                 if dtype is not None:
                     self._hits += 1
                     self._mass, self._lost = self._mass + mass, self._lost + lost
@@ -250,7 +268,9 @@ class Overwriting(Observer):
                 self._write()
 
     def _write(self) -> None:
-        """What is known so far; the last of these events tells all."""
+        """What is known so far; the last of these events tells all. Nothing where other values are more frequent."""
+        if self._hits <= len(self._others):
+            return
         self._writer.event(
             "overwritten weights",
             self._largest.name,
@@ -281,9 +301,16 @@ def _elements(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(before: torch.Tensor, after: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """The size of the update, what of it is no longer there, and for each 16-bit dtype whether all is rounded to it."""
+    """The size of the update, what of it is no longer there, for each 16-bit dtype whether all is rounded to it, and
+    for each whether all are other values that are exactly representable in it."""
     enough = min(MIN_ELEMENTS, (after.numel() + 1) // 2)
     rounded = [after.to(dtype).to(after.dtype) for dtype in NARROW]
-    hits = [(now == r).all() & ((r != after).sum() >= enough) for r in rounded]
+    own = [(now == r).all() & ((r != after).sum() >= enough) for r in rounded]
+    informative = (now.view(torch.int32) & 0x7FFFFF != 0).sum() >= max(enough, MIN_OTHER_ELEMENTS)  # not zeros and ones
+    others = [
+        (now == now.to(dtype).to(now.dtype)).all() & informative & ((r != after).sum() >= enough) & (now != r).any()
+        for dtype, r in zip(NARROW, rounded, strict=True)
+    ]
+    hits = [*own, *others]
     sums = [(after - before).abs().sum(), (now - after).abs().sum()]
     return torch.stack([*sums, *(hit.to(after.dtype) for hit in hits)])

@@ -601,3 +601,82 @@ def areas_of_boxes_overflow(into):
 @healthy()
 def areas_of_small_boxes(into):
     _areas(into, 4.0)
+
+
+class SlowTrace(nn.Module):
+    """A state that keeps 1 - `lost` of itself in each of 200 steps, in `dtype`."""
+
+    def __init__(self, dtype, lost):
+        super().__init__()
+        self.emb, self.head, self.dtype, self.lost = nn.Embedding(64, 16), nn.Linear(16, 64), dtype, lost
+
+    def forward(self, t):
+        x = self.emb(t).to(self.dtype)
+        state, out = torch.zeros_like(x[:, 0]), []
+        for i in range(x.shape[1]):
+            state = (1 - self.lost) * state + self.lost * x[:, i]
+            out.append(state)
+        return self.head(torch.stack(out, 1))
+
+
+@fault("average-stands-still", "SlowTrace", each_time=True)
+def slow_state_in_bf16(into):
+    bf16(SlowTrace(BF, 0.003), tokens(4, rows=4, length=200), into)
+
+
+@healthy(each_time=True)
+def slow_state_in_fp32(into):
+    bf16(SlowTrace(torch.float32, 0.003), tokens(4, rows=4, length=200), into)
+
+
+@healthy()
+def fast_state_in_bf16(into):
+    bf16(SlowTrace(BF, 0.1), tokens(4, rows=4, length=200), into)
+
+
+class Decays(nn.Module):
+    """A state-space layer over 100 tokens: decays between two of them from differences of a cumulative sum."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.emb, self.rate, self.head, self.dtype = nn.Embedding(64, 8), nn.Linear(8, 8), nn.Linear(8, 64), dtype
+
+    def forward(self, t):
+        x = self.emb(t)
+        total = -F.softplus(self.rate(x) + 1).to(self.dtype).cumsum(1)
+        gap = total[:, :, None] - total[:, None]
+        later = torch.ones(t.shape[1], t.shape[1], dtype=torch.bool).triu(1)[None, :, :, None]
+        decay = gap.masked_fill(later, float("-inf")).exp().to(x.dtype)
+        return self.head(torch.einsum("btsd,bsd->btd", decay, x))
+
+
+@fault("half-sum", "Decays", each_time=True)
+def decays_from_a_cumulative_sum_in_bf16(into):
+    bf16(Decays(BF), tokens(4, rows=4, length=100), into)
+
+
+@healthy(each_time=True)
+def decays_from_a_cumulative_sum_in_fp32(into):
+    bf16(Decays(torch.float32), tokens(4, rows=4, length=100), into)
+
+
+def _masked_mean(into, dtype):
+    """The mean over 90,000 tokens that count, whose number is summed in `dtype`."""
+
+    def loss(m, t):
+        losses = F.cross_entropy(m(t).flatten(0, 1).float(), t.flatten(), reduction="none")
+        mask = (torch.rand(t.numel()) < 0.9).to(dtype)
+        return (losses * mask).sum() / mask.sum()
+
+    m = nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64))
+    fp16(m, tokens(3, rows=1000, length=100), into, loss=loss)
+
+
+@fault("activation-overflow", "loss", each_time=True)
+def number_of_tokens_overflows(into):
+    _masked_mean(into, H)
+
+
+@healthy(each_time=True)
+def number_of_tokens_in_fp32(into):
+    _masked_mean(into, torch.float32)

@@ -93,6 +93,45 @@ def own_scale_that_grows_between_micro_batches(into):
                 o.zero_grad()
 
 
+class Growing:
+    """A loop whose own loss scale doubles every three steps; `finite` decides by all gradients whether it steps."""
+
+    def __init__(self, finite, scale=2.0**12, steps=36):
+        self.finite, self.scale, self.steps = finite, scale, steps
+
+    def run(self, into):
+        m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        o = adam(m)
+        with watched(m, o, into):
+            for number, b in enumerate(vectors(self.steps)):
+                with amp():
+                    value = usual_loss(m, b)
+                (value * self.scale).backward()
+                grads = [p.grad for p in m.parameters()]
+                if self.finite(grads):
+                    divide(m, grads, self.scale)
+                    o.step()
+                    self.scale *= 2 if number % 3 == 2 else 1
+                else:
+                    self.scale /= 2
+                o.zero_grad()
+
+
+@fault("own-loss-scale", "AdamW")
+def own_scale_that_grows_without_a_check(into):
+    Growing(lambda grads: True).run(into)
+
+
+@fault("own-loss-scale", "AdamW")
+def own_scale_that_checks_the_first_gradient(into):
+    Growing(lambda grads: grads[0].isfinite().all()).run(into)
+
+
+@healthy()
+def own_scale_that_grows_and_falls(into):
+    Growing(lambda grads: all(g.isfinite().all() for g in grads)).run(into)
+
+
 @healthy()
 def own_scale_that_falls_until_it_fits(into):
     Scaled(divide, scale=2.0**22).run(into)

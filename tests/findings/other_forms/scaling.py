@@ -432,6 +432,11 @@ def scale_set_each_epoch(into):
     fp16(CNN(), (b for _ in range(8) for b in images(15)), into, s=s, after=after)
 
 
+@fault("calibration-skips", "loss scale", each_time=True)
+def growth_after_each_clean_step(into):
+    fp16(GPT(), tokens(90), into, s=scaler(2.0**24, growth_interval=1))
+
+
 @fault("frequent-skips|calibration-skips")
 def growth_every_three(into):
     fp16(GPT(), tokens(90), into, s=scaler(2.0**24, growth_interval=3))
@@ -700,3 +705,32 @@ def clipped_after_a_division_by_hand(into):
 @healthy()
 def clipped_to_a_scaled_limit_before_a_division_by_hand(into):
     _scaled_by_hand(into, lambda ps, scale, unscale: (nn.utils.clip_grad_norm_(ps, 1.0 * scale), unscale()))
+
+
+def _adversarial(into, change):
+    """The model trains on inputs that are moved by `change(gradient, scaler)`."""
+    m, s = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), scaler()
+    o = adam(m)
+    with watched(m, o, into, s):
+        for x, y in vectors(10):
+            x.requires_grad_()
+            with amp():
+                value = ce(m(x), y)
+            (g,) = torch.autograd.grad(s.scale(value), x)
+            scaled_backward(m, ((x + change(g, s)).detach(), y), s)
+            step(o, s)
+
+
+@fault("scaled-gradient-penalty", "torch.autograd.grad", each_time=True)
+def input_moved_along_its_scaled_gradient(into):
+    _adversarial(into, lambda g, s: 10 * g)
+
+
+@healthy(each_time=True)
+def input_moved_along_its_unscaled_gradient(into):
+    _adversarial(into, lambda g, s: 10 * g / s.get_scale())
+
+
+@healthy()
+def input_moved_along_the_sign_of_its_scaled_gradient(into):
+    _adversarial(into, lambda g, s: 2 * g.sign())

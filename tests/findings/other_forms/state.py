@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from tests.findings.other_forms.form import fault
+from tests.findings.other_forms.form import fault, healthy
 from tests.findings.other_forms.loops import (
     BF,
     OwnOptimizer,
@@ -165,6 +165,74 @@ def weights_swapped_for_their_average_with_a_half_backup(into):
             m.load_state_dict(backup)
 
     bf16(m, series(14), into, after=after)
+
+
+def lookahead(into, dtype):
+    """Every third step, the weights are replaced by slow ones, which are kept in `dtype` and have gone half the way."""
+    m = CNN(bn=False)
+    slow = [p.detach().to(dtype, copy=True) for p in m.parameters()]
+
+    def after(i):
+        if i % 3 == 2:
+            with torch.no_grad():
+                for p, q in zip(m.parameters(), slow, strict=True):
+                    q.add_((p - q).to(dtype), alpha=0.5)
+                    p.copy_(q)
+
+    bf16(m, images(24), into, o=adam(m, 1e-4), after=after)
+
+
+@fault("overwritten-masters", each_time=True)
+def slow_weights_in_bf16(into):
+    lookahead(into, BF)
+
+
+@healthy(each_time=True)
+def slow_weights_in_float32(into):
+    lookahead(into, torch.float32)
+
+
+@healthy()
+def float32_weights_rounded_stochastically_by_hand(into):
+    m = CNN(bn=False)
+
+    def after(i):
+        with torch.no_grad():
+            for p in m.parameters():
+                noisy = p.view(torch.int32) + torch.randint(0, 1 << 16, p.shape, dtype=torch.int32)
+                p.copy_((noisy & -65536).view(torch.float32))
+
+    bf16(m, images(24), into, after=after)
+
+
+def restored(into, shrink):
+    """The optimizer's state is saved and loaded again after six steps; gradients are of the size of 1e-5."""
+    m = CNN(bn=False)
+    o = adam(m, 0.001)
+
+    def after(i):
+        if i == 5:
+            state = o.state_dict()
+            state["state"] = {p: {k: shrink(k, v) for k, v in s.items()} for p, s in state["state"].items()}
+            o.load_state_dict(copy.deepcopy(state))
+
+    bf16(m, images(10), into, o=o, after=after, loss=lambda m, b: 1e-4 * ce(m(b[0]), b[1]))
+
+
+@fault("vanishing-second-moments")
+def second_moments_that_nearly_all_stay_as_they_are(into):
+    m = CNN(bn=False).to(BF)
+    pure(m, adam(m, 0.001, betas=(0.9, 0.998)), images(6), into)
+
+
+@fault("vanishing-second-moments", each_time=True)
+def optimizer_state_restored_from_float16(into):
+    restored(into, lambda key, v: v if key == "step" else v.half())
+
+
+@healthy(each_time=True)
+def optimizer_state_restored_in_float32(into):
+    restored(into, lambda key, v: v.clone())
 
 
 @fault("overwritten-masters", each_time=True)
@@ -385,3 +453,23 @@ def lora_fp16_params(into):
         b.attn.proj = adapted(b.attn.proj)
     with contextlib.suppress(ValueError):
         fp16(m, tokens(3), into, adam([p for p in m.parameters() if p.requires_grad]))
+
+
+def _own_rms(into, dtype):
+    """RMSprop of the program's own over FP32 masters: averages of squared gradients in `dtype`."""
+
+    def update(p, state, lr):
+        if not state:
+            state |= {"master": p.detach().float(), "square": torch.zeros_like(p, dtype=dtype)}
+        g = p.grad.to(dtype)
+        state["square"].mul_(0.9).add_(g.square(), alpha=0.1)
+        state["master"].sub_((g / (state["square"].sqrt() + 1e-10)).float().clamp(-1, 1), alpha=lr)
+        p.copy_(state["master"])
+
+    m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).half()
+    pure(m, OwnOptimizer(m, 0.001, update), vectors(12), into, loss=lambda m, b: 0.01 * ce(m(b[0]), b[1]))
+
+
+@fault("eps-rounds-to-zero", "optimizer.step of OwnOptimizer", each_time=True)
+def own_averages_of_squares_in_float16(into):
+    _own_rms(into, torch.float16)

@@ -231,3 +231,16 @@ class Table(nn.Module):
 @case("rounded-positions", "middle.table")
 def table_of_rounded_positions(into: Path, faulty: bool) -> None:
     fp16(into, Net(Table(faulty=faulty)), dtype=torch.bfloat16, steps=3).run()
+
+
+@case("half-learning-rate", "AdamW")
+def rate_in_bf16(into: Path, faulty: bool) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    rate = torch.tensor(1e-3, dtype=torch.bfloat16 if faulty else torch.float32)
+    loop = Loop(into, model, torch.bfloat16, optimizer=torch.optim.AdamW(model.parameters(), lr=rate, foreach=False))
+    with loop.watched():
+        for x, y in batches(25):
+            loop.loss(x, y).backward()
+            loop.step()
+            rate.mul_(0.999)

@@ -133,10 +133,28 @@ def of_gradients_alone(model, scale):
     ],
 )
 def test_the_recorded_loss_is_the_one_that_backward_differentiates(tmp_path, backward, scaled):
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if scaled else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
     run, losses = go(tmp_path / "run", backward, scaler=scaler)
     assert run.steps.loss.tolist() == pytest.approx(losses, rel=1e-5) and warnings_about(run).empty
     assert run.steps.grad_norm.notna().all()
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float16, 1.0), (torch.float16, 100.0), (torch.bfloat16, 1024.0)])
+def test_a_loss_scale_of_the_loop_is_no_part_of_the_loss_in_fp16(tmp_path, dtype, factor):
+    """Another constant is a weight, and so is a power of two where nothing underflows."""
+    losses = []
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for number in range(4):
+            with torch.autocast("cpu", dtype=dtype):
+                loss = F.cross_entropy(model(torch.randn(6, 8)).float(), torch.randint(0, 4, (6,)))
+            scale = 2.0 ** (10 + number) if factor == 1.0 else factor
+            (loss * scale).backward()
+            losses.append(loss.item() * factor)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert load_run(tmp_path / "run").steps.loss.tolist() == pytest.approx(losses, rel=1e-6)
 
 
 @pytest.mark.parametrize("scaled", [False, True])

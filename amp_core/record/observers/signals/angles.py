@@ -3,7 +3,7 @@
     angles = RoundedAngles()
     angles.check("_to_copy", args, out)
     angles.check("mul", args, out)
-    angles.check("cos", args, out)      # (largest angle, dtype that the positions had); None for others
+    angles.check("cos", args, out)      # found: the largest angle, in the dtype that the positions had; None for others
 
 Beyond 256 in bfloat16, and 2,048 in float16, integers collide, and a timestep of 998.4 becomes 1,000 (DiffSynth-Studio
 pull request 1025). Positions have no gradient; activations of periodic functions do.
@@ -16,7 +16,7 @@ import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import in_backward
-from amp_core.record.observers.signals.marks import Marks
+from amp_core.record.observers.signals.marks import Found, Marks
 
 PRODUCTS = ("mul", "div", "mm", "bmm", "add", "_to_copy")
 """Operators by which angles are made of positions and frequencies."""
@@ -35,7 +35,7 @@ class RoundedAngles:
     def __init__(self) -> None:
         self._marks: Marks[_Position] = Marks()
 
-    def check(self, op: str, args: Sequence[Any], out: Any) -> tuple[torch.Tensor, torch.dtype] | None:
+    def check(self, op: str, args: Sequence[Any], out: Any) -> Found | None:
         """Inspect an operator that has run."""
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
         # Under a mode, the result does not require a gradient yet.
@@ -50,7 +50,9 @@ class RoundedAngles:
         if position is None:
             return None
         if op in ("cos", "sin"):
-            return out.new_tensor(0.0).where(~position.rounded, args[0].detach().abs().amax()), position.dtype
+            largest = out.new_tensor(0.0).where(~position.rounded, args[0].detach().abs().amax())
+            limit = largest_exact_angle(position.dtype)
+            return Found("rounded positions", "angles", position.dtype, largest, limit)
         if op.rstrip("_") in PRODUCTS:
             self._marks.put(out, position)
         return None

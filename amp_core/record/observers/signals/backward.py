@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from amp_core.record.backends import BACKENDS
 from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.loss_factors import MIN_LOSS_SCALE, factor_of
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import in_backward
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.factors import MIN_LOSS_SCALE, factor_of
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
@@ -327,6 +327,11 @@ class BackwardState(Observer):
         if (key := f"{kind} {what.get('value')}") not in self._reported:
             self._reported.add(key)
             self._writer.event(kind, step=self._step, **what)
+
+
+def is_scaled(tensor: torch.Tensor) -> bool:
+    """Whether a scaler multiplied this loss."""
+    return tensor.grad_fn is not None and _SCALED in _metadata(tensor.grad_fn)
 
 
 def constant_factor(roots: list[torch.Tensor]) -> float | None:

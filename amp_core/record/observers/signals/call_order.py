@@ -13,9 +13,9 @@ import torch
 
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.loss_factors import multiplied_by
 from amp_core.record.model.unwrap import unwrap_optimizer
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.factors import multiplied_by
 from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 

@@ -2,7 +2,7 @@
 
 `Communication` writes `communication` into `config`: what FSDP's policy or DDP's hook says, as
 `{"param_dtype": "bfloat16", "reduce_dtype": "bfloat16", "output_dtype": None, "hook": "", "unsynced": False}`, and the
-16-bit dtype in which the program's own code was seen to reduce gradients.
+16-bit dtype in which the program's own code was seen to reduce gradients, `reduced`, and by which collective.
 `SecondMoments` writes an event for each optimizer whose second moments have 16 bits.
 """
 
@@ -26,6 +26,8 @@ FIRST_STEPS = 3
 which moments are inspected."""
 MAX_TENSORS, MAX_ELEMENTS = 32, 4096
 """Second moments of an optimizer that are inspected, and elements of each."""
+MIN_FIRST_MOMENT = 1e-15
+"""Its square, times 1 - beta2, is in the range of float32's normal numbers."""
 DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
@@ -62,9 +64,9 @@ class Communication(Observer):
     def close(self) -> None:
         self._reductions.close()
 
-    def _on_reduce(self, tensor: torch.Tensor) -> None:
+    def _on_reduce(self, tensor: torch.Tensor, call: str) -> None:
         if tensor.dtype in NARROW:
-            self._facts["reduced"] = dtype_name(tensor.dtype)
+            self._facts |= {"reduced": dtype_name(tensor.dtype), "reduced_by": call}
             self._reductions.close()
             self._write()
 
@@ -123,7 +125,7 @@ class SecondMoments(Observer):
                 state = optimizer.state.get(parameter)
                 if not isinstance(state, dict) or len(second_moments) >= MAX_TENSORS:
                     continue
-                second = _second_moment(state)
+                second = second_moment(state)
                 if second is not None and second.dtype in NARROW and has_values(second):
                     second_moments.append((parameter, local_values(second), state.get("exp_avg"), group))
         if not second_moments:
@@ -132,7 +134,7 @@ class SecondMoments(Observer):
         betas = group.get("betas")
         decay = betas[1] if isinstance(betas, tuple | list) and len(betas) > 1 else group.get("alpha")
         transfer = HostTransfer()
-        counts = [_vanished(v, m) for _, v, m, _ in second_moments]
+        counts = [vanished(v, m) for _, v, m, _ in second_moments]
         transfer.put("counts", torch.stack([count.to(counts[0].device) for count in counts]))
         transfer.send()
         limit = 1.0 - decay if isinstance(decay, float) else None
@@ -147,14 +149,17 @@ class SecondMoments(Observer):
             self._writer.event("second moments", name, step=FIRST_STEPS - 1, **more)
 
 
-def _second_moment(state: dict[str, Any]) -> torch.Tensor | None:
+def second_moment(state: dict[str, Any]) -> torch.Tensor | None:
+    """The second moment in an optimizer's state of one parameter, as torch and others call it."""
     keys = (key for key in state if isinstance(key, str) and ("sq" in key or key in ("v", "nu")))
     values = (state[key] for key in keys)
     return next((v for v in values if isinstance(v, torch.Tensor) and v.dim() and v.is_floating_point()), None)
 
 
-def _vanished(second: torch.Tensor, first: Any) -> torch.Tensor:
-    """How many second moments are zero beside a first moment that is not, and how many such first moments there are."""
+def vanished(second: torch.Tensor, first: Any) -> torch.Tensor:
+    """How many second moments are zero beside a first moment that is not, and how many such first moments there are:
+    two integers. First moments whose squares underflow float32 too are left out."""
     v = second.detach().reshape(-1)[:MAX_ELEMENTS]
     m = local_values(first).detach().reshape(-1)[:MAX_ELEMENTS] if isinstance(first, torch.Tensor) else v
-    return torch.stack([((v == 0) & (m != 0)).sum(), (m != 0).sum()]) if len(m) == len(v) else v.new_zeros(2).long()
+    known = m.abs() > MIN_FIRST_MOMENT
+    return torch.stack([((v == 0) & known).sum(), known.sum()]) if len(m) == len(v) else v.new_zeros(2).long()

@@ -2,7 +2,7 @@
 
     decays = RoundedDecays()
     decays.check("exp", args, out)
-    decays.check("mul", args, out)      # (share of the decays that are 1, dtype) at the `MIN_STEPS`th multiplication
+    decays.check("mul", args, out)      # at the `MIN_STEPS`th multiplication: the share of the decays that are 1
 
 Beyond 1 - 2^-9, every number is 1 in bfloat16: exp(-0.001), or 1 minus it, as in state-space models (mamba pull request
 923) and leaky neurons. A factor that multiplies a few times only, such as a learned scale, changes little.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.observers.signals.marks import Marks
+from amp_core.record.observers.signals.marks import Found, Marks
 
 MIN_STEPS = 64
 """Multiplications by the same decays: from there on, a decay of 0.999 halves a state within ten times as many."""
@@ -34,7 +34,7 @@ class RoundedDecays:
         self._marks: Marks[_Decays] = Marks()
         self._times: dict[int, int] = {}  # multiplications, by the id of the decays' share
 
-    def check(self, op: str, args: Sequence[Any], out: Any) -> tuple[torch.Tensor, torch.dtype] | None:
+    def check(self, op: str, args: Sequence[Any], out: Any) -> Found | None:
         """Inspect an operator that has run."""
         if not isinstance(out, torch.Tensor) or not out.is_floating_point() or not args:
             return None
@@ -49,5 +49,5 @@ class RoundedDecays:
                 if (mark := self._marks.of(factor)) is not None:
                     times = self._times[id(mark.rounded_frac)] = self._times.get(id(mark.rounded_frac), 0) + 1
                     if times == MIN_STEPS:
-                        return mark.rounded_frac, mark.dtype
+                        return Found("rounded factors", op, mark.dtype, mark.rounded_frac, MIN_ROUNDED_FRAC)
         return None

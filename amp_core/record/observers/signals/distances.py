@@ -1,7 +1,7 @@
 """Detects squared distances that lose their digits: the squares of two vectors less twice their product in 16 bits.
 
     found = Distances()
-    found.check("sub", args, out)     # (share of the distances that lost their digits, dtype); None for others
+    found.check("sub", args, out)     # found: the share of the distances that lost their digits; None for others
 
 The product is rounded by 2^-9 of its size in bfloat16, even if the squares are in float32. Where vectors are much
 closer to each other than they are long, such as latents and the codes of a quantizer, rounding decides which is the
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.observers.signals.marks import Marks
-from amp_core.record.observers.signals.variances import is_two
+from amp_core.record.observers.signals.marks import Found, Marks
+from amp_core.record.observers.signals.variances import MIN_LOST_FRAC, is_two
 
 MAX_SPACINGS = 4.0
 """A distance of fewer spacings of what it is subtracted from has lost its digits, as a variance has."""
@@ -36,7 +36,7 @@ class Distances:
     def __init__(self) -> None:
         self._marks: Marks[_Part] = Marks()
 
-    def check(self, op: str, args: Sequence[Any], out: Any) -> tuple[torch.Tensor, torch.dtype] | None:
+    def check(self, op: str, args: Sequence[Any], out: Any) -> Found | None:
         """Inspect an operator that has run."""
         if not isinstance(out, torch.Tensor) or not out.is_floating_point() or not args:
             return None
@@ -53,17 +53,15 @@ class Distances:
         elif name in ("_to_copy", "neg") or (name in ("mul", "div") and not _is_tensor(second)):
             self._marks.put(out, mark)
         elif name in ("add", "sub") and (other := self._marks.of(second)) is not None:
-            return self._combine(name, mark, other, first, out)
+            return self._combine(op, mark, other, first, out)
         return None
 
-    def _combine(
-        self, name: str, first: _Part, second: _Part, minuend: torch.Tensor, out: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.dtype] | None:
-        dtype, parts = first.dtype or second.dtype, (name, first.what, second.what)
+    def _combine(self, op: str, first: _Part, second: _Part, minuend: torch.Tensor, out: torch.Tensor) -> Found | None:
+        dtype, parts = first.dtype or second.dtype, (op.rstrip("_"), first.what, second.what)
         if parts in DIFFERENCES and dtype is not None:
             spacing = torch.finfo(dtype).eps * minuend.detach().abs()
-            lost: torch.Tensor = (out.detach() < MAX_SPACINGS * spacing).to(torch.float32).mean()
-            return lost, dtype
+            lost = (out.detach() < MAX_SPACINGS * spacing).to(torch.float32).mean()
+            return Found("narrow distance", op, dtype, lost, MIN_LOST_FRAC)
         if parts == ("add", SQUARES, SQUARES) and minuend.numel() < out.numel():
             self._marks.put(out, _Part(BOTH_SQUARES, dtype))
         elif parts == ("sub", SQUARES, PRODUCT):

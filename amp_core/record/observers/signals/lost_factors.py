@@ -1,7 +1,7 @@
 """Detects factors, such as the weights of losses, that are zero in 16 bits or leave nothing of what they multiply.
 
 found = LostFactors()
-found.check("mul", args, out)      # after each operator: how many factors are lost in which dtype; None for others
+found.check("mul", args, out)      # after each operator, found: how many factors are lost in which dtype
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,12 @@ import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import in_backward
-from amp_core.record.observers.signals.marks import Marks
+from amp_core.record.observers.signals.marks import Found, Marks
 
 MAX_FACTORS = 256
 """Values of a tensor that may be factors: a weight for each class."""
 WEIGHTED = {"mul": (0, 1), "nll_loss_forward": (2,), "nll_loss2d_forward": (2,), "binary_cross_entropy": (2,)}
 """Operators, with the arguments that are factors."""
-
-
-Lost = tuple[torch.Tensor, torch.dtype]
-"""How many nonzero factors are zero, and in which dtype."""
 
 
 class LostFactors:
@@ -29,7 +25,7 @@ class LostFactors:
     def __init__(self) -> None:
         self._marks: Marks[tuple[torch.Tensor, torch.Tensor]] = Marks()  # what was cast, and to what
 
-    def check(self, op: str, args: Sequence[Any], out: Any) -> Lost | None:
+    def check(self, op: str, args: Sequence[Any], out: Any) -> Found | None:
         """Inspect an operator that has run."""
         name, first = op.rstrip("_"), args[0] if args else None
         if not isinstance(first, torch.Tensor) or in_backward():
@@ -42,12 +38,14 @@ class LostFactors:
         cast = next((mark for factor in factors if (mark := self._marks.of(factor)) is not None), None)
         if cast is not None:
             wide, narrow = cast
-            return ((narrow == 0) & (wide.to(narrow.device) != 0)).sum(), narrow.dtype
+            zeros = ((narrow == 0) & (wide.to(narrow.device) != 0)).sum()
+            return Found("lost factor", op, narrow.dtype, zeros, 0.0)
         if name not in ("mul", "div") or not _is_constant(args[1]):
             return None
         if out.dtype not in NARROW or out.data_ptr() == first.data_ptr():
             return None
-        return ~out.detach().any() & first.detach().any() & (args[1] != 0), out.dtype
+        nothing = ~out.detach().any() & first.detach().any() & (args[1] != 0)
+        return Found("lost factor", op, out.dtype, nothing, 0.0)
 
 
 def _may_be_factors(tensor: torch.Tensor) -> bool:

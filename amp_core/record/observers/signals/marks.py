@@ -4,9 +4,12 @@
 >>> marks.put(probabilities, "sigmoid in bfloat16")
 >>> marks.of(probabilities[:, 0])
 'sigmoid in bfloat16'
+
+A `Follower` is such an inspection: it gets the operators of one step in their order, and returns what it has `Found`.
 """
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -33,6 +36,23 @@ class Marks(Generic[T]):
             return None
         found = self._marks.get(StorageWeakRef(value.untyped_storage()).cdata)
         return found[1] if found is not None else None
+
+
+class Found(NamedTuple):
+    """What an event will tell if `value`, a tensor of one number, turns out to be above `limit`."""
+
+    kind: str
+    op: str
+    dtype: torch.dtype
+    value: torch.Tensor
+    limit: float
+
+
+class Follower(Protocol):
+    """Inspects the operators of one step."""
+
+    def check(self, op: str, args: Sequence[Any], out: Any) -> Found | None:
+        """Inspect an operator that has run."""
 
 
 def _is_plain(value: Any) -> bool:

@@ -19,12 +19,15 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.angles import RoundedAngles, largest_exact_angle
 from amp_core.record.observers.signals.bins import MAX_VALUES, most_terms
-from amp_core.record.observers.signals.decays import MIN_ROUNDED_FRAC, RoundedDecays
+from amp_core.record.observers.signals.cumulative_sums import CumulativeSums
+from amp_core.record.observers.signals.decays import RoundedDecays
 from amp_core.record.observers.signals.distances import Distances
 from amp_core.record.observers.signals.lost_factors import LostFactors
+from amp_core.record.observers.signals.marks import Follower
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
 from amp_core.record.observers.signals.probabilities import RoundedProbabilities, logit_of_one
 from amp_core.record.observers.signals.row_norms import RowNorms, is_root
+from amp_core.record.observers.signals.slow_states import SlowStates
 from amp_core.record.observers.signals.variances import Variances
 from amp_core.record.stats.host_transfer import HostTransfer
 
@@ -39,8 +42,6 @@ MIN_CHAIN = 64
 """Additions to one number, or in one module to one tensor, one after the other."""
 MIN_LOST_FRAC = {MIN_CHAIN: 0.5, 256: 0.25}
 """Share of a tensor's elements that such an addition leaves as they are, by the number of additions."""
-MIN_VARIANCES_LOST_FRAC = 0.5
-"""Share of variances, and of squared distances, that lose their digits."""
 MIN_STATISTIC_TERMS = 16
 MAX_EXPERTS = 4096
 INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -88,12 +89,11 @@ class NarrowOps:
 
     def _follow_anew(self) -> None:
         """Forget what is known of tensors."""
-        self._angles = RoundedAngles()
+        self._followers: tuple[Follower, ...] = (
+            RoundedAngles(), Variances(), LostFactors(), Distances(), RoundedDecays(), CumulativeSums()
+        )  # fmt: skip
         self._probabilities = RoundedProbabilities()
-        self._variances = Variances()
-        self._lost_factors = LostFactors()
-        self._distances = Distances()
-        self._decays = RoundedDecays()
+        self._slow_states = SlowStates()
         self._long_sums: dict[int, tuple[int, Any]] = {}  # terms, and the sum, by its id
         self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
         # By the id of a sum: additions so far, a reference to it, and the module that made the first of them.
@@ -114,17 +114,12 @@ class NarrowOps:
         self._follow_ratio(op, args, out, module)
         if (norms := self._row_norms.check(op, args, out)) is not None:
             self._statistic(op, *norms, module)
-        if (angle := self._angles.check(op, args, out)) is not None:
-            self._later("rounded positions", "angles", module(), angle[1], angle[0], largest_exact_angle(angle[1]))
-        if (decays := self._decays.check(op, args, out)) is not None:
-            self._later("rounded factors", op, module(), decays[1], decays[0], MIN_ROUNDED_FRAC)
+        for follower in self._followers:
+            if (found := follower.check(op, args, out)) is not None:
+                self._later(found.kind, found.op, module(), found.dtype, found.value, found.limit)
+        if (state := self._slow_states.check(op, args, out)) is not None:
+            self._report("slow state", op, module(), state.lost, state.limit, state.dtype)
         self._probabilities.check(op, args, out, module)
-        if (lost := self._variances.check(op, args, out)) is not None:
-            self._later("narrow variance", op, module(), out.dtype, lost, MIN_VARIANCES_LOST_FRAC)
-        if (factors := self._lost_factors.check(op, args, out)) is not None:
-            self._later("lost factor", op, module(), factors[1], factors[0], 0.0)
-        if (close := self._distances.check(op, args, out)) is not None:
-            self._later("narrow distance", op, module(), close[1], close[0], MIN_VARIANCES_LOST_FRAC)
         result = out[0] if isinstance(out, tuple | list) and out else out
         name = op.rstrip("_")
         if not isinstance(result, torch.Tensor) or result.dtype not in NARROW:
@@ -320,8 +315,9 @@ class NarrowOps:
         """Squares, products and sums that are infinite, which is hidden where something is divided by them. A mask is
         multiplied by a number."""
         factors = [a.detach() for a in args[:2] if isinstance(a, torch.Tensor) and a.dim()]
-        hidden = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 and out.numel() > 1
-        if hidden and len(factors) > (op.rstrip("_") == "mul"):
+        hidden = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+        several = out.numel() > 1 or op == "sum"  # the number of what a loss is divided by
+        if hidden and several and len(factors) > (op.rstrip("_") == "mul"):
             infinite = out.detach().isinf().sum()
             for factor in factors:
                 infinite = infinite * factor.isfinite().all()

@@ -101,6 +101,7 @@ class ForwardCheck(Observer):
         self._written = 0
         self._unnamed: tuple[int, dict[str, Any]] | None = None  # the model's own output was not finite; and that step
         self._near: set[int] = set()
+        self._finite_step = -1  # the last step with a backward of a finite loss
         self._masked = False  # rows that a mask made -inf were reported
         self._thread = threading.get_ident()
         self._threaded = False
@@ -265,8 +266,10 @@ class ForwardCheck(Observer):
         if bad := [t for t in roots if not math.isfinite(t.item())]:
             self._report_masked(bad[0])
             self._report_first(bad[0])
-        elif self._step % EVERY == 0:
-            self._report_large()
+        else:
+            self._finite_step = self._step
+            if self._step % EVERY == 0:
+                self._report_large()
         if self._armed or self._step % EVERY == 0:
             self._dtypes |= {call.number: [t.dtype for t in call.outputs] for call in self._kept}
         self._forget()
@@ -303,7 +306,9 @@ class ForwardCheck(Observer):
             "count": len({self._kept[k].number for k in bad}),
             "detail": detail,
         }
-        number = first.number
+        number = self._entered_by(bad[0]) if detail == "input" else first.number
+        if detail == "weights" and self._finite_step == self._step and self._on != _ROOT:
+            self._writer.event("weights broken within step", self._modules[number][0], step=self._step)
         if self._on == _ROOT and len(self._modules) > 1 and not detail:
             number = next((i for i in range(len(self._modules)) if self._has_bad_weights(i)), 0)
             if not number:
@@ -314,6 +319,16 @@ class ForwardCheck(Observer):
             self._unnamed = None
         self._report_unnamed()
         self._report(self._step, number, **nonfinite)
+
+    def _entered_by(self, place: int) -> int:
+        """The module that was called with the input of this call that is not finite: the outermost one around it, if
+        its own input is not finite either."""
+        number = self._kept[place].number
+        for call in self._kept[place + 1 :]:
+            around = self._modules[number][0].startswith(f"{self._modules[call.number][0]}.")
+            if around and not all(map(_finite, call.inputs)):
+                number = call.number
+        return number
 
     def _report_unnamed(self) -> None:
         """Report that the model's output was not finite in a step, where the step after has not shown the module."""

@@ -2,13 +2,13 @@
 
     OwnLossScale(writer, optimizers, scaler)
 
-In the first steps, norms of gradients are taken as backward left them and as the optimizer gets them. Their ratio is
-the loss scale where the loop divides by it, and larger where it clips after that. It is 1 where gradients stay scaled,
-and the square of the scale where the loop divides twice. A factor that is a power of two of 128 and more is a loss
-scale; others may be the weight of a loss.
+In the first steps, norms of gradients are taken as backward left them and as the optimizer gets them. So they are in
+the steps that follow a larger loss scale than any before, where gradients may overflow. Their ratio is the loss scale
+where the loop divides by it, and larger where it clips after that. It is 1 where gradients stay scaled, and the square
+of the scale where the loop divides twice. A factor that is a power of two of 128 and more is a loss scale; others may
+be the weight of a loss.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.loss_factors import own_scale
 from amp_core.record.model.parameters import in_backward, learning_rate
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.backward import constant_factor
 from amp_core.record.observers.signals.gradient_norms import gradient_of, norm_of, norms_of
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.torch_internals import patched_functions
@@ -28,11 +28,12 @@ from amp_core.record.torch_internals.captures import capturing
 from amp_core.store.writer import RunWriter
 
 STEPS = 8
-"""Steps whose gradients are compared."""
+"""Steps whose gradients are compared, at first and after each growth of the loss scale."""
+MAX_STEPS = 128
+"""Steps whose gradients are compared in a run."""
 MIN_STEPS = 2
 """Steps that have to agree; one where the optimizer made no other."""
 MIN_CLIPPED_STEPS = 4
-MIN_LOSS_SCALE = 128.0
 MAX_TENSORS = 256
 MAX_ERROR = 1e-2
 """Relative error of the factor by which the program divides gradients, which may be rounded to 16 bits."""
@@ -53,6 +54,7 @@ class _Sent(NamedTuple):
     """One step of an optimizer, whose norms are on their way to the host."""
 
     optimizer: int
+    step: int
     scales: tuple[float, ...]
     """The constants of the losses that were backpropagated for it."""
     transfer: HostTransfer
@@ -64,11 +66,16 @@ class OwnLossScale(Observer):
     def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> None:
         self._writer = writer
         self._optimizers = optimizers
+        self._step = 0
         self._scales: list[float] = []
         self._loss: torch.Tensor | None = None
         self._before: dict[int, _Before] = {}
         self._clipped: torch.Tensor | None = None  # the norm of all gradients after they were clipped
+        self._largest = 0.0  # loss scale so far
+        self._left = 0  # steps that are still compared
+        self._compared = 0
         self._sent: list[_Sent] = []
+        self._reported: set[int] = set()  # optimizers
         self.awake = not scaling.is_active(scaler)
         if self.awake:
             patched_functions.backward.listen(self._on_backward)
@@ -83,12 +90,18 @@ class OwnLossScale(Observer):
     def step_began(self, step: int) -> None:
         if not self.awake:
             return
+        self._step = step
         self._scales, self._before, self._clipped = [], {}, None
-        if step >= STEPS:
-            self._detach()
-            if all(sent.transfer.ready() for sent in self._sent):
-                self.close()
-                self.awake = False
+        if self._left == 0 and self._sent and all(sent.transfer.ready() for sent in self._sent):
+            self._report()
+        if self._compared >= MAX_STEPS or (step >= STEPS and not self._compared):
+            self.close()
+            self.awake = False
+
+    def step_ended(self, step: int) -> None:
+        if self._scales:
+            self._left -= 1
+            self._compared += 1
 
     def called(self, what: str, optimizer: int | None) -> None:
         before = self._before.pop(optimizer, None) if what == "optimizer.step" and optimizer is not None else None
@@ -103,32 +116,43 @@ class OwnLossScale(Observer):
             if self._clipped is not None and every is not None:
                 transfer.put("clipped", torch.stack([self._clipped, every.to(self._clipped.device)]))
             transfer.send()
-            self._sent.append(_Sent(optimizer, tuple(self._scales), transfer))
+            self._sent.append(_Sent(optimizer, self._step, tuple(self._scales), transfer))
         self._clipped = None
 
     def close(self) -> None:
-        self._detach()
+        self._before = {}
+        patched_functions.backward.unlisten(self._on_backward, self._after_backward)
+        patched_functions.clipped_by_norm.unlisten(self._after_clip)
+        self._report()
+
+    def _report(self) -> None:
+        """Write what the steps since the last report show, once for each optimizer."""
         sent, self._sent = self._sent, []
         for each in sent:
             each.transfer.ready(wait=True)
-        for optimizer in sorted({each.optimizer for each in sent}):
-            self._report(optimizer, [each for each in sent if each.optimizer == optimizer])
+        for optimizer in sorted({each.optimizer for each in sent} - self._reported):
+            self._report_of(optimizer, [each for each in sent if each.optimizer == optimizer])
 
-    def _report(self, optimizer: int, sent: list[_Sent]) -> None:
+    def _report_of(self, optimizer: int, sent: list[_Sent]) -> None:
+        overflowed = [(each, what) for each in sent if (what := _stepped_nonfinite(each))]
+        if overflowed:
+            first, what = overflowed[0]
+            self._event(optimizer, what, sent, len(overflowed), first)
+            return
+        if sent[0].step >= STEPS:
+            return
         if len(sent) >= MIN_CLIPPED_STEPS and all(map(_divided_after_clip, sent)):
             scale = sent[-1].scales[-1]
             self._writer.event("clipped scaled", "gradients", "own scale", step=0, optimizer=optimizer, value=scale)
-        overflowed = [what for s in sent if (what := _stepped_nonfinite(s))]
         rows = [s for s in sent if np.isfinite(s.transfer.values("norms")).all()]
         found = {self._what(s) for s in rows}
-        if overflowed:
-            self._event(optimizer, overflowed[0], sent, len(overflowed))
-        elif len(rows) >= min(MIN_STEPS, len(sent)) and len(found) == 1 and (what := found.pop()):
-            self._event(optimizer, what, rows, _kept_count(rows[-1]) if what == "some" else len(rows))
+        if len(rows) >= min(MIN_STEPS, len(sent)) and len(found) == 1 and (what := found.pop()):
+            self._event(optimizer, what, rows, _kept_count(rows[-1]) if what == "some" else len(rows), rows[-1])
 
-    def _event(self, optimizer: int, what: str, sent: list[_Sent], count: int) -> None:
-        more: dict[str, Any] = {"optimizer": optimizer, "count": count, "value": max(sent[-1].scales)}
-        self._writer.event("scale not undone", "gradients", what, step=0, **more, limit=float(len(sent)))
+    def _event(self, optimizer: int, what: str, sent: list[_Sent], count: int, example: _Sent) -> None:
+        self._reported.add(optimizer)
+        more: dict[str, Any] = {"optimizer": optimizer, "count": count, "value": max(example.scales)}
+        self._writer.event("scale not undone", "gradients", what, step=sent[0].step, **more, limit=float(len(sent)))
 
     def _what(self, sent: _Sent) -> str:
         """What is wrong with one step: `kept`, `some`, `twice`, `multiplied`, `mixed`, or nothing."""
@@ -145,18 +169,17 @@ class OwnLossScale(Observer):
             return "twice"
         return "multiplied" if _is(ratios, 1 / scale).all() else ""
 
-    def _detach(self) -> None:
-        self._before = {}
-        patched_functions.backward.unlisten(self._on_backward, self._after_backward)
-        patched_functions.clipped_by_norm.unlisten(self._after_clip)
-
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._loss = None
         if self.at_own_work() or in_backward() or capturing():
             return
         roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor)]
-        scale = constant_factor(roots)
-        if scale is not None and scale >= MIN_LOSS_SCALE and math.frexp(scale)[0] == 0.5:
+        scale = own_scale(roots[0]) if len(roots) == 1 else None
+        if scale is None:
+            return
+        if scale > self._largest:
+            self._largest, self._left = scale, STEPS
+        if self._left > 0:
             every = (p for o in self._optimizers for group in o.param_groups for p in group["params"])
             if all(gradient_of(p) is None for p in every):  # what the loop has skipped was scaled otherwise
                 self._scales = []

@@ -24,7 +24,13 @@ from amp_core.record.model.parameters import named_buffers, named_modules, unwra
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.marks import Marks
 from amp_core.record.observers.signals.narrow_ops import SELECTIONS, NarrowOps, size_by_row
-from amp_core.record.observers.signals.step_operators import StepMode, StepOperators, report_error, running_module
+from amp_core.record.observers.signals.step_operators import (
+    StepMode,
+    StepOperators,
+    report_error,
+    running_module,
+    running_optimizer,
+)
 from amp_core.record.op_trace.call_sites import CallSite, call_site
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals.compiling import mode_would_uncompile
@@ -324,6 +330,13 @@ class _LoopChecker(_OpChecker):
 
     def write(self) -> None:
         self.narrow_ops.send()
+
+    def _report(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
+        optimizer = running_optimizer()
+        if optimizer and self._running() == self.outside:  # within the step of an optimizer of the program's own
+            super()._write_event(kind, op, f"optimizer.step of {optimizer}", value or None, limit, dtype)
+        else:
+            super()._report(kind, op, value, dtype, limit)
 
     def _write_event(
         self, kind: str, op: str, name: str, value: float | None, limit: float | None, dtype: torch.dtype | None

@@ -121,3 +121,14 @@ def running_module(model: torch.nn.Module, frame: FrameType | None = None, outsi
             return names[id(owner)]
         frame = frame.f_back
     return outside
+
+
+def running_optimizer() -> str:
+    """The class of the optimizer among the callers; empty without one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = local_variables(frame).get("self")
+        if isinstance(owner, torch.optim.Optimizer):
+            return type(owner).__name__
+        frame = frame.f_back
+    return ""

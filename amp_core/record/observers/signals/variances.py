@@ -1,7 +1,7 @@
 """Detects variances in 16 bits that are a difference of nearly equal numbers: a mean of squares less a squared mean.
 
     found = Variances()
-    found.check("sub", args, out)     # a tensor: the share of the variances that lose their digits; None for others
+    found.check("sub", args, out)     # found: the share of the variances that lose their digits; None for others
 
 Both means are rounded by 2^-9 of their size in bfloat16. Where the variance is a few hundredths of them, that is a
 tenth of it and more, and it may become negative. Values whose mean is near zero lose nothing.
@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.observers.signals.marks import Marks
+from amp_core.record.observers.signals.marks import Found, Marks
 
 MAX_SPACINGS = 4.0
 """A variance of fewer spacings of the number that it is subtracted from has lost its digits."""
+MIN_LOST_FRAC = 0.5
+"""Share of such variances."""
 SQUARE, MEAN, MEAN_SQUARE, SQUARED_MEAN = "square", "mean", "mean of squares", "square of the mean"
 
 
@@ -26,7 +28,7 @@ class Variances:
     def __init__(self) -> None:
         self._marks: Marks[str] = Marks()
 
-    def check(self, op: str, args: Sequence[Any], out: Any) -> torch.Tensor | None:
+    def check(self, op: str, args: Sequence[Any], out: Any) -> Found | None:
         """Inspect an operator that has run."""
         if not isinstance(out, torch.Tensor) or out.dtype not in NARROW or not args:
             return None
@@ -40,8 +42,8 @@ class Variances:
                 self._marks.put(out, mark)
         elif name == "sub" and self._marks.of(first) == MEAN_SQUARE and self._marks.of(second) == SQUARED_MEAN:
             spacing = torch.finfo(out.dtype).eps * first.detach().abs()
-            lost: torch.Tensor = (out.detach() < MAX_SPACINGS * spacing).to(torch.float32).mean()
-            return lost
+            lost = (out.detach() < MAX_SPACINGS * spacing).to(torch.float32).mean()
+            return Found("narrow variance", op, out.dtype, lost, MIN_LOST_FRAC)
         return None
 
 

@@ -1,0 +1,101 @@
+"""Trainings whose NaN begins in a backward, between two modules, or in weights that the loop changes itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.findings.other_forms.form import fault, healthy
+from tests.findings.other_forms.loops import fp16, scaled_backward, scaler, sgd, step, watched
+from tests.findings.other_forms.models import Net, vectors
+
+
+class OwnSwish(torch.autograd.Function):
+    """x * sigmoid(x), whose derivative divides exponentials: infinity by infinity in FP16 for x below -11."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        e = torch.exp(-x)
+        return g * (1 / (1 + e) + x * e / (1 + e).pow(2))
+
+
+def _own_swish(into, widen):
+    m = Net(
+        lambda n, x: n.c(n.act(n.b(torch.relu(n.a(x))))),
+        a=nn.Linear(64, 32),
+        b=nn.Linear(32, 32),
+        act=Net(lambda _, x: OwnSwish.apply(x.float() if widen else x)),
+        c=nn.Linear(32, 10),
+    )
+    nn.init.normal_(m.b.weight, std=3.0)
+    fp16(m, vectors(30), into, o=sgd(m, 1e-4))
+
+
+@fault("scale-collapse", "act", each_time=True)
+def own_backward_that_divides_infinities(into):
+    _own_swish(into, widen=False)
+
+
+@healthy(each_time=True)
+def own_backward_in_fp32(into):
+    _own_swish(into, widen=True)
+
+
+def _sampled(into, wide):
+    """Gumbel noise between two parts of the model; in FP16 the uniform number 0.9999 is 1, and the noise infinite."""
+
+    def run(m, x):
+        logits = m.enc(x)
+        u = torch.rand(logits.shape).to(torch.float32 if wide else logits.dtype)
+        noise = -torch.log(-torch.log(u.clamp(0.01)))
+        return m.dec((logits + noise).softmax(-1))
+
+    dec = nn.Sequential(nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10))
+    fp16(Net(run, enc=nn.Linear(64, 512), dec=dec), vectors(8), into)
+
+
+@fault("activation-overflow|loss-nonfinite", "Net", each_time=True)
+def noise_between_two_parts_in_half(into):
+    _sampled(into, wide=False)
+
+
+@healthy()
+def noise_between_two_parts_in_fp32(into):
+    _sampled(into, wide=True)
+
+
+def _ascent(into, guarded):
+    """Sharpness-aware minimization by hand, with scaled gradients that overflow in the first steps."""
+    m, s = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), scaler(2.0**20)
+    o = sgd(m)
+    with watched(m, o, into, s):
+        for b in vectors(24):
+            scaled_backward(m, b, s)
+            with torch.no_grad():
+                norm = torch.stack([p.grad.norm() for p in m.parameters()]).norm()
+                size = 0.05 / norm if norm.isfinite() or not guarded else 0.0
+                moves = [(p.grad * size).nan_to_num(0.0) if guarded else p.grad * size for p in m.parameters()]
+                for p, move in zip(m.parameters(), moves, strict=True):
+                    p.add_(move)
+            o.zero_grad()
+            scaled_backward(m, b, s)
+            with torch.no_grad():
+                for p, move in zip(m.parameters(), moves, strict=True):
+                    p.sub_(move)
+            step(o, s)
+
+
+@fault("loss-nonfinite|scale-collapse", each_time=True)
+def ascent_by_gradients_that_overflowed(into):
+    _ascent(into, guarded=False)
+
+
+@healthy(each_time=True)
+def ascent_by_finite_gradients_alone(into):
+    _ascent(into, guarded=True)
