@@ -65,7 +65,7 @@ def calibration_skips(run: Run) -> list[Finding]:
         return []
     after_start = episodes[episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS]
     summary = scale_summary(run)
-    short = _grows_before(run, MAX_SHORT_INTERVAL) and 0 < after_start["skips"].sum() <= summary.growths + 1
+    short = _outgrown(run, trace, after_start) and after_start["skips"].sum() <= summary.growths + 1
     if np.isnan(episodes["scale_after"].iloc[-1]) and not short:  # the run ends with skips
         alone = len(episodes) == 1 and int(episodes["skips"].iloc[0]) == len(trace)
         return [_still_skips(run, trace)] if alone else []
@@ -123,11 +123,12 @@ def _growth_interval(run: Run) -> int | None:
     return interval if isinstance(interval, int) else None
 
 
-def _grows_before(run: Run, steps: int) -> bool:
-    """Whether the scaler is known to grow its scale after fewer clean steps. It may then outgrow the gradients of two
-    steps in a row."""
+def _outgrown(run: Run, trace: pd.DataFrame, episodes: pd.DataFrame) -> bool:
+    """Whether the scaler grows its scale so soon that it outgrows gradients, now and then those of two steps in a row:
+    most skips come in the step after a growth."""
     interval = _growth_interval(run)
-    return interval is not None and interval < steps
+    grown = trace["step"][trace["loss_scale"].diff() > 0]
+    return interval is not None and interval < MAX_SHORT_INTERVAL and episodes["first"].isin(grown).mean() > 0.5
 
 
 def _grows_too_often(run: Run, summary: ScaleSummary, steps: tuple[int, int]) -> Finding:

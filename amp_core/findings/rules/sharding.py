@@ -17,7 +17,7 @@ from amp_core.findings.signals import (
     rounded_decays,
     signals,
 )
-from amp_core.formats import FORMATS
+from amp_core.formats import FORMATS, Format
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
@@ -214,7 +214,7 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
         if not stands_still and row["value"] < MIN_VANISHED_FRAC:
             continue
         what = (
-            f"1 - beta2 = {row['limit']:.3g} is below half a unit in the last place"
+            f"1 - beta2 = {row['limit']:.3g} is below half a unit in the last place of {_numbers(row['limit'], form)}"
             if stands_still
             else f"{100 * row['value']:.0f} % are zero although the gradient is not"
         )
@@ -244,6 +244,11 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
             )
         ]
     return []
+
+
+def _numbers(decay: float, form: Format) -> str:
+    """Whether that is so for all numbers, or for those of a small mantissa: at least half of them."""
+    return "any number" if decay < 2.0 ** -(form.mantissa_bits + 2) else "most numbers"
 
 
 def _vanished_in_checkpoint(row: Mapping[Any, Any]) -> Finding:

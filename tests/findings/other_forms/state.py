@@ -455,8 +455,8 @@ def lora_fp16_params(into):
         fp16(m, tokens(3), into, adam([p for p in m.parameters() if p.requires_grad]))
 
 
-def _own_rms(into, dtype):
-    """RMSprop of the program's own over FP32 masters: averages of squared gradients in `dtype`."""
+def _own_rms(into, weights, dtype):
+    """RMSprop of the program's own over FP32 masters of `weights`: averages of squared gradients in `dtype`."""
 
     def update(p, state, lr):
         if not state:
@@ -466,10 +466,15 @@ def _own_rms(into, dtype):
         state["master"].sub_((g / (state["square"].sqrt() + 1e-10)).float().clamp(-1, 1), alpha=lr)
         p.copy_(state["master"])
 
-    m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).half()
+    m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(weights)
     pure(m, OwnOptimizer(m, 0.001, update), vectors(12), into, loss=lambda m, b: 0.01 * ce(m(b[0]), b[1]))
 
 
 @fault("eps-rounds-to-zero", "optimizer.step of OwnOptimizer", each_time=True)
 def own_averages_of_squares_in_float16(into):
-    _own_rms(into, torch.float16)
+    _own_rms(into, torch.float16, torch.float16)
+
+
+@healthy(each_time=True)
+def own_averages_of_squares_in_float32(into):
+    _own_rms(into, BF, torch.float32)
