@@ -82,9 +82,9 @@ def _print_findings(opened: "Run", silenced: frozenset[str], arguments: argparse
     else:
         if broke_off := end_in_words(opened):
             print(printable(f"{broke_off}\n"))
-        if sentence := first_sentence(opened):
-            print(printable(f"{sentence}\n"))
-        print(printable(in_words(shown)))
+        sentence = first_sentence(opened)  # of a trace, which it says to be well, or not
+        words = in_words(shown, none="") if sentence else in_words(shown)
+        print(printable("\n\n".join(part for part in (sentence, words) if part)))
         chain = diagnosis(opened, shown)
         if chain.cause is not None and (more := [text for text in (chain.began, *chain.measurements) if text]):
             print(printable("\n" + "\n".join(more)))
@@ -104,9 +104,9 @@ def end_in_words(run: "Run") -> str:
     )
 
 
-def in_words(findings: "list[Finding]") -> str:
-    """The findings as text: what, where, the evidence, and what to change."""
-    parts = [] if any(f.severity != "info" for f in findings) else ["nothing wrong was found"]
+def in_words(findings: "list[Finding]", none: str = "nothing wrong was found") -> str:
+    """The findings as text: what, where, the evidence, and what to change; `none` where nothing is wrong."""
+    parts = [none] if none and all(f.severity == "info" for f in findings) else []
     for finding in findings:
         lines = [f"{finding.severity}: {finding.title} [{finding.code}]"]
         lines.append(f"  {', '.join(finding.evidence())}")

@@ -4,9 +4,11 @@ cpu_sentence(run)     # 'The trace contains no device activity: on the CPU, aten
 """
 
 import numpy as np
+import pandas as pd
 
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.savings import MIN_SAVED_FRAC
+from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
@@ -20,25 +22,64 @@ _WITHOUT_ONEDNN = (
 """Of the backends that aten/src/ATen/native/Convolution.cpp selects among, the last one on a CPU."""
 
 
+MIN_OPTIMIZER_FRAC = 0.25
+"""Share of the operators' time from which the optimizer comes before the longest operator, if it takes more."""
+MAX_SMALL_US, MAX_SMALL_FRAC = 5.0, 0.25
+"""Operators of less on average, none of which takes a larger share, cost as much to call as to compute: torch takes
+about a microsecond to dispatch one, and Python a few to call it."""
+MIN_FAMILY_RATIO = 1.1
+"""All products together are told with the longest if they take that many times as long."""
+_FAMILIES = {"gemm": "all matrix products", "conv": "all convolutions"}
+_FUSED = ("aten::_fused_", "aten::_foreach_")
+
+
 def cpu_sentence(run: Run) -> str:
-    """What takes longest in a trace of a CPU: loading data, the time outside operators, or an operator. Empty for other
-    runs."""
+    """What takes longest in a trace of a CPU: loading data, the time outside operators, the optimizer, or an operator.
+    Empty for other runs."""
     rows = kernel_rows(run)
     if not is_trace(run) or rows.empty or not on_cpu(rows):
         return ""
     everything = kernel_rows(run, everything=True)  # allocations too, which start the device at their first call
-    us = everything[everything["phase"] != "watch"].groupby("name")["total_us"].sum()
-    longest = str(us.idxmax())
+    everything = everything[everything["phase"] != "watch"]
+    longest_us, operators = _operators(everything, int(window_rows(run)["steps"].sum()))
+    sentence = _beside_operators(run, everything, longest_us, operators)
+    return f"The trace contains no device activity: on the CPU, {sentence}{_idle_gpu(run)}"
+
+
+def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
+    """The time of what takes longest among operators in microseconds, and a sentence on it."""
+    us, total, count = rows.groupby("name")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
+    longest, longest_us = str(us.idxmax()), float(us.max())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
-    operator = f"{longest} takes {percent(us.max() / us.sum())} of the operators' time.{advice}"
-    return f"The trace contains no device activity: on the CPU, {_beside_operators(run, float(us.max()), operator)}"
+    sentence = f"{longest} takes {percent(longest_us / total)} of the operators' time"
+    category = str(rows["category"][rows["name"] == longest].iloc[0])
+    family_us = float(rows["total_us"][rows["category"] == category].sum()) if category in _FAMILIES else 0.0
+    if family_us > MIN_FAMILY_RATIO * longest_us:
+        sentence += f", and {_FAMILIES[category]} take {percent(family_us / total)}"
+    sentence = f"{sentence}.{advice}"
+    stepping = rows[rows["phase"] == "optimizer"]
+    optimizer_us = float(stepping["total_us"].sum())
+    largest_us = max(longest_us, family_us)
+    if optimizer_us > max(largest_us, MIN_OPTIMIZER_FRAC * total):
+        calls = number(stepping["count"].sum() / max(steps, 1)) + (" operators per step" if steps else " operators")
+        fuse = "" if stepping["name"].str.startswith(_FUSED).any() else ": fused=True makes them one"
+        share = percent(optimizer_us / total)
+        return optimizer_us, f"the optimizer takes {share} of the operators' time, in {calls}{fuse}; {sentence}"
+    if total / count < MAX_SMALL_US and largest_us < MAX_SMALL_FRAC * total:
+        small = f"{count:,} operators take {number(total / count, 'µs')} each on average, about what it costs to call "
+        return total, f"{small}them: batch what they compute, or compile it; {sentence}"
+    return largest_us, sentence
 
 
-def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
-    """The sentence on an operator, with the time in which data is loaded or no operator runs. The longest comes
+def _beside_operators(run: Run, rows: pd.DataFrame, longest_us: float, operator: str) -> str:
+    """The sentence on operators, with the time in which data is loaded or no operator runs. The longest comes
     first."""
     windows = window_rows(run)
     wall_us = float(windows["wall_us"].sum())
+    if wall_us == 0:  # no operator is within the steps that are marked
+        data_us, total_us = rows["total_us"][rows["phase"] == "data"].sum(), rows["total_us"].sum()
+        loading = f"loading data takes {percent(data_us / total_us)} of the operators' time; "
+        return f"{loading if data_us > rows.groupby('name')['total_us'].sum().max() else ''}{operator}"
     data_us, idle_us, idle_data_us = (
         float(np.nan_to_num(windows[name]).sum()) for name in ("data_us", "idle_us", "idle_data_us")
     )
@@ -51,6 +92,15 @@ def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
     if data_us >= MIN_SAVED_FRAC * wall_us:
         return f"{operator} Loading data takes {percent(data_us / wall_us)} of the time."
     return operator
+
+
+def _idle_gpu(run: Run) -> str:
+    """That the machine has a GPU of which the trace has nothing."""
+    gpus = mappings(run.head.environment, "gpus")
+    name = str(gpus[0].get("name", "")) if gpus else ""
+    if not name:
+        return ""
+    return f" The machine's GPU, {name}, has nothing in the trace: move the model to it, or record its activity."
 
 
 def host_alone(run: Run) -> str:

@@ -420,8 +420,48 @@ def test_a_cpu_that_loads_data_or_runs_no_operator_is_told_so(tmp_path):
         return first_sentence(run_of(tmp_path / name, trace))
 
     assert "on the CPU, loading data takes 50.0 % of the time; aten::addmm" in sentence("data", 500, 0)
-    assert sentence("little", 100, 0).endswith("the operators' time. Loading data takes 16.7 % of the time.")
+    assert "the operators' time. Loading data takes 16.7 % of the time. The machine's GPU, Tesla" in sentence(
+        "little", 100, 0
+    )
     assert "no operator runs for 60.0 % of the 1.50 ms, in which Python" in sentence("python", 100, 900)
+
+
+def test_an_optimizer_that_takes_more_than_any_operator_is_named_first(tmp_path):
+    trace = Made()
+    trace.op("aten::addmm", 0, 300)
+    trace.event("mark", "Optimizer.step#Adam.step", 300, 500, 1)
+    for number in range(10):
+        trace.op(("aten::mul", "aten::add", "aten::sqrt", "aten::div", "aten::lerp")[number % 5], 300 + 50 * number, 50)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "on the CPU, the optimizer takes 62.5 % of the operators' time, in 10.0 operators: fused=True" in sentence
+    assert "aten::addmm takes 37.5 % of the operators' time." in sentence
+
+
+def test_products_of_several_operators_are_added_up(tmp_path):
+    trace = Made()
+    for number, name in enumerate(("aten::mm", "aten::addmm", "aten::bmm")):
+        trace.op(name, 200 * number, 200 - 20 * number)
+    trace.op("aten::relu", 600, 60)
+    assert "aten::mm takes 33.3 % of the operators' time, and all matrix products take 90.0 %." in first_sentence(
+        run_of(tmp_path, trace)
+    )
+
+
+def test_small_operators_are_said_to_cost_their_calls(tmp_path):
+    trace = Made()
+    for number in range(100):
+        trace.op(f"aten::op{number % 10}", 2 * number, 1)
+    assert "on the CPU, 100 operators take 1.00 µs each on average" in first_sentence(run_of(tmp_path, trace))
+
+
+def test_a_step_without_operators_leaves_the_rest_of_a_cpu_trace_to_be_told(tmp_path):
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 600, 1)
+    trace.op("aten::stack", 100, 250)
+    trace.op("aten::copy_", 400, 150)
+    trace.op("aten::addmm", 600, 300)
+    trace.event("mark", "ProfilerStep#1", 1000, 10, 1)
+    assert "loading data takes 57.1 % of the operators' time; " in first_sentence(run_of(tmp_path, trace))
 
 
 def test_a_convolution_without_onednn_is_named_as_such(tmp_path):

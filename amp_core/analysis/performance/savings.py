@@ -9,6 +9,7 @@ that rate, or to the time that memory needs. Memory-bound kernels, one per opera
 time (`FUSED_FRAC`): each value is then read and written once instead of twice.
 """
 
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -145,13 +146,17 @@ def _possible_savings(run: Run) -> Savings | None:
     ):
         what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
         worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, _longest(unknown, "name")))
-    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any())
+    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or rows["name"].str.contains(_OF_TRAINING).any())
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / steps if len(unknown) else 0.0
     kernel, its_share = _longest(unknown, "name"), unknown_us / cost.step_us
     return Savings(
         ranked, unit, trains, cost, share, kernel, its_share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s")
     )
+
+
+_OF_TRAINING = re.compile(r"(?i)backward|_bwd_|grad_input|multi_tensor_apply")
+"""Kernels by whose names a trace without phases is one of training."""
 
 
 def _mean(run: Run, column: str) -> float | None:
