@@ -100,7 +100,7 @@ EVENT_KINDS: dict[str, str] = {
     "`multiplied` where they were multiplied once more, `mixed` where micro-batches of a step had different scales, "
     "`nonfinite` where it stepped after an overflow, in count of limit steps, `replaced` where it made infinities "
     "finite",
-    "unscaled twice": "the loop's own code divided gradients by the loss scale before `scaler.step` or `unscale_` does "
+    "unscaled twice": "the loop's own code divided gradients by the loss scale, and `scaler.step` or `unscale_` does "
     "so again; count: steps; optimizer: its number",
     "added unscaled": "the loop's own code added something to scaled gradients that is tiny beside them; count: "
     "tensors; optimizer: its number",

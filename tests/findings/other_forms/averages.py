@@ -304,6 +304,31 @@ def state_and_decays_in_fp32(into):
     _leaky(into, FP32, 0.001)
 
 
+def _cast_decays(into, dtype):
+    """Constant decays, a buffer in float32 that is cast to the type of the state."""
+
+    def scanned(m, x):
+        values = m.body(x).to(dtype)
+        state, kept = torch.zeros_like(values), m.decays.to(dtype)
+        for shift in range(80):
+            state = kept * state + values.roll(shift, -1) * 0.1
+        return m.head(state.to(BF))
+
+    m = Net(scanned, body=nn.Linear(64, 16), head=nn.Linear(16, 10))
+    m.register_buffer("decays", torch.full((16,), 0.9985))
+    bf16(m, vectors(4), into)
+
+
+@fault("average-stands-still", "Net")
+def buffer_of_decays_that_is_cast_to_bf16(into):
+    _cast_decays(into, BF)
+
+
+@healthy()
+def buffer_of_decays_in_fp32(into):
+    _cast_decays(into, FP32)
+
+
 def _summary(into, dtype):
     """A codebook whose averages are buffers that forward updates in place."""
 

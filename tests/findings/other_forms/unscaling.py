@@ -35,6 +35,33 @@ def gradients_divided_by_the_scale_and_by_the_scaler(into):
     _accumulated(into, divide)
 
 
+def _clipped(into, divide):
+    """`divide(m, s)` is called after `unscale_`, before a clip."""
+    m = GPT()
+    o, s = (adam(m), scaler(2.0**12))
+    with watched(m, o, into, s):
+        for t in tokens(12):
+            scaled_backward(m, t, s)
+            s.unscale_(o)
+            divide(m, s)
+            nn.utils.clip_grad_norm_(m.parameters(), 10.0)
+            step(o, s)
+
+
+@fault("unscale-per-microbatch", "gradients")
+def gradients_divided_again_after_unscale(into):
+    def divide(m, s):
+        for p in m.parameters():
+            p.grad.div_(s.get_scale())
+
+    _clipped(into, divide)
+
+
+@healthy()
+def gradients_averaged_after_unscale(into):
+    _clipped(into, lambda m, s: torch._foreach_div_([p.grad for p in m.parameters()], 8.0))
+
+
 @healthy()
 def scale_that_is_only_logged(into):
     _accumulated(into, lambda m, s: s.get_scale())

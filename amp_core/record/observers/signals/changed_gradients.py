@@ -6,7 +6,8 @@ something unscaled to, or makes finite.
 In the first steps, norms of gradients are taken as backward left them and as `unscale_` or `scaler.step` gets them. A
 limit makes the norms of different batches alike, be it a norm, a largest value or a share of the weight's norm.
 Division by a number of micro-batches or ranks, a mask, or the sum of several tasks does not. A loop that asks for the
-loss scale may multiply its limit by it; it may also divide gradients by it, which `scaler.step` then does once more.
+loss scale may multiply its limit by it; it may also divide gradients by it, which `scaler.step` then does once more, or
+`unscale_` has done before.
 
 What is added unscaled, such as noise or weight decay, is tiny beside a scaled gradient. So is what a cast to 16 bits
 rounds off, but that is a small part of each element, and what is added is a large part of small ones.
@@ -84,6 +85,8 @@ class ChangedGradients(Observer):
         self._before: dict[int, _Kept] = {}
         self._sent: dict[int, list[HostTransfer]] = {}
         self._asked: dict[int, list[HostTransfer]] = {}  # of steps in which the loop asked for the loss scale
+        self._unscaled: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}  # and what their norms become
+        self._after: dict[int, list[HostTransfer]] = {}  # of steps in which the loop called `unscale_`, from then on
         self._scaler: Any = None
         self._listening = False
         if scaling.is_active(scaler):
@@ -105,6 +108,8 @@ class ChangedGradients(Observer):
         self.awake = self._listening
 
     def called(self, what: str, optimizer: int | None) -> None:
+        if what == "scaler.step" and optimizer in self._unscaled:
+            self._compare_unscaled(optimizer)
         if what not in ("unscale_", "scaler.step") or optimizer is None or optimizer not in self._before:
             return
         kept = self._before.pop(optimizer)
@@ -112,8 +117,10 @@ class ChangedGradients(Observer):
         scale = scaling.scale(self._scaler)
         if len(grads) < len(kept.parameters) or scale is None:
             return
-        transfer = HostTransfer()
-        transfer.put("norms", torch.stack([kept.norms, norms_of(grads)]))
+        transfer, norms = HostTransfer(), norms_of(grads)
+        transfer.put("norms", torch.stack([kept.norms, norms]))
+        if what == "unscale_":
+            self._unscaled[optimizer] = kept.parameters, norms / scale.to(norms.device)
         changed = [
             _change(copy, grads[i])
             for i, tensor, version, copy in kept.copies
@@ -126,6 +133,18 @@ class ChangedGradients(Observer):
         asked = self._scale_calls() > self._calls_at_begin
         (self._asked if asked else self._sent).setdefault(optimizer, []).append(transfer)
 
+    def _compare_unscaled(self, optimizer: int) -> None:
+        """The loop may have divided gradients by the scale once more since `unscale_`."""
+        parameters, norms = self._unscaled.pop(optimizer)
+        grads = [g for p in parameters if (g := gradient_of(p)) is not None]
+        scale = scaling.scale(self._scaler)
+        if len(grads) == len(parameters) and scale is not None:
+            transfer = HostTransfer()
+            transfer.put("norms", torch.stack([norms, norms_of(grads)]))
+            transfer.put("scale", scale.to(torch.float32))
+            transfer.send()
+            self._after.setdefault(optimizer, []).append(transfer)
+
     def close(self) -> None:
         if self._listening:
             self._detach()
@@ -135,13 +154,13 @@ class ChangedGradients(Observer):
 
     def _detach(self) -> None:
         patched_functions.backward.unlisten(self._after_backward)
-        self._listening, self._before = False, {}
+        self._listening, self._before, self._unscaled = False, {}, {}
 
     @property
     def _pending(self) -> list[HostTransfer]:
         return [
             transfer
-            for by_optimizer in (self._sent, self._asked)
+            for by_optimizer in (self._sent, self._asked, self._after)
             for sent in by_optimizer.values()
             for transfer in sent
         ]
@@ -157,7 +176,7 @@ class ChangedGradients(Observer):
             alike = [row for row in rows if row.shape == rows[-1].shape]
             if len(alike) >= MIN_STEPS and (limited := _limited(np.stack(alike))):
                 self._writer.event("clipped scaled", "gradients", step=0, optimizer=optimizer, count=limited)
-        for optimizer, sent in self._asked.items():
+        for optimizer, sent in (*self._asked.items(), *self._after.items()):
             divided = [_divided(norms, scale) for norms, scale, _ in _arrived(sent)]
             if sum(divided) >= MIN_STEPS and all(divided):
                 self._writer.event("unscaled twice", "gradients", step=0, optimizer=optimizer, count=sum(divided))
@@ -166,7 +185,7 @@ class ChangedGradients(Observer):
             if hidden := sum(_made_finite(transfer.values("norms").reshape(2, -1)) for transfer in every):
                 more: dict[str, Any] = {"optimizer": optimizer, "count": hidden, "limit": float(len(every))}
                 self._writer.event("made finite", "gradients", step=0, **more)
-        self._sent, self._asked = {}, {}
+        self._sent, self._asked, self._after = {}, {}, {}
 
     def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if self.at_own_work() or in_backward() or capturing():

@@ -5,7 +5,8 @@
     decays.check("mul", args, out)      # at the `MIN_STEPS`th multiplication: the share of the decays that are 1
 
 Beyond 1 - 2^-9, every number is 1 in bfloat16: exp(-0.001), or 1 minus it, as in state-space models (mamba pull request
-923) and leaky neurons. A factor that multiplies a few times only, such as a learned scale, changes little.
+923) and leaky neurons, or a buffer of 0.9985 that is cast. A factor that multiplies a few times only, such as a learned
+scale, changes little.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.observers.signals.lost_factors import may_be_factors
 from amp_core.record.observers.signals.marks import Found, Marks
 
 MIN_STEPS = 64
@@ -44,6 +46,9 @@ class RoundedDecays:
             self._marks.put(out, _Decays(rounded, out.dtype))
         elif op == "_to_copy" and (mark := self._marks.of(first)) is not None:
             self._marks.put(out, mark)
+        elif op == "_to_copy" and out.dtype in NARROW and may_be_factors(first):
+            rounded = ((out.detach() == 1) & (first.detach() != 1)).to(torch.float32).mean()
+            self._marks.put(out, _Decays(rounded, out.dtype))
         elif op.rstrip("_") == "mul":
             for factor in args[:2]:
                 if (mark := self._marks.of(factor)) is not None:

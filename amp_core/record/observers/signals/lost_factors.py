@@ -31,7 +31,7 @@ class LostFactors:
         if not isinstance(first, torch.Tensor) or in_backward():
             return None
         if name == "_to_copy":
-            if _may_be_factors(first) and isinstance(out, torch.Tensor) and out.dtype in NARROW:
+            if may_be_factors(first) and isinstance(out, torch.Tensor) and out.dtype in NARROW:
                 self._marks.put(out, (first.detach(), out.detach()))
             return None
         factors = [args[place] for place in WEIGHTED.get(name, ()) if place < len(args)]
@@ -48,7 +48,9 @@ class LostFactors:
         return Found("lost factor", op, out.dtype, nothing, 0.0)
 
 
-def _may_be_factors(tensor: torch.Tensor) -> bool:
+def may_be_factors(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is as small as the weights of classes or the decays of channels, in a wide dtype, and no
+    parameter."""
     wide = tensor.dtype in (torch.float32, torch.float64)
     return wide and tensor.dim() < 2 and tensor.numel() <= MAX_FACTORS and not isinstance(tensor, torch.nn.Parameter)
 
