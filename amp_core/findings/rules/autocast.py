@@ -249,10 +249,11 @@ def autocast_not_in_thread(run: Run) -> list[Finding]:
 
 
 def _only_in_threads(run: Run) -> bool:
-    """Whether no module of an FP32 model ran in the main thread, so that its autocast is unknown, and a GradScaler says
-    that it was on."""
-    stored = set(map(str, facts(run.head.model, "dtypes").values()))
-    return "autocast_dtype" not in run.head.config and scaler_enabled(run) and stored <= {"float32"}
+    """Whether no module of an FP32 model ran in the main thread, so that its autocast is unknown, and a region of that
+    thread, or a GradScaler, says that it was on."""
+    stored, config = set(map(str, facts(run.head.model, "dtypes").values())), run.head.config
+    was_on = config.get("autocast_without_forward") is True or scaler_enabled(run)
+    return "autocast_dtype" not in config and was_on and stored <= {"float32"}
 
 
 @rule(

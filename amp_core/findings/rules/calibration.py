@@ -4,6 +4,7 @@ The reason for the limits: the docstring of `torch.amp.GradScaler` ("skipping sh
 hundred or thousand iterations").
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,14 @@ import pandas as pd
 from amp_core.analysis import ScaleSummary, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.numerics.safe_window import INIT_SCALE
+from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings import remedies
-from amp_core.findings.model import LOSS_SCALING, Entry, Finding
+from amp_core.findings.model import LOSS_SCALING, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import scaler_state_not_restored
 from amp_core.findings.rules.scaling import loss_nonfinite, scale_collapse
 from amp_core.findings.rules.skips import branch_always_skipped, shared_backoff
-from amp_core.findings.signals import facts
+from amp_core.findings.signals import call_orders, facts, split_call
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
@@ -29,6 +31,17 @@ MAX_SHORT_INTERVAL = int(1 / MAX_SKIP_FRAC)
 """A growth interval of fewer steps costs more than `MAX_SKIP_FRAC` of them, if each growth costs one."""
 MIN_SKIPS = 3
 """Fewest skipped steps after calibration that are reported: in a short run, one growth is a large share."""
+MIN_DROPPED, MAX_DROPPED_FRAC = 10, 0.1
+"""Batches that a loop drops itself: a guard against outliers drops fewer."""
+_UNSCALED_GUARD = Remedy(
+    "If a norm of the gradients decides, it is still multiplied by the loss scale, so that the limit is thousands of "
+    "times too low. Unscale the gradients first; the scaler skips those that overflowed without help.",
+    "scaler.unscale_(optimizer)\n"
+    "norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
+    "if norm < limit:\n"
+    "    scaler.step(optimizer)\n"
+    "scaler.update()",
+)
 MAX_GROWTH_RATIO = 8.0
 """A scaler's own growth factor is 2 by default; a scale that rose by more than this at once was set."""
 DEFAULT_BACKOFF_FACTOR = 0.5
@@ -212,10 +225,10 @@ def _too_high(run: Run, title: str, skips: int, limit: int, steps: tuple[int, in
         family=LOSS_SCALING,
         order=325,
         what="Steps keep being skipped after the loss scale was calibrated, and no other rule explains why.",
-        signal="Skipped steps after the first 25, and the scale before each.",
-        threshold=(
-            "3 or more, and more than 2 % of these steps: PyTorch expects about one skip in several hundred steps."
-        ),
+        signal="Skipped steps after the first 25, and the scale before each; gradients that the loop clears without a "
+        "step.",
+        threshold="3 or more, and more than 2 % of these steps: PyTorch expects about one skip in several hundred "
+        "steps. Or 10 batches, and a tenth of all, that a loop which never unscales drops itself.",
         advice="Each skipped step wastes a batch; look for what these batches have in common, such as outliers in "
         "the data, a loss term that spikes, or a loss scale that the program sets itself. Clip or drop outliers, "
         "leave the scale to the scaler, or use bfloat16.",
@@ -229,6 +242,8 @@ def _too_high(run: Run, title: str, skips: int, limit: int, steps: tuple[int, in
 def frequent_skips(run: Run) -> list[Finding]:
     """`frequent-skips`: more than `MAX_SKIP_FRAC` of the steps after calibration were skipped, for a reason that no
     other rule names."""
+    if dropped := _dropped_by_loop(run):
+        return dropped
     trace, episodes = scale_trace(run), skip_episodes(run)
     if trace.empty or episodes.empty:
         return []
@@ -257,6 +272,47 @@ def frequent_skips(run: Run) -> list[Finding]:
             unit="share of steps",
         )
     ]
+
+
+def _dropped_by_loop(run: Run) -> list[Finding]:
+    """`frequent-skips` where the loop itself clears scaled gradients without a step, in some steps and not in others.
+    The first pass of sharpness-aware training is cleared in each step."""
+    orders = call_orders(run) if scaler_enabled(run) else []
+    names = [(first, last, [split_call(c)[0] for c in calls]) for first, last, calls in orders]
+    if not names or any("unscale_" in calls or "get_scale" in calls for _, _, calls in names):
+        return []
+    dropped = [(first, last, _cleared_unused(calls), calls.count("backward")) for first, last, calls in names]
+    count = sum(n * (last - first + 1) for first, last, n, _ in dropped)
+    every = sum(n * (last - first + 1) for first, last, _, n in dropped)
+    if count < MIN_DROPPED or count <= MAX_DROPPED_FRAC * every or min(n for _, _, n, _ in dropped) > 0:
+        return []
+    at = [(first, last) for first, last, n, _ in dropped if n]
+    return [
+        make_finding(
+            "frequent-skips",
+            f"The loop dropped {count:,} of {every:,} batches: it cleared their gradients, which are scaled, without "
+            "a step",
+            "gradients",
+            steps=(at[0][0], at[-1][1]),
+            value=count / every,
+            limit=MAX_DROPPED_FRAC,
+            unit="share of batches",
+            remedy=_UNSCALED_GUARD,
+        )
+    ]
+
+
+def _cleared_unused(calls: Sequence[str]) -> int:
+    """How many backward passes of a step were followed by `zero_grad` before any use of their gradients."""
+    unused = pending = 0
+    for call in calls:
+        if call == "backward":
+            pending += 1
+        elif call == "zero_grad":
+            unused, pending = unused + pending, 0
+        elif call in ("scaler.step", "optimizer.step", "clip"):
+            pending = 0
+    return unused
 
 
 def _raised(trace: pd.DataFrame, step: int) -> str:

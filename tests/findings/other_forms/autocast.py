@@ -354,6 +354,33 @@ def autocast_within_the_threads(into):
     _chunks_in_threads(into, inside=True)
 
 
+def _views_in_threads(into, inside):
+    """Two views of a batch, which a pool encodes without a scaler."""
+    m = CNN()
+    o = adam(m)
+
+    def encode(x):
+        with amp(BF, enabled=inside):
+            return m(x)
+
+    with watched(m, o, into), ThreadPoolExecutor(2) as pool:
+        for x, _ in images(8):
+            with amp(BF):
+                a, b = pool.map(encode, (x, x + 0.1))
+            F.mse_loss(a.float(), b.float()).backward()
+            step(o)
+
+
+@fault("autocast-not-in-thread")
+def views_in_threads_of_a_pool(into):
+    _views_in_threads(into, inside=False)
+
+
+@healthy()
+def views_with_autocast_in_their_threads(into):
+    _views_in_threads(into, inside=True)
+
+
 @fault("stale-autocast-cache", "torch.autocast", each_time=True)
 def epochs_in_a_decorated_function(into):
     m, s = CNN(), scaler()

@@ -62,6 +62,33 @@ def gradients_averaged_after_unscale(into):
     _clipped(into, lambda m, s: torch._foreach_div_([p.grad for p in m.parameters()], 8.0))
 
 
+def _guarded(into, limit, unscales):
+    """A guard that drops batches whose gradients have a norm above `limit`."""
+    m = GPT()
+    o, s = (adam(m), scaler(2.0**12))
+    with watched(m, o, into, s):
+        for t in tokens(40):
+            o.zero_grad()
+            scaled_backward(m, t, s)
+            if unscales:
+                s.unscale_(o)
+            if torch.stack([p.grad.norm() for p in m.parameters()]).norm() < limit:
+                s.step(o)
+            elif not unscales:
+                continue
+            s.update()
+
+
+@fault("frequent-skips", "gradients")
+def guard_that_reads_scaled_gradients(into):
+    _guarded(into, 3500.0, unscales=False)
+
+
+@healthy()
+def guard_that_reads_unscaled_gradients(into):
+    _guarded(into, 20.0, unscales=True)
+
+
 @healthy()
 def scale_that_is_only_logged(into):
     _accumulated(into, lambda m, s: s.get_scale())

@@ -35,6 +35,7 @@ _SCALED = "ampscope.scaled"
 
 class AutocastElsewhere(Observer):
     """Reports once if the first steps ask for autocast of another device type than the model's, and not of its own.
+    Writes `autocast_without_forward` into `config` if they ask for it, and no forward runs in their thread.
 
     torch disables a region of an unavailable device when the region is made. Of one that was made before watching, such
     as a decorator's, only that it is disabled can be seen, not by whom.
@@ -60,6 +61,9 @@ class AutocastElsewhere(Observer):
             return
         self.close()
         self.awake = False
+        config = dict(self._writer.head.config)
+        if self._kind in self._requested and "autocast_dtype" not in config:  # no forward in this thread
+            self._writer.update_head(config=config | {"autocast_without_forward": True})
         if self._requested and self._kind not in self._requested:
             self._writer.event("autocast elsewhere", name=self._requested[0], step=step)
         elif self._disabled and not self._requested:
