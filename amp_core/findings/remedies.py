@@ -52,6 +52,15 @@ _DERIVATIVE = Remedy(
     "distance = (difference.square().sum(1) + 1e-12).sqrt()\n"
     "y = torch.where(x > 0, torch.where(x > 0, x, 1.0).log(), 0.0)   # the inner `where` keeps log off zero",
 )
+UNSCALED_GUARD = Remedy(
+    "If a norm of the gradients decides, it is still multiplied by the loss scale, so that the limit is thousands of "
+    "times too low. Unscale the gradients first; the scaler skips those that overflowed without help.",
+    "scaler.unscale_(optimizer)\n"
+    "norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
+    "if norm < limit:\n"
+    "    scaler.step(optimizer)\n"
+    "scaler.update()",
+)
 
 
 def new_scaler(run: Run, growth_interval: int | None = None) -> str:

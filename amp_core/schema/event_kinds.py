@@ -53,6 +53,8 @@ EVENT_KINDS: dict[str, str] = {
     "its share of all such multiplications",
     "nothing cast": "no operator of the first step had a result in 16 bits, although autocast was on",
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
+    "coarse logits": "a logarithm of a softmax over logits that were rounded to dtype; value: the largest of most rows; "
+    "limit: the largest number below which dtype has all integers",
     "narrow ratio": "the exponential of a difference of two log-probabilities, one of them without a gradient, in the "
     "loss, of which either was of dtype; value: the number of ratios",
     "rounded probabilities": "a binary cross-entropy, or a logarithm of 1 - p, of probabilities that were rounded to "
@@ -72,7 +74,8 @@ EVENT_KINDS: dict[str, str] = {
     "how many; or angles in dtype, op `sin` or `cos`, value: the largest; limit: the largest that is exact enough; op "
     "`table`: a buffer whose neighbouring rows are equal, value: how many are; op `list`: a buffer of steadily growing "
     "numbers that was rounded to dtype, value: neighbours that are equal; op `frequencies` or `schedule`: a buffer of "
-    "them",
+    "them; op `differences`: differences of values that were rounded to dtype before, value: the share that is below "
+    "two spacings of them",
     "second moments": "an optimizer has second moments in dtype; name: the first one's parameter; value: the share "
     "that is zero beside a first moment that is not; limit: 1 - beta2; detail: `restored` where the optimizer's state "
     "was loaded",
@@ -89,7 +92,8 @@ EVENT_KINDS: dict[str, str] = {
     "stale cache": "a step began in an autocast region of dtype, with its cache, in which an optimizer had stepped "
     "before; name: the optimizer's class",
     "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; name: "
-    "`torch.autograd.grad` where the loop added unscaled gradients from it to scaled ones; optimizer: its number",
+    "`torch.autograd.grad` where the loop added unscaled gradients from it to scaled ones; optimizer: its number; "
+    "dtype: `float16` where gradients of backward pass operators in it",
     "scaled step": "an optimizer stepped outside of `scaler.step` with gradients of a scaled loss alone; optimizer: "
     "its number",
     "clipped scaled": "the loop's own code reduced gradients to a limit before they were unscaled; count: tensors; "

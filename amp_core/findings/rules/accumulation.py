@@ -182,11 +182,17 @@ def _name(call: str) -> str:
 
 
 def _mixes_scaled(calls: list[str]) -> bool:
+    """Whether gradients of one scale are added to those of another. An update that `zero_grad` follows is of an
+    optimizer that the run does not have: what its loss left in these gradients is cleared."""
     unscaled: set[int] = set()
     stepped: set[int] = set()
-    scaled = False
+    scaled = updated = False
     for name, index in map(split_call, calls):
-        if name == "scale":
+        if updated and name in ("scale", "scaler.step", "optimizer.step"):
+            return True
+        if name == "zero_grad":
+            scaled = updated = False
+        elif name == "scale":
             if unscaled - stepped:
                 return True
             scaled = True
@@ -197,8 +203,8 @@ def _mixes_scaled(calls: list[str]) -> bool:
         elif name in ("scaler.step", "optimizer.step"):
             stepped.add(index)
         elif name == "update" and scaled and not stepped:
-            return True
-    return False
+            updated = True
+    return updated
 
 
 def _max_calls(calls: list[str]) -> int:

@@ -323,6 +323,7 @@ def _not_as_requested(run: Run) -> list[Finding]:
     scaler = run.head.config.get("scaler")
     scaled = isinstance(scaler, dict) and scaler.get("enabled") is True
     without = ", without a GradScaler" if requested == "fp16" and not scaled else ""
+    fp16_on_cpu = requested == "fp16" and str(run.head.config.get("device") or "cpu").startswith("cpu")
     return [
         make_finding(
             "autocast-inactive",
@@ -331,11 +332,22 @@ def _not_as_requested(run: Run) -> list[Finding]:
             value=1.0,
             limit=MIN_REPORTED_FRAC,
             unit="share of matrix weights",
-            advice=f"The framework accepts {requested} as the precision but does not apply it here: Accelerate and "
-            "the Transformers Trainer do so for fp16 on a CPU. This run is a float32 training. Request bf16, or "
-            "train on a GPU.",
+            remedy=_NOT_APPLIED if fp16_on_cpu else _NOT_CALLED,
         )
     ]
+
+
+_NOT_APPLIED = Remedy(
+    "The framework accepts fp16 as the precision but does not apply it on a CPU, as Accelerate and the Transformers "
+    "Trainer do; this run is a float32 training. Request bf16, or train on a GPU.",
+    'accelerator = Accelerator(mixed_precision="bf16")',
+)
+_NOT_CALLED = Remedy(
+    "A framework's autocast is in the forward of the model that it returned; the loop calls another one, such as the "
+    "module inside of it, or what `unwrap_model` gives. Call the prepared model.",
+    "model, optimizer = accelerator.prepare(model, optimizer)\n"
+    "loss = loss_fn(model(x), y)   # not accelerator.unwrap_model(model)(x)",
+)
 
 
 def _of_another_device(run: Run, kind: str, disabled: bool) -> Finding:

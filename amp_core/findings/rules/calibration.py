@@ -16,7 +16,7 @@ from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.numerics.safe_window import INIT_SCALE
 from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings import remedies
-from amp_core.findings.model import LOSS_SCALING, Entry, Finding, Remedy
+from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import scaler_state_not_restored
 from amp_core.findings.rules.scaling import loss_nonfinite, scale_collapse
@@ -33,15 +33,6 @@ MIN_SKIPS = 3
 """Fewest skipped steps after calibration that are reported: in a short run, one growth is a large share."""
 MIN_DROPPED, MAX_DROPPED_FRAC = 10, 0.1
 """Batches that a loop drops itself: a guard against outliers drops fewer."""
-_UNSCALED_GUARD = Remedy(
-    "If a norm of the gradients decides, it is still multiplied by the loss scale, so that the limit is thousands of "
-    "times too low. Unscale the gradients first; the scaler skips those that overflowed without help.",
-    "scaler.unscale_(optimizer)\n"
-    "norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
-    "if norm < limit:\n"
-    "    scaler.step(optimizer)\n"
-    "scaler.update()",
-)
 MAX_GROWTH_RATIO = 8.0
 """A scaler's own growth factor is 2 by default; a scale that rose by more than this at once was set."""
 DEFAULT_BACKOFF_FACTOR = 0.5
@@ -275,8 +266,8 @@ def frequent_skips(run: Run) -> list[Finding]:
 
 
 def _dropped_by_loop(run: Run) -> list[Finding]:
-    """`frequent-skips` where the loop itself clears scaled gradients without a step, in some steps and not in others.
-    The first pass of sharpness-aware training is cleared in each step."""
+    """`frequent-skips` where the loop itself clears scaled gradients without a step, now and then. The first pass of
+    sharpness-aware training, and what the loss of a generator leaves in its critic, are cleared regularly."""
     orders = call_orders(run) if scaler_enabled(run) else []
     names = [(first, last, [split_call(c)[0] for c in calls]) for first, last, calls in orders]
     if not names or any("unscale_" in calls or "get_scale" in calls for _, _, calls in names):
@@ -284,7 +275,7 @@ def _dropped_by_loop(run: Run) -> list[Finding]:
     dropped = [(first, last, _cleared_unused(calls), calls.count("backward")) for first, last, calls in names]
     count = sum(n * (last - first + 1) for first, last, n, _ in dropped)
     every = sum(n * (last - first + 1) for first, last, _, n in dropped)
-    if count < MIN_DROPPED or count <= MAX_DROPPED_FRAC * every or min(n for _, _, n, _ in dropped) > 0:
+    if count < MIN_DROPPED or count <= MAX_DROPPED_FRAC * every or _regular(dropped):
         return []
     at = [(first, last) for first, last, n, _ in dropped if n]
     return [
@@ -297,22 +288,32 @@ def _dropped_by_loop(run: Run) -> list[Finding]:
             value=count / every,
             limit=MAX_DROPPED_FRAC,
             unit="share of batches",
-            remedy=_UNSCALED_GUARD,
+            remedy=remedies.UNSCALED_GUARD,
         )
     ]
 
 
 def _cleared_unused(calls: Sequence[str]) -> int:
-    """How many backward passes of a step were followed by `zero_grad` before any use of their gradients."""
-    unused = pending = 0
+    """How many backward passes of scaled losses were followed by `zero_grad` before any use of their gradients, in the
+    calls of a step. An update of the scale ends a step of an optimizer that the run does not have."""
+    unused = pending = losses = 0
     for call in calls:
-        if call == "backward":
-            pending += 1
+        if call == "scale":
+            losses += 1
+        elif call == "backward" and losses:
+            pending, losses = pending + 1, losses - 1
         elif call == "zero_grad":
             unused, pending = unused + pending, 0
-        elif call in ("scaler.step", "optimizer.step", "clip"):
+        elif call in ("scaler.step", "optimizer.step", "clip", "update"):
             pending = 0
     return unused
+
+
+def _regular(dropped: Sequence[tuple[int, int, int, int]]) -> bool:
+    """Whether steps in which gradients were cleared unused, by stretches of steps, come at equal intervals."""
+    counts = {n for _, _, n, _ in dropped if n}
+    steps = [step for first, last, n, _ in dropped if n for step in range(first, last + 1)]
+    return len(counts) == 1 and len(set(np.diff(steps).tolist())) <= 1
 
 
 def _raised(trace: pd.DataFrame, step: int) -> str:

@@ -1,5 +1,7 @@
 """Rules on the order of a loop's calls: clip, unscale, step, update."""
 
+from collections.abc import Sequence
+
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.numerics.clipping import clipped_while_scaled
 from amp_core.analysis.steps import scaler_enabled
@@ -201,9 +203,7 @@ def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
     scaled = {int(i) for i in signals(run, "scaled step")["optimizer"]}
     bad, optimizers = [], set()
     for first, last, calls in every:
-        if "scale" not in calls:
-            continue
-        bypassing = {split_call(c)[1] for c in calls if split_call(c)[0] == "optimizer.step"}
+        bypassing = _stepped_with_scaled(calls)
         bypassing = {i for i in bypassing if i in through | scaled or not through}
         if bypassing:
             bad.append((first, last))
@@ -222,3 +222,20 @@ def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
             unit="steps",
         )
     ]
+
+
+def _stepped_with_scaled(calls: Sequence[str]) -> set[int]:
+    """The optimizers whose `step` came after a backward of a scaled loss, in these calls of an iteration, without a
+    `zero_grad` in between. A scaled loss is what the next backward is of."""
+    losses, scaled, cleared, found = 0, False, set[int](), set[int]()
+    for call in calls:
+        name, index = split_call(call)
+        if name == "scale":
+            losses += 1
+        elif name == "backward" and losses:
+            losses, scaled, cleared = losses - 1, True, set()
+        elif name == "zero_grad":
+            cleared.add(index)
+        elif name == "optimizer.step" and scaled and index not in cleared:
+            found.add(index)
+    return found

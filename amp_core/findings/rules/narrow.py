@@ -60,6 +60,7 @@ def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any
 _CODES = {
     "narrow classes": "half-logits",
     "narrow ratio": "half-logits",
+    "coarse logits": "half-logits",
     "rounded probabilities": "rounded-probabilities",
     "narrow router": "half-router",
     "rounded logits": "half-router",
@@ -71,6 +72,11 @@ _CODES = {
 }
 
 
+_COARSE_ADVICE = (
+    "A softmax takes differences of logits, so rounding changes probabilities by the factor e and more. Compute the "
+    "product that makes the logits, and what scales them, in float32 with autocast off."
+)
+_COARSE = _AUTOCAST_OFF + "    logits = (x.float() @ y.float().T) / temperature"
 _RATIO_ADVICE = (
     "From a log-probability of -2 on, bfloat16 has steps of 2^-6, so ratios are off by percents, and the "
     "clipping of the policy decides on rounding. Compute both log-probabilities in float32, in the rollout too, and "
@@ -89,12 +95,13 @@ _RATIO = (
         family=RANGE_AND_PRECISION,
         order=281,
         follows_in_place=("half-output-policy",),
-        what="A log-softmax over many classes is computed in 16 bits, or a ratio of probabilities from 16-bit "
-        "logarithms.",
-        signal="Operators in the first step with 16-bit input and output. In its loss, the exponential of a difference "
-        "of which one part has a gradient and either has 16 bits.",
+        what="A log-softmax over many classes is computed in 16 bits, or one of large logits that were rounded to 16 "
+        "bits, or a ratio of probabilities from 16-bit logarithms.",
+        signal="Operators in the first step with 16-bit input and output, and the largest logit of most rows. In its "
+        "loss, the exponential of a difference of which one part has a gradient and either has 16 bits.",
         threshold="8,192 classes: log-probabilities start near -9, where the spacing of bfloat16 is 2^-4, so the "
-        "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16). One such ratio: a "
+        "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16). Largest logits above 256 "
+        "(bfloat16) or 2,048 (float16), where the spacing is 2. One such ratio: a "
         "policy is clipped where it changes by 10 or 20 % (arXiv 2510.26788 on rollouts in bfloat16).",
         advice="On a GPU, autocast runs softmax and log_softmax in float32, but not within cross_entropy, which asks "
         "for the dtype of the logits; nor on a CPU, under FSDP with 16-bit outputs, or in 16-bit models. Cast the "
@@ -104,21 +111,37 @@ _RATIO = (
     )
 )
 def half_logits(run: Run) -> list[Finding]:
-    """`half-logits`: a log-softmax or logsumexp over a large vocabulary in 16 bits, or a ratio of probabilities."""
-    return _from_signal(
-        run,
-        "narrow classes",
-        "classes",
-        lambda row: f"{row['op']} over {int(float(str(row['value']))):,} classes is computed in {row['dtype']}",
-    ) or [
-        replace(finding, advice=_RATIO_ADVICE, snippet=_RATIO)
-        for finding in _from_signal(
+    """`half-logits`: a log-softmax or logsumexp over a large vocabulary in 16 bits, or of large logits, or a ratio of
+    probabilities."""
+    return (
+        _from_signal(
             run,
-            "narrow ratio",
-            "ratios",
-            lambda row: f"A ratio of probabilities is computed from logarithms in {row['dtype']}",
+            "narrow classes",
+            "classes",
+            lambda row: f"{row['op']} over {int(float(str(row['value']))):,} classes is computed in {row['dtype']}",
         )
-    ]
+        or [
+            replace(finding, advice=_COARSE_ADVICE, snippet=_COARSE)
+            for finding in _from_signal(
+                run,
+                "coarse logits",
+                "largest logit",
+                lambda row: (
+                    f"Logits of up to {formatting.number(float(str(row['value'])))} were rounded to {row['dtype']}, "
+                    f"which has steps of 2 and more beyond {formatting.number(float(str(row['limit'])))}"
+                ),
+            )
+        ]
+        or [
+            replace(finding, advice=_RATIO_ADVICE, snippet=_RATIO)
+            for finding in _from_signal(
+                run,
+                "narrow ratio",
+                "ratios",
+                lambda row: f"A ratio of probabilities is computed from logarithms in {row['dtype']}",
+            )
+        ]
+    )
 
 
 @rule(
@@ -316,9 +339,9 @@ def half_sum(run: Run) -> list[Finding]:
         threshold="One integer that changes, or two neighbours that become equal; an angle of 32 in bfloat16 or 256 "
         "in float16, where the spacing is a quarter (transformers issue 29285); a column of an input, beyond 256 or "
         "2,048 on average, of which rounding is 2 % of the variance. The same angles in float32, of values beyond "
-        "256 or 2,048 that had 16 bits before.",
-        advice="Distant tokens of a sequence share a position, so the model cannot tell them apart. Compute "
-        "positions, frequencies and angles in float32 with autocast off, and cast the sines and cosines.",
+        "256 or 2,048 that had 16 bits before. Half of the differences of rounded values below two spacings of them.",
+        advice="Positions, timesteps or coordinates that differ become equal, so the model cannot tell them apart. "
+        "Compute them, their differences and their angles in float32 with autocast off, and cast the result.",
         snippet=_AUTOCAST_OFF
         + "    angles = torch.outer(torch.arange(length, device=x.device).float(), inv_freq.float())\n"
         "cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)",
@@ -344,6 +367,11 @@ def rounded_positions(run: Run) -> list[Finding]:
         if row["op"] == "columns":
             columns = formatting.plural(int(size), "column")
             return f"In {row['dtype']}, the values of {columns} of an input, such as years, are hardly told apart"
+        if row["op"] == "differences":
+            return (
+                f"{formatting.percent(size)} of the differences of values that were rounded to {row['dtype']}, such as "
+                "coordinates, are smaller than that rounding"
+            )
         if row["op"] == "table":
             return f"{int(size):,} neighbouring rows of {row['name']} are equal: its positions were computed in 16 bits"
         if row["op"] == "list":

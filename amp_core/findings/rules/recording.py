@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_core.analysis.steps import attempts, whole_number
+from amp_core.analysis.steps import attempts, scaler_enabled, whole_number
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.remedies import UNSCALED_GUARD
 from amp_core.findings.rules.scaler import fp16_without_scaler
 from amp_core.findings.signals import last_step, signals, split_call
 from amp_core.findings.snippets import LOOP
@@ -235,6 +236,10 @@ def _stop_gap(run: Run, reported: list[_Gap]) -> _Gap | None:
     severe = sorted((gap for gap in reported if gap.severity != "info"), key=lambda gap: gap.where != "steps")
     why = next(iter(severe), None)
     remedy = why.remedy if why is not None else _OPTIMIZER
+    cleared = sum(split_call(call)[0] == "zero_grad" for name in calls["name"] for call in str(name).split())
+    if last is None and scaler_enabled(run) and cleared >= MIN_UNRECORDED_BACKWARDS:
+        title = f"No step was recorded{though}: the loop clears the gradients of its optimizer and never steps it"
+        return _Gap(title, "steps", "error", None, UNSCALED_GUARD, why.reason if why is not None else "")
     if last is None:
         if run.status != "finished" and not went_on:
             return None  # it ended during its first step

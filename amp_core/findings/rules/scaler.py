@@ -9,7 +9,7 @@ from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import LOSS_SCALING, TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.remedies import compute_dtype, first_scale, new_scaler
-from amp_core.findings.signals import ending_error, facts, last_step, signals
+from amp_core.findings.signals import call_orders, ending_error, facts, last_step, optimizer_name, signals, split_call
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
 from amp_core.text import formatting
@@ -50,8 +50,10 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
     summary = scale_summary(run)
     if not _backward_in_half(run):
         return []
-    if not summary.attempts or (summary.has_scaler and summary.highest != 1.0):
+    if not summary.attempts:
         return []
+    if summary.has_scaler and summary.highest != 1.0:
+        return _beside_scaler(run)
     if run.head.config.get("scaler_unseen"):
         return [_unseen_scaler()]
     if _is_idle(run):
@@ -67,6 +69,31 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
             f"Training in float16 {scaling}" if whole else f"Gradients pass operators in float16 {scaling}",
             "GradScaler",
             severity=None if whole else "warning",
+            value=1.0,
+            unit="loss scale",
+            limit=None,
+            remedy=_first_scaler(run),
+        )
+    ]
+
+
+def _beside_scaler(run: Run) -> list[Finding]:
+    """An optimizer that never steps through the scaler which others use, and whose loss no scaler multiplied."""
+    calls = [split_call(c) for _, _, some in call_orders(run) for c in some]
+    through = {index for name, index in calls if name == "scaler.step"}
+    itself = {index for name, index in calls if name == "optimizer.step"}
+    unscaled = signals(run, "unscaled backward")
+    in_half = {int(i) for i in unscaled[unscaled["dtype"].eq("float16")]["optimizer"].dropna()}
+    alone = sorted(in_half & itself - through)
+    if not alone:
+        return []
+    name = optimizer_name(run, alone[0])
+    return [
+        make_finding(
+            "fp16-without-scaler",
+            f"{name} trains in float16 without loss scaling, though the loop has a GradScaler for another loss",
+            f"optimizer.step of {name}",
+            severity="warning",
             value=1.0,
             unit="loss scale",
             limit=None,

@@ -241,6 +241,7 @@ def scale_collapse(run: Run) -> list[Finding]:
         severity="warning",
         family=LOSS_SCALING,
         order=330,
+        follows=("fp16-without-scaler",),
         what="The loss scale grows without bound, because gradients are zero or so small that they never overflow.",
         signal="The loss scale, and the largest gradient at that scale.",
         threshold="Every recorded gradient is zero while the scale grows, or from some step below a scale of 2^24 on; "
@@ -266,7 +267,8 @@ def scale_unbounded(run: Run) -> list[Finding]:
     first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
     grown_to = formatting.scale(summary.last)
     if np.isfinite(norms).any() and not np.nan_to_num(norms).any():
-        title = f"The loss scale grew {summary.growths:,} times to {grown_to} while every gradient was zero"
+        times = formatting.plural(summary.growths, "time")
+        title = f"The loss scale grew {times} to {grown_to} while every gradient was zero"
     elif summary.last >= HIGH_SCALE and (since := _zero_since(trace)) is not None:
         title = f"The loss scale grew to {grown_to}, and every gradient is zero from step {since:,} on"
         first = since

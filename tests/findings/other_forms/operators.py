@@ -680,3 +680,73 @@ def number_of_tokens_overflows(into):
 @healthy(each_time=True)
 def number_of_tokens_in_fp32(into):
     _masked_mean(into, torch.float32)
+
+
+class Distances(nn.Module):
+    """Messages along edges by the squared distance of their ends, after a cast to `dtype`, or before it."""
+
+    def __init__(self, dtype, first):
+        super().__init__()
+        self.dtype, self.first = dtype, first
+        self.message, self.out = nn.Sequential(nn.Linear(1, 16), nn.SiLU()), nn.Linear(16, 10)
+
+    def forward(self, points):
+        if self.first:
+            points = points.to(self.dtype)
+        a, b = torch.combinations(torch.arange(points.shape[1])).T
+        squares = (points[:, a] - points[:, b]).square().sum(-1, keepdim=True)
+        return self.out(self.message(squares.float()).mean(1))
+
+
+def _points(into, far, first, dtype=BF):
+    """Clouds of 12 points around a centre that is `far` from the origin."""
+    data = ((torch.randn(16, 12, 3) + far, torch.randint(10, (16,))) for _ in range(4))
+    bf16(Distances(dtype, first), data, into)
+
+
+@fault("rounded-positions", "Distances", each_time=True)
+def distances_of_rounded_coordinates(into):
+    _points(into, 5000.0, first=True)
+
+
+@fault("rounded-positions", "Distances")
+def distances_of_coordinates_in_fp16(into):
+    _points(into, 20_000.0, first=True, dtype=H)
+
+
+@healthy(each_time=True)
+def distances_that_are_rounded(into):
+    _points(into, 5000.0, first=False)
+
+
+@healthy()
+def distances_of_rounded_coordinates_near_the_origin(into):
+    _points(into, 1.0, first=True)
+
+
+def _similarities(into, temperature, wide=False):
+    """A contrastive loss over 64 pairs, of similarities that `temperature` divides."""
+    towers = nn.ModuleList([nn.Linear(16, 32), nn.Linear(16, 32)])
+
+    def loss(m, x):
+        a, b = (F.normalize(m[i](part).float(), dim=-1) for i, part in enumerate(x))
+        with amp(BF, enabled=not wide):
+            logits = a @ b.T / temperature
+        return F.cross_entropy(logits.float(), torch.arange(len(a)))
+
+    bf16(towers, (torch.randn(2, 64, 16) for _ in range(4)), into, loss=loss)
+
+
+@fault("half-logits", "loss", each_time=True)
+def similarities_over_a_small_temperature(into):
+    _similarities(into, 0.001)
+
+
+@healthy(each_time=True)
+def similarities_over_a_small_temperature_in_fp32(into):
+    _similarities(into, 0.001, wide=True)
+
+
+@healthy()
+def similarities_over_a_usual_temperature(into):
+    _similarities(into, 0.07)

@@ -734,3 +734,50 @@ def input_moved_along_its_unscaled_gradient(into):
 @healthy()
 def input_moved_along_the_sign_of_its_scaled_gradient(into):
     _adversarial(into, lambda g, s: 2 * g.sign())
+
+
+def _gan_watched_by_parts(into, scales_critic, critic_steps=1, shared=False):
+    """A GAN whose generator and critic have a run each; the critic's comes to `into`."""
+    gen = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 64))
+    dis = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+    og, od, sg = adam(gen), sgd(dis), scaler()
+    sd = (sg if shared else scaler()) if scales_critic else None
+    with watched(dis, od, into, sd), watched(gen, og, into.with_name("generator"), sg):
+        for i, (real, _) in enumerate(vectors(24)):
+            with amp():
+                fake = gen(torch.randn(len(real), 8))
+                value = F.softplus(-dis(real).float()).mean() + F.softplus(dis(fake.detach()).float()).mean()
+            od.zero_grad()
+            (sd.scale(value) if sd else value).backward()
+            if sd:
+                sd.step(od)
+                sd.update()
+            else:
+                od.step()
+            if i % critic_steps == 0:
+                og.zero_grad()
+                with amp():
+                    value = F.softplus(-dis(fake).float()).mean()
+                sg.scale(value).backward()
+                sg.step(og)
+                sg.update()
+
+
+@fault("fp16-without-scaler", "SGD", each_time=True)
+def critic_without_the_scaler_of_its_generator(into):
+    _gan_watched_by_parts(into, scales_critic=False)
+
+
+@healthy(each_time=True)
+def critic_with_a_scaler_beside_its_generator(into):
+    _gan_watched_by_parts(into, scales_critic=True)
+
+
+@healthy()
+def critic_that_steps_thrice_as_often_as_its_generator(into):
+    _gan_watched_by_parts(into, scales_critic=True, critic_steps=3)
+
+
+@healthy()
+def critic_that_shares_the_scaler_of_its_generator(into):
+    _gan_watched_by_parts(into, scales_critic=True, critic_steps=2, shared=True)

@@ -84,6 +84,11 @@ def guard_that_reads_scaled_gradients(into):
     _guarded(into, 3500.0, unscales=False)
 
 
+@fault("recording-incomplete", "steps")
+def guard_that_scaled_gradients_never_pass(into):
+    _guarded(into, 20.0, unscales=False)
+
+
 @healthy()
 def guard_that_reads_unscaled_gradients(into):
     _guarded(into, 20.0, unscales=True)

@@ -94,6 +94,19 @@ def test_requested_fp16_without_scaler_and_autocast_is_reported(tmp_path):
     assert finding.code == "autocast-inactive" and finding.title.startswith("fp16 was requested")
 
 
+def test_a_loop_that_calls_the_model_inside_of_the_prepared_one_is_told_so(tmp_path):
+    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    model, optimizer = accelerator.prepare(*(m := small_model(), torch.optim.SGD(m.parameters(), lr=0.1)))
+    inside = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for _ in range(STEPS):
+            accelerator.backward(inside(torch.randn(16, 24)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.severity != "info"]
+    assert finding.title.startswith("bf16 was requested") and "unwrap_model" in finding.snippet
+
+
 def test_a_planted_fault_is_detected(tmp_path):
     model = small_model()
     with torch.no_grad():

@@ -231,7 +231,7 @@ class BackwardState(Observer):
         roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor)]
         if not (self._looked_for_half or self._scalings):
             self._looked_for_half = True
-            if _passes_half(roots):
+            if _passes_half([t.grad_fn for t in roots if t.grad_fn is not None]):
                 self._report("half backward", name="backward", dtype=dtype_name(torch.float16))
         narrow = next((t.dtype for t in roots if t.dtype in NARROW), None)
         if narrow is not None:
@@ -264,8 +264,9 @@ class BackwardState(Observer):
         self._searched += 1
         if self._scale_calls() > self._calls_at_begin:
             return
+        dtype = dtype_name(torch.float16) if _passes_half(nodes) else None
         for index in sorted(self._held(nodes)):
-            self._report_unscaled(index, "backward")
+            self._report_unscaled(index, "backward", dtype)
 
     def _follow(self, roots: list[torch.Tensor]) -> None:
         """Note which optimizers get gradients of a scaled loss alone in this step."""
@@ -281,10 +282,10 @@ class BackwardState(Observer):
         held = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
         return {held[key] for key in _leaves(nodes) if key in held}
 
-    def _report_unscaled(self, index: int, name: str) -> None:
+    def _report_unscaled(self, index: int, name: str, dtype: str | None = None) -> None:
         if (kind := f"unscaled backward of optimizer {index}") not in self._reported:
             self._reported.add(kind)
-            self._writer.event("unscaled backward", name, step=self._step, optimizer=index)
+            self._writer.event("unscaled backward", name, step=self._step, optimizer=index, dtype=dtype)
 
     def called(self, what: str, optimizer: int | None) -> None:
         if optimizer is None:
@@ -344,10 +345,9 @@ def constant_factor(roots: list[torch.Tensor]) -> float | None:
     return value if value is not None and value >= MIN_LOSS_SCALE else None
 
 
-def _passes_half(roots: list[torch.Tensor]) -> bool:
-    """Whether backward from these roots computes a gradient in FP16."""
-    nodes = [t.grad_fn for t in roots if t.grad_fn is not None]
-    return any(o.dtype == torch.float16 for node in _nodes(nodes) for o in getattr(node, "_input_metadata", ()))
+def _passes_half(begin: list[Any]) -> bool:
+    """Whether backward from these operators computes a gradient in FP16."""
+    return any(o.dtype == torch.float16 for node in _nodes(begin) for o in getattr(node, "_input_metadata", ()))
 
 
 def _nodes(begin: list[Any]) -> Iterator[Any]:

@@ -19,8 +19,10 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.angles import RoundedAngles, largest_exact_angle
 from amp_core.record.observers.signals.bins import MAX_VALUES, most_terms
+from amp_core.record.observers.signals.coarse_logits import CoarseLogits
 from amp_core.record.observers.signals.cumulative_sums import CumulativeSums
 from amp_core.record.observers.signals.decays import RoundedDecays
+from amp_core.record.observers.signals.differences import Differences
 from amp_core.record.observers.signals.distances import Distances
 from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.marks import Follower
@@ -90,7 +92,8 @@ class NarrowOps:
     def _follow_anew(self) -> None:
         """Forget what is known of tensors."""
         self._followers: tuple[Follower, ...] = (
-            RoundedAngles(), Variances(), LostFactors(), Distances(), RoundedDecays(), CumulativeSums()
+            RoundedAngles(), Variances(), LostFactors(), Distances(), RoundedDecays(), CumulativeSums(), Differences(),
+            CoarseLogits(),
         )  # fmt: skip
         self._probabilities = RoundedProbabilities()
         self._slow_states = SlowStates()
