@@ -96,7 +96,7 @@ class Finding:
     """Code of the finding that caused this one; empty if there is none."""
 
     def evidence(self) -> list[str]:
-        """Place, steps, and value with its limit, in words: `['fc1', 'steps 3–9', '7 steps, limit 0 steps']`."""
+        """Place, steps, and value with its limit, in words: `['fc1', 'steps 3–9', '7 steps, limit 0']`."""
         kernel = self.where.startswith("void ") or "::" in self.where
         place = formatting.without_arguments(self.where) if kernel else self.where
         texts = [place] if place else []
@@ -104,7 +104,8 @@ class Finding:
             first, last = self.steps
             texts.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
         if self.value is not None:
-            unit = "share" if self.unit.startswith("share") else self.unit  # of what is said once
+            # What is counted is said once.
+            unit = "share" if self.unit.startswith("share") else self.unit if self.unit == "loss scale" else ""
             limit = f", limit {formatting.amount(self.limit, unit)}" if self.limit is not None else ""
             texts.append(f"{formatting.amount(self.value, self.unit)}{limit}")
         return texts

@@ -53,8 +53,8 @@ EVENT_KINDS: dict[str, str] = {
     "its share of all such multiplications",
     "nothing cast": "no operator of the first step had a result in 16 bits, although autocast was on",
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
-    "coarse logits": "a logarithm of a softmax over logits that were rounded to dtype; value: the largest of most rows; "
-    "limit: the largest number below which dtype has all integers",
+    "coarse logits": "a logarithm of a softmax over logits that were rounded to dtype; value: the largest of most "
+    "rows; limit: the largest number below which dtype has all integers",
     "narrow ratio": "the exponential of a difference of two log-probabilities, one of them without a gradient, in the "
     "loss, of which either was of dtype; value: the number of ratios",
     "rounded probabilities": "a binary cross-entropy, or a logarithm of 1 - p, of probabilities that were rounded to "

@@ -19,7 +19,10 @@ KIND_LABELS = {
 """Labels of the kinds of measured tensors, in the order in which they are offered."""
 _MIN_COUNT_OF_PERCENT = 10
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_SEVERAL = re.compile(r"\b(call|dtype|module|parameter|pass|step|update|use|wait)e?s\b")
+_SEVERAL = re.compile(
+    r"\b(call|cast|change|column|dtype|factor|jump|launch|layer|module|parameter|pass|result|row|setting|step|"
+    r"tensor|thing|update|use|value|wait)(?:(?<=pass|unch)e)?s\b"
+)
 """Plurals of the counted units of findings."""
 
 

@@ -88,3 +88,11 @@ def unbroken(text: str) -> str:
 def escape(text: object) -> str:
     """`text` escaped for Markdown: a run or layer may have any name."""
     return "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|~$<>:^=" else c for c in str(text)).replace("\n", " ")
+
+
+def prose(text: str) -> str:
+    """`text` escaped for Markdown, but for what stands in backticks: code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one of them has no other
+        return escape(text)
+    return "".join(f"`{part}`" if place % 2 else escape(part) for place, part in enumerate(parts))

@@ -123,3 +123,8 @@ def test_an_estimated_range_of_whole_numbers_has_two_digits_and_is_rounded_outwa
     assert words.whole_range(74_932, 96_235) == "74,000–97,000"
     assert words.whole_range(7, 12) == "7–12" and words.whole_range(5, 5) == "5" and words.whole_range(0, 3) == "0–3"
     assert words.whole_range(None, None) == words.NONE
+
+
+def test_prose_shows_code_and_escapes_the_rest():
+    assert words.prose("call `a_b(x)` *now*") == r"call `a_b(x)` \*now\*"
+    assert words.prose("a `stray *b*") == r"a \`stray \*b\*"

@@ -16,7 +16,7 @@ operator of the kind had 16-bit input and output.
 Small models cannot show how large harmless sums get: the limits follow from the formats, as each entry says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,8 +33,10 @@ MIN_TIED_FRAC = 0.05
 _AUTOCAST_OFF = "with torch.autocast(x.device.type, enabled=False):\n"
 
 
-def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any]"], str]) -> list[Finding]:
-    """One finding on these events, in the place of the largest value."""
+def _from_signal(
+    run: Run, kind: str, unit: str | Mapping[str, str], title: Callable[["pd.Series[Any]"], str]
+) -> list[Finding]:
+    """One finding on these events, in the place of the largest value, whose unit may depend on the operator."""
     frame = signals(run, kind)
     if frame.empty:
         return []
@@ -52,7 +54,7 @@ def _from_signal(run: Run, kind: str, unit: str, title: Callable[["pd.Series[Any
             steps=(int(frame["step"].min()), int(frame["step"].max())),
             value=value,
             limit=limit,
-            unit=unit,
+            unit=unit if isinstance(unit, str) else unit.get(str(row["op"]), "values"),
         )
     ]
 
@@ -100,9 +102,8 @@ _RATIO = (
         signal="Operators in the first step with 16-bit input and output, and the largest logit of most rows. In its "
         "loss, the exponential of a difference of which one part has a gradient and either has 16 bits.",
         threshold="8,192 classes: log-probabilities start near -9, where the spacing of bfloat16 is 2^-4, so the "
-        "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16). Largest logits above 256 "
-        "(bfloat16) or 2,048 (float16), where the spacing is 2. One such ratio: a "
-        "policy is clipped where it changes by 10 or 20 % (arXiv 2510.26788 on rollouts in bfloat16).",
+        "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16). Largest logits above "
+        "256 (bfloat16) or 2,048 (float16), where the spacing is 2. One such ratio: a policy is clipped where it changes by 10 or 20 % (arXiv 2510.26788 on rollouts in bfloat16).",
         advice="On a GPU, autocast runs softmax and log_softmax in float32, but not within cross_entropy, which asks "
         "for the dtype of the logits; nor on a CPU, under FSDP with 16-bit outputs, or in 16-bit models. Cast the "
         "logits to float32 before the loss.",
@@ -384,4 +385,16 @@ def rounded_positions(run: Run) -> list[Finding]:
             )
         return f"{int(size):,} integers are rounded or collide in {row['dtype']}"
 
-    return _from_signal(run, "rounded positions", "largest angle, or integers", title)
+    return _from_signal(run, "rounded positions", _ROUNDED_UNITS, title)
+
+
+_ROUNDED_UNITS = {
+    "sin": "largest angle",
+    "cos": "largest angle",
+    "angles": "largest angle",
+    "integers": "largest integer",
+    "differences": "share of differences",
+    "columns": "columns",
+    "table": "rows",
+}
+"""Units of what an event on rounded positions measures, by its operator."""

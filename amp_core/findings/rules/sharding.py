@@ -35,6 +35,20 @@ policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.flo
 for block in model.blocks:
     fully_shard(block, mp_policy=policy)
 fully_shard(model, mp_policy=policy)"""
+_WIRE = (
+    "Each addition rounds to 8 significant bits in bfloat16, and to 11 in float16, where sums beyond 65,504 become "
+    "infinite; more is lost the more processes there are. Reduce in float32"
+)
+_HOOK = Remedy(
+    _WIRE + ", or keep the hook only where communication limits the speed.",
+    "model = torch.nn.parallel.DistributedDataParallel(model)   # without register_comm_hook",
+)
+_CALL = Remedy(
+    _WIRE + ": copy each gradient to it first.",
+    "gradient = p.grad.float()\n"
+    "torch.distributed.all_reduce(gradient)\n"
+    "p.grad.copy_(gradient / torch.distributed.get_world_size())",
+)
 
 
 @rule(
@@ -65,18 +79,19 @@ def half_reduction(run: Run) -> list[Finding]:
     shards = whole_number(run.head.config.get("shards")) or 1
     trained = facts(run.head.model, "dtypes")
     severity: Severity | None = None
+    remedy: Remedy | None = None
     if asked in SIGNIFICANT_BITS:
         dtype, where, how = str(asked), "reduce_dtype", f"reduce_dtype is {asked}"
     elif isinstance(hook, str) and (named := _NARROW_HOOK.search(hook)):
         dtype = "bfloat16" if named[1] else "float16" if named[2] else "16 bits"
-        where, how = hook, f"the communication hook is {hook}"
+        where, how, remedy = hook, f"the communication hook is {hook}", _HOOK
     elif asked is None and default in SIGNIFICANT_BITS and shards > 1:
         dtype, where, how = str(default), "reduce_dtype", f"reduce_dtype is not set, and param_dtype is {default}"
         severity = None if shards >= MANY_SHARDS else "info"
     elif (reduced := settings.get("reduced")) in SIGNIFICANT_BITS:
         call = str(settings.get("reduced_by", "all_reduce"))
         dtype, where = str(reduced), str(hook or call)
-        how = f"{call} is called with tensors in {reduced}"
+        how, remedy = f"{call} is called with tensors in {reduced}", None if hook else _CALL
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
         how = f"the DDP model's gradients are in {dtype}"
@@ -91,6 +106,7 @@ def half_reduction(run: Run) -> list[Finding]:
             value=float(SIGNIFICANT_BITS.get(dtype, 0)),
             limit=24.0,
             unit="significant bits",
+            remedy=remedy,
         )
     ]
 

@@ -104,6 +104,6 @@ def advise(diagnosed: Diagnosis) -> None:
     if diagnosed.patch:
         st.code(diagnosed.patch, language="python", wrap_lines=True)
     else:
-        st.markdown(words.escape(diagnosed.advice))
+        st.markdown(words.prose(diagnosed.advice))
     if diagnosed.others:
         st.caption(f"{words.plural(diagnosed.others, 'more finding')} below.")

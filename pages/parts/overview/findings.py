@@ -80,7 +80,7 @@ def _unreadable(finding: Finding, run: Run, named: bool) -> None:
     name = f"{words.escape(run.name)}: " if named else ""
     icon = SEVERITY_STYLE[finding.severity][1]
     st.markdown(f"{icon} {name}**{_text(finding.title)}**")
-    st.caption(words.escape(finding.advice))
+    st.caption(words.prose(finding.advice))
 
 
 def banner(findings: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
@@ -149,7 +149,7 @@ def live(run: Run) -> None:
     for finding in grave:
         alert = st.error if finding.severity == "error" else st.warning
         alert(
-            f"**{words.escape(finding.title)}.** {words.escape(finding.advice)}",
+            f"**{words.escape(finding.title)}.** {words.prose(finding.advice)}",
             icon=SEVERITY_STYLE[finding.severity][1],
         )
     if not grave:
@@ -170,8 +170,7 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
                 st.caption(evidence, width="content")
         if titled:
             st.caption(evidence)
-        own = finding.advice == GUIDE[finding.code].advice  # otherwise it contains text from the run
-        st.markdown(finding.advice if own else words.escape(finding.advice))
+        st.markdown(words.prose(finding.advice))
         if following:
             text = "; ".join(words.escape(f"{f.title[0].lower()}{f.title[1:]}") for f in following)
             st.markdown(f"Follows from it: {text}.")
