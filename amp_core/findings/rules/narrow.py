@@ -103,7 +103,8 @@ _RATIO = (
         "loss, the exponential of a difference of which one part has a gradient and either has 16 bits.",
         threshold="8,192 classes: log-probabilities start near -9, where the spacing of bfloat16 is 2^-4, so the "
         "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16). Largest logits above "
-        "256 (bfloat16) or 2,048 (float16), where the spacing is 2. One such ratio: a policy is clipped where it changes by 10 or 20 % (arXiv 2510.26788 on rollouts in bfloat16).",
+        "256 (bfloat16) or 2,048 (float16), where the spacing is 2. One such ratio: a policy is clipped where it "
+        "changes by 10 or 20 % (arXiv 2510.26788 on rollouts in bfloat16).",
         advice="On a GPU, autocast runs softmax and log_softmax in float32, but not within cross_entropy, which asks "
         "for the dtype of the logits; nor on a CPU, under FSDP with 16-bit outputs, or in 16-bit models. Cast the "
         "logits to float32 before the loss.",
