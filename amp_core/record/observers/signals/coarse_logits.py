@@ -15,6 +15,9 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.marks import Found, Marks
 
+MAX_RATIO = 16.0
+"""Logits beyond so many times the limit make a softmax a maximum in any dtype."""
+
 
 class CoarseLogits:
     """The operators of one step, in their order."""
@@ -35,5 +38,6 @@ class CoarseLogits:
                 self._rounded.put(out, dtype)
         elif op in ("_log_softmax", "logsumexp") and first.numel():
             largest = first.detach().amax(-1).abs().to(torch.float32).median()  # of most rows
-            return Found("coarse logits", op, dtype, largest, 2 / torch.finfo(dtype).eps)
+            limit = 2 / torch.finfo(dtype).eps
+            return Found("coarse logits", op, dtype, largest * (largest <= MAX_RATIO * limit), limit)
         return None

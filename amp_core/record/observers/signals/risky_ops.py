@@ -23,7 +23,8 @@ from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import named_buffers, named_modules, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.marks import Marks
-from amp_core.record.observers.signals.narrow_ops import SELECTIONS, NarrowOps, size_by_row
+from amp_core.record.observers.signals.narrow_ops import NarrowOps
+from amp_core.record.observers.signals.router_choices import SELECTIONS, size_by_row
 from amp_core.record.observers.signals.step_operators import (
     StepMode,
     StepOperators,
