@@ -5,7 +5,7 @@ The guide's advice for a code is about float16. A run in FP32 or BF16, bad data 
 
 import numpy as np
 
-from amp_core.analysis import safe_window
+from amp_core.analysis import rank_scales, safe_window
 from amp_core.analysis.steps import autocast_dtype, recipe, scaler_enabled
 from amp_core.findings.first_cause import INPUT_DATA, ITS_BACKWARD, LEARNING_RATE, LOSS, MASKED_ROWS, Cause
 from amp_core.findings.model import Remedy
@@ -101,9 +101,11 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
             _FINITE_SAMPLES,
         )
     if cause.where == LEARNING_RATE:
+        exonerates = "" if _updates_are_wrong(run) else ", so the number format is not the cause"
         return Remedy(
-            "The training diverged: the loss grew while every value was still finite, so the number format is not "
-            "the cause. Lower the learning rate, add warm-up, or clip the gradients.",
+            f"The training diverged: the loss grew while every value was still finite{exonerates}. "
+            + ("" if exonerates else "First mend what is found of the ranks or the optimizer's moments. ")
+            + "Lower the learning rate, add warm-up, or clip the gradients.",
             SLOWER,
         )
     if cause.phase == "backward" and cause.where == LOSS:
@@ -145,8 +147,21 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     )
 
 
-def scale_remedy(run: Run, cause: Cause | None) -> Remedy | None:
-    """The remedy for a collapsed loss scale; None if the guide's advice fits."""
+def _updates_are_wrong(run: Run) -> bool:
+    """Whether ranks step apart, or second moments are zero where gradients are not: then the rate is not all."""
+    vanished = signals(run, "second moments")["value"].max() > 0
+    return bool(vanished) or (run.head.world_size > 1 and not rank_scales(run).empty)
+
+
+def scale_remedy(run: Run, cause: Cause | None, *, recovers: bool = False) -> Remedy | None:
+    """The remedy for a collapsed loss scale; None if the guide's advice fits. `recovers`: steps at the lower scale are
+    not skipped."""
+    if recovers and (cause is None or (cause.phase == "backward" and cause.where != LOSS)):
+        return Remedy(
+            "Gradients fit float16 at the lower scale: the loss is too large, as a sum over many terms is, and not "
+            "the forward pass. Divide the loss by what it is summed over, or lower `init_scale`.",
+            "loss = loss_fn(model(x), y).mean()   # not .sum()",
+        )
     if cause is not None and (cause.phase != "backward" or cause.where == LOSS):
         return loss_remedy(run, cause)
     if cause is not None and cause.op == ITS_BACKWARD:
@@ -227,6 +242,14 @@ def _loss_function_remedy(cause: Cause) -> Remedy:
             "The loss takes the logarithm of a number that is 0 in float16: whatever is below 3e-8 becomes 0 there, "
             "such as a probability of an unlikely class. Take log_softmax or logsigmoid of the scores, in float32.",
             "log_p = torch.nn.functional.log_softmax(logits.float(), -1)   # in place of softmax(-1).log()",
+        )
+    if "ctc_loss" in cause.op:
+        return Remedy(
+            "CTC gives an infinite loss for a transcript that is longer than its input, or nearly so where labels "
+            "repeat, which neither precision nor loss scale fixes. Drop such samples, or downsample the input less; "
+            "`zero_infinity` leaves them out of the gradient.",
+            "fits = output_lengths >= target_lengths\nloss = torch.nn.CTCLoss(zero_infinity=True)(log_probs, targets, "
+            "output_lengths, target_lengths)",
         )
     operator = f", in its operator {cause.op}" if cause.op else ""
     if cause.dtype == "float16":

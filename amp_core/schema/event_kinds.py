@@ -55,6 +55,9 @@ EVENT_KINDS: dict[str, str] = {
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
     "coarse logits": "a logarithm of a softmax over logits that were rounded to dtype; value: the largest of most "
     "rows; limit: the largest number below which dtype has all integers",
+    "coarse predictions": "predictions that were rounded to dtype, in a loss; value: the spacing of dtype at the "
+    "targets' mean over their standard deviation; limit: the ratio from which that is reported",
+    "graphless cast": "a product with a copy in dtype of a trained weight, name, without a graph",
     "narrow ratio": "the exponential of a difference of two log-probabilities, one of them without a gradient, in the "
     "loss, of which either was of dtype; value: the number of ratios",
     "rounded probabilities": "a binary cross-entropy, or a logarithm of 1 - p, of probabilities that were rounded to "
@@ -76,9 +79,9 @@ EVENT_KINDS: dict[str, str] = {
     "numbers that was rounded to dtype, value: neighbours that are equal; op `frequencies` or `schedule`: a buffer of "
     "them; op `differences`: differences of values that were rounded to dtype before, value: the share that is below "
     "two spacings of them",
-    "second moments": "an optimizer has second moments in dtype; name: the first one's parameter; value: the share "
-    "that is zero beside a first moment that is not; limit: 1 - beta2; detail: `restored` where the optimizer's state "
-    "was loaded",
+    "second moments": "an optimizer has second moments in dtype, or had between two steps; name: the first one's "
+    "parameter; value: the share that is zero beside a first moment that is not; limit: 1 - beta2; detail: `restored` "
+    "where the optimizer's state was loaded",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
     "threaded forward": "a module was run by another thread, without the autocast of the main one",
     "recomputed": "a module was recomputed during backward in another dtype; dtype: the new; detail: the old",
@@ -88,7 +91,8 @@ EVENT_KINDS: dict[str, str] = {
     "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
     "autocast in backward": "backward was called inside of an autocast region of dtype",
     "autocast elsewhere": "the first steps used autocast for another device type than the model's; name: that type; "
-    "detail: `disabled` where the region was made before watching, and was disabled by torch or by the program",
+    "detail: `disabled` where the region was made before watching, and was disabled by torch or by the program; `off` "
+    "where all regions are for the model's type, and the program disabled them, dtype the one that they name",
     "stale cache": "a step began in an autocast region of dtype, with its cache, in which an optimizer had stepped "
     "before; name: the optimizer's class",
     "unscaled backward": "backward reached parameters of an optimizer on a path that no scaler multiplied; name: "

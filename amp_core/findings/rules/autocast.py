@@ -1,7 +1,10 @@
 """Rules on autocast regions: in backward, around a compiled model, in threads, the weight cache,
 and layers that autocast does not reach."""
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pyarrow.compute as pc
 
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
@@ -179,9 +182,11 @@ def _compiled(run: Run) -> bool:
         order=260,
         what="The model ran under no_grad and then with gradients in the same autocast region: the 16-bit weights "
         "cached by the first pass have no graph, so those weights get no gradient.",
-        signal="Parameters without a gradient in a step that had a forward pass under no_grad inside autocast.",
+        signal="Parameters without a gradient in a step that had a forward pass under no_grad inside autocast, or in "
+        "whose forward a 16-bit copy of them without a graph is multiplied.",
         threshold="One such parameter.",
-        advice="Autocast caches the cast weights until its region ends. Give the no_grad pass its own region.",
+        advice="Autocast, before torch 2.10, and programs that cast weights themselves keep the copies for the next "
+        "pass. Give the no_grad pass its own region, or make copies anew.",
         snippet="with torch.no_grad(), torch.autocast(device_type, dtype=dtype):\n"
         "    target = model(x)\n"
         "with torch.autocast(device_type, dtype=dtype):\n"
@@ -192,7 +197,12 @@ def _compiled(run: Run) -> bool:
 def autocast_cache_no_grad(run: Run) -> list[Finding]:
     """`autocast-cache-no-grad`: parameters without a gradient after a forward under no_grad in the same region."""
     frame = signals(run, "missing gradients")
-    frame = frame[(frame["detail"] == "no_grad") & (frame["count"] > 0)]
+    copies = signals(run, "graphless cast")
+    copies = copies[copies["name"].isin(set(frame["name"]))]
+    within = frame[(frame["detail"] == "no_grad") & (frame["count"] > 0)]
+    if within.empty and len(copies):
+        return [_without_graph(copies.iloc[0], frame)]
+    frame = within
     if frame.empty:
         return []
     row = frame.iloc[0]
@@ -208,6 +218,20 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
             unit="parameters without a gradient",
         )
     ]
+
+
+def _without_graph(copy: "pd.Series[Any]", missing: pd.DataFrame) -> Finding:
+    count = int(missing["count"].max())
+    more = f" and {formatting.plural(count - 1, 'more tensor')} get" if count > 1 else " gets"
+    return make_finding(
+        "autocast-cache-no-grad",
+        f"{copy['name']}{more} no gradient: the model uses a {copy['dtype']} copy that has no graph",
+        str(copy["name"]),
+        steps=(int(missing["step"].min()), int(missing["step"].max())),
+        value=float(count),
+        limit=0.0,
+        unit="parameters without a gradient",
+    )
 
 
 @rule(
@@ -316,6 +340,8 @@ def _not_as_requested(run: Run) -> list[Finding]:
     """A framework was configured for 16 bits and trained in FP32: some do so on a CPU without a warning."""
     requested, ran = run.head.config.get("requested_precision"), recipe(run)
     elsewhere = signals(run, "autocast elsewhere")
+    if len(elsewhere) and elsewhere["detail"].iloc[0] == "off":
+        return _switched_off(run, str(elsewhere["dtype"].iloc[0]))
     if len(elsewhere):
         return [_of_another_device(run, str(elsewhere["name"].iloc[0]), str(elsewhere["detail"].iloc[0]) == "disabled")]
     if requested not in ("fp16", "bf16") or ran not in ("fp32", "tf32"):
@@ -348,6 +374,33 @@ _NOT_CALLED = Remedy(
     "model, optimizer = accelerator.prepare(model, optimizer)\n"
     "loss = loss_fn(model(x), y)   # not accelerator.unwrap_model(model)(x)",
 )
+
+
+def _switched_off(run: Run, dtype: str) -> list[Finding]:
+    """Regions that the program disabled itself, as information: a flag may say so."""
+    if recipe(run) not in ("fp32", "tf32"):
+        return []
+    scaler = run.head.config.get("scaler")
+    disabled = isinstance(scaler, dict) and scaler.get("enabled") is False
+    also = ", and so is the GradScaler" if disabled else ""
+    return [
+        make_finding(
+            "autocast-inactive",
+            f"Every autocast region to {dtype} is disabled{also}: the model trains in {recipe(run)}",
+            "torch.autocast",
+            severity="info",
+            value=1.0,
+            limit=MIN_REPORTED_FRAC,
+            unit="share of matrix weights",
+            remedy=Remedy(
+                "A flag of the program disables them; `GradScaler()` is one for CUDA, which torch disables where there "
+                "is no GPU. If mixed precision was intended, create the scaler for the model's device and enable both.",
+                "scaler = torch.amp.GradScaler(device_type)\n"
+                "with torch.autocast(device_type, dtype=dtype):\n"
+                "    loss = loss_fn(model(x), y)",
+            ),
+        )
+    ]
 
 
 def _of_another_device(run: Run, kind: str, disabled: bool) -> Finding:

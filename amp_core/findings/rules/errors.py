@@ -154,7 +154,8 @@ def _of_some_parameters(run: Run, missing: pd.DataFrame) -> list[Finding]:
     """`no-gradients` as an info where some parameters have no gradient in any of the first steps."""
     first = missing[missing["detail"] == ""]
     same = len(first.groupby(["name", "count", "limit"])) == 1
-    if not same or len(first) < MIN_STEPS_WITHOUT or len(signals(run, "branch")):
+    explained = len(signals(run, "branch")) or signals(run, "graphless cast")["name"].isin(set(first["name"])).any()
+    if not same or len(first) < MIN_STEPS_WITHOUT or explained:
         return []
     row = first.iloc[0]
     of = formatting.plural(int(row["limit"]), "tensor")

@@ -63,6 +63,7 @@ _CODES = {
     "narrow classes": "half-logits",
     "narrow ratio": "half-logits",
     "coarse logits": "half-logits",
+    "coarse predictions": "half-logits",
     "rounded probabilities": "rounded-probabilities",
     "narrow router": "half-router",
     "rounded logits": "half-router",
@@ -79,6 +80,11 @@ _COARSE_ADVICE = (
     "product that makes the logits, and what scales them, in float32 with autocast off."
 )
 _COARSE = _AUTOCAST_OFF + "    logits = (x.float() @ y.float().T) / temperature"
+_PREDICTIONS_ADVICE = (
+    "The model's output is rounded more coarsely than its targets differ, so the error cannot fall below that. Compute "
+    "the last layer in float32 with autocast off, or subtract the mean from the targets and divide by their spread."
+)
+_PREDICTIONS = _AUTOCAST_OFF + "    y = head(x.float())"
 _RATIO_ADVICE = (
     "From a log-probability of -2 on, bfloat16 has steps of 2^-6, so ratios are off by percents, and the "
     "clipping of the policy decides on rounding. Compute both log-probabilities in float32, in the rollout too, and "
@@ -97,14 +103,16 @@ _RATIO = (
         family=RANGE_AND_PRECISION,
         order=281,
         follows_in_place=("half-output-policy",),
-        what="A log-softmax over many classes is computed in 16 bits, or one of large logits that were rounded to 16 "
-        "bits, or a ratio of probabilities from 16-bit logarithms.",
-        signal="Operators in the first step with 16-bit input and output, and the largest logit of most rows. In its "
-        "loss, the exponential of a difference of which one part has a gradient and either has 16 bits.",
+        what="A log-softmax over many classes is computed in 16 bits, or a ratio of probabilities from 16-bit "
+        "logarithms; or large logits, or predictions far from zero, were rounded to 16 bits.",
+        signal="Operators in the first step with 16-bit input and output, the largest logit of most rows, and the "
+        "spread of targets. In its loss, the exponential of a difference of which one part has a gradient and either "
+        "has 16 bits.",
         threshold="8,192 classes: log-probabilities start near -9, where the spacing of bfloat16 is 2^-4, so the "
         "loss of a token has two significant digits (torchtitan issue 700 on losses in bfloat16). Largest logits above "
-        "256 (bfloat16) or 2,048 (float16), where the spacing is 2. One such ratio: a policy is clipped where it "
-        "changes by 10 or 20 % (arXiv 2510.26788 on rollouts in bfloat16).",
+        "256 (bfloat16) or 2,048 (float16), where the spacing is 2. Targets whose standard deviation is below the "
+        "spacing of the predictions' dtype at their mean. One such ratio: a policy is clipped where it changes by 10 "
+        "or 20 % (arXiv 2510.26788 on rollouts in bfloat16).",
         advice="On a GPU, autocast runs softmax and log_softmax in float32, but not within cross_entropy, which asks "
         "for the dtype of the logits; nor on a CPU, under FSDP with 16-bit outputs, or in 16-bit models. Cast the "
         "logits to float32 before the loss.",
@@ -131,6 +139,17 @@ def half_logits(run: Run) -> list[Finding]:
                 lambda row: (
                     f"Logits of up to {formatting.number(float(str(row['value'])))} were rounded to {row['dtype']}, "
                     f"which has steps of 2 and more beyond {formatting.number(float(str(row['limit'])))}"
+                ),
+            )
+        ]
+        or [
+            replace(finding, advice=_PREDICTIONS_ADVICE, snippet=_PREDICTIONS)
+            for finding in _from_signal(
+                run,
+                "coarse predictions",
+                "spacings per standard deviation",
+                lambda row: (
+                    f"The targets of {row['op']} differ by less than the spacing of their {row['dtype']} predictions"
                 ),
             )
         ]

@@ -230,7 +230,7 @@ def scale_collapse(run: Run) -> list[Finding]:
             value=lowest,
             limit=1.0,
             unit="loss scale",
-            remedy=remedies.scale_remedy(run, cause),
+            remedy=remedies.scale_remedy(run, cause, recovers=not lost),
         )
     ]
 

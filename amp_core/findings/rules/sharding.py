@@ -92,6 +92,7 @@ def half_reduction(run: Run) -> list[Finding]:
         call = str(settings.get("reduced_by", "all_reduce"))
         dtype, where = str(reduced), str(hook or call)
         how, remedy = f"{call} is called with tensors in {reduced}", None if hook else _CALL
+        severity = None if run.head.world_size > 1 else "info"  # one process adds nothing
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
         how = f"the DDP model's gradients are in {dtype}"
@@ -202,10 +203,10 @@ def half_output_policy(run: Run) -> list[Finding]:
         family=RANGE_AND_PRECISION,
         order=276,
         follows=("missing-fp32-masters",),
-        what="An optimizer stores second moments in 16 bits, where they vanish or stop changing; or they come from a "
-        "checkpoint that did.",
-        signal="dtype of the second moments after the third step, the share of zeros, and beta2; the share of zeros "
-        "after the optimizer's state was loaded.",
+        what="An optimizer stores second moments in 16 bits, be it between two steps, or in int8, where they vanish or "
+        "stop changing; or they come from a checkpoint that did.",
+        signal="dtype of the second moments after the first and third step, whether 16 bits hold all of them before "
+        "one, the share of zeros, and beta2; the share of zeros after the optimizer's state was loaded.",
         threshold="1 - beta2 is below half a unit in the last place of at least half of all numbers, 2^-8 / 1.5 in "
         "bfloat16 (the default beta2 gives 0.001), or 1 % of the second moments are zero where the first moment is "
         "not (bitsandbytes issue 1973).",
@@ -224,13 +225,14 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
             if row["value"] >= MIN_VANISHED_FRAC:
                 return [_vanished_in_checkpoint(row)]
             continue
-        form = next(f for f in FORMATS.values() if f.dtype == row["dtype"])
-        smallest = 2.0 ** -(form.mantissa_bits + 1) / MEDIAN_MANTISSA
+        form = next((f for f in FORMATS.values() if f.dtype == row["dtype"]), None)  # None of an integer
+        smallest = 2.0 ** -(form.mantissa_bits + 1) / MEDIAN_MANTISSA if form is not None else 0.0
         stands_still = row["limit"] == row["limit"] and row["limit"] is not None and row["limit"] < smallest
+        numbers = _numbers(row["limit"], form) if stands_still and form is not None else ""
         if not stands_still and row["value"] < MIN_VANISHED_FRAC:
             continue
         what = (
-            f"1 - beta2 = {row['limit']:.3g} is below half a unit in the last place of {_numbers(row['limit'], form)}"
+            f"1 - beta2 = {row['limit']:.3g} is below half a unit in the last place of {numbers}"
             if stands_still
             else f"{100 * row['value']:.0f} % are zero although the gradient is not"
         )

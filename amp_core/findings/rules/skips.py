@@ -144,8 +144,10 @@ def shared_backoff(run: Run) -> list[Finding]:
     frame = run.table("steps").select(["step", "rank", "optimizer"]).to_pandas()
     frame = frame[frame["rank"] == 0]
     count = int(frame["optimizer"].nunique())
-    if count < 2 or not scaler_enabled(run) or run.head.config.get("scalers_in_turn"):
+    if not scaler_enabled(run) or run.head.config.get("scalers_in_turn"):
         return []
+    if count < 2:
+        return _lowered_elsewhere(run)
     skips, summary = partial_skips(run), scale_summary(run)
     index = int(skips["optimizer"].mode().iloc[0]) if len(skips) else 0
     skips = skips[skips["optimizer"] == index]
@@ -179,6 +181,29 @@ def shared_backoff(run: Run) -> list[Finding]:
             )
         ]
     return []
+
+
+def _lowered_elsewhere(run: Run) -> list[Finding]:
+    """The scale fell where the run's only optimizer skipped no step: as in a run of a critic alone, whose scaler its
+    generator uses too."""
+    trace, summary = scale_trace(run), scale_summary(run)
+    scales, skipped = trace["loss_scale"].to_numpy(dtype=float), trace["skipped"].to_numpy(dtype=bool)
+    falls = trace["step"].to_numpy()[1:][(scales[1:] < scales[:-1]) & ~skipped[:-1]]
+    if len(falls) <= max(1, summary.growths):
+        return []
+    name = optimizer_name(run, 0)
+    return [
+        make_finding(
+            "shared-backoff",
+            f"The loss scale fell {formatting.plural(len(falls), 'time')} after a step that {name} did not skip: "
+            "gradients of another optimizer with the same scaler are not finite",
+            "loss scale",
+            steps=(int(falls[0]), int(falls[-1])),
+            value=float(len(falls)),
+            limit=float(max(1, summary.growths)),
+            unit="times",
+        )
+    ]
 
 
 def _scales_apart(run: Run) -> list[Finding]:

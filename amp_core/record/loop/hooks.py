@@ -31,7 +31,7 @@ from amp_core.record.loop.loss_and_samples import Call, Scaled
 from amp_core.record.loop.steps import Steps, isolated
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import tensors_in
-from amp_core.record.model.parameters import in_backward, unwrapped
+from amp_core.record.model.parameters import backward_reaches, in_backward, unwrapped
 from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.captures import UNSEEN, capturing
 from amp_core.record.torch_internals.compiling import untraced
@@ -239,7 +239,8 @@ class Hooks:
     @isolated
     def _on_scaled_backward(self, scaled: Scaled, grad: torch.Tensor) -> None:
         self._loss_and_samples.through(scaled)
-        self._on_backward(None, grad)
+        if backward_reaches(self._model):  # it may be the loss of another model with the same scaler
+            self._on_backward(None, grad)
 
     @untraced
     @isolated
@@ -418,7 +419,8 @@ class Hooks:
     @loop_hook
     def _before_scaler_step(self, optimizer: Any) -> None:
         index = self._place(optimizer)
-        if index is None:
+        if index is None:  # of another model with the same scaler, which may leave out the optimizer's own step
+            self._loss_and_samples.stepped_elsewhere()
             return
         self._phases.enter("optimizer")
         with self._phases.watching():

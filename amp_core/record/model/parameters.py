@@ -66,6 +66,14 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def backward_reaches(model: torch.nn.Module) -> bool:
+    """Whether the present backward will reach a trained parameter of the model. True where that is unknown, as of a
+    model whose parameters are sharded."""
+    plain = [p for p in own.parameters(model) if type(p) is torch.nn.Parameter and p.requires_grad and p.is_leaf]
+    nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in plain)
+    return not plain or any(map(torch._C._will_engine_execute_node, nodes))
+
+
 def local_values(grad: torch.Tensor) -> torch.Tensor:
     """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries, of a
     complex one its real and imaginary parts."""

@@ -17,7 +17,7 @@ from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.backward import AutocastElsewhere, AutocastKept, BackwardState, StaleCache
 from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.changed_gradients import ChangedGradients
-from amp_core.record.observers.signals.communication import Communication, SecondMoments
+from amp_core.record.observers.signals.communication import Communication
 from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.half_rates import HalfRates
 from amp_core.record.observers.signals.input_steps import InputSteps
@@ -27,6 +27,7 @@ from amp_core.record.observers.signals.own_scale import OwnLossScale
 from amp_core.record.observers.signals.restored_moments import RestoredMoments
 from amp_core.record.observers.signals.risky_ops import EvaluationOperators, FailedIn, FirstOperators
 from amp_core.record.observers.signals.scheduled_metric import ScheduledMetric
+from amp_core.record.observers.signals.second_moments import SecondMoments
 from amp_core.record.observers.signals.skipped_gradients import SkippedGradients
 from amp_core.record.observers.signals.stale_gradients import StaleGradients
 from amp_core.record.observers.signals.start import StartFacts

@@ -463,3 +463,79 @@ def product_of_the_data_in_a_disabled_region(into):
         return m.head(m.inp(h))
 
     _island(into, forward)
+
+
+class KeptCopies(nn.Module):
+    """A model that keeps BF16 copies of its weights for a step; `anew`: not those of a pass without gradients."""
+
+    def __init__(self, anew):
+        super().__init__()
+        self.a, self.b, self.anew, self.kept = nn.Linear(64, 32), nn.Linear(32, 10), anew, {}
+
+    def copy(self, p):
+        if self.anew and not torch.is_grad_enabled():
+            return p.to(BF)
+        if p not in self.kept:
+            self.kept[p] = p.to(BF)
+        return self.kept[p]
+
+    def forward(self, x):
+        h = F.linear(x.to(BF), self.copy(self.a.weight), self.copy(self.a.bias)).relu()
+        return self.b(h.to(self.b.weight.dtype))
+
+
+def _with_kept_copies(into, anew):
+    m = KeptCopies(anew)
+    o = adam(m)
+    with watched(m, o, into):
+        for x, y in vectors(6):
+            m.kept.clear()
+            with torch.no_grad():
+                hard = m(x).logsumexp(-1).argsort()
+            ce(m(x[hard]), y[hard]).backward()
+            step(o)
+
+
+@fault("autocast-cache-no-grad", "a.weight", each_time=True)
+def copies_of_weights_from_a_pass_without_gradients(into):
+    _with_kept_copies(into, anew=False)
+
+
+@healthy(each_time=True)
+def copies_of_weights_made_anew(into):
+    _with_kept_copies(into, anew=True)
+
+
+@fault("autocast-inactive", "torch.autocast", each_time=True)
+def autocast_that_follows_a_disabled_scaler(into):
+    m, s = CNN(), scaler(enabled=False)  # as GradScaler() is without a GPU
+    o = adam(m)
+    with watched(m, o, into, s):
+        for x, y in images(4):
+            with amp(H, enabled=s.is_enabled()):
+                value = ce(m(x), y)
+            s.scale(value).backward()
+            step(o, s)
+
+
+class ExpertChoice(nn.Module):
+    """Each expert takes the tokens with its highest scores, which are computed in FP32."""
+
+    def __init__(self, d=32, experts=32):
+        super().__init__()
+        self.wg, self.out = nn.Linear(d, experts, bias=False), nn.Linear(d, d)
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        with amp(enabled=False):
+            scores = self.wg(flat.float()).softmax(-1)
+        gate, tokens_of = scores.t().topk(4, dim=1)
+        return x + self.out(x) * torch.zeros(len(flat)).index_add(0, tokens_of.flatten(), gate.flatten()).view(
+            *x.shape[:2], 1
+        )
+
+
+@healthy(each_time=True)
+def scores_of_expert_choice_in_fp32(into):
+    m = nn.Sequential(nn.Embedding(64, 32), ExpertChoice(), nn.Linear(32, 64))
+    bf16(m, tokens(4), into)

@@ -46,6 +46,7 @@ class AutocastElsewhere(Observer):
         self._kind = device.type
         self._requested: list[str] = []
         self._disabled: list[str] = []  # of regions that were made before watching
+        self._off: list[str] = []  # 16-bit dtypes of regions that the program made disabled, for the model's device
         self._made: weakref.WeakSet[torch.autocast] = weakref.WeakSet()
         self._regions = patched_functions.method_of_class(torch.autocast, "__init__")
         self._regions.listen(self._on_region)
@@ -68,6 +69,8 @@ class AutocastElsewhere(Observer):
             self._writer.event("autocast elsewhere", name=self._requested[0], step=step)
         elif self._disabled and not self._requested:
             self._writer.event("autocast elsewhere", name=self._disabled[0], detail="disabled", step=step)
+        elif self._off and not self._requested:
+            self._writer.event("autocast elsewhere", name=self._kind, detail="off", dtype=self._off[0], step=step)
 
     def close(self) -> None:
         self._regions.unlisten(self._on_region)
@@ -77,8 +80,13 @@ class AutocastElsewhere(Observer):
         self._made.add(args[0])
         # torch disables a region of an unavailable device, so the requested type counts.
         kind = patched_functions.argument(args, kwargs, "device_type")
-        if isinstance(kind, str) and kwargs.get("enabled", args[3] if len(args) > 3 else True):
-            self._requested.append(kind.partition(":")[0])
+        if not isinstance(kind, str):
+            return
+        kind, dtype = kind.partition(":")[0], kwargs.get("dtype", args[2] if len(args) > 2 else None)
+        if kwargs.get("enabled", args[3] if len(args) > 3 else True):
+            self._requested.append(kind)
+        elif kind == self._kind and dtype in NARROW:
+            self._off.append(dtype_name(dtype))
 
     def _on_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         region = args[0]

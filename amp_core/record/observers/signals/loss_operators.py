@@ -63,10 +63,6 @@ class LossOperators(StepOperators):
             self.inspect(NonfiniteOrigins(self._model, self.at_own_work))
         self.awake = self.active
 
-    def called(self, what: str, optimizer: int | None) -> None:
-        if what != "scale":  # the scaled loss is followed too
-            self.stop()
-
     def close(self) -> None:
         self.stop()
         patched_functions.backward.unlisten(self._on_backward)

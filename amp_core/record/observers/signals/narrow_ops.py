@@ -1,6 +1,6 @@
 """Operators that lose too much if their input and output have 16 bits: sums, statistics, classes, positions, choices.
 
-    ops = NarrowOps(write)
+    ops = NarrowOps(write, model)
     ops.check("cumsum", args, out, module)     # after each operator; `module()` names the module that runs
     ops.send()                                 # starts the copy of what depends on values
     ops.finish()                               # reports it, once the values are on the host
@@ -16,11 +16,13 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.observers.signals.angles import RoundedAngles, largest_exact_angle
 from amp_core.record.observers.signals.coarse_logits import CoarseLogits
+from amp_core.record.observers.signals.coarse_predictions import CoarsePredictions
 from amp_core.record.observers.signals.cumulative_sums import CumulativeSums
 from amp_core.record.observers.signals.decays import RoundedDecays
 from amp_core.record.observers.signals.differences import Differences
 from amp_core.record.observers.signals.distances import Distances
-from amp_core.record.observers.signals.inner_overflows import InnerOverflows
+from amp_core.record.observers.signals.graphless_casts import GraphlessCasts
+from amp_core.record.observers.signals.inner_overflows import PRODUCTS, InnerOverflows
 from amp_core.record.observers.signals.lost_factors import LostFactors
 from amp_core.record.observers.signals.marks import Follower
 from amp_core.record.observers.signals.masked_rows import REDUCTIONS, count_masked_rows
@@ -37,20 +39,21 @@ from amp_core.record.observers.signals.wide_classes import WideClasses
 class NarrowOps:
     """Inspects the operators of one step."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write, model: torch.nn.Module) -> None:
         self._reports = OpReports(write)
         self._choices = RouterChoices(self._reports)
         self._inputs = RoundedInputs(self._reports)
         self._sums = NarrowSums(self._reports)
         self._classes = WideClasses(self._reports)
         self._overflows = InnerOverflows(self._reports)
+        self._graphless = GraphlessCasts(self._reports, model)
         self._follow_anew()
 
     def _follow_anew(self) -> None:
         """Forget what is known of tensors."""
         self._followers: tuple[Follower, ...] = (
             RoundedAngles(), Variances(), LostFactors(), Distances(), RoundedDecays(), CumulativeSums(), Differences(),
-            CoarseLogits(),
+            CoarseLogits(), CoarsePredictions(),
         )  # fmt: skip
         self._probabilities = RoundedProbabilities()
         self._slow_states = SlowStates()
@@ -95,6 +98,8 @@ class NarrowOps:
             self._reports.write("slow state", op, module(), state.lost, state.limit, state.dtype)
         self._probabilities.check(op, args, out, module)
         self._choices.check(op, first, out, module)
+        if op in PRODUCTS:
+            self._graphless.check(op, args, module)
 
     def _check_narrow(self, op: str, args: Sequence[Any], out: torch.Tensor, module: Module) -> None:
         """Inspect an operator with 16-bit input and output."""

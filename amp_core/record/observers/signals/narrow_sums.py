@@ -20,7 +20,7 @@ MIN_MEAN_TERMS = 65_536
 MIN_TERMS_PER_BIN = 256
 MIN_CHAIN = 64
 """Additions to one number, or in one module to one tensor, one after the other."""
-MIN_LOST_FRAC = {MIN_CHAIN: 0.5, 256: 0.25}
+MIN_LOST_FRAC = {MIN_CHAIN: 0.5, 256: 0.25, 512: 0.25, 1024: 0.25}
 """Share of a tensor's elements that such an addition leaves as they are, by the number of additions."""
 MIN_STATISTIC_TERMS = 16
 MEANS = ("mean", "var", "var_mean", "std", "std_mean")

@@ -266,12 +266,16 @@ class ForwardCheck(Observer):
         if bad := [t for t in roots if not math.isfinite(t.item())]:
             self._report_masked(bad[0])
             self._report_first(bad[0])
-        else:
+        else:  # perhaps of another model, as of a critic before the loss of its generator
             self._finite_step = self._step
             if self._step % EVERY == 0:
                 self._report_large()
         if self._armed or self._step % EVERY == 0:
             self._dtypes |= {call.number: [t.dtype for t in call.outputs] for call in self._kept}
+        if bad:
+            self._forget()
+
+    def backward_began(self) -> None:
         self._forget()
 
     def _report_masked(self, loss: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from amp_core.record.model.parameters import has_values, named_parameters, unwrapped
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.communication import MAX_TENSORS, second_moment, vanished
+from amp_core.record.observers.signals.second_moments import MAX_TENSORS, second_moment, vanished
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.store.writer import RunWriter
 

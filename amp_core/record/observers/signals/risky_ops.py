@@ -194,11 +194,12 @@ class _OpChecker(StepMode):
         self._cut = False  # whether there were more
         self._written = 0
         self._reported: set[tuple[str, str, float | None]] = set()
-        self.narrow_ops = NarrowOps(self._write_event)
+        self.narrow_ops = NarrowOps(self._write_event, model)
         # Module, multiplications, output size and shape of the factor of each product in FP32 in an autocast region.
         self._wide: list[tuple[str, float, tuple[int, int], tuple[int, ...]]] = []
         self._in_16_bits: set[tuple[str, tuple[int, ...]]] = set()  # modules and factors of products in 16 bits
-        self._selected: set[tuple[int, int]] = set()  # sizes of scores among which a maximum was selected
+        # Elements and a size of scores among which a maximum was selected.
+        self._selected: set[tuple[int, int]] = set()
         self._all = 0.0
         self._in_region = self._cast = False  # whether autocast was on for an operator, and any result was in 16 bits
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
@@ -231,7 +232,7 @@ class _OpChecker(StepMode):
         self._cast = self._cast or any(_is_narrow(one) for one in (out if isinstance(out, (list, tuple)) else [out]))
         self.narrow_ops.check(op, args, out, self._running)
         if op.rstrip("_") in SELECTIONS and args and isinstance(args[0], torch.Tensor):
-            self._selected.add(size_by_row(args[0]))
+            self._selected |= {(args[0].numel(), size) for size in args[0].shape}  # by expert or by token
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
             wide = out.dtype == torch.float32 and call.key != self._widened

@@ -34,7 +34,9 @@ class StepMode(QuietMode):
     """An exception of an inspection; the training continues."""
 
     def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Inspect an operator that has run. Never raises: see `error`."""
+        """Inspect an operator that has run outside of backward. Never raises: see `error`."""
+        if torch._C._current_graph_task_id() != -1:
+            return
         try:
             self.inspect_op(func, args, kwargs, out)
         except Exception as error:
@@ -51,14 +53,16 @@ class StepMode(QuietMode):
 
 
 class StepOperators(Observer):
-    """Enters a mode, and leaves it after the next backward, or when the step ends.
+    """Enters a mode, and leaves it after the next backward that reaches the model, or when the step ends.
 
-    It is left before the optimizer steps: older torch versions do not compile an optimizer under a mode.
+    It is left before the optimizer steps: older torch versions do not compile an optimizer under a mode. A backward of
+    another model, as of a critic between the forward of its generator and the loss, does not end it.
     """
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
         self._mode: StepMode | None = None
+        self._reached = False  # whether a backward has reached the model since the mode was entered
 
     @property
     def active(self) -> bool:
@@ -69,7 +73,7 @@ class StepOperators(Observer):
         """Enter `mode`, unless compiled code runs."""
         if within_compiled():
             return
-        self._mode = mode
+        self._mode, self._reached = mode, False
         mode.__enter__()
         patched_functions.backward.listen_after(self._after_backward)
 
@@ -88,14 +92,17 @@ class StepOperators(Observer):
             self.inspected(mode)
 
     def called(self, what: str, optimizer: int | None) -> None:
-        self.stop()
+        if what != "scale":  # perhaps of another model's loss
+            self.stop()
 
     def backward_began(self) -> None:
+        self._reached = True
         if self._mode is not None:
             self._mode.pause()
 
     def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self.stop()
+        if self._reached:
+            self.stop()
 
     def step_ended(self, step: int) -> None:
         self.stop()

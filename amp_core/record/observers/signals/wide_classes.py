@@ -18,6 +18,9 @@ MIN_CLASSES = 8192
 """Classes from which the logarithm of a softmax in 16 bits is reported: their logarithm is 9 and more, where bfloat16
 has steps of 2^-4."""
 
+MIN_RATIOS = 16
+"""Log-probabilities in float32 that a 16-bit dtype all holds exactly, and that are no integers, were rounded to it."""
+
 
 class WideClasses:
     """The operators of one step, in their order."""
@@ -26,7 +29,8 @@ class WideClasses:
         self._reports = reports
         self._softmax: dict[str, int] = {}  # classes of a softmax over many, by module
         self._sums: dict[tuple[int, ...], int] = {}  # terms of a sum over many classes, by its shape
-        self._differences: dict[int, tuple[Any, torch.dtype]] = {}  # the difference, and the 16-bit dtype in it, by id
+        # By the id of a difference: itself, the 16-bit dtype in it, and whether it was in that, once that is known.
+        self._differences: dict[int, tuple[Any, torch.dtype, torch.Tensor | None]] = {}
 
     def forget(self) -> None:
         """Forget what is known of tensors."""
@@ -57,11 +61,24 @@ class WideClasses:
         which one part has a gradient."""
         terms = [a for a in args[:2] if isinstance(a, torch.Tensor)]
         if op == "sub" and len(terms) == 2 and terms[0].shape == terms[1].shape and terms[0].dim():
+            if terms[0].requires_grad == terms[1].requires_grad:
+                return
             narrow = next((t.dtype for t in terms if t.dtype in NARROW), None)
-            if narrow is not None and terms[0].requires_grad != terms[1].requires_grad:
-                self._differences[id(out)] = out, narrow
+            earlier = terms[0] if terms[1].requires_grad else terms[1]
+            if narrow is not None:
+                self._differences[id(out)] = out, narrow, None
+            elif earlier.dtype == torch.float32 and earlier.numel() >= MIN_RATIOS:
+                self._differences[id(out)] = out, torch.bfloat16, _were_rounded(earlier.detach(), torch.bfloat16)
         elif op in ("exp", "_to_copy") and terms and (found := self._differences.get(id(terms[0]))) is not None:
+            _, dtype, rounded = found
             if op == "_to_copy":  # autocast on a GPU casts what `exp` is given
-                self._differences[id(out)] = out, found[1]
+                self._differences[id(out)] = out, dtype, rounded
+            elif module() == "loss" and rounded is None:
+                self._reports.write("narrow ratio", op, "loss", float(out.numel()), 0.0, dtype)
             elif module() == "loss":
-                self._reports.write("narrow ratio", op, "loss", float(out.numel()), 0.0, found[1])
+                self._reports.later("narrow ratio", op, "loss", dtype, rounded * out.numel(), 0.0)
+
+
+def _were_rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Whether a dtype holds all these values exactly, and they are not all integers."""
+    return (values.to(dtype).to(values.dtype) == values).all() & (values != values.round()).any()
