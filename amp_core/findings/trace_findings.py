@@ -7,15 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
-from amp_core.analysis.performance.savings import (
-    MAX_UNKNOWN_FRAC,
-    MIN_KERNEL_US,
-    MIN_SAVED_FRAC,
-    Saving,
-    Savings,
-    possible_savings,
-)
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, window_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
+from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
 from amp_core.findings.model import Finding, Remedy
@@ -28,14 +22,17 @@ SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
 """What a guide entry states as its threshold if its finding is one of the possible savings."""
 
 
-def saving_finding(run: Run, code: str, inference_advice: str = "", inference_snippet: str = "") -> list[Finding]:
-    """The finding `code` if a trace has that saving. The last two arguments are for traces without training."""
+def saving_finding(
+    run: Run, code: str, inference_advice: str = "", inference_snippet: str = "", *, training: bool = False
+) -> list[Finding]:
+    """The finding `code` if a trace has that saving. The advice and the snippet are for traces without training, or
+    with `training` for all."""
     savings = possible_savings(run)
     saving = next((c for c in savings.ranked if c.code == code), None) if savings else None
     if savings is None or saving is None:
         return []
     remedy = None
-    if inference_advice and not savings.trains:
+    if inference_advice and (training or not savings.trains):
         remedy = Remedy(inference_advice, inference_snippet)
     won = saving.saved_us > 0
     finding = make_finding(
@@ -50,6 +47,14 @@ def saving_finding(run: Run, code: str, inference_advice: str = "", inference_sn
     if saving.here:
         finding = replace(finding, advice=f"{finding.advice} Here: {saving.here}.")
     return [replace(finding, win_ms=saving.rank_us / 1e3 if won else None)]
+
+
+def has_all_ranks(run: Run) -> bool:
+    """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
+    merged, or those of one process."""
+    windows = window_rows(run)
+    several = windows.groupby("rank", dropna=False)["device"].nunique().max() > 1
+    return bool(several or windows["rank"].nunique() >= run.head.world_size > 1)
 
 
 def first_sentence(run: Run) -> str:

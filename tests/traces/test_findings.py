@@ -7,7 +7,8 @@ import pytest
 from amp_core import diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.analysis import step_cost
-from amp_core.analysis.performance.savings import Saving, possible_savings
+from amp_core.analysis.performance.saving import Saving
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces import made
