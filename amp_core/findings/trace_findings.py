@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
@@ -16,7 +16,7 @@ from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
-from amp_core.text.formatting import percent
+from amp_core.text.formatting import number, percent
 
 SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
 """What a guide entry states as its threshold if its finding is one of the possible savings."""
@@ -58,8 +58,25 @@ def has_all_ranks(run: Run) -> bool:
 
 
 def first_sentence(run: Run) -> str:
-    """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest. Empty for other
-    runs."""
+    """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
+    trace is left out. Empty for other runs."""
+    return f"{_first_sentence(run)}{_left_out(run)}"
+
+
+def _left_out(run: Run) -> str:
+    """How much of a trace lies before its window, where that is a large part."""
+    us, frac = (run.head.config.get(f"left_out_{name}") for name in ("us", "frac"))
+    if not is_trace(run) or not isinstance(us, float) or not isinstance(frac, float):
+        return ""
+    call = str(run.head.config.get("left_out_call") or "")
+    meanwhile = f", while the host waits in {call}" if call else ""
+    return (
+        f" Left out are the {number(us / 1e3, 'ms')} before ({percent(frac)} of the trace), in which the device does "
+        f"what was launched before the trace began{meanwhile}."
+    )
+
+
+def _first_sentence(run: Run) -> str:
     savings = possible_savings(run)
     if savings is None:
         if "launches_without_kernels" in run.head.config:

@@ -111,6 +111,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
     if trace.timed_op is not None:
         config["timed_op"], config["timed_op_frac"] = trace.timed_op
+    if (earlier := trace.earlier_work) is not None:
+        config |= {"left_out_us": earlier.us, "left_out_frac": earlier.frac, "left_out_call": earlier.call}
     return config
 
 

@@ -145,7 +145,7 @@ def test_ranks_that_are_late_come_first_and_not_the_network(tmp_path):
     text = first_sentence(run)
     assert "the other ranks wait 58 % of the step in collectives for ranks 2 and 3, which enter 50.0 %" in text
     assert finding.win_ms == pytest.approx(0.29 + 0.29, abs=0.01)
-    assert "verlap communication" not in finding.advice and "stacks" in finding.snippet
+    assert "Overlap communication" not in finding.advice and "with_stack" in finding.snippet
     assert "rank 3's GPU is idle for" in finding.advice and "themselves take 0.0200 ms" in finding.advice
 
 

@@ -808,6 +808,22 @@ def test_data_that_is_loaded_before_the_first_kernel_of_a_trace_without_steps_co
     assert "launches too late" not in sentence
 
 
+@pytest.mark.parametrize(("starts", "says"), [(40_000, True), (1_200, False)])
+def test_the_wait_for_work_from_before_the_trace_is_told(tmp_path, starts, says):
+    """Copies from pageable memory wait for all of the stream; what it does is not in the trace."""
+    trace = Made()
+    trace.op("aten::to", 0, starts)
+    trace.event("call", "cudaStreamSynchronize", 20, starts - 30, 1, correlation=77)
+    trace.kernel(made.RELU, starts, 900, 5)
+    trace.op("aten::mm", starts + 10, 8)
+    trace.kernel(made.GEMM, starts + 910, 9_000, starts + 12)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith("No change would save")
+    wait = "Left out are the 40.0 ms before (80.1 % of the trace), in which the device does what was launched before"
+    assert (wait in text and text.endswith("while the host waits in cudaStreamSynchronize.")) == says
+    assert ("Left out" in text) == says
+
+
 def test_a_pause_after_earlier_work_counts_where_starting_the_profiler_takes_no_time(tmp_path):
     """Profilers of operators take long to start; one of the device alone does not."""
     trace = Made()

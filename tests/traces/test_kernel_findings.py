@@ -129,6 +129,27 @@ def test_a_slow_call_with_much_work_is_not_told_to_have_little(tmp_path, op, sha
 
 
 @pytest.mark.parametrize(
+    ("query", "blocks", "is_full"),
+    [
+        ([1024, 8, 7, 16], None, True),  # short sequences, and a block for each of 8,192 heads
+        ([1, 8, 7, 16], 75.9, True),
+        ([1, 8, 7, 16], None, False),
+        ([1024, 8, 7, 16], 0.2, False),
+    ],
+)
+def test_attention_whose_blocks_fill_the_gpu_is_not_told_to_have_few(tmp_path, query, blocks, is_full):
+    trace = Made()
+    op = "aten::_scaled_dot_product_flash_attention"
+    trace.op(op, 1, 8, **{"Input type": ["c10::Half"] * 3, "Input Dims": [query, [1, 8, 512, 16], [1, 8, 512, 16]]})
+    trace.kernel("void pytorch_flash::flash_fwd_kernel<cutlass::half_t>(Flash_fwd_params)", 10, 9_000, 2)
+    if blocks is not None:
+        trace.events[-1]["args"]["blocks per SM"] = blocks
+    run = load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run"))
+    (finding,) = [f for f in diagnose(run) if f.code == "slow-products"]
+    assert ("have enough work" in finding.advice) == is_full and ("Few heads" in finding.advice) != is_full
+
+
+@pytest.mark.parametrize(
     ("gpu", "shapes", "says"),
     [
         ("", [[64, 131072], [131072, 64]], "at 1.08 TFLOP/s; the device is not named in the trace"),

@@ -32,6 +32,8 @@ class Saving:
     """Of slow products: what one call of the slowest operator would take at a good share of the peak rate."""
     lead_us: float = 0.0
     """Part of `saved_us` before the first kernel, with which the step begins where the device marks it; beside it."""
+    blocks_per_sm: float | None = None
+    """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
     late_ranks: tuple[int, ...] = ()
     """Of communication that is nearly all waiting: the ranks that the others wait for, the latest first."""
     is_sure: bool = True

@@ -70,7 +70,7 @@ def possible_savings(run: Run) -> Savings | None:
     """Possible savings in an imported trace; None for other runs, for a CPU and without a profiled window."""
     if not is_trace(run):
         return None
-    return run.cached(["kernels", "windows", "collectives", "steps"], _possible_savings)
+    return run.cached(["kernels", "windows", "collectives", "steps", "timeline"], _possible_savings)
 
 
 def _possible_savings(run: Run) -> Savings | None:
@@ -163,9 +163,29 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
         f"{unit}, {worst['op']} ({worst['sizes']}) runs at {percent(worst['of_peak_frac'])}"
     )
     saved_us, ideal_us = float(wins.sum()) / steps, best[ops.index.get_loc(wins.idxmax())] / max(1.0, worst["count"])
-    return [
-        Saving("slow-products", saved_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]), ideal_us=ideal_us)
-    ]
+    saving = Saving("slow-products", saved_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
+    return [replace(saving, ideal_us=ideal_us, blocks_per_sm=_blocks_per_sm(run, worst.to_dict()))]
+
+
+ATTENTION_TILE = 128
+"""Queries of a head for which one block of a kernel of attention computes (FlashAttention: 64 to 128)."""
+
+
+def _blocks_per_sm(run: Run, row: Mapping[Hashable, Any]) -> float | None:
+    """Blocks per multiprocessor of the kernels of a row of `matrix_ops`, the mean over their time: as recorded, or for
+    attention from the input shapes; None if neither is known."""
+    frame = run.timeline
+    frame = frame[(frame["name"] == row["kernel"]) & (frame["op"] == row["op"]) & frame["blocks_per_sm"].notna()]
+    us = frame["total_us"].astype(float)
+    if us.sum() > 0:
+        return float((frame["blocks_per_sm"].astype(float) * us).sum() / us.sum())
+    made = product(str(row["op"]), str(row["in_shapes"]))
+    gpus = run.head.environment.get("gpus")
+    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
+    multiprocessors = first.get("multiprocessors")
+    if made is None or made.kind != "attention" or not made.queries or not isinstance(multiprocessors, int):
+        return None
+    return made.batch * -(-made.queries // ATTENTION_TILE) / multiprocessors if multiprocessors > 0 else None
 
 
 def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
@@ -202,6 +222,8 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     stepping = unfused_optimizer_rows(rows[eager])
     step_us = float(stepping["total_us"].sum()) * scale
     each = float(stepping["count"].sum()) * scale
+    if stepping["name"].nunique() == 1 and stepping["name"].str.contains("multi_tensor_apply", regex=False).all():
+        step_us = 0.0  # one function over lists of tensors reads each parameter once already
     return [
         Saving("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Unfused norms, elementwise kernels, casts and "
                f"reductions take {step_share(us, cost)} of the {unit}; fusing them halves their memory traffic",

@@ -119,8 +119,12 @@ def slow_products(run: Run) -> list[Finding]:
     if not findings or "Here: " in findings[0].advice:  # sizes to pad to
         return findings
     savings = possible_savings(run)
-    ideal_us = max((c.ideal_us for c in savings.ranked), default=0.0) if savings else 0.0
-    kinds, other = (_LARGE, _LARGE_PRODUCTS) if ideal_us >= MIN_LARGE_US else (_ALIGNED, _SMALL)
+    slow = next((c for c in savings.ranked if c.code == "slow-products"), None) if savings else None
+    is_large = slow is not None and slow.ideal_us >= MIN_LARGE_US
+    # Blocks of attention each do the work of some 100 queries; those of a small product may do next to none.
+    if slow is not None and "attention" in slow.where and slow.blocks_per_sm is not None:
+        is_large |= slow.blocks_per_sm >= 1
+    kinds, other = (_LARGE, _LARGE_PRODUCTS) if is_large else (_ALIGNED, _SMALL)
     remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
     if remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
         remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
