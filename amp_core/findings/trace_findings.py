@@ -83,9 +83,17 @@ def _first_sentence(run: Run) -> str:
             missing = "kernel" if "timed_op" in run.head.config else "device activity"
             return f"No {missing} was recorded, so the device's performance cannot be analysed.{host_alone(run)}"
         return cpu_sentence(run)
+    if savings.capture_us:
+        return (
+            f"The trace records the capture of a graph, {number(savings.capture_us / 1e3, 'ms')} of "
+            f"{number(savings.cost.step_us / 1e3, 'ms')} per {savings.unit}, and no launch of one: captured kernels do "
+            "not run, so the device's performance cannot be analysed. Profile the graph's replays."
+        )
     largest = savings.ranked[0] if savings.ranked else None
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
-        idle = savings.unit != "step" and not savings.trains and _busy_frac(savings) < MOSTLY_IDLE_FRAC
+        # Short gaps all along are those of a loop.
+        at_start = savings.unit != "step" and not savings.trains and largest.code != "launch-bound"
+        idle = at_start and _busy_frac(savings) < MOSTLY_IDLE_FRAC
         hint = _IDLE_HINT if idle else ""
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):

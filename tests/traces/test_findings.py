@@ -246,8 +246,9 @@ def test_a_model_that_is_compiled_already_is_not_told_to_be_compiled(tmp_path, c
     assert ("graph_breaks" in finding.snippet) == compiled
 
 
-def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path):
-    """What is launched meanwhile does not run."""
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path, replayed):
+    """What is launched meanwhile does not run. Without a replay nothing can be said of the device."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 33_000, 1)
     trace.kernel(made.RELU, 10, 3, 5)
@@ -258,7 +259,13 @@ def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path):
     trace.event("call", "cudaStreamEndCapture", 30_500, 5, 1, correlation=8)
     trace.event("call", "cudaGraphInstantiate", 30_600, 1500, 1, correlation=9)
     trace.kernel(made.RELU, 32_500, 3, 32_400)
+    if replayed:
+        trace.event("call", "cudaGraphLaunch", 32_600, 5, 1, correlation=99)
     run = run_of(tmp_path, trace)
+    if not replayed:
+        assert "capture of a graph, 31.9 of 33.0 ms per step, and no launch of one" in first_sentence(run)
+        assert "Profile the graph's replays." in first_sentence(run) and diagnose(run) == []
+        return
     assert "ms of it building or launching graphs (cudaStreamBeginCapture, cudaGraphInstantiate)" in first_sentence(run)
     (window,) = run.windows.to_dict("records")
     assert window["host_call_us"] == 30_400 + 1500
@@ -634,6 +641,36 @@ def tiny_kernels(optimizer):
     trace.op(optimizer, 905, 60)
     trace.kernel(made.ADAM, 950, 4, 910)
     return trace
+
+
+@pytest.mark.parametrize(
+    ("call", "around", "category", "says", "refuted"),
+    [
+        ("cudaLaunchKernel", None, "cuda_runtime", "capture CUDA graphs", "already"),
+        ("cudaGraphLaunch", None, "cuda_runtime", "Graphs are replayed already", "compile the model"),
+        ("cudaLaunchKernel", "Torch-Compiled Region", "cuda_runtime", "compiled already", "compile the model"),
+        ("mtiaLaunch", None, "mtia_runtime", "compile the model", "graphs"),
+    ],
+)
+def test_launch_bound_loops_are_not_advised_to_do_what_they_do(tmp_path, call, around, category, says, refuted):
+    trace = tiny_kernels("aten::_fused_adagrad_")
+    trace.event("call", call, 2, 5, 1, correlation=99)
+    for at in range(0, 800, 100) if around else ():
+        trace.op(around, at - 0.5, 60)
+    for event in trace.events:
+        event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
+    assert says in finding.advice and refuted not in finding.advice
+    assert ("reduce-overhead" in finding.snippet) == (category == "cuda_runtime" and call != "cudaGraphLaunch")
+
+
+def test_a_loop_of_short_calls_is_not_taken_for_the_start_of_a_program(tmp_path):
+    trace = Made()
+    for at in range(0, 20_000, 200):
+        trace.op("aten::addmv", at, 60, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 70, 6, at + 50)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "launches too late" in sentence and "warm-up" not in sentence
 
 
 @pytest.mark.parametrize(("optimizer", "fused"), [("aten::_foreach_add_", True), ("aten::_fused_adagrad_", False)])

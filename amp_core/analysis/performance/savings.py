@@ -62,6 +62,8 @@ class Savings:
     """Its share of the step."""
     peak_frac: float | None
     """Achieved share of the data sheet's rate of GEMM/conv on tensor cores; None if not known of half their time."""
+    capture_us: float
+    """Time per step in which a graph is captured, if the trace holds that and no replay: then it has no savings."""
     flops_per_s: float | None
     """Achieved rate of the same; None if the shapes of half of them were not recorded."""
 
@@ -100,13 +102,31 @@ def _possible_savings(run: Run) -> Savings | None:
     ):
         what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
         worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, longest_name(unknown, "name")))
+    capture_us = _capture_us(run, cost, windows, steps)
+    if capture_us:
+        worth = []
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or rows["name"].str.contains(_OF_TRAINING).any())
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / steps if len(unknown) else 0.0
     kernel, its_share = longest_name(unknown, "name"), unknown_us / cost.step_us
-    return Savings(
-        ranked, unit, trains, cost, share, kernel, its_share, _mean(run, "of_peak_frac"), _mean(run, "flops_per_s")
-    )
+    peak_frac, flops_per_s = _mean(run, "of_peak_frac"), _mean(run, "flops_per_s")
+    return Savings(ranked, unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s)
+
+
+MIN_CAPTURE_FRAC = 0.5
+MAX_CAPTURE_BUSY_FRAC = 0.05
+"""A trace with that much of capturing and so little of the device's work, and without a launch of a graph, shows how
+its program prepares."""
+
+
+def _capture_us(run: Run, cost: StepCost, windows: pd.DataFrame, steps: float) -> float:
+    """Time per step in which graphs are captured and built, microseconds; 0 if the trace holds more than that."""
+    config, busy_us = run.head.config, float(windows["busy_us"].sum())
+    if not config.get("captures") or config.get("graph_launches"):
+        return 0.0
+    us = float(windows["host_call_us"][windows["host_call_kind"] == "graphs"].sum())
+    is_capture = us >= MIN_CAPTURE_FRAC * cost.step_us * steps and busy_us <= MAX_CAPTURE_BUSY_FRAC * us
+    return us / steps if is_capture else 0.0
 
 
 _OF_TRAINING = re.compile(r"(?i)backward|_bwd_|grad_input|multi_tensor_apply")

@@ -221,7 +221,7 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
         return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
     if findings and "Compiled" in findings[0].where:
         return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
-    if findings and is_compiled_in_part(kernel_rows(run)):
+    if findings and is_compiled_in_part(run):
         return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]
     return findings
 
