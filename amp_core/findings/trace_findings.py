@@ -85,7 +85,7 @@ def _first_sentence(run: Run) -> str:
         return cpu_sentence(run)
     if savings.capture_us:
         return (
-            f"The trace records the capture of a graph, {number(savings.capture_us / 1e3, 'ms')} of "
+            f"The trace records the capture of a graph, {number(savings.capture_us / 1e3)} of "
             f"{number(savings.cost.step_us / 1e3, 'ms')} per {savings.unit}, and no launch of one: captured kernels do "
             "not run, so the device's performance cannot be analysed. Profile the graph's replays."
         )
@@ -98,12 +98,21 @@ def _first_sentence(run: Run) -> str:
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
-                f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and cannot be "
-                f"classified by name: {savings.unknown_kernel}. Profile it alone{_profiler(run)}. Of the rest, "
-                f"l{saving}"
+                f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
+                f"{_unknown(run, savings)}. Profile it alone{_profiler(run)}. Of the rest, l{saving}"
             )
         return f"L{saving}"
     return _nothing(run, savings)
+
+
+def _unknown(run: Run, savings: Savings) -> str:
+    """What is not known of the longest unclassified kernel, and its name."""
+    rows = kernel_rows(run)
+    rows = rows[(rows["name"] == savings.unknown_kernel) & is_matrix(rows) & (rows["precision"] != "")]
+    if rows.empty:
+        return f"cannot be classified by name: {savings.unknown_kernel}"
+    precision = str(rows["precision"].iloc[0]).upper()
+    return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {savings.unknown_kernel}"
 
 
 MAIN_KERNEL_FRAC = 1 / 3
@@ -138,8 +147,9 @@ def _nothing(run: Run, savings: Savings) -> str:
     if savings.unknown_frac > MAX_UNKNOWN_FRAC:
         return (
             f"The device is busy for {percent(_busy_frac(savings))} of the {savings.unit}. "
-            f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, so the share of "
-            "GEMM/conv and the savings from 16 bits are unknown."
+            f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, "
+            f"{percent(savings.unknown_kernel_frac)} of the {savings.unit} in {savings.unknown_kernel}, so the share "
+            "of GEMM/conv and the savings from 16 bits are unknown."
         )
     matrix = cost.us(*MATRIX_PARTS)
     rows = kernel_rows(run)
@@ -159,6 +169,14 @@ def _nothing(run: Run, savings: Savings) -> str:
     others = rows[~is_matrix(rows) & (rows["op"] != "")].groupby("op")["total_us"].sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
     longest = f"{others.idxmax()} takes {percent(share)} of the kernel time, and " if share > MAIN_OP_FRAC else ""
+    by_name = rows[is_matrix(rows)].groupby("name")["total_us"].sum()
+    main_frac = float(by_name.max() / by_name.sum()) * matrix / cost.step_us if len(by_name) else 0.0
+    if on_tensor_cores and savings.peak_frac is None and main_frac > MAIN_KERNEL_FRAC and not longest:
+        return (
+            f"Nothing beside GEMM/conv would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: it takes "
+            f"{percent(matrix / cost.step_us)} of it{where}. One kernel takes {percent(main_frac)}: "
+            f"{by_name.idxmax()}. Profile it alone{_profiler(run)}.{rest}"
+        )
     return (
         f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}GEMM/conv takes "
         f"{percent(matrix / cost.step_us)} of {f'the {savings.unit}' if longest else 'it'}{where}.{rest}"

@@ -175,7 +175,34 @@ def test_an_efficiency_that_is_not_known_is_said_to_be(tmp_path, gpu, shapes, sa
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2}, **dims)
     trace.kernel(made.GEMM, 10, 990, 2)
     sentence = first_sentence(run_of(tmp_path, trace, gpu))
-    assert sentence.startswith("No change would save") and says in sentence
+    assert sentence.startswith("Nothing beside GEMM/conv would save 5.00 % or more of the step: it takes 99.0 % of it")
+    assert says in sentence and f"One kernel takes 99.0 %: {made.GEMM}. Profile it alone" in sentence
+
+
+def test_kernels_in_fp64_are_told_with_what_moves_their_bytes(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::upsample_bilinear2d", 1, 8)
+    trace.kernel("void at::native::elementwise_upsample_bilinear2d<double, double>(int)", 10, 480, 2)
+    trace.kernel(made.RELU, 490, 500, 3)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
+    assert "Here: FP64 takes 48 % of the step, most in aten::upsample_bilinear2d" in finding.advice
+
+
+def test_an_mtias_products_in_fp32_are_named_as_such(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    for at, us, name in ((0, 6000, "fc-dtype_Float"), (6000, 500, "dma_request"), (6500, 500, "add-dtype_Float")):
+        trace.event("mtia_ccp_events", name, at, us, 9)
+    run = run_of(tmp_path, trace, gpu="")
+    sentence = first_sentence(run)
+    assert "multiplies matrices in FP32, whether on matrix cores is unknown: fc-dtype_Float" in sentence
+    kernels = run.kernels.set_index("name")
+    assert kernels["tensor_core"].to_dict() == {
+        "fc-dtype_Float": "unknown",
+        "dma_request": "no",
+        "add-dtype_Float": "no",
+    }
 
 
 @pytest.mark.parametrize(("recorded", "says"), [(1, "ncu"), (0, "record_shapes=True")])

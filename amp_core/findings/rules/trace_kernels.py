@@ -4,7 +4,14 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_compiled_in_part, is_matrix, is_trace, kernel_rows
+from amp_core.analysis.performance.kernels import (
+    is_compiled_in_part,
+    is_matrix,
+    is_trace,
+    kernel_rows,
+    window_rows,
+)
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
@@ -215,6 +222,28 @@ _ALIGNED = {
 )
 def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
+    here = _fp64(run)
+    return [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
+
+
+def _fp64(run: Run) -> str:
+    """How much of the step computes in FP64 beside products, if it is much."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    rows = rows[rows["name"].str.contains(_IN_FP64) & ~is_matrix(rows)] if savings else rows[:0]
+    us = float(rows["total_us"].sum())
+    whole_us = float(window_rows(run)["wall_us"].sum())
+    if savings is None or us < MIN_SAVED_FRAC * whole_us:
+        return ""
+    named = longest_name(rows[rows["op"] != ""], "op") or longest_name(rows, "name")
+    share = f"{100 * us / whole_us:.0f} %"
+    return f"FP64 takes {share} of the {savings.unit}, most in {named}, and FP32 would halve the bytes of these kernels"
+
+
+_IN_FP64 = r"<double[,>]|lambda\(double[,)]"
+"""In the names of torch's kernels for that dtype; arguments of type double are numbers, of any dtype's kernel."""
+
+
+def _memory_bound(run: Run) -> list[Finding]:
     findings = saving_finding(run, "memory-bound-kernels")
     if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
         advice = f"{_IN_STEPS.advice} For the rest, compile the model."
