@@ -4,7 +4,7 @@
 EarlierWork(us=42640.0, frac=0.69, call='cudaStreamSynchronize')
 
 A profiler may start while the device is busy. Then the first work launched in the trace begins long after its launch,
-though the trace holds nothing that runs meanwhile. That time is no part of the window.
+whether the trace holds what runs meanwhile or not. That time is no part of the window.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MIN_LEFT_OUT_FRAC = 0.2
 
 @dataclass(frozen=True)
 class EarlierWork:
-    """The time before the window in which launched work did not begin."""
+    """The time before the window in which the device did what was launched before the trace."""
 
     us: float
     frac: float
@@ -32,11 +32,12 @@ class EarlierWork:
 
 
 def wait_for_earlier_work(events: TraceEvents, linked: LinkedWork, window: Window) -> EarlierWork | None:
-    """The time before the window of a trace without steps; None if it is short, and for a trace with steps."""
+    """That time of a trace without steps; None if it is short, and for a trace with steps."""
     inside = np.isfinite(linked.launched_us) & (linked.start_us >= window.device_start)
     if window.first is not None or not len(events.work) or not inside.any():
         return None
-    low, high = float(linked.returned_us[inside].min()), window.device_start
+    earlier = float(linked.start_us[np.isneginf(linked.launched_us)].min(initial=np.inf))
+    low, high = min(earlier, float(linked.returned_us[inside].min())), window.device_start
     columns = [a for one in (events.spans, events.calls, events.work) if len(one) for a in (one.start, one.end)]
     wall_us = max(map(max, columns)) - min(map(min, columns))
     if high - low < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):

@@ -861,6 +861,27 @@ def test_the_wait_for_work_from_before_the_trace_is_told(tmp_path, starts, says)
     assert ("Left out" in text) == says
 
 
+def test_recorded_work_from_before_the_trace_is_told_too(tmp_path):
+    trace = Made()
+    trace.event("kernel", made.GEMM, 0, 40_000, "stream 7", correlation=5, device=0, stream=7)
+    trace.op("aten::mm", 39_900, 8)
+    trace.kernel(made.GEMM, 40_000, 9_000, 39_901)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.endswith("Left out are the 40.0 ms before (81.6 % of the trace), in which the device does what was "
+                         "launched before the trace began.")  # fmt: skip
+
+
+@pytest.mark.parametrize(("us", "named"), [(20, True), (150, False)])
+def test_long_kernels_are_not_what_short_gaps_are_between(tmp_path, us, named):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
+    for at in range(0, 4000, 400):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 390 - us, us, at + 380 - us)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
+    assert ("on average" in finding.title) == named
+
+
 def test_a_pause_after_earlier_work_counts_where_starting_the_profiler_takes_no_time(tmp_path):
     """Profilers of operators take long to start; one of the device alone does not."""
     trace = Made()

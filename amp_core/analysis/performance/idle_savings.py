@@ -12,6 +12,8 @@ from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.text.formatting import mean_count, number
 
 GRAPH_START = "for a captured graph to start"
+MAX_SHORT_US = 100.0
+"""Longer kernels are not named as short ones: their gaps are, or there are copies between them."""
 LAUNCH_US = 10.0
 """Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy. Decides where the lengths
 of the gaps between kernels are not recorded."""
@@ -48,7 +50,8 @@ def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, step
     in_calls = call_us >= host / 2 > 0
     launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
     code = "launch-bound" if launch_bound else "host-bound"
-    kernels = f", between kernels of {mean_us:.1f} µs on average" if launch_bound else ""
+    short = launch_bound and mean_us < MAX_SHORT_US
+    kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
     op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps, with_functions=not in_calls)
     loading, in_loading = _longest_of(windows, "data_function", cost, steps)
     calling = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})" if in_calls else ""
