@@ -69,11 +69,11 @@ def _left_out(run: Run) -> str:
     if not is_trace(run) or not isinstance(us, float) or not isinstance(frac, float):
         return ""
     call = str(run.head.config.get("left_out_call") or "")
-    meanwhile = f", while the host waits in {call}" if call else ""
-    return (
-        f" Left out are the {number(us / 1e3, 'ms')} before ({percent(frac)} of the trace), in which the device does "
-        f"what was launched before the trace began{meanwhile}."
-    )
+    why = "nothing launched in the trace runs: the device does earlier work, or the profiler starts"
+    if run.head.config.get("left_out_recorded"):
+        why = "the device does what was launched before the trace began"
+    host = f" The host waits in {call}." if call else ""
+    return f" Left out are the {number(us / 1e3, 'ms')} before ({percent(frac)} of the trace), in which {why}.{host}"
 
 
 def _first_sentence(run: Run) -> str:

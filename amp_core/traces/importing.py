@@ -117,6 +117,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if (earlier := trace.earlier_work) is not None:
         config |= {"left_out_us": earlier.us, "left_out_frac": earlier.frac, "left_out_call": earlier.call}
+        config["left_out_recorded"] = earlier.recorded
     return config
 
 

@@ -1,7 +1,7 @@
 """How long a trace without steps waits for work that was launched before it, and in which call.
 
 >>> wait_for_earlier_work(events, linked, window)
-EarlierWork(us=42640.0, frac=0.69, call='cudaStreamSynchronize')
+EarlierWork(us=42640.0, frac=0.69, recorded=False, call='cudaStreamSynchronize')
 
 A profiler may start while the device is busy. Then the first work launched in the trace begins long after its launch,
 whether the trace holds what runs meanwhile or not. That time is no part of the window.
@@ -22,11 +22,13 @@ MIN_LEFT_OUT_FRAC = 0.2
 
 @dataclass(frozen=True)
 class EarlierWork:
-    """The time before the window in which the device did what was launched before the trace."""
+    """The time before the window, in which nothing ran that was launched in the trace."""
 
     us: float
     frac: float
     """Its share of the time from the first event to the last."""
+    recorded: bool
+    """Whether the trace holds work that was launched before it. If not, the profiler's own start looks the same."""
     call: str
     """The call in which the host is for most of it; "" if it is in none."""
 
@@ -47,4 +49,4 @@ def wait_for_earlier_work(events: TraceEvents, linked: LinkedWork, window: Windo
     longest = int(within.argmax()) if len(within) else -1
     is_waiting = longest >= 0 and within[longest] >= (high - low) / 2
     call = events.texts[events.calls.name[longest]] if is_waiting else ""
-    return EarlierWork(high - low, (high - low) / wall_us, call)
+    return EarlierWork(high - low, (high - low) / wall_us, bool(np.isfinite(earlier)), call)
