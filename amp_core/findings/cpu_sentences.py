@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
-from amp_core.analysis.performance.savings import MIN_SAVED_FRAC
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent

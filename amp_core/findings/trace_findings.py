@@ -7,35 +7,32 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
-from amp_core.analysis.performance.savings import (
-    MAX_UNKNOWN_FRAC,
-    MIN_KERNEL_US,
-    MIN_SAVED_FRAC,
-    Saving,
-    Savings,
-    possible_savings,
-)
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, window_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
+from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
-from amp_core.text.formatting import percent
+from amp_core.text.formatting import number, percent
 
 SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
 """What a guide entry states as its threshold if its finding is one of the possible savings."""
 
 
-def saving_finding(run: Run, code: str, inference_advice: str = "", inference_snippet: str = "") -> list[Finding]:
-    """The finding `code` if a trace has that saving. The last two arguments are for traces without training."""
+def saving_finding(
+    run: Run, code: str, inference_advice: str = "", inference_snippet: str = "", *, training: bool = False
+) -> list[Finding]:
+    """The finding `code` if a trace has that saving. The advice and the snippet are for traces without training, or
+    with `training` for all."""
     savings = possible_savings(run)
     saving = next((c for c in savings.ranked if c.code == code), None) if savings else None
     if savings is None or saving is None:
         return []
     remedy = None
-    if inference_advice and not savings.trains:
+    if inference_advice and (training or not savings.trains):
         remedy = Remedy(inference_advice, inference_snippet)
     won = saving.saved_us > 0
     finding = make_finding(
@@ -52,28 +49,70 @@ def saving_finding(run: Run, code: str, inference_advice: str = "", inference_sn
     return [replace(finding, win_ms=saving.rank_us / 1e3 if won else None)]
 
 
+def has_all_ranks(run: Run) -> bool:
+    """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
+    merged, or those of one process."""
+    windows = window_rows(run)
+    several = windows.groupby("rank", dropna=False)["device"].nunique().max() > 1
+    return bool(several or windows["rank"].nunique() >= run.head.world_size > 1)
+
+
 def first_sentence(run: Run) -> str:
-    """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest. Empty for other
-    runs."""
+    """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
+    trace is left out. Empty for other runs."""
+    return f"{_first_sentence(run)}{_left_out(run)}"
+
+
+def _left_out(run: Run) -> str:
+    """How much of a trace lies before its window, where that is a large part."""
+    us, frac = (run.head.config.get(f"left_out_{name}") for name in ("us", "frac"))
+    if not is_trace(run) or not isinstance(us, float) or not isinstance(frac, float):
+        return ""
+    call = str(run.head.config.get("left_out_call") or "")
+    why = "nothing launched in the trace runs: the device does earlier work, or the profiler starts"
+    if run.head.config.get("left_out_recorded"):
+        why = "the device does what was launched before the trace began"
+    host = f" The host waits in {call}." if call else ""
+    return f" Left out are the {number(us / 1e3, 'ms')} before ({percent(frac)} of the trace), in which {why}.{host}"
+
+
+def _first_sentence(run: Run) -> str:
     savings = possible_savings(run)
     if savings is None:
         if "launches_without_kernels" in run.head.config:
             missing = "kernel" if "timed_op" in run.head.config else "device activity"
             return f"No {missing} was recorded, so the device's performance cannot be analysed.{host_alone(run)}"
         return cpu_sentence(run)
+    if savings.capture_us:
+        return (
+            f"The trace records the capture of a graph, {number(savings.capture_us / 1e3)} of "
+            f"{number(savings.cost.step_us / 1e3, 'ms')} per {savings.unit}, and no launch of one: captured kernels do "
+            "not run, so the device's performance cannot be analysed. Profile the graph's replays."
+        )
     largest = savings.ranked[0] if savings.ranked else None
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
-        idle = savings.unit != "step" and not savings.trains and _busy_frac(savings) < MOSTLY_IDLE_FRAC
+        # Short gaps all along are those of a loop.
+        at_start = savings.unit != "step" and not savings.trains and largest.code != "launch-bound"
+        idle = at_start and _busy_frac(savings) < MOSTLY_IDLE_FRAC
         hint = _IDLE_HINT if idle else ""
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
-                f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and cannot be "
-                f"classified by name: {savings.unknown_kernel}. Profile it alone{_profiler(run)}. Of the rest, "
-                f"l{saving}"
+                f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
+                f"{_unknown(run, savings)}. Profile it alone{_profiler(run)}. Of the rest, l{saving}"
             )
         return f"L{saving}"
     return _nothing(run, savings)
+
+
+def _unknown(run: Run, savings: Savings) -> str:
+    """What is not known of the longest unclassified kernel, and its name."""
+    rows = kernel_rows(run)
+    rows = rows[(rows["name"] == savings.unknown_kernel) & is_matrix(rows) & (rows["precision"] != "")]
+    if rows.empty:
+        return f"cannot be classified by name: {savings.unknown_kernel}"
+    precision = str(rows["precision"].iloc[0]).upper()
+    return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {savings.unknown_kernel}"
 
 
 MAIN_KERNEL_FRAC = 1 / 3
@@ -108,8 +147,9 @@ def _nothing(run: Run, savings: Savings) -> str:
     if savings.unknown_frac > MAX_UNKNOWN_FRAC:
         return (
             f"The device is busy for {percent(_busy_frac(savings))} of the {savings.unit}. "
-            f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, so the share of "
-            "GEMM/conv and the savings from 16 bits are unknown."
+            f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, "
+            f"{percent(savings.unknown_kernel_frac)} of the {savings.unit} in {savings.unknown_kernel}, so the share "
+            "of GEMM/conv and the savings from 16 bits are unknown."
         )
     matrix = cost.us(*MATRIX_PARTS)
     rows = kernel_rows(run)
@@ -129,6 +169,14 @@ def _nothing(run: Run, savings: Savings) -> str:
     others = rows[~is_matrix(rows) & (rows["op"] != "")].groupby("op")["total_us"].sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
     longest = f"{others.idxmax()} takes {percent(share)} of the kernel time, and " if share > MAIN_OP_FRAC else ""
+    by_name = rows[is_matrix(rows)].groupby("name")["total_us"].sum()
+    main_frac = float(by_name.max() / by_name.sum()) * matrix / cost.step_us if len(by_name) else 0.0
+    if on_tensor_cores and savings.peak_frac is None and main_frac > MAIN_KERNEL_FRAC and not longest:
+        return (
+            f"Nothing beside GEMM/conv would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: it takes "
+            f"{percent(matrix / cost.step_us)} of it{where}. One kernel takes {percent(main_frac)}: "
+            f"{by_name.idxmax()}. Profile it alone{_profiler(run)}.{rest}"
+        )
     return (
         f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}GEMM/conv takes "
         f"{percent(matrix / cost.step_us)} of {f'the {savings.unit}' if longest else 'it'}{where}.{rest}"

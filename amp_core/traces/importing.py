@@ -111,6 +111,13 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
     if trace.timed_op is not None:
         config["timed_op"], config["timed_op_frac"] = trace.timed_op
+    graphs = {"captures": trace.captures, "graph_launches": trace.graph_launches}
+    config |= {name: count for name, count in graphs.items() if count}
+    if trace.compiled_launch_frac:
+        config["compiled_launch_frac"] = trace.compiled_launch_frac
+    if (earlier := trace.earlier_work) is not None:
+        config |= {"left_out_us": earlier.us, "left_out_frac": earlier.frac, "left_out_call": earlier.call}
+        config["left_out_recorded"] = earlier.recorded
     return config
 
 

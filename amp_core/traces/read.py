@@ -25,9 +25,11 @@ from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
 from amp_core.traces.gpu_work import link_work
+from amp_core.traces.graphs import CAPTURES, GRAPH_LAUNCHES, compiled_launch_frac, count_calls
 from amp_core.traces.host_alone import HostPart, longest_host_part, longest_timed_op
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
+from amp_core.traces.left_out import EarlierWork, wait_for_earlier_work
 from amp_core.traces.link import link
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.phases import infer_phases
@@ -70,6 +72,14 @@ class Trace:
     """If it is unrecorded, and torch timed operators on the device: the longest there, and its share of the time."""
     earlier_us: float = 0.0
     """Time at the beginning of a trace without steps in which the device did what was launched before it."""
+    captures: int = 0
+    """Captures of graphs on the device."""
+    graph_launches: int = 0
+    """Launches of captured graphs."""
+    compiled_launch_frac: float = 0.0
+    """Share of the device's work that the host launches from compiled code."""
+    earlier_work: EarlierWork | None = None
+    """The wait for work that was launched before a trace without steps, if it is a large part of it."""
     repaired: int = 0
     """Number of values that were not valid JSON and were repaired."""
     converted: int = 0
@@ -197,6 +207,10 @@ def read_trace(
         host_part=longest_host_part(events, host, linked) if unrecorded else None,
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,
+        captures=count_calls(events, CAPTURES),
+        graph_launches=count_calls(events, GRAPH_LAUNCHES),
+        compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
+        earlier_work=wait_for_earlier_work(events, linked, windows[0]),
         repaired=stream.repaired,
         converted=events.converted,
         invalid=events.invalid,

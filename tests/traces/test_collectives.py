@@ -7,10 +7,12 @@ from amp_core.analysis.performance.collectives import (
     collective_rows,
     collective_table,
     gradient_dtype,
+    late_ranks,
     rank_waiting,
     waited_for,
 )
 from amp_core.analysis.ranks import rank_spread
+from amp_core.findings import first_sentence
 from amp_core.traces import import_traces, read_trace
 from tests.traces.made import GEMM, NCCL, Made, write
 
@@ -132,6 +134,27 @@ def test_exposed_communication_says_who_is_waited_for(tmp_path):
     (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
     assert "waiting for others" in finding.title and "rank 1 enters 100 % of the collectives last" in finding.advice
     assert "at least" not in finding.title + finding.advice
+
+
+def test_ranks_that_are_late_come_first_and_not_the_network(tmp_path):
+    """Ranks 0 and 1 wait for rank 2 before the first collective and for rank 3 before the second one."""
+    enters = [(300, 650), (300, 650), (590, 650), (300, 940)]
+    run = run_of(tmp_path, *(ddp(e, leaves=(600, 950), rank=rank) for rank, e in enumerate(enters)))
+    assert late_ranks(run)["rank"].tolist() == [2, 3]
+    (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
+    text = first_sentence(run)
+    assert "the other ranks wait 58 % of the step in collectives for ranks 2 and 3, which enter 50.0 %" in text
+    assert finding.win_ms == pytest.approx(0.29 + 0.29, abs=0.01)
+    assert "Overlap communication" not in finding.advice and "with_stack" in finding.snippet
+    assert "rank 3's GPU is idle for" in finding.advice and "themselves take 0.0200 ms" in finding.advice
+
+
+def test_each_late_rank_is_named_though_the_network_is_slow_too(tmp_path):
+    enters = [(300, 650), (300, 650), (400, 650), (300, 750)]
+    run = run_of(tmp_path, *(ddp(e, rank=rank) for rank, e in enumerate(enters)))
+    (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
+    assert "only communicates" in finding.title
+    assert all(f"rank {rank} enters 50.0 % of the collectives last" in finding.advice for rank in (2, 3))
 
 
 def test_waits_among_some_of_the_ranks_are_a_lower_bound(tmp_path):

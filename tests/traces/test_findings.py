@@ -7,7 +7,8 @@ import pytest
 from amp_core import diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.analysis import step_cost
-from amp_core.analysis.performance.savings import Saving, possible_savings
+from amp_core.analysis.performance.saving import Saving
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces import made
@@ -37,7 +38,9 @@ def test_a_trace_with_nothing_to_win_says_so(tmp_path):
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 10, 990, 2)
     run = run_of(tmp_path, trace)
-    assert first_sentence(run).startswith("No change would save 5.00 % or more of the step: GEMM/conv takes 99.0 %")
+    assert first_sentence(run).startswith(
+        "Nothing beside GEMM/conv would save 5.00 % or more of the step: it takes 99.0 %"
+    )
     assert [f for f in diagnose(run) if f.severity == "warning"] == []
 
 
@@ -245,8 +248,9 @@ def test_a_model_that_is_compiled_already_is_not_told_to_be_compiled(tmp_path, c
     assert ("graph_breaks" in finding.snippet) == compiled
 
 
-def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path):
-    """What is launched meanwhile does not run."""
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path, replayed):
+    """What is launched meanwhile does not run. Without a replay nothing can be said of the device."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 33_000, 1)
     trace.kernel(made.RELU, 10, 3, 5)
@@ -257,7 +261,13 @@ def test_a_trace_of_the_capture_of_a_graph_is_told(tmp_path):
     trace.event("call", "cudaStreamEndCapture", 30_500, 5, 1, correlation=8)
     trace.event("call", "cudaGraphInstantiate", 30_600, 1500, 1, correlation=9)
     trace.kernel(made.RELU, 32_500, 3, 32_400)
+    if replayed:
+        trace.event("call", "cudaGraphLaunch", 32_600, 5, 1, correlation=99)
     run = run_of(tmp_path, trace)
+    if not replayed:
+        assert "capture of a graph, 31.9 of 33.0 ms per step, and no launch of one" in first_sentence(run)
+        assert "Profile the graph's replays." in first_sentence(run) and diagnose(run) == []
+        return
     assert "ms of it building or launching graphs (cudaStreamBeginCapture, cudaGraphInstantiate)" in first_sentence(run)
     (window,) = run.windows.to_dict("records")
     assert window["host_call_us"] == 30_400 + 1500
@@ -329,7 +339,7 @@ def test_the_wait_for_work_that_was_launched_before_a_trace_and_is_not_in_it_is_
     assert read_back.windows["wall_us"] == [pytest.approx(1000 if left_out else 50_990)]
     assert any("first 50.0 ms are left out" in note for note in read_back.notes) == left_out
     says = first_sentence(run_of(tmp_path, trace))
-    assert says.startswith("No change would save") == left_out
+    assert says.startswith("Nothing beside GEMM/conv would save") == left_out
 
 
 @pytest.mark.parametrize(("streams", "first"), [((7, 7), "fp32-products"), ((7, 20), "fp32-products")])
@@ -591,7 +601,9 @@ def test_the_profilers_own_time_is_no_idle_time_of_a_trace_without_steps(tmp_pat
     trace.kernel(made.GEMM, 5000, 1000, 6)
     trace.event("call", "cudaDeviceSynchronize", 100, 20_000, 1, correlation=9)
     run = run_of(tmp_path, trace)
-    assert first_sentence(run).startswith("No change would save") and diagnose(run) == []
+    text = first_sentence(run)
+    assert text.startswith("Nothing beside GEMM/conv would save") and diagnose(run) == []
+    assert "Left out are the 4.99 ms before" in text and "or the profiler starts" in text
 
 
 def test_a_window_that_is_hardly_used_is_told_to_be_start_up(tmp_path):
@@ -633,6 +645,36 @@ def tiny_kernels(optimizer):
     trace.op(optimizer, 905, 60)
     trace.kernel(made.ADAM, 950, 4, 910)
     return trace
+
+
+@pytest.mark.parametrize(
+    ("call", "around", "category", "says", "refuted"),
+    [
+        ("cudaLaunchKernel", None, "cuda_runtime", "capture CUDA graphs", "already"),
+        ("cudaGraphLaunch", None, "cuda_runtime", "Graphs are replayed already", "compile the model"),
+        ("cudaLaunchKernel", "Torch-Compiled Region", "cuda_runtime", "compiled already", "compile the model"),
+        ("mtiaLaunch", None, "mtia_runtime", "compile the model", "graphs"),
+    ],
+)
+def test_launch_bound_loops_are_not_advised_to_do_what_they_do(tmp_path, call, around, category, says, refuted):
+    trace = tiny_kernels("aten::_fused_adagrad_")
+    trace.event("call", call, 2, 5, 1, correlation=99)
+    for at in range(0, 800, 100) if around else ():
+        trace.op(around, at - 0.5, 60)
+    for event in trace.events:
+        event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
+    assert says in finding.advice and refuted not in finding.advice
+    assert ("reduce-overhead" in finding.snippet) == (category == "cuda_runtime" and call != "cudaGraphLaunch")
+
+
+def test_a_loop_of_short_calls_is_not_taken_for_the_start_of_a_program(tmp_path):
+    trace = Made()
+    for at in range(0, 20_000, 200):
+        trace.op("aten::addmv", at, 60, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 70, 6, at + 50)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "launches too late" in sentence and "warm-up" not in sentence
 
 
 @pytest.mark.parametrize(("optimizer", "fused"), [("aten::_foreach_add_", True), ("aten::_fused_adagrad_", False)])
@@ -805,6 +847,43 @@ def test_data_that_is_loaded_before_the_first_kernel_of_a_trace_without_steps_co
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("waits for data 90.0 ms before the first kernel of the profiled window" in sentence) == named
     assert "launches too late" not in sentence
+
+
+@pytest.mark.parametrize(("starts", "says"), [(40_000, True), (1_200, False)])
+def test_the_wait_for_work_from_before_the_trace_is_told(tmp_path, starts, says):
+    """Copies from pageable memory wait for all of the stream; what it does is not in the trace."""
+    trace = Made()
+    trace.op("aten::to", 0, starts)
+    trace.event("call", "cudaStreamSynchronize", 20, starts - 30, 1, correlation=77)
+    trace.kernel(made.RELU, starts, 900, 5)
+    trace.op("aten::mm", starts + 10, 8)
+    trace.kernel(made.GEMM, starts + 910, 9_000, starts + 12)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith("Nothing beside GEMM/conv would save")
+    wait = "Left out are the 40.0 ms before (80.1 % of the trace), in which nothing launched in the trace runs"
+    assert (wait in text and text.endswith(" The host waits in cudaStreamSynchronize.")) == says
+    assert ("Left out" in text) == says
+
+
+def test_recorded_work_from_before_the_trace_is_told_too(tmp_path):
+    trace = Made()
+    trace.event("kernel", made.GEMM, 0, 40_000, "stream 7", correlation=5, device=0, stream=7)
+    trace.op("aten::mm", 39_900, 8)
+    trace.kernel(made.GEMM, 40_000, 9_000, 39_901)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.endswith("Left out are the 40.0 ms before (81.6 % of the trace), in which the device does what was "
+                         "launched before the trace began.")  # fmt: skip
+
+
+@pytest.mark.parametrize(("us", "named"), [(20, True), (150, False)])
+def test_long_kernels_are_not_what_short_gaps_are_between(tmp_path, us, named):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
+    for at in range(0, 4000, 250):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 240 - us, us, at + 230 - us)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
+    assert ("on average" in finding.title) == named
 
 
 def test_a_pause_after_earlier_work_counts_where_starting_the_profiler_takes_no_time(tmp_path):

@@ -233,12 +233,12 @@ def test_devices_have_the_type_of_their_runtime(tmp_path, category, device):
 def test_work_of_an_mtia_is_read_without_its_waits(tmp_path):
     made = Made()
     made.op("aten::add", 0, 20)
-    for name, start in (("add-dtype_Float", 10), ("event_wait", 60), ("event_record", 70)):
+    for name, start in (("merge", 10), ("event_wait", 60), ("event_record", 70)):
         made.event("mtia_ccp_events", name, start, 50, 7)
         made.events[-1]["pid"] = 17
     document = made.document(deviceProperties=[{"id": 17, "name": "ARTEMIS"}])
     trace = read_trace(write(tmp_path / "t.json", document))
-    assert trace.kernels["name"] == ["add-dtype_Float"] and trace.windows["device"] == ["mtia:17"]
+    assert trace.kernels["name"] == ["merge"] and trace.windows["device"] == ["mtia:17"]
     assert trace.windows["device_name"] == ["ARTEMIS"]
     sentence = first_sentence(load_run(import_traces([tmp_path / "t.json"], tmp_path / "run")))
     assert "100 % of its kernel time cannot be classified" in sentence

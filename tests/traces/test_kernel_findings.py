@@ -128,6 +128,39 @@ def test_a_slow_call_with_much_work_is_not_told_to_have_little(tmp_path, op, sha
     assert says in finding.snippet and refuted not in finding.advice
 
 
+@pytest.mark.parametrize(("second", "told"), [(made.ADAM, False), (made.RELU, True)])
+def test_one_kernel_over_lists_of_tensors_is_no_unfused_optimizer(tmp_path, second, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel(made.GEMM, 10, 600, 2)
+    for at, name in ((610, made.ADAM), (800, second)):
+        trace.kernel(name, at, 190, 3)
+    trace.event("mark", "Optimizer.step#SGD.step", 2.5, 3, 1)
+    codes = {f.code for f in diagnose(run_of(tmp_path, trace))}
+    assert ("unfused-optimizer" in codes) == told
+
+
+@pytest.mark.parametrize(
+    ("query", "blocks", "is_full"),
+    [
+        ([1024, 8, 7, 16], None, True),  # short sequences, and a block for each of 8,192 heads
+        ([1, 8, 7, 16], 75.9, True),
+        ([1, 8, 7, 16], None, False),
+        ([1024, 8, 7, 16], 0.2, False),
+    ],
+)
+def test_attention_whose_blocks_fill_the_gpu_is_not_told_to_have_few(tmp_path, query, blocks, is_full):
+    trace = Made()
+    op = "aten::_scaled_dot_product_flash_attention"
+    trace.op(op, 1, 8, **{"Input type": ["c10::Half"] * 3, "Input Dims": [query, [1, 8, 512, 16], [1, 8, 512, 16]]})
+    trace.kernel("void pytorch_flash::flash_fwd_kernel<cutlass::half_t>(Flash_fwd_params)", 10, 9_000, 2)
+    if blocks is not None:
+        trace.events[-1]["args"]["blocks per SM"] = blocks
+    run = load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run"))
+    (finding,) = [f for f in diagnose(run) if f.code == "slow-products"]
+    assert ("have enough work" in finding.advice) == is_full and ("Few heads" in finding.advice) != is_full
+
+
 @pytest.mark.parametrize(
     ("gpu", "shapes", "says"),
     [
@@ -142,7 +175,34 @@ def test_an_efficiency_that_is_not_known_is_said_to_be(tmp_path, gpu, shapes, sa
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2}, **dims)
     trace.kernel(made.GEMM, 10, 990, 2)
     sentence = first_sentence(run_of(tmp_path, trace, gpu))
-    assert sentence.startswith("No change would save") and says in sentence
+    assert sentence.startswith("Nothing beside GEMM/conv would save 5.00 % or more of the profiled window: it takes")
+    assert says in sentence and f"One kernel takes 100 %: {made.GEMM}. Profile it alone" in sentence
+
+
+def test_kernels_in_fp64_are_told_with_what_moves_their_bytes(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::upsample_bilinear2d", 1, 8)
+    trace.kernel("void at::native::elementwise_upsample_bilinear2d<double, double>(int)", 10, 480, 2)
+    trace.kernel(made.RELU, 490, 500, 3)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
+    assert "Here: FP64 takes 48 % of the step, most in aten::upsample_bilinear2d" in finding.advice
+
+
+def test_an_mtias_products_in_fp32_are_named_as_such(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    for at, us, name in ((0, 6000, "fc-dtype_Float"), (6000, 500, "dma_request"), (6500, 500, "add-dtype_Float")):
+        trace.event("mtia_ccp_events", name, at, us, 9)
+    run = run_of(tmp_path, trace, gpu="")
+    sentence = first_sentence(run)
+    assert "multiplies matrices in FP32, whether on matrix cores is unknown: fc-dtype_Float" in sentence
+    kernels = run.kernels.set_index("name")
+    assert kernels["tensor_core"].to_dict() == {
+        "fc-dtype_Float": "unknown",
+        "dma_request": "no",
+        "add-dtype_Float": "no",
+    }
 
 
 @pytest.mark.parametrize(("recorded", "says"), [(1, "ncu"), (0, "record_shapes=True")])

@@ -150,6 +150,20 @@ def waited_for(run: Run) -> WaitedFor | None:
     return WaitedFor(rank, waiting_ms, last_frac, float(table["waiting_ms"].mean()), ranks)
 
 
+MIN_LAST_FRAC, MIN_KEPT_FRAC = 0.2, 0.25
+"""A rank that enters at least this share of the collectives last, and for which the others wait at least that part of
+the longest wait, is late too."""
+
+
+def late_ranks(run: Run) -> pd.DataFrame:
+    """Rows of `rank_waiting` of the ranks that the others wait for, the latest first; empty where it is not known."""
+    table = rank_waiting(run)
+    longest_ms = float(table["kept_ms"].max()) if len(table) > 1 else 0.0
+    often = (table["last_frac"] >= MIN_LAST_FRAC) & (table["kept_ms"] >= MIN_KEPT_FRAC * longest_ms)
+    late = (table["kept_ms"] >= LATE_FRAC * longest_ms) | often
+    return table[late & (longest_ms > 0)].sort_values("kept_ms", ascending=False, ignore_index=True)
+
+
 def gradient_dtype(run: Run) -> str | None:
     """The dtype in which most bytes of gradients are reduced; None if no collective of backward records it."""
     frame = collective_rows(run)

@@ -31,6 +31,8 @@ class Product:
     batch: int = 1
     flops: int | None = None
     """Floating-point operations of one call; None if the input shapes do not determine them."""
+    queries: int | None = None
+    """Of attention: positions of the query of each head."""
 
     @property
     def is_vector(self) -> bool:
@@ -235,4 +237,5 @@ def _attention(query: Shape, key: Shape, heads_first: bool, products: int) -> Pr
         raise ValueError  # packed sequences of unequal length: their shapes do not give the lengths
     batch, size = query[0], query[3]
     heads, queries, keys = (query[1], query[2], key[2]) if heads_first else (query[2], query[1], key[1])
-    return Product("attention", {"D": size}, batch * heads, 2 * products * batch * heads * queries * keys * size)
+    flops = 2 * products * batch * heads * queries * keys * size
+    return Product("attention", {"D": size}, batch * heads, flops, queries)

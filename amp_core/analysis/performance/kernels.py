@@ -57,8 +57,12 @@ def is_compiled(rows: pd.DataFrame) -> "pd.Series[bool]":
     return of_compiler | rows["top_op"].str.contains("Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
 
 
-def is_compiled_in_part(rows: pd.DataFrame) -> bool:
-    """Whether part of a model is taken to be compiled, by the number of its kernels that run in compiled code."""
+def is_compiled_in_part(run: Run) -> bool:
+    """Whether part of a model is taken to be compiled, by the number of its kernels that run in compiled code, or that
+    the host launches from it."""
+    rows, launched_frac = kernel_rows(run), run.head.config.get("compiled_launch_frac")
+    if isinstance(launched_frac, float) and launched_frac >= MIN_COMPILED_FRAC:
+        return True
     return bool(rows["count"].where(is_compiled(rows), 0.0).sum() >= MIN_COMPILED_FRAC * rows["count"].sum() > 0)
 
 

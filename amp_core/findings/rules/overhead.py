@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_compiled_in_part, is_trace, kernel_rows, on_cpu, window_rows
-from amp_core.analysis.performance.savings import unfused_optimizer_rows
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
 from amp_core.findings.trace_findings import saving_finding
+from amp_core.findings.trace_launches import launch_bound_of_trace
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
 
@@ -49,12 +49,7 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar
 def launch_bound(run: Run) -> list[Finding]:
     """`launch-bound`: the GPU is idle for most of the time, loading of data excluded, and its kernels are short."""
     if is_trace(run):
-        findings, rows = saving_finding(run, "launch-bound"), kernel_rows(run)
-        if is_compiled_in_part(rows):
-            return [replace(f, advice=_COMPILED.advice, snippet=_COMPILED.snippet) for f in findings]
-        if not unfused_optimizer_rows(rows).empty and not rows["op"].str.contains("_fused_", regex=False).any():
-            return findings
-        return [replace(f, advice=_NO_OPTIMIZER.advice, snippet=_NO_OPTIMIZER.snippet) for f in findings]
+        return launch_bound_of_trace(run)
     rows = kernel_rows(run, everything=True)
     rows = rows[rows["phase"] != "watch"]
     count = float(rows["count"].sum())
@@ -79,19 +74,6 @@ def launch_bound(run: Run) -> list[Finding]:
             unit="share of the step",
         )
     ]
-
-
-_NO_OPTIMIZER = Remedy(
-    "Faster arithmetic does not help while the GPU waits. Use larger batches, compile the model, or capture CUDA "
-    "graphs.",
-    'model = torch.compile(model, mode="reduce-overhead")',
-)
-"""Advice for traces of inference and of optimizers that are fused already."""
-_COMPILED = Remedy(
-    "Faster arithmetic does not help while the GPU waits. Part of the model is compiled already: find what breaks its "
-    "graph, so that more of it is, let the compiler capture CUDA graphs too, or use larger batches.",
-    'model = torch.compile(model, mode="reduce-overhead")   # TORCH_LOGS=graph_breaks names what breaks the graph',
-)
 
 
 def _idle_share(run: Run, rows: pd.DataFrame) -> float | None:

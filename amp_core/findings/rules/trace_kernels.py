@@ -4,7 +4,14 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_compiled_in_part, is_matrix, is_trace, kernel_rows
+from amp_core.analysis.performance.kernels import (
+    is_compiled_in_part,
+    is_matrix,
+    is_trace,
+    kernel_rows,
+    window_rows,
+)
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
@@ -119,8 +126,12 @@ def slow_products(run: Run) -> list[Finding]:
     if not findings or "Here: " in findings[0].advice:  # sizes to pad to
         return findings
     savings = possible_savings(run)
-    ideal_us = max((c.ideal_us for c in savings.ranked), default=0.0) if savings else 0.0
-    kinds, other = (_LARGE, _LARGE_PRODUCTS) if ideal_us >= MIN_LARGE_US else (_ALIGNED, _SMALL)
+    slow = next((c for c in savings.ranked if c.code == "slow-products"), None) if savings else None
+    is_large = slow is not None and slow.ideal_us >= MIN_LARGE_US
+    # Blocks of attention each do the work of some 100 queries; those of a small product may do next to none.
+    if slow is not None and "attention" in slow.where and slow.blocks_per_sm is not None:
+        is_large |= slow.blocks_per_sm >= 1
+    kinds, other = (_LARGE, _LARGE_PRODUCTS) if is_large else (_ALIGNED, _SMALL)
     remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
     if remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
         remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
@@ -211,13 +222,35 @@ _ALIGNED = {
 )
 def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
+    here = _fp64(run)
+    return [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
+
+
+def _fp64(run: Run) -> str:
+    """How much of the step computes in FP64 beside products, if it is much."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    rows = rows[rows["name"].str.contains(_IN_FP64) & ~is_matrix(rows)] if savings else rows[:0]
+    us = float(rows["total_us"].sum())
+    whole_us = float(window_rows(run)["wall_us"].sum())
+    if savings is None or us < MIN_SAVED_FRAC * whole_us:
+        return ""
+    named = longest_name(rows[rows["op"] != ""], "op") or longest_name(rows, "name")
+    share = f"{100 * us / whole_us:.0f} %"
+    return f"FP64 takes {share} of the {savings.unit}, most in {named}, and FP32 would halve the bytes of these kernels"
+
+
+_IN_FP64 = r"<double[,>]|lambda\(double[,)]"
+"""In the names of torch's kernels for that dtype; arguments of type double are numbers, of any dtype's kernel."""
+
+
+def _memory_bound(run: Run) -> list[Finding]:
     findings = saving_finding(run, "memory-bound-kernels")
     if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
         advice = f"{_IN_STEPS.advice} For the rest, compile the model."
         return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
     if findings and "Compiled" in findings[0].where:
         return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
-    if findings and is_compiled_in_part(kernel_rows(run)):
+    if findings and is_compiled_in_part(run):
         return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]
     return findings
 

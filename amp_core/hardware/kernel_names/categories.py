@@ -36,7 +36,8 @@ _PATTERNS = (
     ("gemm", r"^(?:Custom_)?Cijk_(?!\w*_PostGSU)|^nvjet_"),
     (
         "memcpy",
-        r"^\[?(?:CUDA )?[Mm]emcpy|^__amd_rocclr_copy|^Copy(?:Host|Device)To|^memcpy|^MEMCPY_ASYNC|^MemcopyAsync",
+        r"^\[?(?:CUDA )?[Mm]emcpy|^__amd_rocclr_copy|^Copy(?:Host|Device)To|^memcpy|^MEMCPY_ASYNC|^MemcopyAsync|"
+        r"^dma_request$",
     ),
     ("memset", r"^\[?(?:CUDA )?[Mm]emset|^__amd_rocclr_fill|^FillBuffer|^memset"),
     (
@@ -74,7 +75,7 @@ _PATTERNS = (
     ("elementwise", r"cublasLt::epilogue|epilogue::impl"),
     (
         "gemm",
-        r"(?i)(?<!fb)gemm(?!a)|gemv|nvjet|matmul|Cijk_|cutlass(?!(?:::|\d+)(?:bfloat16_t|half_t|float_|tfloat32_t|array|u?int))|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
+        r"(?i)^fc-dtype_|(?<!fb)gemm(?!a)|gemv|nvjet|matmul|Cijk_|cutlass(?!(?:::|\d+)(?:bfloat16_t|half_t|float_|tfloat32_t|array|u?int))|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
         r"(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![A-Za-z])xdlops|(?<![a-z])linear_(?:re|ge|si)lu",
     ),
     (
@@ -101,7 +102,7 @@ _WORDS = {
     "instance_norm bn_fw bn_bw rowwisemoments gammabeta cucompute norm:: ln_fwd ln_bwd",
     "layout": "nhwc transpose transform catarray permute_",
     "conv": "prop grad conv Conv cudnn winograd fft2d igemm_ cask_",
-    "gemm": "gemm gemv nvjet matmul cijk_ cutlass mm_ marlin addmm mm trsm syrk symm trmm xdlops linear_",
+    "gemm": "gemm gemv nvjet matmul cijk_ cutlass mm_ marlin addmm mm trsm syrk symm trmm xdlops linear_ fc-dtype_",
     "cast": "copy_kernel _to_copy cast_ castkernel",
     "reduction": "reduce softmax argm cub scan sort topk cumsum triton_ norm_ postgsu",
     "elementwise": "elementwise triton_ pool scalepackedtensor op_generic copy_kernel fill dropout pointwise gelu silu "

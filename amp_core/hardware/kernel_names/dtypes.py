@@ -303,6 +303,15 @@ def of_rocm(name: str) -> str | None:
     return of_token(name)
 
 
+_MTIA = re.compile(r"-dtype_(\w+?)(?:-|$)")
+
+
+def of_mtia(name: str) -> str | None:
+    """The type in a name of Meta's MTIA: `fc-dtype_Half`."""
+    match = _MTIA.search(name)
+    return kernel_precision_of(match.group(1)) if match else None
+
+
 _TELLS = re.compile(r"(?i)e4m3|e5m2|e2m1|fp8|fp4|mxfp|(?<![a-z0-9])[iu]nt?8|bf16|bfloat16|DF16|tf32|_Float16|_half")
 
 

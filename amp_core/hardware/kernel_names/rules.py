@@ -88,8 +88,38 @@ _PRODUCTS = (
 )
 """Words, in lower case, of kernels that may multiply matrices whatever else is in their names."""
 
+_MTIA_PRODUCTS = r"(?<![a-z])(?:fc|linear|[a-z]*mm|\w*matmul|conv(?!ert)\w*|\w*attention)(?![a-z])"
+_MTIA_MAY_MULTIPLY = (
+    r"(?i)(?:attn|attention|linear|einsum|bilinear|interaction|cross|gram|dot|rnn|lstm|gru|mlp|moe|expert|fused|gemm|"
+    r"matmul|mm(?![a-z])|conv(?!ert)|(?<![a-z])fc(?![a-z]))(?!.*::split_embedding)"
+)
+
 RULES = (
-    # First, because Inductor puts names of operators into kernel names: triton_poi_fused_all_reduce_mm_0.
+    # --- Meta's MTIA: operators with a type
+    _rule(
+        rf"^(?:\w+::)?\w*?{_MTIA_PRODUCTS}\w*(?:\.\w+)?-dtype_(?:Half|BFloat16|Char|Byte)(?:-|$)",
+        "yes",
+        types.of_mtia,
+        "MTIA: its matrix engine multiplies 16 and 8 bits",
+        words="-dtype_",
+    ),
+    _rule(
+        rf"^(?:\w+::)?\w*?{_MTIA_PRODUCTS}\w*(?:\.\w+)?-dtype_",
+        "unknown",
+        types.of_mtia,
+        "MTIA: no rate of its matrix engine for FP32 is published, and inputs may be rounded to 16 bits for it",
+        words="-dtype_",
+    ),
+    _rule(
+        r"^[\w:.]+-dtype_\w+(?:-\w+)*$",
+        "no",
+        None,
+        "MTIA: an operator that multiplies no matrices",
+        words="-dtype_",
+        unless=_MTIA_MAY_MULTIPLY,
+    ),
+    _rule(r"^dma_request$", "no", None, "MTIA: a copy", words="dma_request", category="memcpy"),
+    # First of the others, because Inductor puts names of operators into kernel names: triton_poi_fused_all_reduce_mm_0.
     _rule(
         r"^_?triton_(?:poi|for|red|per)_",
         "no",

@@ -1,0 +1,126 @@
+"""What communication and copies would save, and whether ranks communicate or wait for one another.
+
+    >>> for saving in alone_savings(run, cost, rows, unit="step"): print(saving.code, saving.saved_us, saving.what)
+    exposed-communication 21300.0 The GPU only communicates for 64 % of the step
+
+Where nearly all of it is waiting for ranks that enter late, the saving is that of the ranks that wait:
+
+    exposed-communication 1012000.0 The other ranks wait 92 % of the step in collectives for rank 2, which enters ...
+"""
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.performance.collectives import (
+    collective_rows,
+    gradient_dtype,
+    late_ranks,
+    rank_waiting,
+    waited_for,
+)
+from amp_core.analysis.performance.kernels import kernel_rows, window_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share
+from amp_core.analysis.performance.step_cost import StepCost
+from amp_core.hardware.kernel_names import COPIES
+from amp_core.store.run import Run
+from amp_core.text.formatting import number, percent
+
+MIN_WAITING_FRAC = 0.85
+"""Share of waiting in the exposed communication of all ranks from which the network is no part of the fault."""
+MAX_RANKS_NAMED = 4
+
+
+def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Saving]:
+    """The savings of exposed communication and of copies, in a trace with these `kernel_rows`."""
+    communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
+    everything = kernel_rows(run, everything=True)
+    copied = longest_name(everything[everything["category"].isin(COPIES)], "name") or "copies"
+    exposed = collective_rows(run).groupby("kernel")["alone_us"].sum()
+    kernels = longest_name(rows[rows["category"] == "communication"], "name")
+    where = str(exposed.idxmax()) if exposed.sum() > 0 else kernels
+    waits, here = _waits(run, cost)
+    share = step_share(copies, cost)
+    communicates = f"The GPU only communicates for {step_share(communication, cost)} of the {unit}{waits}"
+    return [
+        _late_ranks(run, cost, unit)
+        or Saving("exposed-communication", communication, cost.step_us, communicates, where, here),
+        Saving("copies", copies, cost.step_us, f"Copies and fills take {share} of the {unit}", copied),
+    ]
+
+
+def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
+    """The saving if nearly all exposed communication is waiting for ranks that enter late; None otherwise. It is that
+    of the ranks that wait: the late ones would save nothing."""
+    rows, late = collective_rows(run), late_ranks(run)
+    if late.empty:
+        return None
+    waiting_us = rows[["waiting_us", "alone_us"]].min(axis=1).where(rows["waiting_us"].notna(), 0.0)
+    exposed_us = float(rows["alone_us"].sum())
+    if waiting_us.sum() < MIN_WAITING_FRAC * exposed_us or exposed_us <= 0:
+        return None
+    named, windows = late["rank"].tolist(), window_rows(run)
+    for_late = waiting_us[rows["last"].isin(named) & ~rows["rank"].isin(named)]
+    ranks = windows["rank"].nunique()
+    others = ranks - len(named)
+    if not others:  # each rank is late now and then
+        return None
+    steps = max(1.0, float(windows["steps"].fillna(1.0).sum())) / ranks
+    saved_us = min(cost.step_us, float(for_late.sum()) / others / steps)
+    idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
+    late = late.head(MAX_RANKS_NAMED)
+    shares = " and ".join(map(percent, late["last_frac"]))
+    at_least, of_these = _of_some_ranks(run)
+    each = ", ".join(f"rank {rank}'s GPU is idle for {number(idle_ms[rank], 'ms')}" for rank in late["rank"])
+    transfer_ms, others_ms = float(rank_waiting(run)["transfer_ms"].mean()), float(idle_ms.drop(named).mean())
+    return Saving(
+        "exposed-communication",
+        saved_us,
+        cost.step_us,
+        f"The other ranks wait {at_least}{step_share(saved_us, cost)} of the {unit} in collectives for "
+        f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {shares} of them last{of_these}",
+        f"rank {named[0]}",
+        f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
+        f"{number(transfer_ms, 'ms')}",
+        late_ranks=tuple(named),
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    """`rank 2`, `ranks 0 and 6`, `ranks 0, 1, 2, 3 and 5 more`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = len(ranks) - MAX_RANKS_NAMED
+    last = f"{more} more" if more > 0 else str(ranks[-1])
+    return f"ranks {', '.join(map(str, ranks[:-1][:MAX_RANKS_NAMED]))} and {last}"
+
+
+def _of_some_ranks(run: Run) -> tuple[str, str]:
+    """Words for what traces of some of the ranks leave open: one whose trace is not here may be later still."""
+    ranks = window_rows(run)["rank"].nunique()
+    if ranks >= run.head.world_size:
+        return "", ""
+    return "at least ", f" of these {ranks} of {run.head.world_size} ranks"
+
+
+def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
+    """How much of the time in collectives is spent waiting, as part of a sentence; and which ranks to look at."""
+    waited, dtype = waited_for(run), gradient_dtype(run)
+    if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_SAVED_FRAC * cost.step_us:
+        share = step_share(1e3 * waited.all_waiting_ms, cost)
+        at_least, of_these = _of_some_ranks(run)
+        late = late_ranks(run).head(MAX_RANKS_NAMED)
+        first, *others = [
+            f"rank {rank} enters {percent(frac)} of the collectives last{of_these}, and each other rank waits "
+            f"{at_least}{number(kept_ms, 'ms')} for it"
+            for rank, frac, kept_ms in zip(late["rank"], late["last_frac"], late["kept_ms"], strict=True)
+        ]
+        look_at = "look at what it does before the collectives" if not others else "look at what they do before them"
+        return f"; a rank spends {at_least}{share} in collectives waiting for others", "; ".join([first, *others]) + (
+            f": {look_at}"
+        )
+    if dtype == "float32":
+        return "", (
+            "gradients are reduced in FP32, and 16 bits halve the bytes: "
+            "model.register_comm_hook(None, default_hooks.bf16_compress_hook)"
+        )
+    return "", f"gradients are already reduced in {dtype}" if dtype else ""

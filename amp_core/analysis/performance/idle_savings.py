@@ -1,0 +1,123 @@
+"""What the idle time of a device would save, by its cause: data, the host, synchronizations, queued work.
+
+>>> for saving in idle_savings(windows, rows, cost, steps=2.0, unit="step"): print(saving.code, saving.saved_us)
+host-bound 12700.0
+"""
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
+from amp_core.analysis.performance.step_cost import StepCost
+from amp_core.text.formatting import mean_count, number
+
+GRAPH_START = "for a captured graph to start"
+MAX_SHORT_US = 100.0
+"""Longer kernels are not named as short ones: their gaps are, or there are copies between them."""
+LAUNCH_US = 10.0
+"""Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy. Decides where the lengths
+of the gaps between kernels are not recorded."""
+
+
+def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
+    data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
+    sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
+    wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
+    syncing = windows["sync_op"][windows["sync_op"] != ""]
+    where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
+    in_syncs = f" ({where})" if len(syncing) else ""
+    number_of = (
+        f"{mean_count(cost.syncs)} synchronization{'s' if cost.syncs != 1 else ''}"
+        if cost.syncs
+        else "synchronizations"
+    )
+    unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0
+    waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
+    if float(windows["idle_graph_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0:
+        waited_for = f": it waits {GRAPH_START}"
+    elif unexplained:
+        waited_for = ", and nothing in the trace shows what it waits for"
+        if float(windows["sync_us"].fillna(0.0).sum()) / steps >= wait / 2:  # otherwise the host runs ahead of it
+            waited_for += f"; the host waits meanwhile, in {number_of}{in_syncs}"
+    latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
+    lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
+    lead -= lead_data
+    host = max(0.0, gaps - sync - wait - latency) + lead
+    mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
+    dispatch = float(windows["idle_dispatch_us"].sum()) / steps
+    known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
+    kind, calls, call_us = _host_calls(windows, steps)
+    in_calls = call_us >= host / 2 > 0
+    launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
+    code = "launch-bound" if launch_bound else "host-bound"
+    short = launch_bound and mean_us < MAX_SHORT_US
+    kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
+    op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps, with_functions=not in_calls)
+    loading, in_loading = _longest_of(windows, "data_function", cost, steps)
+    calling = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})" if in_calls else ""
+    why = f" because the host launches too late{kernels}{calling}{in_op}"
+    if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
+        code, why = "unexplained-idle", ", and the trace has no launches that would show why"
+        if (rows["category"] == "communication").all():
+            why = ", or does what the trace lacks: it holds collectives alone"
+    return [
+        Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
+               f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
+        Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)}{why}",
+               (calls if in_calls else op) or "host", lead_us=lead),
+        Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
+               f"after {number_of} with the host{in_syncs}", where),
+        Saving("kernel-wait", wait, cost.step_us, f"The GPU is idle for {step_share(wait, cost)} of the {unit} "
+               f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
+    ]  # fmt: skip
+
+
+def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float, *, with_functions: bool) -> tuple[str, str]:
+    """The operator in which the host spends most of the time in which it should launch, or the Python function if that
+    is longer, and that as part of a sentence; empty if it is not much of the step."""
+    is_function = windows["host_function_us"].sum() > windows["host_op_us"].sum()
+    return _longest_of(windows, "host_function" if is_function and with_functions else "host_op", cost, steps)
+
+
+def _longest_of(windows: pd.DataFrame, column: str, cost: StepCost, steps: float) -> tuple[str, str]:
+    """The value of a column of names with most of its time, and that as part of a sentence; empty if it is not much of
+    the step."""
+    us = windows.groupby(column)[f"{column}_us"].sum() / steps
+    us = us[us.index != ""]
+    if us.empty or us.max() < MIN_SAVED_FRAC * cost.step_us:
+        return "", ""
+    return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} of it in {us.idxmax()}"
+
+
+CALLS = {
+    "allocation": "allocating or freeing memory",
+    "uncached": "allocating and freeing memory without a cache",
+    "compiling": "compiling operators",
+    "loading": "launching or loading kernels",
+    "graphs": "building or launching graphs",
+    "copies": "starting copies and fills",
+    "setup": "setting up the device",
+    "other": "in one call",
+}
+"""What the host does in calls into the device's runtime, by their kind."""
+
+
+def _host_calls(windows: pd.DataFrame, steps: float) -> tuple[str, str, float]:
+    """The kind of runtime calls in which the host spends most of the time in which it should launch, the names of the
+    longest of them, and their time per step in microseconds."""
+    us = windows[windows["host_call_kind"] != ""].groupby("host_call_kind")["host_call_us"].sum() / steps
+    if us.empty:
+        return "", "", 0.0
+    kind = str(us.idxmax())
+    longest = windows[windows["host_call_kind"] == kind].sort_values("host_call_us").iloc[-1]
+    return kind, str(longest["host_call"]), float(us.max())
+
+
+def _when(us: float, lead_us: float, cost: StepCost, unit: str) -> str:
+    """`28 % of the step and 1.61 ms before its first kernel`."""
+    if lead_us < MIN_SAVED_FRAC * cost.step_us:
+        return f"{step_share(us, cost)} of the {unit}"
+    before = number(lead_us / 1e3, "ms")
+    if us < MIN_SAVED_FRAC * cost.step_us:
+        return f"{before} before the first kernel of the {unit}"
+    return f"{step_share(us, cost)} of the {unit} and {before} before its first kernel"

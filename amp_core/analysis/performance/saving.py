@@ -1,0 +1,71 @@
+"""One possible saving in a trace, and how its part of the step is put into words.
+
+>>> Saving("copies", 120.0, 1000.0, "Copies take 12 % of the step", "Memcpy HtoD").how_much("step")
+'up to 0.120 of 1.00 ms per step'
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from amp_core.analysis.performance.step_cost import StepCost
+from amp_core.text.formatting import number
+
+MIN_SAVED_FRAC = 0.05
+"""Smaller savings are not reported."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One possible saving."""
+
+    code: str
+    """Code of the finding."""
+    saved_us: float
+    """Upper bound in microseconds per step (or window)."""
+    step_us: float
+    what: str
+    where: str
+    here: str = ""
+    """What the trace adds to the finding's advice: sizes to pad to, the rank that others wait for."""
+    ideal_us: float = 0.0
+    """Of slow products: what one call of the slowest operator would take at a good share of the peak rate."""
+    lead_us: float = 0.0
+    """Part of `saved_us` before the first kernel, with which the step begins where the device marks it; beside it."""
+    blocks_per_sm: float | None = None
+    """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
+    late_ranks: tuple[int, ...] = ()
+    """Of communication that is nearly all waiting: the ranks that the others wait for, the latest first."""
+    is_sure: bool = True
+    """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
+
+    @property
+    def rank_us(self) -> float:
+        """By how much it is ranked: a saving that is not sure by half of it."""
+        return self.saved_us if self.is_sure else self.saved_us / 2
+
+    @property
+    def share(self) -> float:
+        """The saving as a share of the step; with `lead_us`, of the step and that time."""
+        return self.saved_us / (self.step_us + self.lead_us)
+
+    def how_much(self, unit: str = "") -> str:
+        """`up to 21.3 of 33.1 ms`, of one `unit` if that is given. What comes before the step is told apart."""
+        per, step = f" per {unit}" if unit else "", number(self.step_us / 1e3, "ms")
+        if not self.lead_us:
+            return f"up to {number(self.saved_us / 1e3)} of {step}{per}"
+        inside, before = number(round(self.saved_us - self.lead_us, 1) / 1e3), number(self.lead_us / 1e3, "ms")
+        return (
+            f"up to {number(self.saved_us / 1e3, 'ms')}{per}: {inside} of {step}, and {before} before the first kernel"
+        )
+
+
+def step_share(us: float, cost: StepCost) -> str:
+    """`28 %`: microseconds as a share of the step."""
+    return f"{100 * us / cost.step_us:.0f} %"
+
+
+def longest_name(rows: pd.DataFrame, column: str) -> str:
+    """The value of `column` with most of the time; empty for no rows."""
+    us = rows.groupby(column)["total_us"].sum()
+    return str(us.idxmax()) if len(us) else ""

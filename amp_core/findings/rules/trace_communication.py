@@ -1,0 +1,129 @@
+"""Rules on imported traces: communication with nothing beside it, and ranks that others wait for."""
+
+from dataclasses import replace
+
+from amp_core.analysis.performance.collectives import collective_rows, collective_table
+from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
+from amp_core.findings.registry import GUIDE, rule
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, has_all_ranks, saving_finding
+from amp_core.store.run import Run
+
+_OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of all ranks to compare them."
+
+
+@rule(
+    Entry(
+        code="exposed-communication",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=434,
+        what="The GPU of an imported trace communicates without computing at the same time.",
+        signal="Time of communication kernels with no other kernel running concurrently.",
+        threshold=SAVING_THRESHOLD,
+        advice="Overlap communication with backward by using smaller buckets, or accumulate over micro-batches."
+        + _OTHER_RANKS,
+        snippet="model = DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
+        page="step-cost",
+    )
+)
+def exposed_communication(run: Run) -> list[Finding]:
+    """`exposed-communication`: communication with nothing beside it."""
+    rows = collective_rows(run)
+    exposed = rows.groupby("name")["alone_us"].sum()
+    name = str(exposed.idxmax()) if exposed.sum() > 0 else ""
+    dtypes = rows[rows["name"] == name].groupby("dtype")["alone_us"].sum()
+    dtype = str(dtypes.idxmax()) if len(dtypes) else ""
+    narrower = ", and 16-bit activations" if dtype in ("float64", "float32", "") else ""
+    savings = possible_savings(run)
+    if savings is not None and any(c.late_ranks for c in savings.ranked):
+        return saving_finding(run, "exposed-communication", _LATE_RANKS.advice, _LATE_RANKS.snippet, training=True)
+    findings = saving_finding(
+        run,
+        "exposed-communication",
+        f"Overlap communication with computation, or shard the model differently: fewer, larger collectives{narrower}.",
+        _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),
+    )
+    entry = GUIDE["exposed-communication"].advice
+    if findings and findings[0].advice.startswith(entry):  # the advice for inference stays
+        remedy = _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
+        if name == "all_reduce" and _is_per_parameter(run):
+            remedy = _BUCKETS
+        elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
+            remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
+        findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
+    if has_all_ranks(run):
+        findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
+    return findings
+
+
+_LATE_RANKS = Remedy(
+    "Nearly all of this is waiting for ranks that enter the collectives late, which neither a faster network nor "
+    "overlap shortens. Profile those ranks with stacks, and find what they do before the collectives that the others "
+    "do not do, or do in less time.",
+    "with torch.profiler.profile(with_stack=True) as prof:   # on the late ranks\n    train_step(batch)\n"
+    'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
+)
+
+
+def _is_per_parameter(run: Run) -> bool:
+    """Whether gradients are reduced one by one: many small all-reduces in backward and none elsewhere."""
+    table = collective_table(run)
+    table = table[table["name"] == "all_reduce"]
+    count = float(table["count"].sum())
+    small = table["message_bytes"].isna() | (table["message_bytes"] < MAX_SMALL_BYTES)
+    short = 1e3 * float(table["ms"].sum()) < MAX_SMALL_US * count
+    return bool(count >= MIN_SMALL_COUNT and short and (small & (table["phase"] == "backward")).all())
+
+
+def _is_in_optimizer(run: Run, name: str) -> bool:
+    """Whether most time of a collective is in the optimizer's steps: its state is sharded, and not the model."""
+    table = collective_table(run)
+    ms = table[table["name"] == name].groupby("phase")["ms"].sum()
+    return bool(len(ms) and ms.get("optimizer", 0.0) > ms.sum() / 2)
+
+
+MIN_SMALL_COUNT, MAX_SMALL_BYTES, MAX_SMALL_US = 50, 2**20, 500.0
+"""All-reduces per step, and bytes and time of each, by which gradients are taken to be reduced one by one. A bucket of
+DistributedDataParallel holds 25 MB."""
+_BUCKETS = Remedy(
+    "Gradients are reduced one by one in many small calls, and little runs beside them. Reduce them in buckets while "
+    "backward goes on, as DistributedDataParallel does." + _OTHER_RANKS,
+    "model = DistributedDataParallel(model, gradient_as_bucket_view=True)   # no all_reduce of one's own",
+)
+_ASYNCHRONOUS = {
+    "all_reduce": "work = torch.distributed.all_reduce(x, async_op=True)\n...\nwork.wait()",
+    "all_gather": "work = torch.distributed.all_gather_into_tensor(out, x, async_op=True)\n...\nwork.wait()",
+    "reduce_scatter": "work = torch.distributed.reduce_scatter_tensor(out, x, async_op=True)\n...\nwork.wait()",
+    "all_to_all": "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...\nwork.wait()",
+    "broadcast": "work = torch.distributed.broadcast(x, src=0, async_op=True)\n...\nwork.wait()",
+    **dict.fromkeys(("send_recv", "send", "recv"), "work = torch.distributed.irecv(x, src=other)\n...\nwork.wait()"),
+}
+"""How each collective runs beside what is computed before `wait`."""
+
+
+_EXCHANGE = Remedy(
+    "Ranks exchange tokens or embedding rows here. Compute what does not depend on them in the meantime, and exchange "
+    "16 bits or fewer." + _OTHER_RANKS,
+    "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...   # the dense layers\nwork.wait()",
+)
+_GATHER = Remedy(
+    "Sharded weights are gathered before the layers that need them. Prefetch them, or shard less." + _OTHER_RANKS,
+    "for block, following in zip(blocks, blocks[1:]):   # FSDP2\n"
+    "    block.set_modules_to_forward_prefetch([following])",
+)
+_REDUCE_SHARDS = Remedy(
+    "Each rank reduces its shard of the gradients here. Begin that as soon as a gradient is computed, while backward "
+    "goes on." + _OTHER_RANKS,
+    _ASYNCHRONOUS["reduce_scatter"],
+)
+_OPTIMIZER_SHARDS = (
+    "The optimizer exchanges shards of gradients and weights in its step, with little beside it. Begin each exchange "
+    "as soon as its gradient or its new weight is computed, and wait for weights in the next forward." + _OTHER_RANKS
+)
+_COLLECTIVES = {
+    **dict.fromkeys(("all_to_all", "send_recv", "send", "recv"), _EXCHANGE),
+    "all_gather": _GATHER,
+    "reduce_scatter": _REDUCE_SHARDS,
+}
+"""Advice by the collective with the most exposed time; the guide's is for reduced gradients."""

@@ -1,0 +1,77 @@
+"""Advice for imported traces in which the device waits for launches: by what is compiled, captured or fused already.
+
+launch_bound_of_trace(run)     # the finding, if there is one
+"""
+
+from dataclasses import replace
+
+from amp_core.analysis.performance.kernels import is_compiled_in_part, kernel_rows
+from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
+from amp_core.findings.model import Finding, Remedy
+from amp_core.findings.trace_findings import saving_finding
+from amp_core.store.run import Run
+
+
+def launch_bound_of_trace(run: Run) -> list[Finding]:
+    """`launch-bound` of an imported trace, with advice on what is left to do."""
+    remedy = _remedy(run)
+    findings = saving_finding(run, "launch-bound")
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+
+
+def _remedy(run: Run) -> Remedy | None:
+    """What to advise; None for the guide's advice."""
+    rows, savings = kernel_rows(run), possible_savings(run)
+    on_cuda = str(run.head.config.get("device")).startswith("cuda")  # AMD's GPUs too
+    compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
+    is_fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
+    if on_cuda and graphs:
+        return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
+    if compiled:
+        return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
+    if is_fused:
+        return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
+    return None if on_cuda else _ELSEWHERE
+
+
+_WAITS = "Faster arithmetic does not help while the GPU waits."
+_WAITS_ELSEWHERE = "Faster arithmetic does not help while the device waits."
+_REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
+_GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
+_NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
+"""Advice for traces of inference and of optimizers that are fused already."""
+_COMPILED = Remedy(
+    f"{_WAITS} Part of the model is compiled already: find what breaks its graph, so that more of it is, let the "
+    "compiler capture CUDA graphs too, or use larger batches.",
+    _REDUCE_OVERHEAD + _GRAPH_BREAKS,
+)
+_GRAPHS_AND_COMPILED = Remedy(
+    f"{_WAITS} Part of the model is compiled and replayed as graphs already: find what breaks its graph, so that more "
+    "of it is, or use larger batches.",
+    _REDUCE_OVERHEAD + _GRAPH_BREAKS,
+)
+_GRAPHS = Remedy(
+    f"{_WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, as the loss, "
+    "zero_grad and a capturable optimizer, or use larger batches.",
+    "with torch.cuda.graph(graph):   # the whole step, with inputs of fixed sizes\n"
+    "    loss = loss_fn(model(x), y)\n    loss.backward()\n    optimizer.step()   # capturable=True",
+)
+_GRAPHS_OF_INFERENCE = Remedy(
+    f"{_WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, as preprocessing and "
+    "sampling, or use larger batches.",
+    "with torch.cuda.graph(graph):   # all of it, with inputs of fixed sizes\n    y = model(x)\ngraph.replay()",
+)
+_ELSEWHERE = Remedy(
+    f"{_WAITS_ELSEWHERE} Use larger batches, compile the model, and use fused optimizers.",
+    "model = torch.compile(model)\n"
+    "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
+)
+_NO_OPTIMIZER_ELSEWHERE = Remedy(
+    f"{_WAITS_ELSEWHERE} Use larger batches, or compile the model.", "model = torch.compile(model)"
+)
+_COMPILED_ELSEWHERE = Remedy(
+    f"{_WAITS_ELSEWHERE} Part of the model is compiled already: find what breaks its graph, so that more of it is, or "
+    "use larger batches.",
+    f"model = torch.compile(model){_GRAPH_BREAKS}",
+)
+"""Advice for accelerators without CUDA graphs."""

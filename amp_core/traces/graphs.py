@@ -1,0 +1,37 @@
+"""What a trace shows of captured graphs and of compiled code.
+
+>>> count_calls(events, GRAPH_LAUNCHES), compiled_launch_frac(events, linked)
+(14, 0.0)
+"""
+
+import re
+
+import numpy as np
+
+from amp_core.traces import intervals as times
+from amp_core.traces.collect import OP, TraceEvents
+from amp_core.traces.gpu_work import LinkedWork
+
+CAPTURES = re.compile(r"StreamBeginCapture")
+GRAPH_LAUNCHES = re.compile(r"GraphLaunch|ExecuteGraph")
+_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
+"""Operators that torch.compile records around the code that it compiled."""
+
+
+def count_calls(events: TraceEvents, pattern: "re.Pattern[str]") -> int:
+    """The number of calls into the device's runtime whose names contain the pattern."""
+    matches = np.array([pattern.search(text) is not None for text in events.texts], dtype=bool)
+    return int(matches[np.asarray(events.calls.name, dtype=np.int64)].sum())
+
+
+def compiled_launch_frac(events: TraceEvents, linked: LinkedWork) -> float:
+    """Share of the device's work, by number, that is launched while the host is in compiled code."""
+    matches = np.array([_COMPILED.search(text) is not None for text in events.texts], dtype=bool)
+    spans = events.spans
+    compiled = matches[np.asarray(spans.name, dtype=np.int64)] & (np.asarray(spans.kind) == OP)
+    starts, ends = times.union(np.asarray(spans.start)[compiled], np.asarray(spans.end)[compiled])
+    if not len(starts):
+        return 0.0
+    at = np.searchsorted(starts, linked.launched_us, side="right") - 1
+    inside = (at >= 0) & (linked.launched_us < ends[np.maximum(at, 0)])
+    return float(inside.mean())
