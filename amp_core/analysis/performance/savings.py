@@ -131,6 +131,8 @@ def _capture_us(run: Run, cost: StepCost, windows: pd.DataFrame, steps: float) -
 
 _OF_TRAINING = re.compile(r"(?i)backward|_bwd_|grad_input|multi_tensor_apply")
 """Kernels by whose names a trace without phases is one of training."""
+_PLAIN_SGD = "BinaryOpListAlphaFunctor"
+"""In the name of the kernel that adds each gradient, times the rate, to its parameter: that alone is a fused step."""
 
 
 def _mean(run: Run, column: str) -> float | None:
@@ -242,8 +244,8 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     stepping = unfused_optimizer_rows(rows[eager])
     step_us = float(stepping["total_us"].sum()) * scale
     each = float(stepping["count"].sum()) * scale
-    if stepping["name"].nunique() == 1 and stepping["name"].str.contains("multi_tensor_apply", regex=False).all():
-        step_us = 0.0  # one function over lists of tensors reads each parameter once already
+    if stepping["name"].str.contains(_PLAIN_SGD, regex=False).all():
+        step_us = 0.0
     return [
         Saving("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Unfused norms, elementwise kernels, casts and "
                f"reductions take {step_share(us, cost)} of the {unit}; fusing them halves their memory traffic",

@@ -369,6 +369,10 @@ def _autocast_enabled() -> bool:
         return any(torch.is_autocast_enabled(kind) for kind in BACKENDS)
 
 
+_OF_MODES = ("torch._compile", "torch._dynamo")
+"""Modules whose functions call those of a mode."""
+
+
 class FailedIn(Observer):
     """Reports the module that was running when an exception ended the run, from the exception's traceback."""
 
@@ -393,14 +397,18 @@ class FailedIn(Observer):
         in_backward = False
         trace = error.__traceback__ if error is not None else None
         while trace is not None:
-            frame = trace.tb_frame
+            frame, trace = trace.tb_frame, trace.tb_next
+            within = str(frame.f_globals.get("__name__"))
+            if within == QuietMode.__module__:  # what it calls is the operator
+                break
+            if within.startswith(_OF_MODES):
+                continue
             owner = local_variables(frame).get("self")
             function = frame.f_code.co_qualname
             if isinstance(owner, torch.nn.Module) and id(owner) in names:
                 module = names[id(owner)]
             elif function == "BackwardCFunction.apply":  # a custom autograd function's backward
                 in_backward, module = True, None
-            trace = trace.tb_next
         if error is not None:
             phase = "backward" if in_backward and module else None
             self._writer.event("failed in", module or "", type(error).__name__, self._step, op=function, phase=phase)

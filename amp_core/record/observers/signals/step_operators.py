@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from amp_core.record.model.frames import local_variables
-from amp_core.record.model.parameters import named_modules
+from amp_core.record.model.parameters import in_backward, named_modules
 from amp_core.record.observer import Observer
 from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.compiling import within_compiled
@@ -32,10 +32,12 @@ class StepMode(QuietMode):
 
     error: Exception | None = None
     """An exception of an inspection; the training continues."""
+    of_backward = False
+    """Whether operators of backward are inspected too."""
 
     def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Inspect an operator that has run outside of backward. Never raises: see `error`."""
-        if torch._C._current_graph_task_id() != -1:
+        """Inspect an operator that has run. Never raises: see `error`."""
+        if in_backward() and not self.of_backward:
             return
         try:
             self.inspect_op(func, args, kwargs, out)

@@ -72,7 +72,7 @@ class VanishedGradients(StepOperators):
         self.awake = bool(self._handles)
 
     def backward_began(self) -> None:
-        """The mode stays."""
+        self._reached = True  # the mode stays until backward is over
 
     def step_ended(self, step: int) -> None:
         self._end()
@@ -117,6 +117,8 @@ class Origin(NamedTuple):
 
 class UnderflowOrigins(StepMode):
     """Follows such zeros through a backward."""
+
+    of_backward = True
 
     def __init__(self, at_own_work: Callable[[], bool]) -> None:
         super().__init__()
