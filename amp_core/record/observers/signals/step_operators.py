@@ -64,12 +64,13 @@ class StepOperators(Observer):
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
         self._mode: StepMode | None = None
+        self._left_mode: StepMode | None = None  # `inspected` is still to be called with it
         self._reached = False  # whether a backward has reached the model since the mode was entered
 
     @property
     def active(self) -> bool:
-        """Whether a mode was entered and not left yet."""
-        return self._mode is not None
+        """Whether a mode was entered, and `inspected` not called yet."""
+        return self._mode is not None or self._left_mode is not None
 
     def inspect(self, mode: StepMode) -> None:
         """Enter `mode`, unless compiled code runs."""
@@ -84,14 +85,19 @@ class StepOperators(Observer):
 
     def stop(self) -> None:
         """Pause the mode and leave it, if that is safe now; otherwise at the next opportunity."""
+        self._leave()
+        if self._left_mode is not None:
+            mode, self._left_mode = self._left_mode, None
+            report_error(self._writer, mode)
+            self.inspected(mode)
+
+    def _leave(self) -> None:
         if self._mode is None:
             return
         self._mode.pause()
         if self._mode.leave():
-            mode, self._mode = self._mode, None
+            self._left_mode, self._mode = self._mode, None
             patched_functions.backward.unlisten(self._after_backward)
-            report_error(self._writer, mode)
-            self.inspected(mode)
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what != "scale":  # perhaps of another model's loss
@@ -104,7 +110,7 @@ class StepOperators(Observer):
 
     def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if self._reached:
-            self.stop()
+            self._leave()  # the rest follows where an error ends this observer alone
 
     def step_ended(self, step: int) -> None:
         self.stop()
