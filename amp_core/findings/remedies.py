@@ -139,6 +139,15 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
             ISLAND,
             BF16,
         )
+    is_rounded = len(signals(run, "rounded probabilities")) > 0
+    if cause.phase == "forward" and (autocast_dtype(run) == "float16" or is_rounded):
+        return Remedy(
+            f"{cause.where} returns float32, but autocast computes parts of it in {autocast_dtype(run)}: exponentials "
+            "above 65504 overflow float16, and a probability near 1 is 1 in 16 bits, whose logarithm of 1 - p is "
+            f"infinite. Compute {cause.where} in float32; if that changes nothing, look for a division by zero, a root "
+            "of a negative value, or weights that grew too large.",
+            ISLAND,
+        )
     return Remedy(
         f"{cause.where} produced a non-finite value, although its dtype holds values up to 3.4e38, so precision is "
         "not the cause. Look for a division by zero, a logarithm or root of a non-positive value, an exponential, "

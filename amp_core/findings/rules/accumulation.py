@@ -192,6 +192,7 @@ def _mixes_scaled(calls: list[str]) -> bool:
             return True
         if name == "zero_grad":
             scaled = updated = False
+            unscaled.discard(index)
         elif name == "scale":
             if unscaled - stepped:
                 return True

@@ -34,6 +34,9 @@ _ABOVE_BILINEAR = tuple(kind for kind in BACKENDS if policy("bilinear", kind) is
 """Device types whose autocast lists lack `bilinear`, but have the operators that it calls."""
 _TORCHS_OWN = ("aten", "prim", "prims", "c10d", "_c10d_functional", "higher_order", "fsdp")
 """Operator libraries whose operators run below autocast."""
+_CALLING_OTHERS = (torch.ops.aten._transformer_encoder_layer_fwd.default,
+                   torch.ops.aten._native_multi_head_attention.default)  # fmt: skip
+"""Torch's own operators that call others, which autocast handles: what encoders run in an evaluation."""
 
 
 class QuietMode(TorchDispatchMode):
@@ -83,7 +86,8 @@ class QuietMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        kinds = () if getattr(func, "namespace", "aten") in _TORCHS_OWN else tuple(_AUTOCAST)
+        own = getattr(func, "namespace", "aten") in _TORCHS_OWN and func not in _CALLING_OTHERS
+        kinds = () if own else tuple(_AUTOCAST)
         if func is torch.ops.aten._trilinear.default:
             kinds = _ABOVE_BILINEAR
         if kinds:

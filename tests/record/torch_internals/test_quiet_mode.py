@@ -44,3 +44,14 @@ def test_another_thread_does_not_leave_it(entered):
     other.join()
     assert left == [False] and _get_current_dispatch_mode_stack() == [entered]
     assert entered.leave() and not _get_current_dispatch_mode_stack()
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_evaluates_under_autocast_as_it_would_without_the_mode(norm_first: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=norm_first).eval()
+    x = torch.randn(2, 8, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x)
+        with Counting():
+            observed = layer(x)
+    assert observed.dtype == expected.dtype == torch.bfloat16 and torch.equal(observed, expected)

@@ -97,7 +97,7 @@ class NarrowOps:
         if (state := self._slow_states.check(op, args, out)) is not None:
             self._reports.write("slow state", op, module(), state.lost, state.limit, state.dtype)
         self._probabilities.check(op, args, out, module)
-        self._choices.check(op, first, out, module)
+        self._choices.check(op, args, out, module)
         if op in PRODUCTS:
             self._graphless.check(op, args, module)
 

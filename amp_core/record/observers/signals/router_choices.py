@@ -4,6 +4,7 @@ Whether a choice is a router's is known once a softmax or sigmoid of as many sco
 Scores that were cast to FP32 keep the ties that they had in 16 bits.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,8 +29,11 @@ class RouterChoices:
         # Kind, operator, module, scores, how many are chosen, ties, and dtype.
         self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
 
-    def check(self, op: str, scores: torch.Tensor, out: Any, module: Module) -> None:
-        """Inspect an operator that has run: a softmax or sigmoid, a cast, or a selection."""
+    def check(self, op: str, args: Sequence[Any], out: Any, module: Module) -> None:
+        """Inspect an operator that has run: a softmax or sigmoid, a cast, or a selection along the last dimension."""
+        scores, dim = args[0], args[2 if op == "topk" else 1] if len(args) > (2 if op == "topk" else 1) else -1
+        if op.rstrip("_") in SELECTIONS and isinstance(dim, int) and dim not in (-1, scores.dim() - 1):
+            return
         name, result = op.rstrip("_"), out[0] if isinstance(out, tuple | list) and out else out
         if not isinstance(result, torch.Tensor):
             return

@@ -1,8 +1,10 @@
 """Detects optimizers whose second moments are stored in 16 bits, be it only between two steps."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
@@ -13,7 +15,9 @@ from amp_core.record.stats.layout import dtype_name
 from amp_core.store.writer import RunWriter
 
 INSPECTED_STEP = 2
-"""The step before and after which second moments are inspected."""
+"""The step after which second moments are inspected, and on a CPU before which too."""
+MEASURED_STEP = 10
+"""On other devices it is this one: by default it is measured anyway, and others have few launches."""
 MAX_TENSORS, MAX_ELEMENTS = 32, 4096
 """Second moments of an optimizer that are inspected, and elements of each."""
 MIN_FIRST_MOMENT = 1e-15
@@ -21,6 +25,16 @@ MIN_FIRST_MOMENT = 1e-15
 FIRST_MOMENTS = ("exp_avg", "m", "mu")
 MIN_NONZERO = 64
 """Second moments in float32 that 16 bits all hold exactly were in 16 bits before: of a mean of squares, few are."""
+
+
+class _Moments(NamedTuple):
+    """The moments of a parameter."""
+
+    name: str
+    second: Any
+    first: Any
+    decay: float | None
+    """1 - beta2."""
 
 
 class SecondMoments(Observer):
@@ -32,76 +46,96 @@ class SecondMoments(Observer):
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._optimizers = optimizers
         self._step = 0
+        devices = {p.device.type for o in optimizers for group in o.param_groups for p in group["params"]}
+        self._copied_step = INSPECTED_STEP if devices == {"cpu"} else MEASURED_STEP
         self._stepping: set[int] = set()  # optimizers that were inspected before a step
-        self._sent: list[tuple[int, int, str, torch.dtype | None, float | None, HostTransfer]] = []
+        self._sent: list[tuple[int, int, _Moments, HostTransfer]] = []
 
     def step_began(self, step: int) -> None:
         self._step = step
 
     def called(self, what: str, optimizer: int | None) -> None:
-        due = what == "optimizer.step" and self._step >= INSPECTED_STEP
+        due = what == "optimizer.step" and self._step >= self._copied_step
         if due and optimizer is not None and optimizer not in self._stepping:
             self._stepping.add(optimizer)
-            self._inspect(optimizer, torch.float32)
+            self._copy_one(optimizer)
 
     def step_ended(self, step: int) -> None:
         for index in range(len(self._optimizers)) if step in (0, INSPECTED_STEP) else ():
             # What is lost in 8 bits may end a training before the inspected step.
             self._inspect(index, *(NARROW if step else (torch.int8,)))
         self._write(wait=False)
-        if step >= INSPECTED_STEP:
+        if step >= self._copied_step:
             self.awake = bool(self._sent)
 
     def close(self) -> None:
         self._write(wait=True)
 
-    def _inspect(self, index: int, *dtypes: torch.dtype) -> None:
-        """Inspect second moments in these dtypes. Those in float32 may have been in 16 bits since the last step."""
-        second_moments: list[tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]] = []
-        optimizer = self._optimizers[index]
+    def _moments(self, index: int, *dtypes: torch.dtype) -> list[_Moments]:
+        """The first second moments of an optimizer in these dtypes."""
+        optimizer, found = self._optimizers[index], list[_Moments]()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter)
-                if not isinstance(state, dict) or len(second_moments) >= MAX_TENSORS:
+                if not isinstance(state, dict) or len(found) >= MAX_TENSORS:
                     continue
                 second = second_moment(state)
                 if second is not None and second.dtype in dtypes and has_values(second):
                     first = next((state[key] for key in FIRST_MOMENTS if key in state), None)
-                    second_moments.append((parameter, local_values(second), first, group))
-        if not second_moments:
+                    name = self._names.get(id(parameter), "")
+                    found.append(_Moments(name, local_values(second), first, _one_minus_beta2(group)))
+        return found
+
+    def _inspect(self, index: int, *dtypes: torch.dtype) -> None:
+        if not (moments := self._moments(index, *dtypes)):
             return
-        parameter, second, _, group = second_moments[0]
-        betas = group.get("betas")
-        decay = betas[1] if isinstance(betas, tuple | list) and len(betas) > 1 else group.get("alpha")
         transfer = HostTransfer()
-        counts = [vanished(v, m) for _, v, m, _ in second_moments]
+        counts = [vanished(m.second, m.first) for m in moments]
         transfer.put("counts", torch.stack([count.to(counts[0].device) for count in counts]))
-        stored = second.dtype if second.dtype != torch.float32 else None
-        if stored is None:
-            exact = [_exact(v) for _, v, _, _ in second_moments]
-            transfer.put("exact", torch.stack([count.to(exact[0].device) for count in exact]))
         transfer.send()
-        limit = 1.0 - decay if isinstance(decay, float) else None
-        self._sent.append((self._step, index, self._names.get(id(parameter), ""), stored, limit, transfer))
+        self._sent.append((self._step, index, moments[0], transfer))
+
+    def _copy_one(self, index: int) -> None:
+        """Copy the largest float32 second moment to the host: it may have been in 16 bits since the last step."""
+        largest = max(self._moments(index, torch.float32), key=lambda m: m.second.numel(), default=None)
+        if largest is not None:
+            transfer = HostTransfer()
+            for key, values in (("second", largest.second), ("first", largest.first)):
+                if isinstance(values, torch.Tensor) and values.is_floating_point():
+                    transfer.put(key, local_values(values).detach().reshape(-1)[:MAX_ELEMENTS])
+            transfer.send()
+            self._sent.append((self._step, index, largest._replace(second=None, first=None), transfer))
 
     def _write(self, *, wait: bool) -> None:
         while self._sent and self._sent[0][-1].ready(wait):
-            step, index, name, dtype, limit, transfer = self._sent.pop(0)
-            if dtype is None:
-                nonzero, *exact = transfer.values("exact").reshape(-1, 1 + len(NARROW)).sum(axis=0)
-                fits = (d for d, count in zip(NARROW, exact, strict=True) if count == nonzero >= MIN_NONZERO)
-                if (dtype := next(fits, None)) is None:
-                    continue
-            vanished, known = transfer.values("counts").reshape(-1, 2).sum(axis=0)
-            share = float(vanished / known) if known else 0.0
-            more: dict[str, Any] = {"value": share, "limit": limit, "optimizer": index, "dtype": dtype_name(dtype)}
-            self._writer.event("second moments", name, step=step, **more)
+            step, index, moments, transfer = self._sent.pop(0)
+            if transfer.has("second"):
+                second = transfer.values("second")
+                first = transfer.values("first") if transfer.has("first") else second
+                dtype = _held_exactly_by(second)
+                known = np.abs(first) > MIN_FIRST_MOMENT
+                zeros, of = int((known & (second == 0)).sum()), int(known.sum())
+            else:
+                dtype = moments.second.dtype
+                zeros, of = (int(n) for n in transfer.values("counts").reshape(-1, 2).sum(axis=0))
+            if dtype is not None:
+                more: dict[str, Any] = {"value": zeros / of if of else 0.0, "limit": moments.decay}
+                self._writer.event(
+                    "second moments", moments.name, step=step, optimizer=index, dtype=dtype_name(dtype), **more
+                )
 
 
-def _exact(second: torch.Tensor) -> torch.Tensor:
-    """How many second moments are not zero, and how many of those each 16-bit dtype holds exactly."""
-    v = second.detach().reshape(-1)[:MAX_ELEMENTS]
-    return torch.stack([(v != 0).sum(), *(((v.to(dtype).to(v.dtype) == v) & (v != 0)).sum() for dtype in NARROW)])
+def _held_exactly_by(second: npt.NDArray[np.float64]) -> torch.dtype | None:
+    """The 16-bit dtype that holds all of these float32 numbers, if enough of them are not zero."""
+    values = torch.from_numpy(second[second != 0]).to(torch.float32)
+    fits = (dtype for dtype in NARROW if bool((values.to(dtype).to(torch.float32) == values).all()))
+    return next(fits, None) if len(values) >= MIN_NONZERO else None
+
+
+def _one_minus_beta2(group: dict[str, Any]) -> float | None:
+    betas = group.get("betas")
+    decay = betas[1] if isinstance(betas, tuple | list) and len(betas) > 1 else group.get("alpha")
+    return 1.0 - decay if isinstance(decay, float) else None
 
 
 def second_moment(state: dict[str, Any]) -> torch.Tensor | None:
