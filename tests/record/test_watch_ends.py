@@ -132,9 +132,9 @@ def test_only_the_end_waits_for_numbers_that_are_still_on_the_device(tmp_path, m
     waits = []
     monkeypatch.setattr(HostTransfer, "ready", lambda self, wait=False: waits.append(wait) or wait)
     done = train(tmp_path / "run", torch.float16)
-    # The steps, the signals of the start, the operators of the first step and of the loop, and the first steps'
-    # gradients before and after clipping.
-    assert waits.count(True) == 12 + 3 + changed_gradients.STEPS and False in waits
+    # The steps, the signals of the start, the operators of the first step and of the loop, the second moments before a
+    # step, and the first steps' gradients before and after clipping.
+    assert waits.count(True) == 12 + 4 + changed_gradients.STEPS and False in waits
     steps = load_run(tmp_path / "run").steps
     assert np.allclose(steps.loss, done.losses, rtol=1e-6)
 
