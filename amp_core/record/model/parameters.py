@@ -69,12 +69,16 @@ def in_backward() -> bool:
 def backward_reaches(model: torch.nn.Module) -> bool:
     """Whether the present backward will reach a trained parameter of the model. True where that is unknown, as of a
     model whose parameters are sharded, and within `autograd.grad`, of which torch does not tell that."""
-    plain = [p for p in own.parameters(model) if type(p) is torch.nn.Parameter and p.requires_grad and p.is_leaf]
-    nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in plain)
-    try:
-        return not plain or any(map(torch._C._will_engine_execute_node, nodes))
-    except RuntimeError:  # raised for leaves within `autograd.grad`
-        return True
+    known = False
+    for p in own.parameters(model):
+        if type(p) is torch.nn.Parameter and p.requires_grad and p.is_leaf:
+            known = True
+            try:
+                if torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(p).node):
+                    return True  # mostly the first one: this runs in each backward of a scaled loss
+            except RuntimeError:  # raised for leaves within `autograd.grad`
+                return True
+    return not known
 
 
 def local_values(grad: torch.Tensor) -> torch.Tensor:
