@@ -29,6 +29,7 @@ MASKED_ROWS = "softmax of fully masked rows"
 """`Cause.op` if a mask made whole rows of scores -inf."""
 ITS_BACKWARD = "its backward"
 """`Cause.op` if a module's backward made NaN of a finite gradient."""
+_OPERATOR = "operator "
 _ALL_BAD = re.compile(r"(\d+) of (\d+) gradients non-finite")
 DIVERGED_RATIO, EARLY_DIVERGED_RATIO = 10.0, 100.0
 """A loss that rose by such a factor diverged; the second applies with only one or two losses before the rise."""
@@ -61,6 +62,16 @@ class Cause:
     """The largest finite number of `dtype`."""
     clean: bool
     """Whether the module's input and weights were finite, so that the module itself is the cause."""
+
+    @property
+    def of_operator(self) -> bool:
+        """Whether the operator is known that a module calls itself."""
+        return self.op.startswith(_OPERATOR)
+
+    @property
+    def operator(self) -> str:
+        """The operator of a module, or of the loss; otherwise as `op`."""
+        return self.op.removeprefix(_OPERATOR)
 
     def in_words(self) -> str:
         """A clause for a title: `first in forward at step 120: blocks.3.mlp.up (Linear, float16)`."""
@@ -237,32 +248,39 @@ def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
     inner = inner[(inner["step"] == step) & (inner["name"] == name.rpartition(".")[0])]
     if detail == "input" and len(inner):
         op, dtype = f"{inner['op'].iloc[0]} before {name}", str(inner["dtype"].iloc[0])
+    clean = detail == "" and where != LOSS
     if detail in ("", "input") and (masked := _masked_in(run, step, where)) is not None:
-        where, op = masked or where, MASKED_ROWS
-    return Cause(
-        step=step,
-        phase="forward",
-        where=where,
-        op=op,
-        dtype=dtype,
-        value=_number(row["value"]),
-        limit=_number(row["limit"]),
-        clean=detail == "" and where != LOSS and op != MASKED_ROWS,
-    )
+        return _forward_cause(step, masked or where, MASKED_ROWS, dtype, row, clean=False)
+    if detail in ("", "input") and (made := _operator_in(run, step, name, detail)) is not None:
+        op = _OPERATOR + str(made["op"])
+        return _forward_cause(step, where, op, str(made["dtype"]), made, clean=clean)
+    return _forward_cause(step, where, op, dtype, row, clean=clean)
+
+
+def _forward_cause(step: int, where: str, op: str, dtype: str, row: "pd.Series[Any]", *, clean: bool) -> Cause:
+    return Cause(step, "forward", where, op, dtype, _number(row["value"]), _number(row["limit"]), clean)
+
+
+def _operator_in(run: Run, step: int, name: str, detail: str) -> "pd.Series[Any] | None":
+    """The operator that made the output of module `name` non-finite, or its input, if it was found since."""
+    module = name.rpartition(".")[0] if detail == "input" else name
+    frame = signals(run, "non-finite operator")
+    frame = frame[(frame["step"] >= step) & (frame["detail"] == "module") & (frame["name"] == module)]
+    return frame.iloc[0] if len(frame) else None
 
 
 def _loss_cause(run: Run, row: "pd.Series[Any]") -> Cause:
     """A loss that is not finite although the outputs of all modules are, with its operator if that was found since."""
     step, where, op, source = int(float(str(row["step"]))), LOSS, "", row
     operators = signals(run, "non-finite operator")
-    operators = operators[operators["step"] >= step]
+    operators = operators[(operators["step"] >= step) & (operators["detail"] != "module")]
     if (masked := _masked_in(run, step, LOSS)) is not None:
         where, op = masked or LOSS, MASKED_ROWS
     elif len(operators):
         source = operators.iloc[0]
         op = str(source["op"])
     dtype = source["dtype"] if isinstance(source["dtype"], str) else ""
-    return Cause(step, "forward", where, op, dtype, _number(source["value"]), _number(source["limit"]), clean=False)
+    return _forward_cause(step, where, op, dtype, source, clean=False)
 
 
 def _masked_in(run: Run, step: int, where: str) -> str | None:

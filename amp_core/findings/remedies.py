@@ -13,7 +13,7 @@ from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import facts, signals
 from amp_core.findings.snippets import BF16, ISLAND, LOOP
 from amp_core.schema import RunError
-from amp_core.schema.event_kinds import OF_ZERO
+from amp_core.schema.event_kinds import BY_ZERO, OF_ZERO
 from amp_core.store.run import Run
 
 FP32_RANGE_DTYPES = ("float32", "bfloat16")
@@ -130,8 +130,10 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
             "Check the checkpoint, the optimizer, and any code that updates weights outside of it.",
             _BAD_WEIGHTS,
         )
-    if cause.where == "loss":
-        return _loss_function_remedy(cause)
+    if cause.where == LOSS:
+        return _loss_function_remedy(run, cause)
+    if cause.of_operator:
+        return _operator_remedy(run, cause)
     if cause.dtype == "float16":
         return Remedy(
             "The forward pass overflowed float16, whose largest value is 65504, and no loss scale fixes that. Run "
@@ -245,13 +247,58 @@ def _gradient_remedy(run: Run) -> Remedy:
     )
 
 
-def _loss_function_remedy(cause: Cause) -> Remedy:
-    if cause.dtype == "float16" and cause.op.endswith(OF_ZERO):
+def _operator_remedy(run: Run, cause: Cause) -> Remedy:
+    """For an operator of a module that made a non-finite value of finite ones."""
+    if cause.op.endswith((OF_ZERO, BY_ZERO)) and (rounded := _of_rounded_zero(run, cause)) is not None:
+        return rounded
+    operator = f"Operator {cause.operator} in {cause.where}"
+    if cause.op.endswith((OF_ZERO, BY_ZERO)):
         return Remedy(
-            "The loss takes the logarithm of a number that is 0 in float16: whatever is below 3e-8 becomes 0 there, "
-            "such as a probability of an unlikely class. Take log_softmax or logsigmoid of the scores, in float32.",
-            "log_p = torch.nn.functional.log_softmax(logits.float(), -1)   # in place of softmax(-1).log()",
+            f"{operator} is outside of its domain, and precision is not the cause: its argument is 0 in float32 too. "
+            "Keep it away from 0, by an eps or a clamp.",
+            "y = torch.log(x.clamp(min=1e-6))",
         )
+    if cause.dtype == "float16":
+        return Remedy(
+            f"{operator} overflows float16, whose largest value is 65504, and no loss scale fixes that. Compute it in "
+            "float32, reduce its inputs, such as by their maximum before an exponential, or use bfloat16.",
+            ISLAND,
+            BF16,
+        )
+    return Remedy(
+        f"{operator} made a non-finite value of finite ones, although {cause.dtype} holds values up to 3.4e38, so "
+        "precision is not the cause. Look for a root of a negative value, an exponential of a large one, or inputs "
+        "that grew without bound.",
+        GUIDE["loss-nonfinite"].snippet,
+    )
+
+
+def _of_rounded_zero(run: Run, cause: Cause) -> Remedy | None:
+    """For a logarithm of 0, or a division by it, where the 0 may come from rounding to 16 bits."""
+    dtype = cause.dtype if cause.dtype != "float32" else autocast_dtype(run)
+    if dtype not in ("float16", "bfloat16"):
+        return None
+    subject = "The loss" if cause.where == LOSS else cause.where
+    if cause.op.endswith(BY_ZERO):
+        small = "whatever is below 3e-8 is 0 there, and " if dtype == "float16" else ""
+        return Remedy(
+            f"{subject} divides by a number that is 0 in {dtype}: {small}a difference of two numbers is 0 once both "
+            "are rounded to the same. Compute the divisor in float32, with an eps that float32 holds.",
+            "y = x.float() / (divisor.float() + 1e-6)",
+        )
+    small = "whatever is below 3e-8 becomes 0 there, such as a probability of an unlikely class, and " if (
+        dtype == "float16"
+    ) else ""  # fmt: skip
+    return Remedy(
+        f"{subject} takes the logarithm of a number that is 0 in {dtype}: {small}a probability near 1 becomes 1, so "
+        "that 1 - p is 0. Take log_softmax or logsigmoid of the scores, in float32.",
+        "log_p = torch.nn.functional.log_softmax(logits.float(), -1)   # in place of softmax(-1).log()",
+    )
+
+
+def _loss_function_remedy(run: Run, cause: Cause) -> Remedy:
+    if cause.op.endswith((OF_ZERO, BY_ZERO)) and (rounded := _of_rounded_zero(run, cause)) is not None:
+        return rounded
     if "ctc_loss" in cause.op:
         return Remedy(
             "CTC gives an infinite loss for a transcript that is longer than its input, or nearly so where labels "

@@ -7,6 +7,8 @@
 OF_ZERO = " of 0"
 """The end of `op` of a `non-finite operator` that takes a logarithm of 0: no finite number is so large that its
 logarithm overflows."""
+BY_ZERO = " by 0"
+"""Likewise of one that divides by 0."""
 EVENT_KINDS: dict[str, str] = {
     "started": "a process began to watch; value: when, seconds since 1970",
     "resumed": "a process went on with the run; step: its first; value: the steps that the optimizer counts",
@@ -26,8 +28,9 @@ EVENT_KINDS: dict[str, str] = {
     "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
     "where its weights were not; op `loss` and no name where all outputs were finite and the loss was not: dtype is "
     "what it was computed in",
-    "non-finite operator": "the operator that made the loss of a step non-finite from finite numbers, where the "
-    "outputs of all modules were finite; value: largest magnitude of its inputs; limit: largest finite number of dtype",
+    "non-finite operator": "the operator that made the loss of a step non-finite from finite numbers, in the loss, or "
+    "with detail `module` in the module of that name; value: largest magnitude of its inputs; limit: largest finite "
+    "number of dtype",
     "weights broken within step": "the weights of a module were not finite in a forward, although the loss of an "
     "earlier backward of the same step, before any optimizer step, was finite",
     "vanished gradient": "the float16 output gradient of a module was all zeros, and in FP32 it would not be; op: the "

@@ -23,7 +23,7 @@ from amp_core.findings.rules.scaling import loss_nonfinite
 from amp_core.findings.signals import facts, model_name, signals
 from amp_core.findings.snippets import BF16, ISLAND
 from amp_core.formats import FORMATS
-from amp_core.schema.event_kinds import OF_ZERO
+from amp_core.schema.event_kinds import BY_ZERO, OF_ZERO
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
@@ -35,11 +35,10 @@ MIN_BF16_EXACT_FRAC = 0.99
 
 
 def _first_overflow(run: Run) -> Cause | None:
-    """The first module, or operator of the loss, with a non-finite FP16 output from finite input, which began a stretch
-    of failing steps."""
+    """The first module, or operator, with a non-finite FP16 output from finite input, which began a stretch of failing
+    steps."""
     frame = signals(run, "non-finite output")
-    in_fp16 = (frame["dtype"] == "float16") | (frame["op"] == "loss")
-    frame = frame[(frame["detail"] == "input") | ((frame["detail"] == "") & in_fp16)]
+    frame = frame[frame["detail"].isin(("", "input"))]
     done, harmless = -1, set(_made_with_finite_loss(run))
     for step in map(int, frame["step"].dropna()):
         if step <= done or step in harmless:
@@ -48,7 +47,7 @@ def _first_overflow(run: Run) -> Cause | None:
         cause = first_cause(run, 0, step)
         if cause is not None and cause.phase == "divergence":
             return None  # after a divergence any format would overflow
-        if cause is not None and (cause.op == MASKED_ROWS or cause.op.endswith(OF_ZERO)):
+        if cause is not None and (cause.op == MASKED_ROWS or cause.op.endswith((OF_ZERO, BY_ZERO))):
             continue
         known = cause is not None and (cause.where != LOSS or cause.op != "")
         if cause is not None and known and (cause.phase, cause.dtype) == ("forward", "float16"):
@@ -102,7 +101,9 @@ def activation_overflow(run: Run) -> list[Finding]:
         size = f", from inputs of up to {formatting.number(cause.value)}" if cause.value is not None else ""
         last = signals(run, "non-finite output")["step"].max()
         in_loss = cause.where == LOSS
-        what = f"Operator {cause.op} of the loss" if in_loss else f"The output of {cause.where} ({cause.op})"
+        what = f"The output of {cause.where} ({cause.op})"
+        if in_loss or cause.of_operator:
+            what = f"Operator {cause.operator} {'of the loss' if in_loss else 'in ' + cause.where}"
         return [
             make_finding(
                 "activation-overflow",
@@ -112,7 +113,7 @@ def activation_overflow(run: Run) -> list[Finding]:
                 value=cause.value,
                 limit=FP16.max_value,
                 unit="largest input magnitude",
-                remedy=remedies.loss_remedy(run, cause) if in_loss else None,
+                remedy=remedies.loss_remedy(run, cause) if in_loss or cause.of_operator else None,
             )
         ]
     if (made := _overflow_of_inputs(run)) is not None:
@@ -176,6 +177,8 @@ def _hidden_within(run: Run, row: "pd.Series[Any]") -> Finding:
         value=float(str(row["value"])),
         limit=0.0,
         unit="infinite results",
+        advice=f"Whatever is divided by the result of {row['op']} is lost, and no loss scale helps, because it is the "
+        "forward pass that overflows. Compute it in float32.",
     )
 
 

@@ -25,6 +25,11 @@ def is_linear(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
 
 
+def is_layer(module: torch.nn.Module) -> bool:
+    """Whether it is a single layer whose class torch defines, so that its name says what it computes."""
+    return type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in own.children(module))
+
+
 def computes(module: torch.nn.Module) -> bool:
     """Whether a module computes itself: it has own parameters, or no children."""
     return not any(True for _ in own.children(module)) or any(True for _ in own.parameters(module, recurse=False))

@@ -56,7 +56,7 @@ def default_signals(
     yield HalfRates(writer, optimizers)
     if not is_compiled(model):
         operators = LossOperators(writer, model, device)
-        yield ForwardCheck(writer, model, device, each_step=level == "full", on_loss=operators.arm)
+        yield ForwardCheck(writer, model, device, each_step=level == "full", on_unexplained=operators.arm)
         yield operators
         yield VanishedGradients(writer, model)
         yield StaleCache(writer, device, optimizers)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.findings.other_forms.form import fault, healthy
-from tests.findings.other_forms.loops import fp16, scaled_backward, scaler, sgd, step, watched
+from tests.findings.other_forms.loops import bf16, fp16, scaled_backward, scaler, sgd, step, watched
 from tests.findings.other_forms.models import Net, vectors
 
 
@@ -99,3 +99,87 @@ def ascent_by_gradients_that_overflowed(into):
 @healthy(each_time=True)
 def ascent_by_finite_gradients_alone(into):
     _ascent(into, guarded=True)
+
+
+class Expert(nn.Module):
+    """A mixture whose router has a softmax by hand: `exp` without subtracting the maximum."""
+
+    def __init__(self, by_hand):
+        super().__init__()
+        self.router, self.up, self.down = nn.Linear(64, 4), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.by_hand = by_hand
+        nn.init.normal_(self.router.weight, std=8.0)
+
+    def forward(self, x):
+        scores = self.router(x)
+        e = torch.exp(scores) if self.by_hand else None
+        p = e / e.sum(-1, keepdim=True) if self.by_hand else scores.softmax(-1)
+        return x + p[:, :1] * self.down(torch.relu(self.up(x)))
+
+
+def _mixture(into, by_hand):
+    fp16(nn.Sequential(nn.Linear(64, 64), Expert(by_hand), nn.Linear(64, 10)), vectors(12), into)
+
+
+@fault("activation-overflow", "1", each_time=True)
+def exponential_of_scores_in_fp16(into):
+    _mixture(into, by_hand=True)
+
+
+@healthy()
+def softmax_of_scores_in_fp16(into):
+    _mixture(into, by_hand=False)
+
+
+class Likelihood(nn.Module):
+    """Returns the loss of black and white pixels, as a model of a trainer does."""
+
+    def __init__(self, wide):
+        super().__init__()
+        self.dec, self.wide = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)), wide
+        nn.init.constant_(self.dec[2].bias, 8.0)
+
+    def forward(self, x):
+        logits = self.dec(x)
+        p = torch.sigmoid(logits.double() if self.wide else logits)
+        white = torch.ones_like(p)
+        return -(white * torch.log(p) + (1 - white) * torch.log(1 - p)).mean()
+
+
+def _pixels(into, wide):
+    bf16(Likelihood(wide), vectors(6), into, loss=lambda m, b: m(b[0]).float())
+
+
+@fault("loss-nonfinite", "Likelihood", each_time=True)
+def logarithm_of_one_minus_a_rounded_probability(into):
+    """All later weights are NaN: the step itself must name the operator."""
+    _pixels(into, wide=False)
+
+
+@healthy()
+def logarithm_of_one_minus_a_probability(into):
+    _pixels(into, wide=True)
+
+
+def _advantages(into, wide):
+    """Normalized by their variance, which exceeds 65504: the loss stays finite, and nothing is learned."""
+    m = Net(lambda m, x: (m.policy(x), m.value(x)), policy=nn.Linear(64, 4), value=nn.Linear(64, 1))
+
+    def loss(m, b):
+        policy, value = m(b[0])
+        value = value.float() if wide else value
+        gain = (1000 * torch.randn(16, 1).to(value.dtype) - value).detach()
+        gain = (gain - gain.mean()) / (gain.var() + 1e-3).sqrt()
+        return (policy.float().log_softmax(-1)[:, :1] * gain).mean()
+
+    fp16(m, vectors(12), into, loss=loss)
+
+
+@fault("activation-overflow", "loss", each_time=True)
+def variance_of_advantages_in_fp16(into):
+    _advantages(into, wide=False)
+
+
+@healthy()
+def variance_of_advantages_in_fp32(into):
+    _advantages(into, wide=True)

@@ -12,7 +12,7 @@ import torch
 
 from amp_core.record.observers.signals.op_reports import Module, OpReports
 
-MAGNITUDES = ("pow", "square", "sum", "mean", "var", "norm", "linalg_vector_norm", "prod")
+MAGNITUDES = ("pow", "square", "sum", "mean", "var", "std", "norm", "linalg_vector_norm", "prod")
 """Operators whose results often divide."""
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 LOOP = "the loop"
@@ -33,7 +33,7 @@ class InnerOverflows:
         elif name in MAGNITUDES or name == "mul":
             factors = [a for a in args[:2] if isinstance(a, torch.Tensor) and a.dim()]
             hidden = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-            several = out.numel() > 1 or op == "sum"  # the number of what a loss is divided by
+            several = out.numel() > 1 or op in ("sum", "var", "std")  # numbers of what a loss is divided by
             if hidden and several and len(factors) > (name == "mul"):  # a mask is multiplied by a number
                 self._later("inner overflow", op, factors, out, module())
 

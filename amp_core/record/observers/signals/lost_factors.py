@@ -4,6 +4,7 @@ found = LostFactors()
 found.check("mul", args, out)      # after each operator, found: how many factors are lost in which dtype
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,8 @@ class LostFactors:
             return None
         if out.dtype not in NARROW or out.data_ptr() == first.data_ptr():
             return None
-        nothing = ~out.detach().any() & first.detach().any() & (args[1] != 0)
+        regular = (args[1] != 0) & (abs(args[1]) < math.inf)  # of an infinite divisor the overflow is told
+        nothing = ~out.detach().any() & first.detach().any() & regular
         return Found("lost factor", op, out.dtype, nothing, 0.0)
 
 

@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record.backends import backend_of
 from amp_core.record.environment import with_autocast
 from amp_core.record.model import own
-from amp_core.record.model.modules import tensors_in
+from amp_core.record.model.modules import is_layer, tensors_in
 from amp_core.record.model.parameters import has_values, in_backward, named_modules, unwrapped
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.graph_origins import origin_in_graph, write_origin
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.observers.signals.masked_rows import masked_rows
 from amp_core.record.stats.holding import HoldingLimit
@@ -44,6 +45,8 @@ ARMED_STEPS = 3
 MAX_BYTES = 64 * 2**20
 """Total size of the tensors that are kept on a CPU; later ones in the step are not inspected."""
 MAX_EVENTS = 100
+MAX_EXPLAINED = 10
+"""Values whose operator is searched in the graph."""
 MAX_ALL = 64
 """Modules of a model that all have a hook on a CPU while nothing is wrong."""
 MAX_SPREAD = 16
@@ -78,10 +81,10 @@ class ForwardCheck(Observer):
         model: torch.nn.Module,
         device: torch.device,
         each_step: bool,
-        on_loss: Callable[[], None] = lambda: None,
+        on_unexplained: Callable[[], None] = lambda: None,
     ):
         self._writer = writer
-        self._on_loss = on_loss  # called if the loss alone was not finite
+        self._on_unexplained = on_unexplained  # called if no operator of the loss, or of a module, was found
         self._model = unwrapped(model)
         self._device = device
         self._each_step = each_step
@@ -99,6 +102,7 @@ class ForwardCheck(Observer):
         self._stream: Any = None
         self._limit = HoldingLimit(backend_of(device))
         self._written = 0
+        self._explained = 0
         self._unnamed: tuple[int, dict[str, Any]] | None = None  # the model's own output was not finite; and that step
         self._near: set[int] = set()
         self._finite_step = -1  # the last step with a backward of a finite loss
@@ -293,7 +297,7 @@ class ForwardCheck(Observer):
             return
         if not bad:
             self._write(self._step, "", "loss", loss_dtype(loss), value=None, count=0, detail="")
-            self._on_loss()
+            self._explain(loss, None)
             return
         first = self._kept[bad[0]]
         floating = [t for t in first.inputs if t.is_floating_point() and t.numel() and not t.is_meta]
@@ -323,6 +327,21 @@ class ForwardCheck(Observer):
             self._unnamed = None
         self._report_unnamed()
         self._report(self._step, number, **nonfinite)
+        if nonfinite["detail"] == "input":
+            around = self._modules[number][0].rpartition(".")[0]
+            self._explain(next(t for t in floating if not _finite(t)), around)
+        elif not nonfinite["detail"] and not is_layer(self._modules[number][1]):
+            self._explain(next(t for t in first.outputs if not _finite(t)), self._modules[number][0])
+
+    def _explain(self, tensor: torch.Tensor, module: str | None) -> None:
+        """Name the operator that made a tensor of this module, or of the loss, non-finite."""
+        known = [t for call in self._kept for t in (*call.inputs, *call.outputs) if _finite(t)]
+        origin = origin_in_graph(tensor, known) if self._explained < MAX_EXPLAINED else None
+        if origin is None:
+            self._on_unexplained()
+            return
+        self._explained += 1
+        write_origin(self._writer, self._step, module, origin)
 
     def _entered_by(self, place: int) -> int:
         """The module that was called with the input of this call that is not finite: the outermost one around it, if
