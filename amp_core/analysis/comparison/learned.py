@@ -17,6 +17,9 @@ from amp_core.analysis.comparison.parity import MIN_SEEDS, ParityTest, judge
 
 GROSS_CHANGE_FRAC = 0.05
 """A final loss that is worse by more than this share, and by more than its own noise, is worse whatever the seed."""
+APART_FRAC = 1.0
+"""So is one that is worse by more than this share, if the losses of its last tenth lie above all of the other's,
+however they scatter."""
 TASK = ("workload", "size", "data")
 """Settings that must agree for losses to be comparable."""
 
@@ -33,12 +36,15 @@ class Learned:
 
 @dataclass(frozen=True)
 class Final:
-    """The end of a loss curve over the common part: mean and step-to-step noise of its last tenth."""
+    """The end of a loss curve over the common part: mean, step-to-step noise and range of its last tenth."""
 
     mean: float
     noise: float
     broken_at: int | None
     """First step whose recorded loss was not finite."""
+    low: float = np.nan
+    high: float = np.nan
+    """The lowest and the highest loss of the last tenth."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,8 @@ def final(frame: pd.DataFrame) -> Final:
     if len(tail) < 2 or not np.isfinite(tail).all():
         return Final(np.nan, np.nan, broken_at)
     # Differences of neighbours, not deviations from the mean: a falling curve is not noise.
-    return Final(float(np.mean(tail)), float(np.std(np.diff(tail)) / np.sqrt(2)), broken_at)
+    noise = float(np.std(np.diff(tail)) / np.sqrt(2))
+    return Final(float(np.mean(tail)), noise, broken_at, float(tail.min()), float(tail.max()))
 
 
 def learning(
@@ -105,6 +112,9 @@ def learning(
     if len(baseline) < MIN_SEEDS:
         if test.deviation > max(GROSS_CHANGE_FRAC * abs(test.baseline), 2 * step_noise):
             return f"worse: {change}, more than the step-to-step noise of ±{step_noise:.2g}", test
+        lowest, highest = min(end.low for end in recipe.values()), max(end.high for end in baseline.values())
+        if lowest > highest and test.deviation > APART_FRAC * abs(test.baseline):
+            return f"worse: {change}, and each of the last losses is above all of {name}", test
         return f"cannot tell: run more seeds ({change})", test
     held_out = _held_out(first, this, repeatedly)
     parities = [one.parity for one in (test, held_out) if one is not None]

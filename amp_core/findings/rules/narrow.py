@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Severity
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import model_name, signals
 from amp_core.store.run import Run
@@ -202,14 +202,14 @@ def rounded_probabilities(run: Run) -> list[Finding]:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=282,
-        what="A router selects experts by 16-bit scores, which are often equal.",
+        what="A router selects experts, or a policy its actions, by 16-bit scores, which are often equal.",
         signal="top-k or maximum of 16-bit scores, or of float32 scores that were 16-bit before, next to a softmax "
         "over as many, in the first step.",
         threshold="One such selection (Switch Transformers, section 2.4: the router in float32, as bfloat16 "
         "training diverges). If only the logits are 16-bit and the softmax is float32, an info, and a warning if ties "
         "decide 5 % of the rows.",
-        advice="bfloat16 has 8 significant bits, so experts tie, and rounding, which differs between kernels, "
-        "decides among them. Compute the router's logits and softmax in float32.",
+        advice="Scores have 8 significant bits in bfloat16 and 11 in float16, so they tie, and rounding, which differs "
+        "between kernels, decides what is chosen. Compute the logits and their softmax in float32.",
         snippet=_AUTOCAST_OFF
         + "    scores = torch.nn.functional.linear(x.float(), router.weight.float()).softmax(-1)\n"
         "weights, experts = scores.topk(k, dim=-1)",
@@ -224,18 +224,27 @@ def half_router(run: Run) -> list[Finding]:
         ties = f"; {formatting.plural(tied, 'row')} had a tie at the cutoff" if tied else ""
         return f"{row['name']} selects among {int(float(str(row['limit'])))} scores in {row['dtype']}{ties}"
 
-    return _from_signal(run, "narrow router", "rows with a tie", title) or [
-        finding if (finding.value or 0.0) >= MIN_TIED_FRAC else replace(finding, severity="info")
+    chosen = _from_signal(run, "narrow router", "rows with a tie", title)
+    return [replace(finding, limit=0.0) for finding in chosen] or [
+        replace(finding, limit=MIN_TIED_FRAC, severity=_severity_of_ties(finding))
         for finding in _from_signal(
             run,
             "rounded logits",
             "share of rows with a tie",
             lambda row: (
                 f"{row['name']} selects among {int(float(str(row['limit'])))} scores whose logits are "
-                f"{row['dtype']}; {formatting.percent(float(str(row['value'])))} of the rows had a tie at the cutoff"
+                f"{row['dtype']}{_ties(float(str(row['value'])))}"
             ),
         )
     ]
+
+
+def _ties(frac: float) -> str:
+    return f"; {formatting.percent(frac)} of the rows had a tie at the cutoff" if frac else ""
+
+
+def _severity_of_ties(finding: Finding) -> Severity:
+    return "warning" if (finding.value or 0.0) >= MIN_TIED_FRAC else "info"
 
 
 _DISTANCE_ADVICE = (

@@ -10,8 +10,23 @@ from amp_core.analysis import rank_scales
 from amp_core.analysis.ranks import rank_cause, rank_ends
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.rules.errors import (
+    bce_banned,
+    fp16_parameters,
+    mask_constant_overflow,
+    no_gradients,
+    update_without_step,
+)
+from amp_core.findings.rules.loops import missing_scaler_update
+from amp_core.findings.rules.mixed_dtypes import checkpoint_dtype_mismatch, custom_function_dtype
+from amp_core.findings.rules.scaler import anomaly_mode_with_scaler
 from amp_core.store.run import Run
 from amp_core.text import formatting
+
+_OF_EXCEPTIONS = (fp16_parameters, no_gradients, update_without_step, mask_constant_overflow, bce_banned,
+                  missing_scaler_update, custom_function_dtype, checkpoint_dtype_mismatch,
+                  anomaly_mode_with_scaler)  # fmt: skip
+"""Rules that explain an exception."""
 
 
 @rule(
@@ -22,7 +37,8 @@ from amp_core.text import formatting
         order=120,
         what="One process of a distributed training ended before the others and took them down.",
         signal="How each rank's recording ended, or that it never recorded an end.",
-        threshold="A rank that failed with its own error, or that recorded no end, in a run of several processes.",
+        threshold="A rank that failed with its own error, or that recorded no end, in a run of several processes. "
+        "Informational where another finding explains the error.",
         advice="The other ranks wait for it in a collective until they fail too or are stopped, so its own error is "
         "the cause. A rank without a recorded end was killed, usually for lack of memory; look at the output of "
         "each rank.",
@@ -36,11 +52,13 @@ def rank_ended(run: Run) -> list[Finding]:
     if cause is None:
         return []
     others = sum(end.rank != cause.rank for end in rank_ends(run))
+    explained = cause.reason and any(f.severity == "error" for rule in _OF_EXCEPTIONS for f in rule(run))
     return [
         make_finding(
             "rank-ended",
             cause.in_words()[0].upper() + cause.in_words()[1:],
             f"rank {cause.rank}",
+            severity="info" if explained else None,
             steps=(cause.last_step, cause.last_step) if cause.last_step is not None else None,
             value=float(others),
             limit=0.0,

@@ -7,7 +7,7 @@ from typing import Any
 from amp_core.analysis.numerics.update_losses import update_losses
 from amp_core.analysis.steps import autocast_dtype, whole_number
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy, Severity
-from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
 from amp_core.findings.signals import (
     facts,
@@ -35,6 +35,16 @@ policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.flo
 for block in model.blocks:
     fully_shard(block, mp_policy=policy)
 fully_shard(model, mp_policy=policy)"""
+_MASTERS = "model = model.float()   # before fully_shard, before the optimizer\n" + _POLICY
+_MASTERS_IN_ONE_PROCESS = """\
+model = model.float()   # before the optimizer
+optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+with torch.autocast(device_type, dtype=torch.bfloat16):
+    loss = loss_fn(model(x), y)"""
+_UNSHARDED_MASTERS = (
+    "Mixed precision keeps weights in float32 and computes in 16 bits; here, updates below 2^-9 of a weight are lost. "
+    "Load or cast the model in float32 before passing it to the optimizer, and let autocast cast it."
+)
 _WIRE = (
     "Each addition rounds to 8 significant bits in bfloat16, and to 11 in float16, where sums beyond 65,504 become "
     "infinite; more is lost the more processes there are. Reduce in float32"
@@ -126,7 +136,7 @@ def half_reduction(run: Run) -> list[Finding]:
         "LlamaFactory issue 9769).",
         advice="Mixed precision keeps weights in float32 and computes in 16 bits; here, updates below 2^-9 of a "
         "weight are lost. Load or cast the model in float32 before sharding it or passing it to the optimizer.",
-        snippet="model = model.float()   # before fully_shard, before the optimizer\n" + _POLICY,
+        snippet=_MASTERS,
         frameworks={
             "Transformers Trainer": "model = AutoModel.from_pretrained(name, dtype=torch.float32)   # bf16=True casts",
             "Accelerate": "model = model.float()\nmodel, optimizer = accelerator.prepare(model, optimizer)",
@@ -149,6 +159,7 @@ def missing_fp32_masters(run: Run) -> list[Finding]:
         asked = "autocast is on"
     else:
         return []
+    entry, sharded = GUIDE["missing-fp32-masters"], settings.get("param_dtype") is not None
     return [
         make_finding(
             "missing-fp32-masters",
@@ -158,6 +169,7 @@ def missing_fp32_masters(run: Run) -> list[Finding]:
             value=float(len(names)),
             limit=0.0,
             unit="trainable parameters in bfloat16",
+            remedy=None if sharded else Remedy(_UNSHARDED_MASTERS, _MASTERS_IN_ONE_PROCESS, entry.frameworks),
         )
     ]
 

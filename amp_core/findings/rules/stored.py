@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from amp_core.analysis.steps import autocast_dtype
 from amp_core.findings.first_cause import stays_broken
-from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.rules.errors import fp16_parameters
@@ -33,6 +33,13 @@ MIN_RATE_WRITES = 20
 """Fewest writes of a learning rate that show that it cannot change."""
 MIN_LOSSES = 10
 """Fewest different losses whose number of bits shows the dtype."""
+_SUMS = """\
+for p, total in zip(model.parameters(), sums):   # after each backward; the sums are float32
+    total.add_(p.grad.float())
+    p.grad = None"""
+_SHARDED_SUMS = """\
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+fully_shard(model, mp_policy=policy)   # sums of micro-batches have reduce_dtype"""
 SIGNIFICANT_BITS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first() if f.autocast}
 """Significant bits of 16-bit dtypes, including the implicit one."""
 
@@ -79,7 +86,7 @@ def half_accumulation(run: Run) -> list[Finding]:
     summed = shared.get("main_grad") or own_sums or (reduced if shared.get("unsynced") else None)
     if summed in SIGNIFICANT_BITS:
         return [
-            _accumulated("gradients", str(summed), (f"Gradients of several micro-batches are accumulated in {summed}"))
+            _accumulated_gradients(run, "gradients", str(summed)),
         ]
     narrow = {n: str(d) for n, d in facts(run.head.model, "dtypes").items() if d in SIGNIFICANT_BITS}
     several = any(_accumulates(calls) for _, _, calls in call_orders(run)) and signals(run, "cleared by hand").empty
@@ -87,7 +94,7 @@ def half_accumulation(run: Run) -> list[Finding]:
     wide = any(s.get("stage") == "accumulation" and s.get("dtype") not in SIGNIFICANT_BITS for s in settings)
     if narrow and several and not wide:
         name, dtype = next(iter(narrow.items()))
-        return [_accumulated(name, dtype, f"Gradients of several micro-batches are accumulated in {dtype}")]
+        return [_accumulated_gradients(run, name, dtype)]
     dtype_of_losses = _dtype_of_losses(run) if compute_dtype(run) != "float32" else None
     return (
         [_accumulated("loss", dtype_of_losses, f"The recorded losses have no more bits than {dtype_of_losses}")]
@@ -146,7 +153,20 @@ def _accumulates(calls: Sequence[str]) -> bool:
     return False
 
 
-def _accumulated(where: str, dtype: str, title: str, *, broken: bool = False) -> Finding:
+def _accumulated_gradients(run: Run, where: str, dtype: str) -> Finding:
+    bits = SIGNIFICANT_BITS[dtype]
+    sharded = facts(run.head.config, "communication").get("param_dtype") is not None
+    remedy = Remedy(
+        f"Each addition rounds the sum to {bits} significant bits, and drops a micro-batch whose gradient is below "
+        f"2^-{bits + 1} of it. Accumulate in float32: keep the weights and so their gradients in float32, or add into "
+        "buffers of your own.",
+        _SHARDED_SUMS if sharded else _SUMS,
+    )
+    title = f"Gradients of several micro-batches are accumulated in {dtype}"
+    return _accumulated(where, dtype, title, remedy=remedy)
+
+
+def _accumulated(where: str, dtype: str, title: str, *, broken: bool = False, remedy: Remedy | None = None) -> Finding:
     return make_finding(
         "half-accumulation",
         title + (", which it overflows" if broken else ""),
@@ -155,6 +175,7 @@ def _accumulated(where: str, dtype: str, title: str, *, broken: bool = False) ->
         value=float(SIGNIFICANT_BITS[dtype]),
         limit=24.0,
         unit="significant bits",
+        remedy=remedy,
     )
 
 

@@ -16,6 +16,8 @@ from amp_core.formats import element_bytes
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
+MAX_DECAY_ERROR = 1e-3
+"""Relative difference within which two tensors move by the same share."""
 MAX_NOISE_RATIO = 1e-6
 """Updates that are smaller than the largest of all parameters by more than this come from rounding: float32 rounds by
 6e-8 of a value."""
@@ -57,7 +59,8 @@ def lost_weight_updates(run: Run) -> list[Finding]:
     losses = losses[losses["cure"] == ""]
     if losses.empty:
         return _unmoved_weights(run) or _lost_by_hand(run)
-    lost = losses[(losses["lost_mass_frac"] >= MIN_LOST_FRAC) & ~losses["name"].isin(_moved_by_noise(run))]
+    others = _moved_by_noise(run) | _moved_by_decay(losses)
+    lost = losses[(losses["lost_mass_frac"] >= MIN_LOST_FRAC) & ~losses["name"].isin(others)]
     if lost.empty:
         return _lost_by_hand(run)
     row = lost.iloc[int((lost["lost_mass_frac"] * lost["numel"]).to_numpy().argmax())]
@@ -103,6 +106,14 @@ def _moved_by_noise(run: Run) -> set[str]:
     for its rounding."""
     rms = run.updates.groupby("name")["update_rms"].median()
     return set(rms.index[rms < MAX_NOISE_RATIO * rms.max()])
+
+
+def _moved_by_decay(losses: pd.DataFrame) -> set[str]:
+    """Parameters without a gradient, such as those of an expert that gets no tokens: weight decay alone moves them, all
+    by the same share of the weights, the least of all tensors."""
+    ratio = losses["update_ratio"]
+    least = (ratio <= (1 + MAX_DECAY_ERROR) * ratio.min()) & (losses["lost_decay_frac"] >= MIN_LOST_FRAC)
+    return set(losses["name"][least]) if 2 <= least.sum() < len(losses) else set()
 
 
 def _unmoved_weights(run: Run) -> list[Finding]:

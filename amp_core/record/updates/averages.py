@@ -100,6 +100,7 @@ class AverageLedger(Observer):
         copies = reachable_copies(named, sys._getframe(1))
         averages = [(c, n, a) for c in copies for n, a in c.tensors(named).items()]
         narrow = [(c, n, a) for c, n, a in averages if a.dtype in NARROW and has_values(a)]
+        narrow = [(c, n, a) for c, n, a in narrow if local(a).shape == local(named[n]).shape]  # not of a sharded weight
         limit = even_limit([local(a).numel() for _, _, a in narrow], MAX_ELEMENTS)
         for copy, name, average in narrow:
             taken = min(limit, local(average).numel())

@@ -142,7 +142,7 @@ class Writes(QuietMode):
         for i, tensor in enumerate(targets):
             factor = factors[i] if len(factors) == len(targets) else factors[0]
             if isinstance(factor, torch.Tensor) and factor.is_cpu and not factor.dim():
-                factor = float(factor)
+                factor = float(local(factor))
             if isinstance(factor, float) and self._is_plain(tensor) and tensor.dtype in NARROW:
                 unchanged = 0 < 1 - factor < torch.finfo(tensor.dtype).eps / 4
                 if unchanged and tensor.numel() >= MIN_ELEMENTS and storage_of(tensor).cdata not in self._held:

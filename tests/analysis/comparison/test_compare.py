@@ -85,6 +85,15 @@ def test_a_gross_deviation_is_worse_whatever_the_seed(tmp_path: Path) -> None:
     assert parity["broken"] == "worse: the loss is not finite from step 150 on, while that of a is"
 
 
+def test_losses_that_lie_apart_are_worse_however_they_scatter(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    low = timed(tmp_path / "low", np.full(200, 10.0), 0.002 * np.exp(0.6 * random.standard_normal(200)))
+    high = timed(tmp_path / "high", np.full(200, 10.0), 0.04 * np.exp(0.6 * random.standard_normal(200)))
+    parity = compare([low, high]).parity
+    assert parity["high"].startswith("worse: final loss +") and parity["high"].endswith("is above all of low")
+    assert compare([high, low]).parity["low"].startswith("cannot tell")
+
+
 def test_a_deviation_within_the_noise_of_the_steps_is_not_called_worse(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     noisy = 2.0 + 0.5 * random.standard_normal(200)
