@@ -82,9 +82,9 @@ def _with_finite_loss(run: Run) -> "pd.Series[int]":
         follows_in_place=("eps-rounds-to-zero",),
         what="The output of a module, or of an operator of the loss, overflows float16: values above 65504 become "
         "infinite.",
-        signal="The first module, in forward order, with a non-finite float16 output from finite input and weights; if "
-        "all modules' outputs are finite and the loss is not, the operator of the loss that made it so; outputs within "
-        "a factor of 2 of the limit; products, sums and norms in the first step.",
+        signal="The first module, in forward order, with a non-finite float16 output from finite input and weights, "
+        "and the operator in it, or in the loss, that made it so, by what autograd saved; outputs within a factor of 2 "
+        "of the limit; products, sums, norms and variances in the first step.",
         threshold="One infinite value, a warning if the loss is finite; a warning from 32752 on, where one doubling of "
         "headroom remains.",
         advice="No loss scale helps, because it is the forward pass that overflows. Run this module in float32, "

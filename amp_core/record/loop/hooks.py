@@ -118,11 +118,11 @@ class Hooks:
         ]
         self._handles += self._of_optimizer[index]
 
-    def _place(self, optimizer: Any, *, stepping: bool = False) -> int | None:
+    def _place(self, optimizer: Any, *, stepping: bool = False, own_backward: bool = False) -> int | None:
         """The index of an optimizer; one that the loop starts to use during the run may be adopted."""
         index, new = None, False
         with self._phases.watching():
-            index, new = self._steps.index_or_adopt(optimizer, stepping=stepping)
+            index, new = self._steps.index_or_adopt(optimizer, stepping=stepping, own_backward=own_backward)
             if new and index is not None:
                 self._listen_to(index, optimizer)
         return index
@@ -312,7 +312,8 @@ class Hooks:
     def _before_any_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer steps, anywhere in the program."""
         if not self._steps.auditing and all(optimizer is not known for known in self._steps.optimizers):
-            index = self._place(optimizer, stepping=True)
+            closure = _argument(args, kwargs, 1, "closure")
+            index = self._place(optimizer, stepping=True, own_backward=callable(closure))
             if index is None and not self._steps.stepping:
                 self._loss_and_samples.stepped_elsewhere()
 
@@ -325,7 +326,7 @@ class Hooks:
             self._phases.enter("optimizer")
             return None
         self._repeating = False
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = _argument(args, kwargs, 1, "closure")
         if not callable(closure):
             self._before_step(index)
             return None

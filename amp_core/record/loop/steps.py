@@ -140,13 +140,14 @@ class Steps:
         )
         return next(held, None) if first is not None else None
 
-    def index_or_adopt(self, optimizer: Any, *, stepping: bool) -> tuple[int | None, bool]:
-        """The index of an optimizer that is about to step (`stepping`) or to unscale, and whether it was just
-        adopted."""
+    def index_or_adopt(self, optimizer: Any, *, stepping: bool, own_backward: bool) -> tuple[int | None, bool]:
+        """The index of an optimizer that is about to step (`stepping`), perhaps with a backward of its own, or to
+        unscale, and whether it was just adopted."""
         index = self.index(optimizer)
         if index is not None or not isinstance(optimizer, torch.optim.Optimizer) or self.stepping:
             return index, False  # an optimizer that steps within another's step is part of it
-        if not self._adoption.wanted(optimizer, self._unrecorded.backwards, stepping=stepping):
+        backwards = self._unrecorded.backwards + own_backward
+        if not self._adoption.wanted(optimizer, backwards, stepping=stepping):
             return None, False
         return self._adopt_optimizer(optimizer), True
 

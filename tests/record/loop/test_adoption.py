@@ -232,6 +232,27 @@ def test_a_critic_in_the_same_model_may_step_often_before_the_given_optimizer(tm
     assert len(load_run(tmp_path / "run").steps) == 10
 
 
+def test_an_optimizer_whose_closure_computes_the_gradients_follows_another_at_once(tmp_path):
+    """Adam and then L-BFGS, as for physics-informed networks: no backward comes between their steps."""
+    model = small_model()
+    x, y = torch.randn(16, 24), torch.randint(0, 10, (16,))
+    adam, lbfgs = adamw(model.parameters()), torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure():
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    with watch(model, adam, into=tmp_path / "run"):
+        for _ in range(4):
+            closure()
+            adam.step()
+        for _ in range(3):
+            lbfgs.step(closure)
+    assert len(load_run(tmp_path / "run").steps) == 7
+
+
 def test_an_optimizer_inside_another_is_not_recorded_separately(tmp_path):
     class Lookahead(torch.optim.Optimizer):
         def __init__(self, inner):
