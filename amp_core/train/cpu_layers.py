@@ -73,8 +73,9 @@ def runs(kind: str, autocast: torch.dtype | None, weights: torch.dtype, onednn: 
         return True
     make, shape = PROBES[kind]
     untouched = torch.random.fork_rng(devices=[]), torch.enable_grad(), _disable_current_modes()
+    apart = torch.autocast("cpu", enabled=False)  # the caller's, in which backward would run
     with ExitStack() as stack:
-        for context in (*untouched, nullcontext() if onednn else _without_onednn()):
+        for context in (*untouched, apart, nullcontext() if onednn else _without_onednn()):
             stack.enter_context(context)
         layer = make().to(weights)
         try:
