@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from amp_core.store.run import Run
 
 LEVELS = ("error", "warning", "info")
+NOTHING = "nothing wrong was found"
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -83,7 +84,8 @@ def _print_findings(opened: "Run", silenced: frozenset[str], arguments: argparse
         if broke_off := end_in_words(opened):
             print(printable(f"{broke_off}\n"))
         sentence = first_sentence(opened)  # of a trace, which it says to be well, or not
-        words = in_words(shown, none="") if sentence else in_words(shown)
+        none = "no finding explains that" if broke_off else NOTHING
+        words = in_words(shown, none="" if sentence else none)
         print(printable("\n\n".join(part for part in (sentence, words) if part)))
         chain = diagnosis(opened, shown)
         if chain.cause is not None and (more := [text for text in (chain.began, *chain.measurements) if text]):
@@ -104,7 +106,7 @@ def end_in_words(run: "Run") -> str:
     )
 
 
-def in_words(findings: "list[Finding]", none: str = "nothing wrong was found") -> str:
+def in_words(findings: "list[Finding]", none: str = NOTHING) -> str:
     """The findings as text: what, where, the evidence, and what to change; `none` where nothing is wrong."""
     parts = [none] if none and all(f.severity == "info" for f in findings) else []
     for finding in findings:

@@ -279,7 +279,7 @@ def _of_rounded_zero(run: Run, cause: Cause) -> Remedy | None:
     if dtype not in ("float16", "bfloat16"):
         return None
     subject = "The loss" if cause.where == LOSS else cause.where
-    if cause.op.endswith(BY_ZERO):
+    if cause.op.endswith(BY_ZERO) or not cause.operator.startswith("log"):
         small = "whatever is below 3e-8 is 0 there, and " if dtype == "float16" else ""
         return Remedy(
             f"{subject} divides by a number that is 0 in {dtype}: {small}a difference of two numbers is 0 once both "

@@ -107,11 +107,16 @@ def model_name(run: Run) -> str:
 
 
 def ending_error(run: Run) -> str:
-    """The message of the exception that ended the run; empty if none did."""
+    """The message of the exception that ended the run, or of one of the scaler's that the program caught, after which
+    no step came; empty without one."""
     cause = rank_cause(run)  # with several processes, the error of one ended the others
     if cause is not None:
         return cause.reason
-    return run.end_reason or "" if run.status in ("failed", "lost") else ""
+    if run.status in ("failed", "lost"):
+        return run.end_reason or ""
+    caught, last = signals(run, "failed call"), last_step(run)
+    caught = caught[caught["step"] > last] if last is not None else caught
+    return str(caught["detail"].iloc[-1]) if len(caught) else ""
 
 
 def ending_steps(run: Run) -> tuple[int, int] | None:

@@ -5,8 +5,8 @@
 """
 
 OF_ZERO = " of 0"
-"""The end of `op` of a `non-finite operator` that takes a logarithm of 0: no finite number is so large that its
-logarithm overflows."""
+"""The end of `op` of a `non-finite operator` that takes a logarithm of 0, or one over its root: no finite number is so
+large that its logarithm overflows."""
 BY_ZERO = " by 0"
 """Likewise of one that divides by 0."""
 EVENT_KINDS: dict[str, str] = {
@@ -43,6 +43,8 @@ EVENT_KINDS: dict[str, str] = {
     "value: infinite results",
     "inner overflow": "a product, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
     "value: how many of its results are infinite",
+    "leaf loss": "backward starts from a tensor that nothing was computed from: a loss that was wrapped anew",
+    "failed call": "a call of the scaler raised an exception, which the program may have caught; detail: the exception",
     "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
     "where a custom autograd function recomputed the module",
     "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "

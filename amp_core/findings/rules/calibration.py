@@ -21,7 +21,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import scaler_state_not_restored
 from amp_core.findings.rules.scaling import loss_nonfinite, scale_collapse
 from amp_core.findings.rules.skips import branch_always_skipped, shared_backoff
-from amp_core.findings.signals import call_orders, facts, split_call
+from amp_core.findings.signals import call_orders, facts, signals, split_call
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
@@ -83,6 +83,7 @@ def calibration_skips(run: Run) -> list[Finding]:
         return [_grows_too_often(run, summary, (int(after_start["first"].iloc[0]), last))]
     start = episodes.iloc[0]
     resumed = facts(run.head.config, "resumed").get("optimizer") is True
+    resumed = resumed and signals(run, "resumed").empty  # else the first skips are those of the run before
     limit = MAX_RESUMED_SKIPS if resumed else CALIBRATION_STEPS
     if start["skips"] > limit:
         return [_begins_too_high(run, start, limit, summary.attempts)]

@@ -38,6 +38,11 @@ MIN_ZERO_STEPS = 5
 """Steps whose gradients all have to be zero."""
 MIN_STEPS_WITHOUT = 3
 """Steps in which the same parameters have no gradient: all that are reported."""
+_WRAPPED = Remedy(
+    "A loss that is wrapped anew, as by `torch.tensor(loss, requires_grad=True)` or `loss.detach().requires_grad_()`, "
+    "has no graph: backward runs, and no weight ever changes. Return the loss itself.",
+    "loss = loss_fn(model(x), y)   # not torch.tensor(loss, requires_grad=True)\nloss.backward()",
+)
 _UNREACHED = Remedy(
     "These parameters stay as they are: the loss does not depend on them, or a detach, a `no_grad` or a conversion to "
     "numbers cuts the graph before it reaches them. If that is intended, leave them out of the optimizer.",
@@ -136,6 +141,9 @@ def no_gradients(run: Run) -> list[Finding]:
     why = " (they do not belong to the model)" if foreign is not None else ""
     if raised == _NO_CHECKS[1]:
         where, why = "loss", " (the loss depends on none)"
+    wrapped = len(signals(run, "leaf loss")) > 0
+    if wrapped:
+        where, why = "loss", ": backward starts from a new tensor, which is connected to nothing"
     at = ending_steps(run) if raised else (int(none["step"].iloc[0]), int(none["step"].iloc[-1]))
     return [
         make_finding(
@@ -146,6 +154,7 @@ def no_gradients(run: Run) -> list[Finding]:
             value=0.0,
             limit=1.0,
             unit="parameters with a gradient",
+            remedy=_WRAPPED if wrapped else None,
         )
     ]
 

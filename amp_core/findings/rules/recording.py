@@ -280,6 +280,8 @@ def _reported_gaps(run: Run) -> list[_Gap]:
     gaps: dict[str, _Gap] = {}
     for name, detail, step in zip(frame["name"], frame["detail"].astype(str), frame["step"], strict=True):
         since = int(step) if step == step else None
+        if detail.startswith("loss: none") and len(signals(run, "leaf loss")):  # another finding has it
+            continue
         if detail in gaps or any(known in detail for known in _EXPECTED) or _is_device_reason(detail):
             continue
         if detail.startswith("operators within compiled graphs") and audited:

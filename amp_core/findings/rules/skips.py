@@ -318,11 +318,12 @@ def _repeated_single_skips(run: Run, trace: pd.DataFrame) -> list[Finding]:
     bad: list[int] = []
     before, grown = np.inf, False  # a scale that grew since the last skip may simply have grown too large
     singles = set(after_start["first"].tolist())
+    broken = set(trace["step"][trace["has_loss"] & ~np.isfinite(trace["loss"])])  # not for the scale's sake
     columns = (trace[c].tolist() for c in ("step", "loss_scale", "skipped"))
     for step, scale, skipped in zip(*columns, strict=True):
         grown, before = grown or scale > before, scale
         if skipped:
-            if step in singles and not grown and any(scale * MUCH_LOWER_RATIO <= known for known in proven):
+            if step in singles - broken and not grown and any(scale * MUCH_LOWER_RATIO <= known for known in proven):
                 bad.append(step)
             clean, grown = {}, False
         else:

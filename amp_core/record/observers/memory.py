@@ -171,6 +171,8 @@ class MemoryWatch(Observer):
         autograd something to call in every later backward, even once it is removed."""
         self._detach_from_gradients()
         for parameter, hook in self._to_hook:
+            if not parameter.requires_grad:  # frozen since the step began, as a critic is while its generator trains
+                continue
             node = graph.get_gradient_edge(parameter).node
             self._on_nodes.append(node.register_hook(hook))
 

@@ -4,8 +4,10 @@ gradients.
 Each is reported once, when it first occurs.
 """
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
+MAX_LEAF_NODES = 8
+"""Most operators between a loss that was wrapped anew and backward: a mean over micro-batches, a loss scale."""
 MAX_CHECKED_BACKWARDS = 8
 """Backward passes in which the dtype of the loss's computation is checked; as many whose roots no scaler multiplied are
 searched for parameters."""
@@ -163,6 +167,15 @@ def _is_cached(weight: torch.Tensor) -> bool:
     return weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
 
 
+@dataclass
+class _Unscaled:
+    """A parameter that backward of a loss without the loss scale reached, and its gradient after that."""
+
+    parameter: torch.Tensor
+    dtype: str | None
+    grad: torch.Tensor | None = None
+
+
 class BackwardState(Observer):
     """Checks the state of torch whenever `backward` or `torch.autograd.grad` is called."""
 
@@ -188,6 +201,7 @@ class BackwardState(Observer):
         self._reached: set[int] = set()  # optimizers that backward reached from scaled losses alone
         self._by_scaler: set[int] = set()  # optimizers that the scaler steps
         self._followed = 0  # backward passes that were followed to the optimizers
+        self._pending: dict[int, _Unscaled] = {}  # by optimizer: what an unscaled loss left
         self._unscaled_grads: dict[int, int] = {}  # versions of scaled gradients when unscaled ones were computed
         self._calls_at_begin = 0  # calls of get_scale before the step
         self._just_found = False  # whether the scaler was found in this step, within its first call
@@ -197,11 +211,13 @@ class BackwardState(Observer):
             self.scaler_found(scaler)
             self._just_found = False
         patched_functions.backward.listen(self._on_backward)
+        patched_functions.backward.listen_after(self._after_backward)
         patched_functions.grad.listen(self._on_grad)
 
     def step_began(self, step: int) -> None:
         self._step = step
         self._scaled, self._unscaled_grads, self._unscaled, self._reached = [], {}, set(), set()
+        self._pending = {}
         self._calls_at_begin = self._scale_calls()
 
     def scaler_found(self, scaler: Any) -> None:
@@ -216,7 +232,7 @@ class BackwardState(Observer):
         self._just_found = False
 
     def close(self) -> None:
-        patched_functions.backward.unlisten(self._on_backward)
+        patched_functions.backward.unlisten(self._on_backward, self._after_backward)
         patched_functions.grad.unlisten(self._on_grad)
         for method in self._scalings:
             method.unlisten(self._keep)
@@ -246,6 +262,8 @@ class BackwardState(Observer):
             self._report("loss dtype", name="loss", dtype=dtype_name(narrow))
         elif self._checked < MAX_CHECKED_BACKWARDS:
             self._checked += 1
+            if roots and all(map(self._is_leaf_loss, roots)):
+                self._report("leaf loss", name="loss")
             computed = next((d for t in roots if (d := loss_dtype(t)) in NARROW), None)
             if computed is not None:
                 self._report("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")
@@ -263,6 +281,16 @@ class BackwardState(Observer):
             )
             self._calls_before = None
 
+    def _is_leaf_loss(self, root: torch.Tensor) -> bool:
+        """Whether a loss was computed from one number alone that is no parameter: the loss, wrapped anew."""
+        if root.grad_fn is None:
+            return root.requires_grad and root.numel() == 1
+        nodes = list(itertools.islice(_nodes([root.grad_fn]), MAX_LEAF_NODES + 1))
+        leaves = [v for node in nodes if (v := getattr(node, "variable", None)) is not None]
+        held = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        few = len(nodes) <= MAX_LEAF_NODES and len(leaves) == 1
+        return few and leaves[0].dim() == 0 and id(leaves[0]) not in held
+
     def _search_unscaled(self, roots: list[torch.Tensor]) -> None:
         """Report the optimizer whose parameters these roots reach on a path that no scaler multiplied. A loop that asks
         for the scale multiplies by it itself."""
@@ -273,8 +301,22 @@ class BackwardState(Observer):
         if self._scale_calls() > self._calls_at_begin:
             return
         dtype = dtype_name(torch.float16) if _passes_half(nodes) else None
-        for index in sorted(self._held(nodes)):
-            self._report_unscaled(index, "backward", dtype)
+        held = self._held(nodes)
+        for index in sorted(set(held.values())):
+            smallest = min((p for p in held if held[p] == index), key=lambda p: p.numel())
+            self._pending.setdefault(index, _Unscaled(smallest, dtype))
+
+    def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        for unscaled in self._pending.values():
+            if unscaled.grad is None:
+                unscaled.grad = unscaled.parameter.grad
+
+    def _report_pending(self, index: int) -> None:
+        """Report an unscaled loss whose gradients the optimizer is about to use. A loop may read and clear them, as one
+        that estimates Fisher information does."""
+        unscaled = self._pending.pop(index, None)
+        if unscaled is not None and unscaled.grad is not None and unscaled.parameter.grad is unscaled.grad:
+            self._report_unscaled(index, "backward", unscaled.dtype)
 
     def _follow(self, roots: list[torch.Tensor]) -> None:
         """Note which optimizers get gradients of a scaled loss alone in this step."""
@@ -282,13 +324,13 @@ class BackwardState(Observer):
         nodes = [t.grad_fn for t in roots if t.grad_fn is not None]
         scaled = [n for n in nodes if _SCALED in _metadata(n)]
         unscaled = [n for n in nodes if _SCALED not in _metadata(n)]
-        self._reached |= self._held(scaled)
-        self._reached -= self._held(unscaled)
+        self._reached |= set(self._held(scaled).values())
+        self._reached -= set(self._held(unscaled).values())
 
-    def _held(self, nodes: list[Any]) -> set[int]:
-        """The optimizers of the parameters that backward from these nodes reaches."""
-        held = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
-        return {held[key] for key in _leaves(nodes) if key in held}
+    def _held(self, nodes: list[Any]) -> dict[torch.Tensor, int]:
+        """The parameters that backward from these nodes reaches, and the optimizers that hold them."""
+        held = {id(p): (p, i) for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
+        return dict(held[key] for key in _leaves(nodes) if key in held)
 
     def _report_unscaled(self, index: int, name: str, dtype: str | None = None) -> None:
         if (kind := f"unscaled backward of optimizer {index}") not in self._reported:
@@ -306,6 +348,7 @@ class BackwardState(Observer):
             self._report("scaled step", optimizer=optimizer)
         if what not in ("unscale_", "scaler.step"):
             return
+        self._report_pending(optimizer)
         if self._unscaled_grads and optimizer not in self._unscaled:
             held = {id(p): p for group in self._optimizers[optimizer].param_groups for p in group["params"]}
             for key, version in self._unscaled_grads.items():

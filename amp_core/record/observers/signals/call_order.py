@@ -5,6 +5,7 @@ those of the step before: a loop that repeats the same calls writes one event. `
 """
 
 import functools
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,11 +19,14 @@ from amp_core.record.model.unwrap import unwrap_optimizer
 from amp_core.record.observer import Observer
 from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
+from amp_core.text.errors import in_one_line
 
 MAX_CALLS = 200
 """Calls of one step that are kept; a loop that never completes a step may call any number."""
 MIN_SCALED_BY_HAND = 3
 """Consecutive losses: the weight of one may happen to be the loss scale, while that changes."""
+MAX_FAILED = 3
+"""Exceptions of the scaler that are written."""
 MAX_EVENTS = 2000
 """Changes of order that are written; after that many, the order carries no information."""
 
@@ -42,6 +46,7 @@ class CallOrder(Observer):
         self._step = 0
         self._written = 0
         self._inside = False  # of scaler.step
+        self._failed = 0  # calls of the scaler that raised
         self._scale_calls = 0
         self._by_hand = 0  # consecutive losses that the loop multiplied by the loss scale itself
         self._known_scale: Any = None  # what `get_scale` last returned to the loop
@@ -71,6 +76,10 @@ class CallOrder(Observer):
         step.listen(self._enter_scaler_step, of=scaler)
         step.listen_after(self._leave_scaler_step, of=scaler)
         self._methods += [(step, self._enter_scaler_step), (step, self._leave_scaler_step)]
+        for name in ("unscale_", "step", "update"):
+            method, listener = patched_functions.method_of(scaler, name), functools.partial(self._on_failed, name)
+            method.listen_failed(listener, of=scaler)
+            self._methods.append((method, listener))
 
     def optimizer_found(self, index: int, optimizer: Any) -> None:
         self._listen(optimizer, "zero_grad", self._numbered("zero_grad", index))
@@ -121,6 +130,13 @@ class CallOrder(Observer):
 
     def _on_method(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._note(call)
+
+    def _on_failed(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The scaler raised, and the program may catch that: then the run ends as if nothing had happened."""
+        error = sys.exc_info()[1]
+        if error is not None and not self.at_own_work() and self._failed < MAX_FAILED:
+            self._failed += 1
+            self._writer.event("failed call", f"scaler.{call}", in_one_line(error), self._step)
 
     def _before_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next(iter((*args[1:], *kwargs.values())), None)

@@ -19,7 +19,8 @@ from amp_core.record.stats.layout import dtype_name
 from amp_core.schema.event_kinds import BY_ZERO, OF_ZERO
 from amp_core.store.writer import RunWriter
 
-_LOGARITHMS = ("log", "log2", "log10")
+_OF_ZERO = ("log", "log2", "log10", "rsqrt", "reciprocal")
+"""Operators whose result is infinite of a zero alone."""
 _RESULTS = ("result", "output", "result0", "logsumexp")
 """Names under which nodes save what they computed."""
 _AGAIN: dict[str, Callable[..., torch.Tensor]] = {
@@ -101,7 +102,7 @@ def origin_in_graph(tensor: torch.Tensor, finite: Iterable[torch.Tensor] = ()) -
 
 def origin_of_call(op: str, arguments: Sequence[torch.Tensor], dtype: torch.dtype) -> Origin:
     """An origin, by its operator's name and its floating-point arguments as far as they are known."""
-    if op in _LOGARITHMS and any(bool((value == 0).any()) for value in arguments):
+    if op in _OF_ZERO and any(bool((value == 0).any()) for value in arguments):
         op += OF_ZERO
     elif op == "div" and bool((arguments[-1] == 0).any()):
         op += BY_ZERO

@@ -22,6 +22,7 @@ from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.stats.norms import largest
 from amp_core.record.torch_internals.module_calls import before_call
+from amp_core.record.updates.replay import is_own_code
 from amp_core.store.writer import RunWriter
 
 _grad = attrgetter("grad")
@@ -321,8 +322,9 @@ class Branches(Observer):
 
     def _list_parameters(self) -> None:
         names = {id(p): n for n, p in named_parameters(self._model)}
-        held = (p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad)
-        self._parameters = [p for p in held if is_lazy(p) or p.numel()]
+        held = ((p, o) for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad)
+        # An optimizer of the program's own may give its master weights their gradients within its step.
+        self._parameters = [p for p, o in held if (is_lazy(p) or p.numel()) and (id(p) in names or not is_own_code(o))]
         self._names = [names.get(id(p), f"parameter {i}") for i, p in enumerate(self._parameters)]
 
     def optimizer_found(self, index: int, optimizer: Any) -> None:
