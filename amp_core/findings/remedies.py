@@ -141,6 +141,15 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
             ISLAND,
             BF16,
         )
+    given = signals(run, "narrow input")
+    if cause.phase == "forward" and (given["step"] == cause.step).any():
+        dtype = str(given["dtype"].iloc[0])
+        return Remedy(
+            f"The model is given {dtype} values, in which numbers near 1 are 1 and small differences are 0, and "
+            f"{cause.where} makes a non-finite value of them, as a logarithm of 1 - p or a division does. Pass "
+            "float32, and let autocast cast what may be cast.",
+            "batch = {key: x.float() if x.is_floating_point() else x for key, x in batch.items()}",
+        )
     is_rounded = len(signals(run, "rounded probabilities")) > 0
     if cause.phase == "forward" and (autocast_dtype(run) == "float16" or is_rounded):
         return Remedy(

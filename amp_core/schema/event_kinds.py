@@ -44,6 +44,13 @@ EVENT_KINDS: dict[str, str] = {
     "inner overflow": "a product, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
     "value: how many of its results are infinite",
     "leaf loss": "backward starts from a tensor that nothing was computed from: a loss that was wrapped anew",
+    "dead operator": "an operator next to the loss passes no gradient: all its arguments are where it is flat; op: its "
+    "name",
+    "narrow input": "the model was given values in dtype in a step whose loss was not finite",
+    "other forward": "a module returned dtype in a forward without gradients and float32 in the one with them; detail "
+    "`training`: the other way round",
+    "ratio": "a loss takes the exponential of a difference of float32 values of which one part has a gradient; value: "
+    "how many",
     "failed call": "a call of the scaler raised an exception, which the program may have caught; detail: the exception",
     "failed in": "the module that was at work when an exception ended the run; op: the function; phase: `backward` "
     "where a custom autograd function recomputed the module",

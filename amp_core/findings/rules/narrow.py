@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Severity
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import model_name, signals
 from amp_core.store.run import Run
@@ -162,7 +162,36 @@ def half_logits(run: Run) -> list[Finding]:
                 lambda row: f"A ratio of probabilities is computed from logarithms in {row['dtype']}",
             )
         ]
+        or _ratio_of_two_forwards(run)
     )
+
+
+def _ratio_of_two_forwards(run: Run) -> list[Finding]:
+    """A policy's ratio compares log-probabilities of a rollout in another dtype than that of the training."""
+    ratio, other = signals(run, "ratio"), signals(run, "other forward")
+    if ratio.empty or other.empty:
+        return []
+    row = other.iloc[0]
+    name, dtype = model_name(run), row["dtype"]
+    first, second = ("float32", dtype) if row["detail"] == "training" else (dtype, "float32")
+    return [
+        make_finding(
+            "half-logits",
+            f"A ratio of probabilities compares those of a forward without gradients in {first} with those of one in "
+            f"{second}",
+            name,
+            steps=(int(row["step"]), int(row["step"])),
+            value=float(ratio["value"].iloc[0]),
+            limit=0.0,
+            unit="ratios",
+            remedy=Remedy(
+                f"Rounding alone makes the two differ before any update, so that ratios are off by percents and "
+                f"clipping decides on rounding. Run {name} in the same precision in the rollout and in the update.",
+                "with torch.autocast(device_type, dtype=dtype):   # around both, or around neither\n"
+                "    log_probs = policy(states).log_softmax(-1).gather(-1, actions)",
+            ),
+        )
+    ]
 
 
 @rule(

@@ -18,7 +18,7 @@ from amp_core.analysis.numerics.what_if import GRADIENTS
 from amp_core.analysis.steps import attempts
 from amp_core.findings import remedies
 from amp_core.findings.first_cause import Cause, divergence, failing_steps, first_cause, stretch_end
-from amp_core.findings.model import LOSS_SCALING, Entry, Finding
+from amp_core.findings.model import LOSS_SCALING, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import scaler_with_bf16
 from amp_core.findings.signals import signals
@@ -266,9 +266,15 @@ def scale_unbounded(run: Run) -> list[Finding]:
     norms = trace["grad_norm"].to_numpy()
     first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
     grown_to = formatting.scale(summary.last)
+    dead = signals(run, "dead operator")
+    where, remedy = "loss scale", None
     if np.isfinite(norms).any() and not np.nan_to_num(norms).any():
         times = formatting.plural(summary.growths, "time")
         title = f"The loss scale grew {times} to {grown_to} while every gradient was zero"
+        if len(dead):
+            op = str(dead["op"].iloc[0])
+            title += f": {op} next to the loss passes none"
+            where, remedy = "loss", _dead_remedy(op)
     elif summary.last >= HIGH_SCALE and (since := _zero_since(trace)) is not None:
         title = f"The loss scale grew to {grown_to}, and every gradient is zero from step {since:,} on"
         first = since
@@ -280,13 +286,22 @@ def scale_unbounded(run: Run) -> list[Finding]:
         make_finding(
             "scale-unbounded",
             title,
-            "loss scale",
+            where,
             steps=(first, last),
             value=summary.last,
             limit=HIGH_SCALE,
             unit="loss scale",
+            remedy=remedy,
         )
     ]
+
+
+def _dead_remedy(op: str) -> Remedy:
+    return Remedy(
+        f"All values that {op} gets are where it is flat, such as an output far outside of its limits, so nothing is "
+        "learned at any loss scale. Initialize the output within them, or leave the operator out of the training.",
+        "print(output.min(), output.max())   # before the clamp, relu or sigmoid",
+    )
 
 
 def _zero_since(trace: pd.DataFrame) -> int | None:

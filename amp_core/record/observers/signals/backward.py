@@ -19,6 +19,7 @@ from amp_core.record.model.loss_factors import MIN_LOSS_SCALE, factor_of
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import in_backward
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.dead_operators import dead_operator
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
@@ -264,6 +265,8 @@ class BackwardState(Observer):
             self._checked += 1
             if roots and all(map(self._is_leaf_loss, roots)):
                 self._report("leaf loss", name="loss")
+            if self._kind == "cpu" and (dead := next(filter(None, map(dead_operator, roots)), None)) is not None:
+                self._report("dead operator", name="loss", op=dead)
             computed = next((d for t in roots if (d := loss_dtype(t)) in NARROW), None)
             if computed is not None:
                 self._report("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")

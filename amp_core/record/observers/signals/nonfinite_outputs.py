@@ -25,6 +25,7 @@ from amp_core.record.backends import backend_of
 from amp_core.record.environment import with_autocast
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_layer, tensors_in
+from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import has_values, in_backward, named_modules, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.graph_origins import origin_in_graph, write_origin
@@ -111,7 +112,9 @@ class ForwardCheck(Observer):
         self._threaded = False
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the current forward
         self._without_grad: dict[int, list[torch.dtype]] = {}  # of outputs that were computed without gradients
+        self._rollout: dict[int, list[torch.dtype]] = {}  # of the first outputs without gradients, up to step `EVERY`
         self._recomputed = False
+        self._compared = False  # forwards with and without gradients had other dtypes
         self._undescribed = False  # the model itself was not called, so autocast was not detected yet
         self._hooks = Switches((m, self._hook(i)) for i, (_, m) in enumerate(self._modules))
         self._on: frozenset[int] = frozenset()
@@ -175,8 +178,11 @@ class ForwardCheck(Observer):
             if self.at_own_work():
                 return
             if not torch.is_grad_enabled():  # perhaps a checkpoint of the program's own
-                if self._step < ARMED_STEPS and not in_backward():
-                    self._without_grad[index] = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
+                if self._step <= EVERY and not in_backward():
+                    dtypes = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
+                    self._rollout.setdefault(index, dtypes)
+                    if self._step < ARMED_STEPS:
+                        self._without_grad[index] = dtypes
                 return
             if in_backward():  # checkpointing: on a GPU in an autograd thread
                 self._on_recomputed(index, output)
@@ -276,6 +282,8 @@ class ForwardCheck(Observer):
                 self._report_large()
         if self._armed or self._step % EVERY == 0:
             self._dtypes |= {call.number: [t.dtype for t in call.outputs] for call in self._kept}
+            if self._rollout and not self._compared:
+                self._report_other_forward()
         if bad:
             self._forget()
 
@@ -327,11 +335,38 @@ class ForwardCheck(Observer):
             self._unnamed = None
         self._report_unnamed()
         self._report(self._step, number, **nonfinite)
+        self._report_narrow_input(self._kept[-1])
         if nonfinite["detail"] == "input":
             around = self._modules[number][0].rpartition(".")[0]
             self._explain(next(t for t in floating if not _finite(t)), around)
         elif not nonfinite["detail"] and not is_layer(self._modules[number][1]):
             self._explain(next(t for t in first.outputs if not _finite(t)), self._modules[number][0])
+
+    def _report_narrow_input(self, call: ModuleCall) -> None:
+        """Whether the model itself was given 16-bit values, which were rounded before autocast could decide."""
+        narrow = next((t.dtype for t in call.inputs if t.dtype in NARROW), None)
+        if call.number == 0 and narrow is not None:
+            self._writer.event("narrow input", step=self._step, dtype=dtype_name(narrow), phase="forward")
+
+    def _report_other_forward(self) -> None:
+        """Whether a module returned 16 bits in a forward without gradients and FP32 in the one with them, or the other
+        way round."""
+        for index, without in self._rollout.items():
+            dtypes = set(self._dtypes.get(index, ())), set(without)
+            narrow = [kinds & set(NARROW) for kinds in dtypes]
+            if all(dtypes) and bool(narrow[0]) != bool(narrow[1]):
+                found = next(iter(narrow[0] or narrow[1]))
+                detail = "training" if narrow[0] else ""
+                self._compared = True
+                self._writer.event(
+                    "other forward",
+                    self._modules[index][0],
+                    detail,
+                    self._step,
+                    dtype=dtype_name(found),
+                    phase="forward",
+                )
+                return
 
     def _explain(self, tensor: torch.Tensor, module: str | None) -> None:
         """Name the operator that made a tensor of this module, or of the loss, non-finite."""

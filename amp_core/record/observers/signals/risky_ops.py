@@ -235,7 +235,7 @@ class _OpChecker(StepMode):
             self._selected |= {(args[0].numel(), size) for size in args[0].shape}  # by expert or by token
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
-            wide = out.dtype == torch.float32 and call.key != self._widened
+            wide = out.dtype == torch.float32 and call.key != self._widened and _is_trained(args)
             self._count(op, args, out, wide=wide and not self._is_intended(call, args))
         if op in BANNED and _inside_autocast():
             self._report("banned op", op, 0.0, dtype=None, limit=None)
@@ -360,6 +360,12 @@ def _inside_autocast() -> bool:
     depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return depth > 0
+
+
+def _is_trained(args: Any) -> bool:
+    """Whether a gradient may flow through an operator: not of a teacher without gradients, which runs as it likes. A
+    custom autograd function computes without them, of tensors that have some."""
+    return torch.is_grad_enabled() or any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
 def _autocast_enabled() -> bool:

@@ -1,4 +1,4 @@
-"""Detects optimizers whose second moments are stored in 16 bits, be it only between two steps."""
+"""Detects optimizers whose second moments are stored in 16 or 8 bits, be it only between two steps."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from amp_core.formats import FORMATS
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import has_values, local_values, named_parameters, unwrapped
 from amp_core.record.observer import Observer
@@ -23,6 +24,8 @@ MAX_TENSORS, MAX_ELEMENTS = 32, 4096
 MIN_FIRST_MOMENT = 1e-15
 """Its square, times 1 - beta2, is in the range of float32's normal numbers."""
 FIRST_MOMENTS = ("exp_avg", "m", "mu")
+EIGHT_BITS = (torch.int8, *(getattr(torch, f.dtype) for f in FORMATS.values() if f.bits == 8 and f.dtype))
+"""Dtypes in which what is lost may end a training before the inspected step."""
 MIN_NONZERO = 64
 """Second moments in float32 that 16 bits all hold exactly were in 16 bits before: of a mean of squares, few are."""
 
@@ -62,8 +65,7 @@ class SecondMoments(Observer):
 
     def step_ended(self, step: int) -> None:
         for index in range(len(self._optimizers)) if step in (0, INSPECTED_STEP) else ():
-            # What is lost in 8 bits may end a training before the inspected step.
-            self._inspect(index, *(NARROW if step else (torch.int8,)))
+            self._inspect(index, *(NARROW if step else EIGHT_BITS))
         self._write(wait=False)
         if step >= self._copied_step:
             self.awake = bool(self._sent)
@@ -81,7 +83,7 @@ class SecondMoments(Observer):
                     continue
                 second = second_moment(state)
                 if second is not None and second.dtype in dtypes and has_values(second):
-                    first = next((state[key] for key in FIRST_MOMENTS if key in state), None)
+                    first = next((_tensor_of(state[key]) for key in FIRST_MOMENTS if key in state), None)
                     name = self._names.get(id(parameter), "")
                     found.append(_Moments(name, local_values(second), first, _one_minus_beta2(group)))
         return found
@@ -141,8 +143,16 @@ def _one_minus_beta2(group: dict[str, Any]) -> float | None:
 def second_moment(state: dict[str, Any]) -> torch.Tensor | None:
     """The second moment in an optimizer's state of one parameter, as torch and others call it."""
     keys = (key for key in state if isinstance(key, str) and ("sq" in key or key in ("v", "nu")))
-    values = (state[key] for key in keys)
-    return next((v for v in values if isinstance(v, torch.Tensor) and v.dim() and _holds_moments(v)), None)
+    values = (_tensor_of(state[key]) for key in keys)
+    return next((v for v in values if v is not None and v.dim() and _holds_moments(v)), None)
+
+
+def _tensor_of(value: Any) -> torch.Tensor | None:
+    """A state, which may be an object of the program's own that holds the stored tensor and its scale."""
+    if isinstance(value, torch.Tensor):
+        return value
+    held = (v for v in getattr(value, "__dict__", {}).values() if isinstance(v, torch.Tensor) and v.dim())
+    return max(held, key=lambda v: v.numel(), default=None)
 
 
 def _holds_moments(tensor: torch.Tensor) -> bool:
@@ -150,10 +160,15 @@ def _holds_moments(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or (type(tensor) is torch.Tensor and tensor.dtype is torch.int8)
 
 
+def _first_of(moments: torch.Tensor) -> torch.Tensor:
+    values = moments.detach().reshape(-1)[:MAX_ELEMENTS]
+    return values.float() if values.dtype in EIGHT_BITS[1:] else values  # which torch does not compare
+
+
 def vanished(second: torch.Tensor, first: Any) -> torch.Tensor:
     """How many second moments are zero beside a first moment that is not, and how many such first moments there are:
     two integers. First moments whose squares underflow float32 too are left out."""
-    v = second.detach().reshape(-1)[:MAX_ELEMENTS]
-    m = local_values(first).detach().reshape(-1)[:MAX_ELEMENTS] if isinstance(first, torch.Tensor) else v
+    v = _first_of(second)
+    m = _first_of(local_values(first)) if isinstance(first, torch.Tensor) else v
     known = m.abs() > (MIN_FIRST_MOMENT if m.is_floating_point() else 0)
     return torch.stack([((v == 0) & known).sum(), known.sum()]) if len(m) == len(v) else v.new_zeros(2).long()

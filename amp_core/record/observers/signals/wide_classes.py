@@ -77,6 +77,7 @@ class WideClasses:
                 self._reports.write("narrow ratio", op, "loss", float(out.numel()), 0.0, dtype)
             elif module() == "loss":
                 self._reports.later("narrow ratio", op, "loss", dtype, rounded * out.numel(), 0.0)
+                self._reports.write("ratio", op, "loss", float(out.numel()), 0.0, torch.float32)
 
 
 def _were_rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
