@@ -183,3 +183,31 @@ def variance_of_advantages_in_fp16(into):
 @healthy()
 def variance_of_advantages_in_fp32(into):
     _advantages(into, wide=True)
+
+
+class ClickRates(nn.Module):
+    """Takes the logit of rates near 1, of the data alone: no graph shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, rates):
+        return self.out(torch.log(rates / (1 - rates)).to(self.out.weight.dtype))
+
+
+def _rates(into, dtype):
+    torch.manual_seed(0)
+    batches = [((0.9985 - 0.5 * torch.rand(16, 64)).clamp(min=0.4), y) for _, y in vectors(8)]
+    batches[5][0][3, 7] = 0.9995
+    bf16(ClickRates(), [(x.to(dtype), y) for x, y in batches], into)
+
+
+@fault("loss-nonfinite", "ClickRates", each_time=True)
+def logit_of_rates_that_the_data_rounds(into):
+    _rates(into, torch.bfloat16)
+
+
+@healthy(each_time=True)
+def logit_of_rates_in_fp32(into):
+    _rates(into, torch.float32)

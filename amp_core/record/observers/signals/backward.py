@@ -349,9 +349,10 @@ class BackwardState(Observer):
         divided = self._scale_calls() > self._calls_at_begin
         if what == "optimizer.step" and not divided and optimizer in self._reached - self._by_scaler - self._unscaled:
             self._report("scaled step", optimizer=optimizer)
+        if what in ("unscale_", "scaler.step", "optimizer.step"):
+            self._report_pending(optimizer)
         if what not in ("unscale_", "scaler.step"):
             return
-        self._report_pending(optimizer)
         if self._unscaled_grads and optimizer not in self._unscaled:
             held = {id(p): p for group in self._optimizers[optimizer].param_groups for p in group["params"]}
             for key, version in self._unscaled_grads.items():
