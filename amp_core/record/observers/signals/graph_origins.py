@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from amp_core.record.observers.signals.saved_values import LEAF, MAX_NODES, bound, operator, result_dtype, saved
+from amp_core.record.observers.signals.saved_values import (
+    LEAF,
+    MAX_NODES,
+    bound,
+    leaf_values,
+    operator,
+    result_dtype,
+    saved,
+)
 from amp_core.record.stats.layout import dtype_name
 from amp_core.schema.event_kinds import BY_ZERO, OF_ZERO
 from amp_core.store.writer import RunWriter
@@ -134,7 +142,7 @@ def _arguments(node: Any) -> dict[int, torch.Tensor]:
             arguments[place + (name == "mat2" and hasattr(node, "_raw_saved_mat1"))] = value
     for place, (following, _) in enumerate(node.next_functions):
         if place not in arguments and following is not None and operator(following) == LEAF:
-            arguments[place] = following.variable.detach()
+            arguments[place] = leaf_values(following)
     return dict(sorted(arguments.items()))
 
 
@@ -147,7 +155,7 @@ def _is_finite(node: Any, value: torch.Tensor | None, known: set[Any]) -> bool |
     if node in known:
         return True
     if operator(node) == LEAF:
-        return bool(node.variable.detach().isfinite().all())
+        return bool(leaf_values(node).isfinite().all())
     if (result := _result(node)) is not None:
         return bool(result.isfinite().all())
     if operator(node) not in _CHOOSING and bound(node) < math.inf:

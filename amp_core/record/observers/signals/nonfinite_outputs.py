@@ -26,7 +26,7 @@ from amp_core.record.environment import with_autocast
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_layer, tensors_in
 from amp_core.record.model.narrow_dtypes import NARROW
-from amp_core.record.model.parameters import has_values, in_backward, named_modules, unwrapped
+from amp_core.record.model.parameters import has_values, in_backward, local_values, named_modules, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.graph_origins import origin_in_graph, write_origin
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
@@ -467,4 +467,6 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() or not has_values(tensor) or bool(tensor.detach().isfinite().all())
+    if not tensor.is_floating_point() or not has_values(tensor):
+        return True
+    return bool(local_values(tensor.detach()).isfinite().all())  # of all shards, a collective would tell

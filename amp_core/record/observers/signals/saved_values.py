@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from amp_core.record.model.parameters import local_values
+
 MAX_NODES = 20_000
 """Most operators of a graph that are looked at."""
 LEAF = "AccumulateGrad"
@@ -48,7 +50,7 @@ def _bounded(node: Any, budget: list[int]) -> float:
     if op in _FACTORS:
         return _bound_of_product(node, op)
     if op == LEAF:
-        return largest(node.variable.detach())
+        return largest(leaf_values(node))
     if op not in _ELEMENTWISE and op not in _VIEWS:
         return math.inf
     if op == "Mul":
@@ -105,12 +107,16 @@ def _variable(node: Any) -> torch.Tensor | None:
     for _ in range(_MAX_BOUNDED_NODES):
         op = operator(node) if node is not None else ""
         if op == LEAF:
-            leaf: torch.Tensor = node.variable.detach()
-            return leaf
+            return leaf_values(node)
         if op not in ("ToCopy", *_VIEWS):
             return None
         node = node.next_functions[0][0]
     return None
+
+
+def leaf_values(node: Any) -> torch.Tensor:
+    """The values of a leaf, of which a sharded one has its own part: the whole would take a collective."""
+    return local_values(node.variable.detach())
 
 
 def saved(node: Any, name: str) -> torch.Tensor | None:
@@ -120,6 +126,6 @@ def saved(node: Any, name: str) -> torch.Tensor | None:
         return None
     value: torch.Tensor | None = getattr(node, f"_saved_{name}")
     if value is None or value.dim() or type(value) is not torch.Tensor:
-        return value.detach() if value is not None else None
+        return local_values(value.detach()) if value is not None else None
     with torch._C._DisableTorchDispatch():  # a mode would take the tensor of a Python number for that number again
         return torch.tensor(value.item(), device="cpu")
