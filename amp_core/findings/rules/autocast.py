@@ -262,11 +262,9 @@ def autocast_not_in_thread(run: Run) -> list[Finding]:
     return [
         make_finding(
             "autocast-not-in-thread",
-            f"{name or model_name(run)} runs in a thread without autocast",
+            f"Modules run in a thread without autocast, {name or model_name(run)} first",
             name or model_name(run),
             steps=(at, at),
-            value=1.0,
-            limit=0.0,
             unit="modules",
         )
     ]

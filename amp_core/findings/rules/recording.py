@@ -9,7 +9,7 @@ from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy, Sever
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.remedies import UNSCALED_GUARD
 from amp_core.findings.rules.scaler import fp16_without_scaler
-from amp_core.findings.signals import last_step, signals, split_call
+from amp_core.findings.signals import ending_error, last_step, signals, split_call
 from amp_core.findings.snippets import LOOP
 from amp_core.schema import TABLES
 from amp_core.store.run import Run
@@ -241,8 +241,8 @@ def _stop_gap(run: Run, reported: list[_Gap]) -> _Gap | None:
         title = f"No step was recorded{though}: the loop clears the gradients of its optimizer and never steps it"
         return _Gap(title, "steps", "error", None, UNSCALED_GUARD, why.reason if why is not None else "")
     if last is None:
-        if run.status != "finished" and not went_on:
-            return None  # it ended during its first step
+        if (run.status != "finished" or ending_error(run)) and not went_on:
+            return None  # it ended during its first step, or its scaler raised there
         because = f": {_short(why.reason)}" if why is not None else ""
         reason = why.reason if why is not None else ""
         return _Gap(f"No step was recorded{though}{because}", "steps", "error", None, remedy, reason)

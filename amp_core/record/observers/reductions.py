@@ -28,6 +28,7 @@ class Reductions:
         self._model = model
         self._notify = notify
         self._sizes: set[int] = set()  # of the parameters
+        self._all = 0  # elements of all that are trained
         self._in_backward = False
         self._listening = False
         # A patched collective within a compiled graph would break the graph.
@@ -41,6 +42,7 @@ class Reductions:
         self._listening = True
         # ZeRO-3 leaves parameters without elements between steps.
         self._sizes = {getattr(p, "ds_numel", p.numel()) for p in own.parameters(self._model)}
+        self._all = sum(p.numel() for p in own.parameters(self._model) if p.requires_grad)
         # Within backward, a hook of DDP reduces gradients, but tensor parallelism activations.
         self._in_backward = communication_hook(self._model) is not None or is_deepspeed(self._model)
         for function, listener in self._listeners():
@@ -65,8 +67,12 @@ class Reductions:
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             return
         gradients = tensor.numel() in self._sizes or tensor.numel() > max(self._sizes, default=0)
-        if gradients and (self._in_backward or not in_backward()):
+        if gradients and (self._in_backward or not in_backward() or self._is_bucket(tensor)):
             self._notify(tensor, "all_reduce")
+
+    def _is_bucket(self, tensor: torch.Tensor) -> bool:
+        """Whether it may hold all gradients of the watched module, which a DDP around it reduces by a hook."""
+        return tensor.dim() == 1 and tensor.numel() == self._all
 
     def _on_reduce_scatter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """FSDP2 pads its input, so sizes say nothing."""

@@ -3,6 +3,7 @@ dead output, a rollout in another precision, an exception that the loop catches;
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import copy
 
@@ -218,3 +219,36 @@ def teacher_in_fp32_under_the_autocast_of_its_student(into):
         return F.cross_entropy(m(b[0]).float(), wanted)
 
     bf16(m, vectors(6), into, loss=loss)
+
+
+@fault("fp16-parameters", "latents", each_time=True)
+def half_latents_and_the_exception_caught(into):
+    """The scaler raises in the first step, so that no step is recorded."""
+    m, s = Net(lambda m, x: m.head(x + m.latents.float()), head=nn.Linear(64, 10)), scaler()
+    m.latents = nn.Parameter(torch.zeros(64, dtype=torch.float16))
+    o = adam(m)
+    with watched(m, o, into, s):
+        for b in vectors(3):
+            try:
+                scaled_backward(m, b, s)
+                s.step(o)
+            except ValueError:
+                break
+            s.update()
+
+
+@fault("autocast-not-in-thread", "tower", each_time=True)
+def frozen_part_in_a_thread_without_gradients(into):
+    m = Net(lambda m, x: m.head(x), tower=nn.Linear(64, 32), head=nn.Linear(32, 10))
+    m.tower.requires_grad_(False)
+
+    def encoded(x):
+        with torch.no_grad(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return pool.submit(_without_gradients, m.tower, x).result()
+
+    bf16(m, vectors(6), into, o=adam(m.head), loss=lambda m, b: ce(m(encoded(b[0])), b[1]))
+
+
+def _without_gradients(part, x):
+    with torch.no_grad():  # as autocast, it is of this thread alone
+        return part(x)

@@ -177,6 +177,9 @@ class ForwardCheck(Observer):
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self.at_own_work():
                 return
+            if threading.get_ident() != self._thread and not in_backward():
+                self._on_other_thread(index)
+                return
             if not torch.is_grad_enabled():  # perhaps a checkpoint of the program's own
                 if self._step <= EVERY and not in_backward():
                     dtypes = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
@@ -186,9 +189,6 @@ class ForwardCheck(Observer):
                 return
             if in_backward():  # checkpointing: on a GPU in an autograd thread
                 self._on_recomputed(index, output)
-                return
-            if threading.get_ident() != self._thread:
-                self._on_other_thread(index)
                 return
             if self._undescribed:
                 self._describe()
