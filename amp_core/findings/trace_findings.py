@@ -12,6 +12,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
+from amp_core.findings.left_out_sentences import parts_left_out
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.hardware.gpus import is_amd
@@ -59,21 +60,9 @@ def has_all_ranks(run: Run) -> bool:
 
 def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
-    trace is left out. Empty for other runs."""
-    return f"{_first_sentence(run)}{_left_out(run)}"
-
-
-def _left_out(run: Run) -> str:
-    """How much of a trace lies before its window, where that is a large part."""
-    us, frac = (run.head.config.get(f"left_out_{name}") for name in ("us", "frac"))
-    if not is_trace(run) or not isinstance(us, float) or not isinstance(frac, float):
-        return ""
-    call = str(run.head.config.get("left_out_call") or "")
-    why = "nothing launched in the trace runs: the device does earlier work, or the profiler starts"
-    if run.head.config.get("left_out_recorded"):
-        why = "the device does what was launched before the trace began"
-    host = f" The host waits in {call}." if call else ""
-    return f" Left out are the {number(us / 1e3, 'ms')} before ({percent(frac)} of the trace), in which {why}.{host}"
+    trace is left out, first if that is most of it and the host's doing. Empty for other runs."""
+    before, after = parts_left_out(run)
+    return " ".join(filter(None, (*before, _first_sentence(run), *after)))
 
 
 def _first_sentence(run: Run) -> str:

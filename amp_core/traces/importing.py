@@ -4,6 +4,7 @@
 PosixPath('runs/profiled')
 """
 
+import dataclasses
 import datetime
 import functools
 import os
@@ -115,9 +116,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     config |= {name: count for name, count in graphs.items() if count}
     if trace.compiled_launch_frac:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
-    if (earlier := trace.earlier_work) is not None:
-        config |= {"left_out_us": earlier.us, "left_out_frac": earlier.frac, "left_out_call": earlier.call}
-        config["left_out_recorded"] = earlier.recorded
+    if trace.left_out:
+        config["left_out"] = [dataclasses.asdict(part) for part in trace.left_out]
     return config
 
 

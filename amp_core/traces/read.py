@@ -29,7 +29,7 @@ from amp_core.traces.graphs import CAPTURES, GRAPH_LAUNCHES, compiled_launch_fra
 from amp_core.traces.host_alone import HostPart, longest_host_part, longest_timed_op
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
-from amp_core.traces.left_out import EarlierWork, wait_for_earlier_work
+from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.phases import infer_phases
@@ -78,8 +78,8 @@ class Trace:
     """Launches of captured graphs."""
     compiled_launch_frac: float = 0.0
     """Share of the device's work that the host launches from compiled code."""
-    earlier_work: EarlierWork | None = None
-    """The wait for work that was launched before a trace without steps, if it is a large part of it."""
+    left_out: tuple[PartLeftOut, ...] = ()
+    """Large parts outside of the windows of a trace without marked steps."""
     repaired: int = 0
     """Number of values that were not valid JSON and were repaired."""
     converted: int = 0
@@ -210,7 +210,7 @@ def read_trace(
         captures=count_calls(events, CAPTURES),
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
-        earlier_work=wait_for_earlier_work(events, linked, windows[0]),
+        left_out=parts_left_out(events, host, linked, windows),
         repaired=stream.repaired,
         converted=events.converted,
         invalid=events.invalid,
