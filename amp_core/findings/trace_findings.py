@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS

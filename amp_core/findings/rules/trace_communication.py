@@ -36,8 +36,10 @@ def exposed_communication(run: Run) -> list[Finding]:
     dtype = str(dtypes.idxmax()) if len(dtypes) else ""
     narrower = ", and 16-bit activations" if dtype in ("float64", "float32", "") else ""
     savings = possible_savings(run)
-    if savings is not None and any(c.late_ranks for c in savings.ranked):
-        return saving_finding(run, "exposed-communication", _LATE_RANKS.advice, _LATE_RANKS.snippet, training=True)
+    late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
+    if late is not None:
+        remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
+        return saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
     findings = saving_finding(
         run,
         "exposed-communication",
@@ -63,6 +65,13 @@ _LATE_RANKS = Remedy(
     "do not do, or do in less time.",
     "with torch.profiler.profile(with_stack=True) as prof:   # on the late ranks\n    train_step(batch)\n"
     'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
+)
+
+_HELD_RANKS = Remedy(
+    "Nearly all of this is waiting for ranks whose GPUs do not start work that is queued, which neither the program, a "
+    "faster network nor overlap shortens. Look for other processes on these GPUs, for time slices of a virtual GPU, and "
+    "for a profiler that holds them.",
+    "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv   # on the late ranks; on AMD: rocm-smi",
 )
 
 
