@@ -113,8 +113,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
     if trace.timed_op is not None:
         config["timed_op"], config["timed_op_frac"] = trace.timed_op
-    graphs = {"captures": trace.captures, "graph_launches": trace.graph_launches}
-    config |= {name: count for name, count in graphs.items() if count}
+    counts = {name: getattr(trace, name) for name in ("captures", "graph_launches", "graph_builds", "compiled_calls")}
+    config |= {name: count for name, count in counts.items() if count}
     if trace.compiled_launch_frac:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if trace.left_out:

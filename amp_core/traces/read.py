@@ -25,7 +25,14 @@ from amp_core.traces.collect import TraceEvents, collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
 from amp_core.traces.gpu_work import link_work
-from amp_core.traces.graphs import CAPTURES, GRAPH_LAUNCHES, compiled_launch_frac, count_calls
+from amp_core.traces.graphs import (
+    CAPTURES,
+    GRAPH_BUILDS,
+    GRAPH_LAUNCHES,
+    compiled_calls,
+    compiled_launch_frac,
+    count_calls,
+)
 from amp_core.traces.host_alone import HostPart, longest_host_part, longest_timed_op
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
@@ -77,6 +84,10 @@ class Trace:
     """Captures of graphs on the device."""
     graph_launches: int = 0
     """Launches of captured graphs."""
+    graph_builds: int = 0
+    """Calls that instantiate or change a graph."""
+    compiled_calls: int = 0
+    """Calls of compiled code."""
     compiled_launch_frac: float = 0.0
     """Share of the device's work that the host launches from compiled code."""
     left_out: tuple[PartLeftOut, ...] = ()
@@ -235,6 +246,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         earlier_us=earlier_us,
         captures=count_calls(events, CAPTURES),
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
+        graph_builds=count_calls(events, GRAPH_BUILDS),
+        compiled_calls=compiled_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         left_out=parts_left_out(events, host, linked, windows),
         repaired=stream.repaired,

@@ -74,7 +74,7 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
     late = late.head(MAX_RANKS_NAMED)
     shares = " and ".join(map(percent, late["last_frac"]))
     at_least, of_these = _of_some_ranks(run)
-    queued_ms = windows.groupby("rank")["idle_wait_us"].sum() / steps / 1e3
+    queued_ms = windows.groupby("rank")["idle_late_start_us"].sum() / steps / 1e3
     held = [rank for rank in named if queued_ms[rank] >= MIN_HELD_FRAC * idle_ms[rank] > 0]
     each = ", ".join(
         f"rank {rank}'s GPU is idle for {number(idle_ms[rank], 'ms')}"

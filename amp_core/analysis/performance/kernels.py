@@ -69,6 +69,24 @@ def is_compiled_in_part(run: Run) -> bool:
 MIN_COMPILED_FRAC = 0.1
 
 
+def is_compiled_without_fusion(run: Run) -> bool:
+    """Whether a model is compiled as one graph whose backend launches one kernel per operator: one call of compiled
+    code per step, which launches many kernels, none of them fused."""
+    rows, windows, config = kernel_rows(run), window_rows(run), run.head.config
+    calls, launched_frac = config.get("compiled_calls"), config.get("compiled_launch_frac")
+    if not isinstance(calls, int) or not isinstance(launched_frac, float) or not calls:
+        return False
+    ranks = max(1, windows["rank"].nunique())
+    steps = max(1.0, float(windows["steps"].sum()) / ranks)
+    in_each = launched_frac * float(rows["count"].sum()) / ranks / calls
+    fused = rows["name"].str.contains("triton", regex=False) | rows["op"].str.startswith("triton_")
+    return calls <= steps and in_each >= MIN_COMPILED_LAUNCHES and not fused.any()
+
+
+MIN_COMPILED_LAUNCHES = 10.0
+"""Launches of one call of compiled code from which some of them could be fused."""
+
+
 def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:
     """Rows of `kernels` with total_us above 0, of the window that begins at `step` or of all; null texts are "".
 

@@ -105,7 +105,8 @@ def _possible_savings(run: Run) -> Savings | None:
     capture_us = _capture_us(run, cost, windows, steps)
     if capture_us:
         worth = []
-    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or rows["name"].str.contains(_OF_TRAINING).any())
+    without_op = rows["name"][rows["op"] == ""]  # a recorded operator tells its phase
+    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or without_op.str.contains(_OF_TRAINING).any())
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / steps if len(unknown) else 0.0
     kernel, its_share = longest_name(unknown, "name"), unknown_us / cost.step_us

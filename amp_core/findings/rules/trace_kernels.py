@@ -6,6 +6,7 @@ from dataclasses import replace
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
+    is_compiled_without_fusion,
     is_matrix,
     is_trace,
     kernel_rows,
@@ -248,7 +249,7 @@ def _memory_bound(run: Run) -> list[Finding]:
     if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
         advice = f"{_IN_STEPS.advice} For the rest, compile the model."
         return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
-    if findings and "Compiled" in findings[0].where:
+    if findings and ("Compiled" in findings[0].where or is_compiled_without_fusion(run)):
         return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
     if findings and is_compiled_in_part(run):
         return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]
