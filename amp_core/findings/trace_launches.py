@@ -48,8 +48,8 @@ _COMPILED = Remedy(
     _REDUCE_OVERHEAD + _GRAPH_BREAKS,
 )
 _DOES_NOT_FUSE = (
-    " The model is compiled in one graph, but into one kernel per operator: its backend does not fuse, so take one that "
-    "does, as inductor, or use larger batches."
+    " The model is compiled in one graph, but into one kernel per operator: its backend does not fuse, so take one "
+    "that does, as inductor, or use larger batches."
 )
 _UNFUSED = Remedy(
     f"{_WAITS}{_DOES_NOT_FUSE}",

@@ -119,16 +119,21 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
     if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_SAVED_FRAC * cost.step_us:
         share = step_share(1e3 * waited.all_waiting_ms, cost)
         at_least, of_these = _of_some_ranks(run)
-        late = late_ranks(run).head(MAX_RANKS_NAMED)
+        late, ranks = late_ranks(run), window_rows(run)["rank"].nunique()
+        words = f"; a rank spends {at_least}{share} in collectives waiting for others"
+        if len(late) > max(2.0, ranks / 2):
+            lowest, highest = percent(late["last_frac"].min()), percent(late["last_frac"].max())
+            named = _ranks(late["rank"].tolist())
+            spread = f"{named} enter {lowest} to {highest} of the collectives last{of_these} each"
+            return words, f"no rank is late alone: {spread}, as where the work of the ranks varies"
+        late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {percent(frac)} of the collectives last{of_these}, and each other rank waits "
             f"{at_least}{number(kept_ms, 'ms')} for it"
             for rank, frac, kept_ms in zip(late["rank"], late["last_frac"], late["kept_ms"], strict=True)
         ]
         look_at = "look at what it does before the collectives" if not others else "look at what they do before them"
-        return f"; a rank spends {at_least}{share} in collectives waiting for others", "; ".join([first, *others]) + (
-            f": {look_at}"
-        )
+        return words, f"{'; '.join([first, *others])}: {look_at}"
     if dtype == "float32":
         return "", (
             "gradients are reduced in FP32, and 16 bits halve the bytes: "

@@ -51,12 +51,13 @@ def fp32_products(run: Run) -> list[Finding]:
         "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
         _IN_BF16,
     )
-    gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
-    if gpu.takes("bf16") is False:
+    gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), kernel_rows(run)["name"]
+    is_ampere = names.str.contains(_SINCE_AMPERE).any()
+    if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
         remedies = _fp16_alone()
     elif is_amd(gpu.name) or not _tf32_helps(run, gpu.name):
         remedies = _SIXTEEN_BITS
-    elif gpu.takes("bf16") or kernel_rows(run)["name"].str.contains(_SINCE_AMPERE).any():
+    elif gpu.takes("bf16") or is_ampere:
         remedies = _SIXTEEN_BITS_OR_TF32
     else:
         return findings
@@ -93,6 +94,8 @@ def _tf32_helps(run: Run, gpu_name: str) -> bool:
 MIN_TF32_RATIO = 1.2
 _SINCE_AMPERE = r"(?:ampere|ada|hopper|blackwell)_|sm(?:8\d|9\d|1\d\d)_|cutlass_?(?:3x_sm)?(?:8\d|9\d|1\d\d)_|nvjet_"
 """In the names of kernels that GPUs before Ampere do not have."""
+_BEFORE_AMPERE = r"(?:volta|turing)_"
+"""In the names of kernels that cuBLAS and cuDNN take on Volta and Turing."""
 _SIXTEEN_BITS = (
     Remedy("Run them in 16 bits under autocast. BF16 needs no loss scaling.", _AUTOCAST),
     Remedy("Run the model in 16 bits.", _IN_BF16),
@@ -168,7 +171,7 @@ _LARGE = {
         "update the library.",
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
         "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # or FLASH_ATTENTION, CUDNN_ATTENTION\n"
-        "    y = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+        "    y = model(x)",
     ),
     "conv": Remedy(
         "The channels are aligned and the calls are large, so padding gains nothing. Let the library time its "
@@ -186,7 +189,7 @@ _ALIGNED = {
     "attention": Remedy(
         "Few heads, short sequences or one query per sequence leave most of the GPU without work, and padding gains "
         "nothing. Use larger batches; for decoding, use a kernel that splits the keys.",
-        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)   # all sequences in one call",
+        "y = model(torch.cat(inputs))   # one call for several batches",
     ),
     "conv": Remedy(
         "The channels are aligned, so padding gains nothing. Let the library time its algorithms, use channels-last "

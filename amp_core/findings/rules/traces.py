@@ -177,7 +177,7 @@ _CALLS = {
 """Advice by the kind of runtime calls in which the host stays."""
 _GRAPH_LAUNCHES = Remedy(
     "No graph is captured or built here: the host stays in the launch of a large one, and the first launch uploads it. "
-    "Launch or upload it once before the loop, and capture fewer nodes: small copies and kernels fused, not one by one.",
+    "Upload it once before the loop, and capture fewer nodes: small copies and kernels fused, not one by one.",
     "graph.replay()   # once, before the loop; in C++: cudaGraphUpload(graph, stream)",
 )
 
