@@ -30,6 +30,8 @@ about a microsecond to dispatch one, and Python a few to call it."""
 MIN_FAMILY_RATIO = 1.1
 """All products together are told with the longest if they take that many times as long."""
 _FAMILIES = {"gemm": "all matrix products", "conv": "all convolutions"}
+_NODES = ("Backward", "Backward0", "Backward1", "AccumulateGrad")
+"""Ends of names of autograd's nodes, which have no namespace either; other names without one are ranges."""
 _FUSED = ("aten::_fused_", "aten::_foreach_")
 
 
@@ -51,7 +53,10 @@ def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     us, total, count = rows.groupby("name")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
-    sentence = f"{longest} takes {percent(longest_us / total)} of the operators' time"
+    is_range = "::" not in longest and not longest.endswith(_NODES) and us.index.str.contains("::").any()
+    what = f"Python or compiled code in {longest}, outside of operators," if is_range else longest
+    whole = "the recorded time" if is_range else "the operators' time"
+    sentence = f"{what} takes {percent(longest_us / total)} of {whole}"
     category = str(rows["category"][rows["name"] == longest].iloc[0])
     family_us = float(rows["total_us"][rows["category"] == category].sum()) if category in _FAMILIES else 0.0
     if family_us > MIN_FAMILY_RATIO * longest_us:

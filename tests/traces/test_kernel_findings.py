@@ -114,7 +114,7 @@ def test_a_little_tf32_is_no_finding(tmp_path):
             [[1, 1, 1, 64], [1, 1, 128, 64], [1, 1, 128, 64]],
             "c10::Half",
             900,
-            "all sequences in one call",
+            "one call for several batches",
             "enough work",
         ),
     ],

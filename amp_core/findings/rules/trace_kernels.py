@@ -126,7 +126,8 @@ def slow_products(run: Run) -> list[Finding]:
     """`slow-products`: products on tensor cores far below their rate."""
     findings = saving_finding(run, "slow-products")
     if findings and "bmm" in findings[0].where and _has_eager_attention(run):
-        return [replace(f, advice=_IN_STEPS.advice, snippet=_IN_STEPS.snippet) for f in findings]
+        in_steps = _attention_in_steps(run)
+        return [replace(f, advice=in_steps.advice, snippet=in_steps.snippet) for f in findings]
     if not findings or "Here: " in findings[0].advice:  # sizes to pad to
         return findings
     savings = possible_savings(run)
@@ -149,6 +150,13 @@ def _has_eager_attention(run: Run) -> bool:
     return bool(products > 0 and us.get("aten::_softmax", 0.0) >= MIN_SOFTMAX_FRAC * products)
 
 
+def _attention_in_steps(run: Run) -> Remedy:
+    """Advice for attention in steps: the model's own, or torch's where it has no fused kernel for the inputs."""
+    rows = kernel_rows(run)
+    outer = longest_name(rows[rows["op"] == "aten::_softmax"], "top_op")
+    return _MATH_BACKEND if "scaled_dot_product_attention" in outer else _IN_STEPS
+
+
 MIN_SOFTMAX_FRAC = 0.25
 """Time of softmax over that of the products of batches from which they are taken for attention."""
 _USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
@@ -157,6 +165,12 @@ _IN_STEPS = Remedy(
     "scores. Compute it in one kernel, which keeps them on the chip; models of transformers take "
     'attn_implementation="sdpa".',
     "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+)
+_MATH_BACKEND = Remedy(
+    "scaled_dot_product_attention computes attention in steps here, in its math backend, and each writes and reads all "
+    "scores. Find what keeps its fused kernels from these inputs, as their dtype, mask or head size.",
+    "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
+    "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # warns why it does not take the inputs\n    y = model(x)",
 )
 MIN_LARGE_US = 100.0
 """A call that would take this long at a good rate has enough work for any GPU: some ten times a launch."""
@@ -250,8 +264,9 @@ _IN_FP64 = r"<double[,>]|lambda\(double[,)]"
 def _memory_bound(run: Run) -> list[Finding]:
     findings = saving_finding(run, "memory-bound-kernels")
     if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
-        advice = f"{_IN_STEPS.advice} For the rest, compile the model."
-        return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
+        in_steps = _attention_in_steps(run)
+        advice = f"{in_steps.advice} For the rest, compile the model."
+        return [replace(f, advice=advice, snippet=in_steps.snippet) for f in findings]
     if findings and ("Compiled" in findings[0].where or is_compiled_without_fusion(run)):
         return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
     if findings and is_compiled_in_part(run):
