@@ -282,7 +282,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             _add_frame(events.timed, start, duration, 0, texts.intern(name))
             continue
         if kind == "device mark":
-            process = _process(event, processes)
+            process = _process(event.get("pid"), processes)
             _add_device_step(events.device_steps, process, name, start, start + duration)
             continue
         if kind == "work":
@@ -298,7 +298,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             occupancy, blocks = _time(arguments.get("est. achieved occupancy %")), _time(arguments.get("blocks per SM"))
             work.occupancy.append(math.nan if occupancy is None else occupancy)
             work.blocks_per_sm.append(math.nan if blocks is None else blocks)
-            work.process.append(_process(event, processes))
+            work.process.append(_process(event.get("pid"), processes))
             if "Collective name" in arguments:
                 _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
             continue
@@ -336,7 +336,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     if base is not None:
         _add_npu_work(events, npu.linked(), base, texts, threads)
     events.threads = len(threads)
-    events.thread_process = array("i", [processes.setdefault(pid, len(processes)) for pid, _ in threads])
+    events.thread_process = array("i", [_process(pid, processes) for pid, _ in threads])
     events.processes = list(processes)
     if not (len(work) or events.launches or events.accelerator_ops):
         apple = sum(_APPLE_OPS.match(text) is not None for text in events.texts)
@@ -504,9 +504,10 @@ def _add_device_step(
         steps[key] = min(first, start), max(last, end)
 
 
-def _process(event: dict[str, Any], processes: dict[str, int]) -> int:
-    """The number of the process of an event."""
-    return processes.setdefault(str(event.get("pid"))[:40], len(processes))
+def _process(pid: Any, processes: dict[str, int]) -> int:
+    """The number of a process; -1 beyond `MAX_PROCESSES`."""
+    text = str(pid)[:40]
+    return processes.get(text, -1) if len(processes) >= MAX_PROCESSES else processes.setdefault(text, len(processes))
 
 
 def _add_process_name(names: dict[str, str], event: dict[str, Any]) -> None:
@@ -519,7 +520,8 @@ def _add_process_name(names: dict[str, str], event: dict[str, Any]) -> None:
         names[str(event.get("pid"))[:40]] = name[:MAX_NAME_CHARS]
 
 
-MAX_PROCESSES = 100_000
+MAX_PROCESSES = 10_000
+"""A trace of more processes is not one of several ranks."""
 
 
 def _add_allocation(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.traces.collect import Allocations, Calls, Frames, Spans, TraceEvents, Work
+from amp_core.traces.collect import MAX_PROCESSES, Allocations, Calls, Frames, Spans, TraceEvents, Work
 
 Ints = npt.NDArray[np.int64]
 _RANK = re.compile(r"rank[ _:#=-]*(\d{1,6})\b", re.IGNORECASE)
@@ -27,6 +27,8 @@ MIN_OF_ONE_FRAC = 0.99
 
 def split_ranks(events: TraceEvents) -> dict[int, TraceEvents]:
     """The events of each rank, by rank; empty for a trace of one process, and where ranks cannot be told apart."""
+    if len(events.processes) >= MAX_PROCESSES:
+        return {}
     rank_of = _ranks_by_name(events)
     if rank_of is None:
         rank_of = _ranks_by_launch(events)
@@ -46,7 +48,9 @@ def _ranks_by_name(events: TraceEvents) -> Ints | None:
     to one rank."""
     found = [_RANK.match(events.process_names.get(process, "")) for process in events.processes]
     rank_of = np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
-    works = np.unique(np.asarray(events.work.process, dtype=np.int64))
+    if not (rank_of >= 0).any():
+        return None
+    works = np.unique(np.asarray(events.work.process))
     launches = np.unique(_host_process(events, events.calls.thread))
     if not len(works) or (works < 0).any() or (rank_of[works] < 0).any() or (rank_of[launches] < 0).any():
         return None
@@ -56,9 +60,11 @@ def _ranks_by_name(events: TraceEvents) -> Ints | None:
 def _ranks_by_launch(events: TraceEvents) -> Ints | None:
     """The rank of each process by the device whose work it launches, -1 for others; None if a process launches the work
     of several devices."""
+    work = np.asarray(events.work.process)
+    if len(np.unique(work)) < 2 or (work < 0).any():
+        return None
     launching, correlation = _host_process(events, events.calls.thread), np.asarray(events.calls.correlation)
-    work = np.asarray(events.work.process, dtype=np.int64)
-    if len(np.unique(launching)) < 2 or len(np.unique(work)) < 2 or (work < 0).any():
+    if len(np.unique(launching)) < 2:
         return None
     pairs = np.unique(np.stack([correlation, launching])[:, correlation >= 0], axis=1)
     numbers, first, count = np.unique(pairs[0], return_index=True, return_counts=True)

@@ -122,10 +122,9 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
         late, ranks = late_ranks(run), window_rows(run)["rank"].nunique()
         words = f"; a rank spends {at_least}{share} in collectives waiting for others"
         if len(late) > max(2.0, ranks / 2):
-            lowest, highest = percent(late["last_frac"].min()), percent(late["last_frac"].max())
-            named = _ranks(late["rank"].tolist())
-            spread = f"{named} enter {lowest} to {highest} of the collectives last{of_these} each"
-            return words, f"no rank is late alone: {spread}, as where the work of the ranks varies"
+            often = f"up to {percent(late['last_frac'].max())} of the collectives last{of_these}"
+            who = f"{len(late)} of {ranks} ranks each enter"
+            return words, f"no rank is late alone: {who} {often}, as where the work of the ranks varies"
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {percent(frac)} of the collectives last{of_these}, and each other rank waits "
