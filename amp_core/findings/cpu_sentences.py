@@ -54,7 +54,7 @@ def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     longest, longest_us = str(us.idxmax()), float(us.max())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
     is_range = "::" not in longest and not longest.endswith(_NODES) and us.index.str.contains("::").any()
-    what = f"Python or compiled code in {longest}, outside of operators," if is_range else longest
+    what = f"Python or other code in {longest}, outside of operators," if is_range else longest
     whole = "the recorded time" if is_range else "the operators' time"
     sentence = f"{what} takes {percent(longest_us / total)} of {whole}"
     category = str(rows["category"][rows["name"] == longest].iloc[0])

@@ -17,7 +17,7 @@ _OF_THE_DEVICE = {
     "unrecorded": "nothing launched in the trace runs: the device does earlier work, or the profiler starts",
 }
 _OF_THE_HOST = {
-    "start": "before the first launch",
+    "start": "before the first device activity",
     "first-steps": "before the first whole step, with the first iteration,",
     "end": "after the last kernel",
 }

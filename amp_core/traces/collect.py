@@ -249,11 +249,12 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     base: float | None = None
     for event in stream:
         if event.get("ph") != "X":
-            _add_process_name(events.process_names, event)
             if event.get("name") == MEMORY and base is not None:
                 _add_allocation(events, event, base, texts, threads)
             elif event.get("cat") in (OPERATOR_ARROW, LAUNCH_ARROW) and (at := _time(event.get("ts"))) is not None:
                 npu.add_arrow(event, at)
+            elif event.get("name") == "process_name":
+                _add_process_name(events.process_names, event)
             continue
         category = event.get("cat", event.get("pid"))
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
@@ -512,11 +513,9 @@ def _process(pid: Any, processes: dict[str, int]) -> int:
 
 def _add_process_name(names: dict[str, str], event: dict[str, Any]) -> None:
     """Add the name of a process, if the event gives one."""
-    if event.get("name") != "process_name" or len(names) >= MAX_PROCESSES:
-        return
     arguments = event.get("args")
     name = arguments.get("name") if isinstance(arguments, dict) else None
-    if isinstance(name, str):
+    if isinstance(name, str) and len(names) < MAX_PROCESSES:
         names[str(event.get("pid"))[:40]] = name[:MAX_NAME_CHARS]
 
 

@@ -35,8 +35,9 @@ class PartLeftOut:
 
     kind: str
     """`queued`: the device does recorded work that was launched before the trace. `unrecorded`: it does work that the
-    trace lacks, or the profiler starts, which looks the same. `start`: nothing is launched yet. `first-steps`: what
-    comes before the first whole step. `end`: what follows the last work, or the last step."""
+    trace lacks, or the profiler starts, which looks the same. `start`: nothing is launched yet, or the first launch
+    lasts. `first-steps`: what comes before the first whole step. `end`: what follows the last work, or the last
+    step."""
     us: float
     frac: float
     """Its share of the time from the first event to the last."""
@@ -72,16 +73,17 @@ def parts_left_out(
 
 
 def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float, wall_us: float) -> PartLeftOut | None:
-    """One part; None if it is short. Loading data before the first kernel is told elsewhere."""
+    """One part; None if it is short. Loading data before the first kernel is none: it is a wait of the device."""
     span = (np.array([begins]), np.array([ends]))
-    if ends - begins < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):
-        return None
-    if kind == "start" and times.overlap(span, marked_time(host, DATA)) > MIN_NAMED_FRAC * (ends - begins):
+    if kind == "start" and begins < ends:
+        span = times.without(span, marked_time(host, DATA))
+    us = times.total(span)
+    if us < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):
         return None
     name, name_us = _host_is_in(events, host, kind, span)
     if kind == "end" and name.endswith(WAITING):  # the profiler waits for the device when it stops
         return None
-    return PartLeftOut(kind, ends - begins, (ends - begins) / wall_us, name, name_us)
+    return PartLeftOut(kind, us, us / wall_us, name, name_us)
 
 
 def _host_is_in(events: TraceEvents, host: Host, kind: str, span: times.Intervals) -> tuple[str, float]:

@@ -42,7 +42,7 @@ def test_a_device_that_starts_late_is_told_with_what_the_host_does(tmp_path):
     trace.kernel(made.GEMM, 40_010, 9_000, 40_002)
     text = first_sentence(run_of(tmp_path, trace))
     assert text.startswith(
-        "40.0 ms of the trace (81.6 %) come before the first launch and are left out, 39.9 ms of them in "
+        "40.0 ms of the trace (81.6 %) come before the first device activity and are left out, 39.9 ms of them in "
         "aten::empty_strided. Nothing beside GEMM/conv"
     )
 
@@ -76,3 +76,15 @@ def test_what_lies_around_marked_steps_is_the_users_choice(tmp_path):
     trace = products()
     trace.op("aten::randn", 1_000, 90_000)
     assert "left out" not in first_sentence(run_of(tmp_path, trace))
+
+
+def test_loading_data_before_the_first_kernel_is_not_left_out(tmp_path):
+    """It is a wait of the device, which data that is loaded ahead saves; the rest of the start is left out."""
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 30_000, 1)
+    trace.op("aten::empty_strided", 30_000, 20_000)
+    trace.op("aten::mm", 50_000, 8)
+    trace.kernel(made.GEMM, 50_010, 9_990, 50_002)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "20.0 ms of the trace (33.3 %) come before the first device activity" in text
+    assert "waits for data 30.0 ms before the first kernel" in text

@@ -147,4 +147,4 @@ def test_a_range_that_takes_longest_on_a_cpu_is_no_operator(tmp_path):
     trace.op("predict", 0, 900)
     trace.op("aten::addmm", 100, 300)
     run = load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run"))
-    assert "Python or compiled code in predict, outside of operators, takes 66.7 %" in first_sentence(run)
+    assert "Python or other code in predict, outside of operators, takes 66.7 %" in first_sentence(run)
