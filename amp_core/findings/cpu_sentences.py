@@ -33,7 +33,8 @@ MIN_FAMILY_RATIO = 1.1
 """All products together are told with the longest if they take that many times as long."""
 _FAMILIES = {"gemm": "all matrix products", "conv": "all convolutions"}
 _NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$")
-"""Operators have a namespace (`aten::`, `gloo:`), but nodes of autograd have none; other names are a program's ranges."""
+"""Operators have a namespace (`aten::`, `gloo:`), and nodes of autograd have none; other names are ranges of programs.
+"""
 _FUSED = ("aten::_fused_", "aten::_foreach_")
 
 
