@@ -340,7 +340,8 @@ TENSOR_OP = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_
         ("AMD Instinct MI300X", (9, 4), made.SIMT, "in 16 bits."),
         ("Tesla T4", (7, 5), "volta_sgemm_128x64_nn", "in FP16."),
         ("", (0, 0), made.SIMT, "in 16 bits, or allow TF32."),  # the kernel is Ampere's
-        ("", (0, 0), "volta_sgemm_128x64_nn", "allow TF32 on GPUs that support it"),
+        ("", (0, 0), "volta_sgemm_128x64_nn", "in FP16."),  # Volta's or Turing's
+        ("", (0, 0), "void gemmSN_TN_kernel<float, 128>(float)", "allow TF32 on GPUs that support it"),
     ],
 )
 def test_tf32_is_advised_where_the_gpu_has_it_and_it_is_faster(tmp_path, gpu, capability, name, says):
