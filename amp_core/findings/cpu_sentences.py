@@ -3,6 +3,8 @@
 cpu_sentence(run)     # 'The trace contains no device activity: on the CPU, aten::addmm takes 62.4 % of the ...'
 """
 
+import re
+
 import numpy as np
 import pandas as pd
 
@@ -30,6 +32,9 @@ about a microsecond to dispatch one, and Python a few to call it."""
 MIN_FAMILY_RATIO = 1.1
 """All products together are told with the longest if they take that many times as long."""
 _FAMILIES = {"gemm": "all matrix products", "conv": "all convolutions"}
+_NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$")
+"""Operators have a namespace (`aten::`, `gloo:`), and nodes of autograd have none; other names are ranges of programs.
+"""
 _FUSED = ("aten::_fused_", "aten::_foreach_")
 
 
@@ -51,7 +56,10 @@ def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     us, total, count = rows.groupby("name")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
-    sentence = f"{longest} takes {percent(longest_us / total)} of the operators' time"
+    is_range = not _NO_RANGE.search(longest) and us.index.str.contains("::").any()
+    what = f"Python or other code in {longest}, outside of operators," if is_range else longest
+    whole = "the recorded time" if is_range else "the operators' time"
+    sentence = f"{what} takes {percent(longest_us / total)} of {whole}"
     category = str(rows["category"][rows["name"] == longest].iloc[0])
     family_us = float(rows["total_us"][rows["category"] == category].sum()) if category in _FAMILIES else 0.0
     if family_us > MIN_FAMILY_RATIO * longest_us:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, matrix_kinds, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
+from amp_core.findings.left_out_sentences import parts_left_out
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.hardware.gpus import is_amd
@@ -59,21 +60,9 @@ def has_all_ranks(run: Run) -> bool:
 
 def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
-    trace is left out. Empty for other runs."""
-    return f"{_first_sentence(run)}{_left_out(run)}"
-
-
-def _left_out(run: Run) -> str:
-    """How much of a trace lies before its window, where that is a large part."""
-    us, frac = (run.head.config.get(f"left_out_{name}") for name in ("us", "frac"))
-    if not is_trace(run) or not isinstance(us, float) or not isinstance(frac, float):
-        return ""
-    call = str(run.head.config.get("left_out_call") or "")
-    why = "nothing launched in the trace runs: the device does earlier work, or the profiler starts"
-    if run.head.config.get("left_out_recorded"):
-        why = "the device does what was launched before the trace began"
-    host = f" The host waits in {call}." if call else ""
-    return f" Left out are the {number(us / 1e3, 'ms')} before ({percent(frac)} of the trace), in which {why}.{host}"
+    trace is left out, first if that is most of it and the host's doing. Empty for other runs."""
+    before, after = parts_left_out(run)
+    return " ".join(filter(None, (*before, _first_sentence(run), *after)))
 
 
 def _first_sentence(run: Run) -> str:
@@ -157,29 +146,34 @@ def _nothing(run: Run, savings: Savings) -> str:
     off = rows[is_matrix(rows) & (rows["tensor_core"] == "no") & rows["precision"].isin(["fp16", "bf16"])]
     off_frac = float(off["total_us"].sum() / max(rows["total_us"].sum(), MIN_KERNEL_US))
     if off_frac > MAIN_OP_FRAC:
+        kinds = matrix_kinds(off["total_us"], off["category"] == "attention")
         return (
-            f"GEMM/conv in 16 bits takes {percent(off_frac)} of the kernel time without using {cores} cores. What "
-            "these would save depends on the library's kernels; nothing else would save "
+            f"{kinds.subject} in 16 bits {kinds.verb} {percent(off_frac)} of the kernel time without using {cores} "
+            "cores. What these would save depends on the library's kernels; nothing else would save "
             f"{percent(MIN_SAVED_FRAC)} or more of the {savings.unit}."
         )
     on_tensor_cores = matrix > 0 and np.nan_to_num(cost.us("tensor")) >= 0.95 * matrix
-    at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings)
+    multiplying = rows[is_matrix(rows)]
+    kinds = matrix_kinds(multiplying["total_us"], multiplying["category"] == "attention")
+    its, it_takes = ("its", "it takes") if len(kinds.fracs) == 1 else ("their", "they take")
+    shares = " and ".join(percent(frac * matrix / cost.step_us) for frac in kinds.fracs)
+    at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings, its)
     where = f", on {cores} cores{at}" if on_tensor_cores else ""
     rest = f" {savings.ranked[0].what}." if savings.ranked else ""
     others = rows[~is_matrix(rows) & (rows["op"] != "")].groupby("op")["total_us"].sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
     longest = f"{others.idxmax()} takes {percent(share)} of the kernel time, and " if share > MAIN_OP_FRAC else ""
-    by_name = rows[is_matrix(rows)].groupby("name")["total_us"].sum()
+    by_name = multiplying.groupby("name")["total_us"].sum()
     main_frac = float(by_name.max() / by_name.sum()) * matrix / cost.step_us if len(by_name) else 0.0
     if on_tensor_cores and savings.peak_frac is None and main_frac > MAIN_KERNEL_FRAC and not longest:
         return (
-            f"Nothing beside GEMM/conv would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: it takes "
-            f"{percent(matrix / cost.step_us)} of it{where}. One kernel takes {percent(main_frac)}: "
+            f"Nothing beside {kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
+            f"{it_takes} {shares} of it{where}. One kernel takes {percent(main_frac)}: "
             f"{by_name.idxmax()}. Profile it alone{_profiler(run)}.{rest}"
         )
     return (
-        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}GEMM/conv takes "
-        f"{percent(matrix / cost.step_us)} of {f'the {savings.unit}' if longest else 'it'}{where}.{rest}"
+        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}{kinds.text} "
+        f"{kinds.verb} {shares} of {f'the {savings.unit}' if longest else 'it'}{where}.{rest}"
     )
 
 
@@ -187,10 +181,10 @@ MAIN_OP_FRAC = 0.5
 """An operator other than products that takes more of the kernel time is named where nothing else is to be said."""
 
 
-def _rate(savings: Savings) -> str:
+def _rate(savings: Savings, its: str) -> str:
     """The achieved rate where no share of a peak is known, and why none is."""
     if savings.flops_per_s is None:
-        return "; its operations cannot be counted from the trace, so its efficiency is unknown"
+        return f"; {its} operations cannot be counted from the trace, so {its} efficiency is unknown"
     unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
     why = "is not named in the trace" if unnamed else "has no data sheet here"
-    return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so its efficiency is unknown"
+    return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so {its} efficiency is unknown"

@@ -5,7 +5,7 @@ launch_bound_of_trace(run)     # the finding, if there is one
 
 from dataclasses import replace
 
-from amp_core.analysis.performance.kernels import is_compiled_in_part, kernel_rows
+from amp_core.analysis.performance.kernels import is_compiled_in_part, is_compiled_without_fusion, kernel_rows
 from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.trace_findings import saving_finding
@@ -27,6 +27,8 @@ def _remedy(run: Run) -> Remedy | None:
     is_fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
     if on_cuda and graphs:
         return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
+    if is_compiled_without_fusion(run):
+        return _UNFUSED if on_cuda else _UNFUSED_ELSEWHERE
     if compiled:
         return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
     if is_fused:
@@ -44,6 +46,17 @@ _COMPILED = Remedy(
     f"{_WAITS} Part of the model is compiled already: find what breaks its graph, so that more of it is, let the "
     "compiler capture CUDA graphs too, or use larger batches.",
     _REDUCE_OVERHEAD + _GRAPH_BREAKS,
+)
+_DOES_NOT_FUSE = (
+    " The model is compiled in one graph, but into one kernel per operator: its backend does not fuse, so take one "
+    "that does, as inductor, or use larger batches."
+)
+_UNFUSED = Remedy(
+    f"{_WAITS}{_DOES_NOT_FUSE}",
+    'model = torch.compile(model, backend="inductor", mode="reduce-overhead")   # not eager, aot_eager or ts',
+)
+_UNFUSED_ELSEWHERE = Remedy(
+    f"{_WAITS_ELSEWHERE}{_DOES_NOT_FUSE}", 'model = torch.compile(model, backend="inductor")   # not eager or aot_eager'
 )
 _GRAPHS_AND_COMPILED = Remedy(
     f"{_WAITS} Part of the model is compiled and replayed as graphs already: find what breaks its graph, so that more "

@@ -135,6 +135,8 @@ class Work:
     occupancy: "array[float]" = field(default_factory=lambda: array("f"))
     """Achieved occupancy as the profiler estimates it, percent; NaN if not estimated, as the next."""
     blocks_per_sm: "array[float]" = field(default_factory=lambda: array("f"))
+    process: "array[int]" = field(default_factory=lambda: array("i"))
+    """The process under which the trace lists it, an index into `processes`; -1 where that is not known."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -183,8 +185,14 @@ class TraceEvents:
     """Calls that start work on a device."""
     accelerator_ops: int = 0
     """Operators and ranges that an accelerator alone has."""
-    device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Start and end of the marked steps on the device's own clock, by number, where the trace has them."""
+    device_steps: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """Start and end of the marked steps on the device's own clock, by process and number, where the trace has them."""
+    processes: list[str] = field(default_factory=list)
+    """Numbers of the processes, as text; a device counts as one."""
+    thread_process: "array[int]" = field(default_factory=lambda: array("i"))
+    """By thread, its process."""
+    process_names: dict[str, str] = field(default_factory=dict)
+    """Names of processes by their numbers, where the trace gives them."""
     messages_of_span: dict[int, int] = field(default_factory=dict)
     """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
     messages_of_work: dict[int, int] = field(default_factory=dict)
@@ -195,6 +203,7 @@ class TraceEvents:
         self.spans.thread, self.calls.thread = array("i"), array("i")
         self.spans.sequence, self.spans.external = array("q"), array("q")
         self.calls.correlation, self.work.correlation, self.work.external = array("q"), array("q"), array("q")
+        self.work.process, self.thread_process = array("i"), array("i")
 
 
 class _InternedTexts:
@@ -235,6 +244,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     texts = _InternedTexts(events.texts)
     threads: dict[tuple[str, str], int] = {}
     spans, calls, work = events.spans, events.calls, events.work
+    processes: dict[str, int] = {}
     npu = AscendRows()
     base: float | None = None
     for event in stream:
@@ -243,6 +253,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
                 _add_allocation(events, event, base, texts, threads)
             elif event.get("cat") in (OPERATOR_ARROW, LAUNCH_ARROW) and (at := _time(event.get("ts"))) is not None:
                 npu.add_arrow(event, at)
+            elif event.get("name") == "process_name":
+                _add_process_name(events.process_names, event)
             continue
         category = event.get("cat", event.get("pid"))
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
@@ -271,7 +283,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             _add_frame(events.timed, start, duration, 0, texts.intern(name))
             continue
         if kind == "device mark":
-            _add_device_step(events.device_steps, name, start, start + duration)
+            process = _process(event.get("pid"), processes)
+            _add_device_step(events.device_steps, process, name, start, start + duration)
             continue
         if kind == "work":
             if category == "mtia_ccp_events" and name.startswith("event_"):  # waits for others, and records of events
@@ -286,6 +299,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             occupancy, blocks = _time(arguments.get("est. achieved occupancy %")), _time(arguments.get("blocks per SM"))
             work.occupancy.append(math.nan if occupancy is None else occupancy)
             work.blocks_per_sm.append(math.nan if blocks is None else blocks)
+            work.process.append(_process(event.get("pid"), processes))
             if "Collective name" in arguments:
                 _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
             continue
@@ -323,6 +337,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     if base is not None:
         _add_npu_work(events, npu.linked(), base, texts, threads)
     events.threads = len(threads)
+    events.thread_process = array("i", [_process(pid, processes) for pid, _ in threads])
+    events.processes = list(processes)
     if not (len(work) or events.launches or events.accelerator_ops):
         apple = sum(_APPLE_OPS.match(text) is not None for text in events.texts)
         if apple and not any("nested" in text for text in events.texts):
@@ -347,7 +363,7 @@ MAX_DUPLICATE_FRAC = 0.1
 
 def _check_duplicates(work: Work) -> None:
     """Raise `RunError` if the trace holds its kernels twice: a stream runs one at a time."""
-    columns = (work.start, work.end, work.stream, work.device, work.correlation, work.name)
+    columns = (work.start, work.end, work.stream, work.device, work.correlation, work.name, work.process)
     order = np.lexsort([np.asarray(column) for column in columns])
     same = np.ones(max(0, len(work) - 1), dtype=bool)
     for column in columns:
@@ -452,6 +468,7 @@ def _add_npu_work(
         work.external.append(-1 if operator is None else _OWN_IDS + operator)
         work.occupancy.append(math.nan)
         work.blocks_per_sm.append(math.nan)
+        work.process.append(-1)
     events.launches += len(linked)
 
 
@@ -477,13 +494,33 @@ _FOLDERS = re.compile(r"^[^<>]*/(?=[^/]+/[^/]+\.py\()")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def _add_device_step(steps: dict[int, tuple[float, float]], name: str, start: float, end: float) -> None:
+def _add_device_step(
+    steps: dict[tuple[int, int], tuple[float, float]], process: int, name: str, start: float, end: float
+) -> None:
     """Add a mark of a step on the device's clock. There is one per stream; together they are the step."""
     match = STEP.match(name)
     if match:
-        number = int(match.group(1))
-        first, last = steps.get(number, (start, end))
-        steps[number] = min(first, start), max(last, end)
+        key = (process, int(match.group(1)))
+        first, last = steps.get(key, (start, end))
+        steps[key] = min(first, start), max(last, end)
+
+
+def _process(pid: Any, processes: dict[str, int]) -> int:
+    """The number of a process; -1 beyond `MAX_PROCESSES`."""
+    text = str(pid)[:40]
+    return processes.get(text, -1) if len(processes) >= MAX_PROCESSES else processes.setdefault(text, len(processes))
+
+
+def _add_process_name(names: dict[str, str], event: dict[str, Any]) -> None:
+    """Add the name of a process, if the event gives one."""
+    arguments = event.get("args")
+    name = arguments.get("name") if isinstance(arguments, dict) else None
+    if isinstance(name, str) and len(names) < MAX_PROCESSES:
+        names[str(event.get("pid"))[:40]] = name[:MAX_NAME_CHARS]
+
+
+MAX_PROCESSES = 10_000
+"""A trace of more processes is not one of several ranks."""
 
 
 def _add_allocation(

@@ -35,6 +35,12 @@ KINDS = {
 }
 """Names of collectives by what their many spellings contain, longer ones first."""
 
+_EXPERTS = re.compile(r"deep_?ep::\w+::(?:dispatch|combine)\b", re.IGNORECASE)
+"""Kernels of DeepEP, in which ranks send tokens to the experts of other ranks, and their results back."""
+_EXPERT_TYPES = {"internode_ll::dispatch<true": "float8_e4m3fn", "internode_ll::dispatch<false": "bfloat16"} | {
+    "internode_ll::combine": "bfloat16"
+}
+"""What DeepEP's low-latency kernels send, by their names."""
 _REDUCES = re.compile(r"_(?:Sum|Prod|Min|Max|Avg|PreMulSum|SumPostDiv)_([a-z]+\d*)")
 """The type in the name of a NCCL kernel that reduces; others move bytes."""
 _KERNEL_TYPES = {"f": "float", "half": "float16", "f16": "float16", "bf16": "bfloat16", "bfloat": "bfloat16"} | {
@@ -60,7 +66,8 @@ def collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, acceler
         op, device, kernel = int(linked.op[i]), int(linked.device[i]), events.texts[linked.name[i]]
         message = _message(events, i, op)
         group = ", ranks ".join(str(message[key]) for key in ("group", "ranks") if message.get(key) not in (None, ""))
-        name = _kind(str(message.get("name", ""))) or _kind(_around(events, host, inner, op)) or _kind(kernel)
+        name = _kind(str(message.get("name", ""))) or _kind(_around(events, host, inner, op))
+        name = name or _kind(kernel) or ("all_to_all" if _EXPERTS.search(kernel) else "")
         size = _whole(message.get("size"))
         dtype, elements = _elements(events, host, inner, op, message, name, size, kernel)
         place = (in_step, group or None, device)
@@ -187,6 +194,7 @@ def _elements(
             elements = known * size if gathers and size else None if gathers else known
     if dtype is None and (match := _REDUCES.search(kernel)) and name in ("all_reduce", "reduce_scatter", "reduce"):
         dtype = dtype_of(_KERNEL_TYPES.get(match[1], match[1]))
+    dtype = dtype or next((one for text, one in _EXPERT_TYPES.items() if text in kernel), None)
     return dtype, elements
 
 

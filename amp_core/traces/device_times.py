@@ -58,7 +58,8 @@ def step_bounds(events: TraceEvents, host: Host, clock: DeviceClock) -> list[tup
     A mark of the step on the device's own clock is from its first work to its last; a step lasts until the next one
     begins. Without marks a step begins with the host, or when the device has done what was launched before.
     """
-    marks = [_mark(events, clock, *step) for step in host.steps]
+    marked = _marked_steps(events)
+    marks = [_mark(marked, clock, *step) for step in host.steps]
     bounds = []
     for n, (start, end, _) in enumerate(host.steps):
         begins, ends = marks[n] or (clock.at(start), clock.at(end))
@@ -71,10 +72,21 @@ def step_bounds(events: TraceEvents, host: Host, clock: DeviceClock) -> list[tup
     return bounds
 
 
-def _mark(events: TraceEvents, clock: DeviceClock, start: float, end: float, number: int) -> tuple[float, float] | None:
+def _marked_steps(events: TraceEvents) -> dict[int, tuple[float, float]]:
+    """Start and end of the marked steps on the device's own clock, of all devices together, by number."""
+    steps: dict[int, tuple[float, float]] = {}
+    for (_, number), (start, end) in events.device_steps.items():
+        first, last = steps.get(number, (start, end))
+        steps[number] = min(first, start), max(last, end)
+    return steps
+
+
+def _mark(
+    steps: dict[int, tuple[float, float]], clock: DeviceClock, start: float, end: float, number: int
+) -> tuple[float, float] | None:
     """The step's own mark on the device; None without one, and for one that does not cover the work launched in the
     step: some versions of ROCm record marks of microseconds."""
-    marked = events.device_steps.get(number)
+    marked = steps.get(number)
     first, last = clock.span(start, end)
     covers = marked is not None and marked[0] <= first + MARK_TOLERANCE_US and marked[1] >= last - MARK_TOLERANCE_US
     return marked if covers and first < last else None

@@ -14,8 +14,11 @@ from amp_core.traces.gpu_work import LinkedWork
 
 CAPTURES = re.compile(r"StreamBeginCapture")
 GRAPH_LAUNCHES = re.compile(r"GraphLaunch|ExecuteGraph")
+GRAPH_BUILDS = re.compile(r"GraphInstantiate|GraphExecUpdate|GraphAdd\w*Node|GraphClone")
 _COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
 """Operators that torch.compile records around the code that it compiled."""
+_COMPILED_CALL = re.compile(r"Torch-Compiled Region|CompiledFunction$")
+"""Those around a call of it in forward."""
 
 
 def count_calls(events: TraceEvents, pattern: "re.Pattern[str]") -> int:
@@ -24,12 +27,22 @@ def count_calls(events: TraceEvents, pattern: "re.Pattern[str]") -> int:
     return int(matches[np.asarray(events.calls.name, dtype=np.int64)].sum())
 
 
+def compiled_calls(events: TraceEvents) -> int:
+    """The number of calls of compiled code, without those inside another: one per step unless the graph breaks."""
+    return len(_in_operators(events, _COMPILED_CALL)[0])
+
+
+def _in_operators(events: TraceEvents, pattern: "re.Pattern[str]") -> times.Intervals:
+    """The times in operators whose names contain the pattern."""
+    matches = np.array([pattern.search(text) is not None for text in events.texts], dtype=bool)
+    spans = events.spans
+    chosen = matches[np.asarray(spans.name, dtype=np.int64)] & (np.asarray(spans.kind) == OP)
+    return times.union(np.asarray(spans.start)[chosen], np.asarray(spans.end)[chosen])
+
+
 def compiled_launch_frac(events: TraceEvents, linked: LinkedWork) -> float:
     """Share of the device's work, by number, that is launched while the host is in compiled code."""
-    matches = np.array([_COMPILED.search(text) is not None for text in events.texts], dtype=bool)
-    spans = events.spans
-    compiled = matches[np.asarray(spans.name, dtype=np.int64)] & (np.asarray(spans.kind) == OP)
-    starts, ends = times.union(np.asarray(spans.start)[compiled], np.asarray(spans.end)[compiled])
+    starts, ends = _in_operators(events, _COMPILED)
     if not len(starts):
         return 0.0
     at = np.searchsorted(starts, linked.launched_us, side="right") - 1

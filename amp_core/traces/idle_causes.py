@@ -112,6 +112,29 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
     return (events.texts[longest].removeprefix(EVALUATE), float(us[longest])) if us[longest] > 0 else (None, 0.0)
 
 
+def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) -> tuple[str | None, float]:
+    """The innermost operator of which one call takes at least `enough_us` of `spans`, and how long, in microseconds."""
+    if not len(events.spans) or not len(spans[0]):
+        return None, 0.0
+    start, end = np.asarray(events.spans.start), np.asarray(events.spans.end)
+    us = _overlap_of_each(start, end, spans)
+    long = np.flatnonzero((np.asarray(events.spans.kind) == OP) & (us >= enough_us))
+    if not len(long):
+        return None, 0.0
+    innermost = long[(end - start)[long].argmin()]
+    return events.texts[events.spans.name[innermost]].removeprefix(EVALUATE), float(us[innermost])
+
+
+def longest_call(events: TraceEvents, spans: times.Intervals) -> tuple[str | None, float]:
+    """The one call into the device's runtime in which the host spent the longest of `spans`, waiting or not, and how
+    long, in microseconds."""
+    if not len(events.calls) or not len(spans[0]):
+        return None, 0.0
+    us = _overlap_of_each(np.asarray(events.calls.start), np.asarray(events.calls.end), spans)
+    longest = int(us.argmax())
+    return (events.texts[events.calls.name[longest]], float(us[longest])) if us[longest] > 0 else (None, 0.0)
+
+
 def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
     """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
     that it calls, and how long, in microseconds."""

@@ -4,6 +4,7 @@
 PosixPath('runs/profiled')
 """
 
+import dataclasses
 import datetime
 import functools
 import os
@@ -15,7 +16,7 @@ from amp_core.schema import RunError
 from amp_core.store.atomic import check_new, new_folder
 from amp_core.store.run import Run
 from amp_core.store.writer import RunWriter
-from amp_core.traces.read import Trace, read_trace
+from amp_core.traces.read import Trace, read_ranks, read_trace
 
 
 def import_traces(
@@ -26,18 +27,19 @@ def import_traces(
 ) -> Path:
     """Write the run folder `out` from `paths` and return it.
 
-    The rank of a trace is the one that it states, else its place in the list. Nothing is written if a trace cannot be
+    The rank of a trace is the one that it states, else its place in the list. One trace alone may be that of several
+    ranks, merged: each becomes a rank. Nothing is written if a trace cannot be
     read. `progress` is called with the name of a trace and the share of it that has been read, 0–1. Raises `RunError`.
     """
     if not paths:
         raise RunError("traces=[] is empty; give one trace, or one per rank")
     check_new(out)  # before reading the traces, which may take a minute
-    traces = _by_rank(
-        [
-            read_trace(path, progress=functools.partial(progress, Path(path).name) if progress else None)
-            for path in paths
-        ]
-    )
+    following = [functools.partial(progress, Path(path).name) if progress else None for path in paths]
+    if len(paths) == 1:
+        read = read_ranks(paths[0], following[0])
+    else:
+        read = [read_trace(path, progress=each) for path, each in zip(paths, following, strict=True)]
+    traces = _by_rank(read)
     with new_folder(out) as aside:
         _write(traces, _notes(traces), aside, name or Path(out).name)
     return Path(out)
@@ -111,13 +113,12 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
     if trace.timed_op is not None:
         config["timed_op"], config["timed_op_frac"] = trace.timed_op
-    graphs = {"captures": trace.captures, "graph_launches": trace.graph_launches}
-    config |= {name: count for name, count in graphs.items() if count}
+    counts = {name: getattr(trace, name) for name in ("captures", "graph_launches", "graph_builds", "compiled_calls")}
+    config |= {name: count for name, count in counts.items() if count}
     if trace.compiled_launch_frac:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
-    if (earlier := trace.earlier_work) is not None:
-        config |= {"left_out_us": earlier.us, "left_out_frac": earlier.frac, "left_out_call": earlier.call}
-        config["left_out_recorded"] = earlier.recorded
+    if trace.left_out:
+        config["left_out"] = [dataclasses.asdict(part) for part in trace.left_out]
     return config
 
 

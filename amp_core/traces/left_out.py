@@ -1,52 +1,104 @@
-"""How long a trace without steps waits for work that was launched before it, and in which call.
+"""What a trace without marked steps holds outside of its window: how long it is, and what takes that time.
 
->>> wait_for_earlier_work(events, linked, window)
-EarlierWork(us=42640.0, frac=0.69, recorded=False, call='cudaStreamSynchronize')
+>>> parts_left_out(events, host, linked, windows)
+(PartLeftOut(kind='start', us=6072000.0, frac=0.55, name='aten::empty_strided', name_us=6070000.0),)
 
-A profiler may start while the device is busy. Then the first work launched in the trace begins long after its launch,
-whether the trace holds what runs meanwhile or not. That time is no part of the window.
+A window begins with the first work of the device, or where an optimizer's step ends, and ends with the last work. So
+the start of a program, its first iteration and what the host does after the last kernel are no part of it. A profiler
+may also start while the device is busy: then the first work launched in the trace begins long after its launch, whether
+the trace holds what runs meanwhile or not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.idle_causes import innermost_op, longest_call, longest_calls, longest_function, longest_op
 from amp_core.traces.kernel_rows import Window
+from amp_core.traces.link import DATA, Host
+from amp_core.traces.window_rows import WAITING, marked_time, waiting_calls
 
 MIN_LEFT_OUT_US = 1000.0
 MIN_LEFT_OUT_FRAC = 0.2
-"""Share of the trace from which the time is told: a reader who compares its length would miss it."""
+"""Share of the trace from which a part is told: a reader who compares its length would miss it."""
+MIN_NAMED_FRAC = 0.5
+"""Share of a part from which what the host is in is named."""
 
 
 @dataclass(frozen=True)
-class EarlierWork:
-    """The time before the window, in which nothing ran that was launched in the trace."""
+class PartLeftOut:
+    """A part of a trace that is in no window."""
 
+    kind: str
+    """`queued`: the device does recorded work that was launched before the trace. `unrecorded`: it does work that the
+    trace lacks, or the profiler starts, which looks the same. `start`: nothing is launched yet, or the first launch
+    lasts. `first-steps`: what comes before the first whole step. `end`: what follows the last work, or the last
+    step."""
     us: float
     frac: float
     """Its share of the time from the first event to the last."""
-    recorded: bool
-    """Whether the trace holds work that was launched before it. If not, the profiler's own start looks the same."""
-    call: str
-    """The call in which the host is for most of it; "" if it is in none."""
+    name: str = ""
+    """The call, operator or function in which the host is for most of it; "" if it is in none."""
+    name_us: float = 0.0
 
 
-def wait_for_earlier_work(events: TraceEvents, linked: LinkedWork, window: Window) -> EarlierWork | None:
-    """That time of a trace without steps; None if it is short, and for a trace with steps."""
-    inside = np.isfinite(linked.launched_us) & (linked.start_us >= window.device_start)
-    if window.first is not None or not len(events.work) or not inside.any():
-        return None
-    earlier = float(linked.start_us[np.isneginf(linked.launched_us)].min(initial=np.inf))
-    low, high = min(earlier, float(linked.returned_us[inside].min())), window.device_start
+def parts_left_out(
+    events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequence[Window]
+) -> tuple[PartLeftOut, ...]:
+    """The long parts outside of the windows, in order; none for a trace with marked steps, whose user chose them."""
+    has_steps = windows[0].first is not None
+    if not len(events.work) or (has_steps and not host.steps_inferred):
+        return ()
     columns = [a for one in (events.spans, events.calls, events.work) if len(one) for a in (one.start, one.end)]
-    wall_us = max(map(max, columns)) - min(map(min, columns))
-    if high - low < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):
+    first, last = min(map(min, columns)), max(map(max, columns))
+    low, high = windows[0].device_start, windows[-1].device_end
+    bounds: list[tuple[str, float, float]] = []
+    if has_steps:
+        bounds.append(("first-steps", first, low))
+    else:
+        inside = np.isfinite(linked.launched_us) & (linked.start_us >= low)
+        if not inside.any():
+            return ()
+        queued = np.isneginf(linked.launched_us)
+        launched = min(float(linked.start_us[queued].min(initial=np.inf)), float(linked.returned_us[inside].min()))
+        launched = max(min(launched, low), first)
+        bounds += [("start", first, launched), ("queued" if queued.any() else "unrecorded", launched, low)]
+    bounds.append(("end", max(high, low), last))
+    parts = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
+    return tuple(part for part in parts if part is not None)
+
+
+def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float, wall_us: float) -> PartLeftOut | None:
+    """One part; None if it is short. Loading data before the first kernel is none: it is a wait of the device."""
+    span = (np.array([begins]), np.array([ends]))
+    if kind == "start" and begins < ends:
+        span = times.without(span, marked_time(host, DATA))
+    us = times.total(span)
+    if us < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):
         return None
-    start, end = np.asarray(events.calls.start), np.asarray(events.calls.end)
-    within = np.minimum(end, high) - np.maximum(start, low)
-    longest = int(within.argmax()) if len(within) else -1
-    is_waiting = longest >= 0 and within[longest] >= (high - low) / 2
-    call = events.texts[events.calls.name[longest]] if is_waiting else ""
-    return EarlierWork(high - low, (high - low) / wall_us, bool(np.isfinite(earlier)), call)
+    name, name_us = _host_is_in(events, host, kind, span)
+    if kind == "end" and name.endswith(WAITING):  # the profiler waits for the device when it stops
+        return None
+    return PartLeftOut(kind, us, us / wall_us, name, name_us)
+
+
+def _host_is_in(events: TraceEvents, host: Host, kind: str, span: times.Intervals) -> tuple[str, float]:
+    """The call, else the operator or the Python function in which the host is for most of a part."""
+    enough_us = MIN_NAMED_FRAC * times.total(span)
+    call, call_us = longest_call(events, span)
+    if call is not None and call_us >= enough_us:
+        return call, call_us
+    if kind in ("queued", "unrecorded"):
+        return "", 0.0
+    several = longest_calls(events, waiting_calls(events), span)
+    if several is not None and several.us >= enough_us:
+        return several.names, several.us
+    named = [
+        innermost_op(events, span, enough_us),
+        *(longest(events, host, span) for longest in (longest_op, longest_function)),
+    ]
+    return next(((name, us) for name, us in named if name is not None and us >= enough_us), ("", 0.0))

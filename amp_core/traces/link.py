@@ -61,6 +61,8 @@ class Host:
     """Outermost spans that mark a phase, by region."""
     loop_thread: int = -1
     """The thread that runs the loop."""
+    steps_inferred: bool = False
+    """Whether the steps are those that an optimizer's step ends."""
 
 
 def link(events: TraceEvents) -> Host:
@@ -93,7 +95,10 @@ def link(events: TraceEvents) -> Host:
     host.loop_thread = in_order[0] if in_order else -1
     for place, n in enumerate(in_order):
         one_pass.thread(parts[n], other_thread=place > 0)
-    host.steps = _of_all_ranks(sorted(host.steps)) or _optimizer_steps(events, host)
+    host.steps = _of_all_ranks(sorted(host.steps))
+    if not host.steps:
+        host.steps = _optimizer_steps(events, host)
+        host.steps_inferred = bool(host.steps)
     _split_closures(host, events)
     _drop_unfinished_step(host, events)
     return host

@@ -11,7 +11,7 @@ Needs neither torch nor a GPU, and less memory than the size of the trace.
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,25 @@ from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
-from amp_core.traces.collect import collect
+from amp_core.traces.collect import TraceEvents, collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
 from amp_core.traces.gpu_work import link_work
-from amp_core.traces.graphs import CAPTURES, GRAPH_LAUNCHES, compiled_launch_frac, count_calls
+from amp_core.traces.graphs import (
+    CAPTURES,
+    GRAPH_BUILDS,
+    GRAPH_LAUNCHES,
+    compiled_calls,
+    compiled_launch_frac,
+    count_calls,
+)
 from amp_core.traces.host_alone import HostPart, longest_host_part, longest_timed_op
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
-from amp_core.traces.left_out import EarlierWork, wait_for_earlier_work
+from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
+from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.timeline_rows import timeline_rows
@@ -76,10 +84,14 @@ class Trace:
     """Captures of graphs on the device."""
     graph_launches: int = 0
     """Launches of captured graphs."""
+    graph_builds: int = 0
+    """Calls that instantiate or change a graph."""
+    compiled_calls: int = 0
+    """Calls of compiled code."""
     compiled_launch_frac: float = 0.0
     """Share of the device's work that the host launches from compiled code."""
-    earlier_work: EarlierWork | None = None
-    """The wait for work that was launched before a trace without steps, if it is a large part of it."""
+    left_out: tuple[PartLeftOut, ...] = ()
+    """Large parts outside of the windows of a trace without marked steps."""
     repaired: int = 0
     """Number of values that were not valid JSON and were repaired."""
     converted: int = 0
@@ -148,19 +160,44 @@ def read_trace(
     A trace numbers its devices; `accelerator` is their type, by default derived from the categories of its events.
     AMD's GPUs are `cuda` too, as for torch. `progress` is called with the share of the file that has been read, 0–1.
     """
+    stream, events = _collected(path, progress)
+    return _trace(stream, events, accelerator)
+
+
+def read_ranks(path: str | os.PathLike[str], progress: Callable[[float], None] | None = None) -> list[Trace]:
+    """The same of a file into which the traces of several ranks may be merged: one trace per rank."""
+    stream, events = _collected(path, progress)
+    ranks = split_ranks(events)
+    if not ranks:
+        return [_trace(stream, events, None)]
+    name = stream.path.name
+    traces: list[Trace] = []
+    while ranks:  # each needs much memory until it is read
+        rank = min(ranks)
+        trace = _trace(stream, ranks.pop(rank), None)
+        traces.append(replace(trace, name=f"{name}, rank {rank}", rank=rank, repaired=0 if traces else stream.repaired))
+    return traces
+
+
+def _collected(
+    path: str | os.PathLike[str], progress: Callable[[float], None] | None
+) -> tuple[TraceStream, TraceEvents]:
     if not Path(path).is_file():
         raise RunError(
             f"trace={os.fspath(path)!r} is not a file; give a trace (.json or .json.gz) written by the profiler"
         )
     stream = TraceStream(path, progress)
     try:
-        events = collect(stream)
+        return stream, collect(stream)
     except MemoryError:
         raise RunError(f"trace={stream.path.name!r} does not fit into memory; profile fewer steps at a time") from None
     except RunError as error:
         raise RunError(
             f"trace={stream.path.name!r}: {error}" if not str(error).startswith("trace=") else str(error)
         ) from None
+
+
+def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) -> Trace:
     host = link(events)
     linked = link_work(events, host)
     drop_steps_without_work(host, linked)
@@ -209,8 +246,10 @@ def read_trace(
         earlier_us=earlier_us,
         captures=count_calls(events, CAPTURES),
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
+        graph_builds=count_calls(events, GRAPH_BUILDS),
+        compiled_calls=compiled_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
-        earlier_work=wait_for_earlier_work(events, linked, windows[0]),
+        left_out=parts_left_out(events, host, linked, windows),
         repaired=stream.repaired,
         converted=events.converted,
         invalid=events.invalid,

@@ -58,6 +58,7 @@ def window_rows(
     watch = marked_time(host, WATCH)
     call_start, call_end = np.asarray(events.calls.start), np.asarray(events.calls.end)
     waits = waiting_calls(events)
+    repeated = _waits_after_copies(events, host, waits, linked.blocking_calls)
     waits[linked.blocking_calls] = True
     held_up = _is_called(events, HELD_UP_BY)
     # A graph whose work the profiler did not record may run in any gap.
@@ -90,6 +91,9 @@ def window_rows(
             kernel_time = times.clip(times.union(starts[neither], ends[neither]), low, high)
             data_inside, watch_inside = times.clip(data, low, high), times.clip(watch, low, high)
             waited = waits & (call_start >= window.start) & (call_start < window.end)
+            if window.first is None:  # the profiler itself waits before the first launch and after the last work
+                launched = linked.launched_us[selected]
+                waited &= (call_end > launched[np.isfinite(launched)].min(initial=np.inf)) & (call_start < high)
             own = linked.own_us[selected]
             causes = None
             if not on_cpu and launches_known:
@@ -161,7 +165,7 @@ def window_rows(
                     else times.total(copying_time) - times.overlap(copying_time, kernel_time),
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
-                    "syncs": None if on_cpu else int(waited.sum()),
+                    "syncs": None if on_cpu else int((waited & ~repeated).sum()),
                 }
             )
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
@@ -173,6 +177,23 @@ def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
     """Which calls into the runtime wait for the device, by their names."""
     waiting = np.array([text.endswith(WAITING) for text in events.texts], dtype=bool)
     return waiting[np.asarray(events.calls.name)] if len(events.calls) else np.zeros(0, dtype=bool)
+
+
+def _waits_after_copies(
+    events: TraceEvents, host: Host, waits: npt.NDArray[np.bool_], blocking: Ints
+) -> npt.NDArray[np.bool_]:
+    """Which waiting calls come right behind a copy that waited already, in the same operator: together they are one
+    synchronization."""
+    result = np.zeros(len(waits), dtype=bool)
+    if not len(waits):
+        return result
+    copies = np.zeros(len(waits), dtype=bool)
+    copies[blocking] = True
+    order = np.argsort(np.asarray(events.calls.start), kind="stable")
+    before, after = order[:-1], order[1:]
+    same_op = host.op_of_call[before] == host.op_of_call[after]
+    result[after] = copies[before] & ~waits[before] & waits[after] & same_op
+    return result
 
 
 def _is_called(events: TraceEvents, pattern: "re.Pattern[str]") -> bool:

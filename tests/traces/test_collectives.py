@@ -31,11 +31,11 @@ def ddp(enters, *, leaves=(700, 950), rank=0, dtype="Float", group=None):
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("aten::mm", 5, 8, **{"Input type": ["float"] * 2})
     trace.kernel(GEMM, 20, 280, 6)
-    trace.op("MmBackward0", 30, 100, 2)
-    for n, (enter, leave) in enumerate(zip(enters, leaves, strict=True)):
+    trace.op("MmBackward0", 30, 920, 2)
+    for enter, leave in zip(enters, leaves, strict=True):
         message = {"Collective name": "allreduce", "dtype": dtype, "In msg nelems": 1000, "Out msg nelems": 1000}
         message |= {"Process Group Name": group} if group else {}
-        collective(trace, enter, leave - enter, 40 + 30 * n, **message, **{"Group size": 2})
+        collective(trace, enter, leave - enter, enter - 25, **message, **{"Group size": 2})
     return trace.document(distributedInfo={"rank": rank, "world_size": 2})
 
 

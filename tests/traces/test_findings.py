@@ -849,32 +849,6 @@ def test_data_that_is_loaded_before_the_first_kernel_of_a_trace_without_steps_co
     assert "launches too late" not in sentence
 
 
-@pytest.mark.parametrize(("starts", "says"), [(40_000, True), (1_200, False)])
-def test_the_wait_for_work_from_before_the_trace_is_told(tmp_path, starts, says):
-    """Copies from pageable memory wait for all of the stream; what it does is not in the trace."""
-    trace = Made()
-    trace.op("aten::to", 0, starts)
-    trace.event("call", "cudaStreamSynchronize", 20, starts - 30, 1, correlation=77)
-    trace.kernel(made.RELU, starts, 900, 5)
-    trace.op("aten::mm", starts + 10, 8)
-    trace.kernel(made.GEMM, starts + 910, 9_000, starts + 12)
-    text = first_sentence(run_of(tmp_path, trace))
-    assert text.startswith("Nothing beside GEMM/conv would save")
-    wait = "Left out are the 40.0 ms before (80.1 % of the trace), in which nothing launched in the trace runs"
-    assert (wait in text and text.endswith(" The host waits in cudaStreamSynchronize.")) == says
-    assert ("Left out" in text) == says
-
-
-def test_recorded_work_from_before_the_trace_is_told_too(tmp_path):
-    trace = Made()
-    trace.event("kernel", made.GEMM, 0, 40_000, "stream 7", correlation=5, device=0, stream=7)
-    trace.op("aten::mm", 39_900, 8)
-    trace.kernel(made.GEMM, 40_000, 9_000, 39_901)
-    text = first_sentence(run_of(tmp_path, trace))
-    assert text.endswith("Left out are the 40.0 ms before (81.6 % of the trace), in which the device does what was "
-                         "launched before the trace began.")  # fmt: skip
-
-
 @pytest.mark.parametrize(("us", "named"), [(20, True), (150, False)])
 def test_long_kernels_are_not_what_short_gaps_are_between(tmp_path, us, named):
     trace = Made()

@@ -114,7 +114,7 @@ def test_a_little_tf32_is_no_finding(tmp_path):
             [[1, 1, 1, 64], [1, 1, 128, 64], [1, 1, 128, 64]],
             "c10::Half",
             900,
-            "all sequences in one call",
+            "one call for several batches",
             "enough work",
         ),
     ],
@@ -340,7 +340,8 @@ TENSOR_OP = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_
         ("AMD Instinct MI300X", (9, 4), made.SIMT, "in 16 bits."),
         ("Tesla T4", (7, 5), "volta_sgemm_128x64_nn", "in FP16."),
         ("", (0, 0), made.SIMT, "in 16 bits, or allow TF32."),  # the kernel is Ampere's
-        ("", (0, 0), "volta_sgemm_128x64_nn", "allow TF32 on GPUs that support it"),
+        ("", (0, 0), "volta_sgemm_128x64_nn", "in FP16."),  # Volta's or Turing's
+        ("", (0, 0), "void gemmSN_TN_kernel<float, 128>(float)", "allow TF32 on GPUs that support it"),
     ],
 )
 def test_tf32_is_advised_where_the_gpu_has_it_and_it_is_faster(tmp_path, gpu, capability, name, says):

@@ -26,7 +26,10 @@ from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
 MIN_WAITING_FRAC = 0.85
-"""Share of waiting in the exposed communication of all ranks from which the network is no part of the fault."""
+"""Share of waiting in the exposed communication of the ranks that wait from which the network is no part of the
+fault."""
+MIN_HELD_FRAC = 0.5
+"""Share of a late rank's idle time with work queued from which its GPU, and not its host, is what is late."""
 MAX_RANKS_NAMED = 4
 
 
@@ -55,11 +58,12 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
     if late.empty:
         return None
     waiting_us = rows[["waiting_us", "alone_us"]].min(axis=1).where(rows["waiting_us"].notna(), 0.0)
-    exposed_us = float(rows["alone_us"].sum())
-    if waiting_us.sum() < MIN_WAITING_FRAC * exposed_us or exposed_us <= 0:
-        return None
     named, windows = late["rank"].tolist(), window_rows(run)
-    for_late = waiting_us[rows["last"].isin(named) & ~rows["rank"].isin(named)]
+    waits = ~rows["rank"].isin(named)
+    exposed_us = float(rows["alone_us"][waits].sum())
+    if waiting_us[waits].sum() < MIN_WAITING_FRAC * exposed_us or exposed_us <= 0:
+        return None
+    for_late = waiting_us[rows["last"].isin(named) & waits]
     ranks = windows["rank"].nunique()
     others = ranks - len(named)
     if not others:  # each rank is late now and then
@@ -70,7 +74,13 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
     late = late.head(MAX_RANKS_NAMED)
     shares = " and ".join(map(percent, late["last_frac"]))
     at_least, of_these = _of_some_ranks(run)
-    each = ", ".join(f"rank {rank}'s GPU is idle for {number(idle_ms[rank], 'ms')}" for rank in late["rank"])
+    queued_ms = windows.groupby("rank")["idle_late_start_us"].sum() / steps / 1e3
+    held = [rank for rank in named if queued_ms[rank] >= MIN_HELD_FRAC * idle_ms[rank] > 0]
+    each = ", ".join(
+        f"rank {rank}'s GPU is idle for {number(idle_ms[rank], 'ms')}"
+        + (f" ({number(queued_ms[rank], 'ms')} of it although work is queued)" if rank in held else "")
+        for rank in late["rank"]
+    )
     transfer_ms, others_ms = float(rank_waiting(run)["transfer_ms"].mean()), float(idle_ms.drop(named).mean())
     return Saving(
         "exposed-communication",
@@ -82,6 +92,7 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
         f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
         f"{number(transfer_ms, 'ms')}",
         late_ranks=tuple(named),
+        held_ranks=tuple(held),
     )
 
 
@@ -108,16 +119,20 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
     if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_SAVED_FRAC * cost.step_us:
         share = step_share(1e3 * waited.all_waiting_ms, cost)
         at_least, of_these = _of_some_ranks(run)
-        late = late_ranks(run).head(MAX_RANKS_NAMED)
+        late, ranks = late_ranks(run), window_rows(run)["rank"].nunique()
+        words = f"; a rank spends {at_least}{share} in collectives waiting for others"
+        if len(late) > max(2.0, ranks / 2):
+            often = f"up to {percent(late['last_frac'].max())} of the collectives last{of_these}"
+            who = f"{len(late)} of {ranks} ranks each enter"
+            return words, f"no rank is late alone: {who} {often}, as where the work of the ranks varies"
+        late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {percent(frac)} of the collectives last{of_these}, and each other rank waits "
             f"{at_least}{number(kept_ms, 'ms')} for it"
             for rank, frac, kept_ms in zip(late["rank"], late["last_frac"], late["kept_ms"], strict=True)
         ]
         look_at = "look at what it does before the collectives" if not others else "look at what they do before them"
-        return f"; a rank spends {at_least}{share} in collectives waiting for others", "; ".join([first, *others]) + (
-            f": {look_at}"
-        )
+        return words, f"{'; '.join([first, *others])}: {look_at}"
     if dtype == "float32":
         return "", (
             "gradients are reduced in FP32, and 16 bits halve the bytes: "

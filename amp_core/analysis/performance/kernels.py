@@ -7,6 +7,7 @@ If another program recorded operators of the CPU beside kernels of a GPU, only t
 """
 
 import functools
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -67,6 +68,24 @@ def is_compiled_in_part(run: Run) -> bool:
 
 
 MIN_COMPILED_FRAC = 0.1
+
+
+def is_compiled_without_fusion(run: Run) -> bool:
+    """Whether a model is compiled as one graph whose backend launches one kernel per operator: one call of compiled
+    code per step, which launches many kernels, none of them fused."""
+    rows, windows, config = kernel_rows(run), window_rows(run), run.head.config
+    calls, launched_frac = config.get("compiled_calls"), config.get("compiled_launch_frac")
+    if not isinstance(calls, int) or not isinstance(launched_frac, float) or not calls:
+        return False
+    ranks = max(1, windows["rank"].nunique())
+    steps = max(1.0, float(windows["steps"].sum()) / ranks)
+    in_each = launched_frac * float(rows["count"].sum()) / ranks / calls
+    fused = rows["name"].str.contains("triton", regex=False) | rows["op"].str.startswith("triton_")
+    return calls <= steps and in_each >= MIN_COMPILED_LAUNCHES and not fused.any()
+
+
+MIN_COMPILED_LAUNCHES = 10.0
+"""Launches of one call of compiled code from which some of them could be fused."""
 
 
 def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:
@@ -157,6 +176,41 @@ def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
     """Which rows are kernels that multiply matrices; those on tensor cores do, whatever their category."""
     by_name = (rows["category"] == "") & rows["op"].map(is_matrix_op).astype(bool)  # from other programs
     return rows["category"].isin(GEMM_CATEGORIES) | (rows["tensor_core"] == "yes") | by_name
+
+
+MIN_KIND_FRAC = 0.05
+"""Share of the time of what multiplies matrices from which attention, and the rest of it, is named."""
+
+
+@dataclass(frozen=True)
+class MatrixKinds:
+    """What multiplies matrices among kernels or operators, in words."""
+
+    text: str
+    """`GEMM/conv`, `attention`, or `GEMM/conv and attention`."""
+    fracs: tuple[float, ...]
+    """The share of each in their time."""
+
+    @property
+    def subject(self) -> str:
+        """The same at the beginning of a sentence."""
+        return f"{self.text[0].upper()}{self.text[1:]}"
+
+    @property
+    def verb(self) -> str:
+        """`takes`, or of both `take`."""
+        return "takes" if len(self.fracs) == 1 else "take"
+
+
+def matrix_kinds(total_us: "pd.Series[float]", is_attention: "pd.Series[bool]") -> MatrixKinds:
+    """The kinds of what multiplies matrices, by time in microseconds."""
+    whole = float(total_us.sum())
+    attention = float(total_us[is_attention].sum()) / whole if whole > 0 else 0.0
+    if attention < MIN_KIND_FRAC:
+        return MatrixKinds("GEMM/conv", (1.0,))
+    if attention > 1 - MIN_KIND_FRAC:
+        return MatrixKinds("attention", (1.0,))
+    return MatrixKinds("GEMM/conv and attention", (1 - attention, attention))
 
 
 def _typed(frame: pd.DataFrame, texts: tuple[str, ...], numbers: tuple[str, ...]) -> pd.DataFrame:

@@ -36,6 +36,8 @@ class Saving:
     """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
     late_ranks: tuple[int, ...] = ()
     """Of communication that is nearly all waiting: the ranks that the others wait for, the latest first."""
+    held_ranks: tuple[int, ...] = ()
+    """Those of them whose GPUs are idle mostly with work queued: not their hosts are late."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 

@@ -22,7 +22,7 @@ from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import idle_savings
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
@@ -105,7 +105,8 @@ def _possible_savings(run: Run) -> Savings | None:
     capture_us = _capture_us(run, cost, windows, steps)
     if capture_us:
         worth = []
-    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or rows["name"].str.contains(_OF_TRAINING).any())
+    without_op = rows["name"][rows["op"] == ""]  # a recorded operator tells its phase
+    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or without_op.str.contains(_OF_TRAINING).any())
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / steps if len(unknown) else 0.0
     kernel, its_share = longest_name(unknown, "name"), unknown_us / cost.step_us
@@ -167,7 +168,9 @@ def _types(
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
     gain = f"by the data sheet, 16 bits are {number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
-    what = f"GEMM/conv takes {' and '.join(parts)}{f'; {gain}' if rates else ''}"
+    wide = pd.concat([fp32, tf32])
+    kinds = matrix_kinds(wide["total_us"], wide["category"] == "attention")
+    what = f"{kinds.subject} {kinds.verb} {' and '.join(parts)}{f'; {gain}' if rates else ''}"
     return [Saving("fp32-products", win, cost.step_us, what, longest)]
 
 
@@ -180,9 +183,11 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
     worst = ops.loc[wins.idxmax()]
     total = float(ops["total_us"].sum()) / steps
+    kinds = matrix_kinds(ops["total_us"], ops["op"].str.contains("attention"))
     what = (
-        f"GEMM/conv below {percent(SLOW_PEAK_FRAC)} of the tensor-core peak takes {step_share(total, cost)} of the "
-        f"{unit}, {worst['op']} ({worst['sizes']}) runs at {percent(worst['of_peak_frac'])}"
+        f"{kinds.subject} below {percent(SLOW_PEAK_FRAC)} of the tensor-core peak {kinds.verb} "
+        f"{step_share(total, cost)} of the {unit}, {worst['op']} ({worst['sizes']}) runs at "
+        f"{percent(worst['of_peak_frac'])}"
     )
     saved_us, ideal_us = float(wins.sum()) / steps, best[ops.index.get_loc(wins.idxmax())] / max(1.0, worst["count"])
     saving = Saving("slow-products", saved_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]))

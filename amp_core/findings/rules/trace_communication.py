@@ -7,6 +7,7 @@ from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, has_all_ranks, saving_finding
+from amp_core.formats import element_bytes
 from amp_core.store.run import Run
 
 _OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of all ranks to compare them."
@@ -35,18 +36,23 @@ def exposed_communication(run: Run) -> list[Finding]:
     dtypes = rows[rows["name"] == name].groupby("dtype")["alone_us"].sum()
     dtype = str(dtypes.idxmax()) if len(dtypes) else ""
     narrower = ", and 16-bit activations" if dtype in ("float64", "float32", "") else ""
+    of_experts = bool(rows["kernel"][rows["name"] == name].str.contains(_EXPERT_KERNELS).any())
+    exchange = _exchange(dtype, of_experts=of_experts)
     savings = possible_savings(run)
-    if savings is not None and any(c.late_ranks for c in savings.ranked):
-        return saving_finding(run, "exposed-communication", _LATE_RANKS.advice, _LATE_RANKS.snippet, training=True)
-    findings = saving_finding(
-        run,
-        "exposed-communication",
+    late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
+    if late is not None:
+        remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
+        return saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
+    inference = Remedy(
         f"Overlap communication with computation, or shard the model differently: fewer, larger collectives{narrower}.",
         _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),
     )
+    if of_experts:
+        inference = exchange
+    findings = saving_finding(run, "exposed-communication", inference.advice, inference.snippet)
     entry = GUIDE["exposed-communication"].advice
     if findings and findings[0].advice.startswith(entry):  # the advice for inference stays
-        remedy = _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
+        remedy = exchange if name in _EXCHANGES else _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
         if name == "all_reduce" and _is_per_parameter(run):
             remedy = _BUCKETS
         elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
@@ -63,6 +69,13 @@ _LATE_RANKS = Remedy(
     "do not do, or do in less time.",
     "with torch.profiler.profile(with_stack=True) as prof:   # on the late ranks\n    train_step(batch)\n"
     'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
+)
+
+_HELD_RANKS = Remedy(
+    "Nearly all of this is waiting for ranks whose GPUs do not start work that is queued, which neither the program, a "
+    "faster network nor overlap shortens. Look for other processes on these GPUs, time slices of a virtual GPU, and a "
+    "profiler that holds them.",
+    "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv   # on the late ranks; on AMD: rocm-smi",
 )
 
 
@@ -102,10 +115,26 @@ _ASYNCHRONOUS = {
 """How each collective runs beside what is computed before `wait`."""
 
 
-_EXCHANGE = Remedy(
-    "Ranks exchange tokens or embedding rows here. Compute what does not depend on them in the meantime, and exchange "
-    "16 bits or fewer." + _OTHER_RANKS,
-    "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...   # the dense layers\nwork.wait()",
+def _exchange(dtype: str, *, of_experts: bool) -> Remedy:
+    """Advice for ranks that exchange values of `dtype`, "" for an unknown one; `of_experts`: by DeepEP's kernels."""
+    width = element_bytes(dtype) if dtype else None
+    narrower = "" if width is not None and width <= MAX_NARROW_BYTES else ", and exchange 16 bits or fewer"
+    what = "tokens" if of_experts else "tokens or embedding rows"
+    return Remedy(
+        f"Ranks exchange {what} here. Compute what does not depend on them in the meantime{narrower}.{_OTHER_RANKS}",
+        _BUFFER if of_experts else _ALL_TO_ALL,
+    )
+
+
+MAX_NARROW_BYTES = 2
+"""Elements of more bytes can be exchanged in 16 bits."""
+_EXCHANGES = ("all_to_all", "send_recv", "send", "recv")
+_EXPERT_KERNELS = r"(?i:deep_?ep::)"
+_ALL_TO_ALL = "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...   # the dense layers\nwork.wait()"
+_BUFFER = (
+    "tokens, counts, handle, event, receive = buffer.low_latency_dispatch(\n"
+    "    x, experts_of_tokens, max_tokens, num_experts, return_recv_hook=True\n)\n"
+    "...   # the other half of the batch, or the shared expert\nreceive()"
 )
 _GATHER = Remedy(
     "Sharded weights are gathered before the layers that need them. Prefetch them, or shard less." + _OTHER_RANKS,
@@ -121,9 +150,5 @@ _OPTIMIZER_SHARDS = (
     "The optimizer exchanges shards of gradients and weights in its step, with little beside it. Begin each exchange "
     "as soon as its gradient or its new weight is computed, and wait for weights in the next forward." + _OTHER_RANKS
 )
-_COLLECTIVES = {
-    **dict.fromkeys(("all_to_all", "send_recv", "send", "recv"), _EXCHANGE),
-    "all_gather": _GATHER,
-    "reduce_scatter": _REDUCE_SHARDS,
-}
+_COLLECTIVES = {"all_gather": _GATHER, "reduce_scatter": _REDUCE_SHARDS}
 """Advice by the collective with the most exposed time; the guide's is for reduced gradients."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
+    is_compiled_without_fusion,
     is_matrix,
     is_trace,
     kernel_rows,
@@ -50,12 +51,13 @@ def fp32_products(run: Run) -> list[Finding]:
         "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
         _IN_BF16,
     )
-    gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
-    if gpu.takes("bf16") is False:
+    gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), kernel_rows(run)["name"]
+    is_ampere = names.str.contains(_SINCE_AMPERE).any()
+    if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
         remedies = _fp16_alone()
     elif is_amd(gpu.name) or not _tf32_helps(run, gpu.name):
         remedies = _SIXTEEN_BITS
-    elif gpu.takes("bf16") or kernel_rows(run)["name"].str.contains(_SINCE_AMPERE).any():
+    elif gpu.takes("bf16") or is_ampere:
         remedies = _SIXTEEN_BITS_OR_TF32
     else:
         return findings
@@ -92,6 +94,8 @@ def _tf32_helps(run: Run, gpu_name: str) -> bool:
 MIN_TF32_RATIO = 1.2
 _SINCE_AMPERE = r"(?:ampere|ada|hopper|blackwell)_|sm(?:8\d|9\d|1\d\d)_|cutlass_?(?:3x_sm)?(?:8\d|9\d|1\d\d)_|nvjet_"
 """In the names of kernels that GPUs before Ampere do not have."""
+_BEFORE_AMPERE = r"(?:volta|turing)_"
+"""In the names of kernels that cuBLAS and cuDNN take on Volta and Turing."""
 _SIXTEEN_BITS = (
     Remedy("Run them in 16 bits under autocast. BF16 needs no loss scaling.", _AUTOCAST),
     Remedy("Run the model in 16 bits.", _IN_BF16),
@@ -122,7 +126,8 @@ def slow_products(run: Run) -> list[Finding]:
     """`slow-products`: products on tensor cores far below their rate."""
     findings = saving_finding(run, "slow-products")
     if findings and "bmm" in findings[0].where and _has_eager_attention(run):
-        return [replace(f, advice=_IN_STEPS.advice, snippet=_IN_STEPS.snippet) for f in findings]
+        in_steps = _attention_in_steps(run)
+        return [replace(f, advice=in_steps.advice, snippet=in_steps.snippet) for f in findings]
     if not findings or "Here: " in findings[0].advice:  # sizes to pad to
         return findings
     savings = possible_savings(run)
@@ -145,6 +150,13 @@ def _has_eager_attention(run: Run) -> bool:
     return bool(products > 0 and us.get("aten::_softmax", 0.0) >= MIN_SOFTMAX_FRAC * products)
 
 
+def _attention_in_steps(run: Run) -> Remedy:
+    """Advice for attention in steps: the model's own, or torch's where it has no fused kernel for the inputs."""
+    rows = kernel_rows(run)
+    outer = longest_name(rows[rows["op"] == "aten::_softmax"], "top_op")
+    return _MATH_BACKEND if "scaled_dot_product_attention" in outer else _IN_STEPS
+
+
 MIN_SOFTMAX_FRAC = 0.25
 """Time of softmax over that of the products of batches from which they are taken for attention."""
 _USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
@@ -153,6 +165,12 @@ _IN_STEPS = Remedy(
     "scores. Compute it in one kernel, which keeps them on the chip; models of transformers take "
     'attn_implementation="sdpa".',
     "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+)
+_MATH_BACKEND = Remedy(
+    "scaled_dot_product_attention computes attention in steps here, in its math backend, and each writes and reads all "
+    "scores. Find what keeps its fused kernels from these inputs, as their dtype, mask or head size.",
+    "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
+    "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # warns why it does not take the inputs\n    y = model(x)",
 )
 MIN_LARGE_US = 100.0
 """A call that would take this long at a good rate has enough work for any GPU: some ten times a launch."""
@@ -167,7 +185,7 @@ _LARGE = {
         "update the library.",
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
         "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # or FLASH_ATTENTION, CUDNN_ATTENTION\n"
-        "    y = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+        "    y = model(x)",
     ),
     "conv": Remedy(
         "The channels are aligned and the calls are large, so padding gains nothing. Let the library time its "
@@ -185,7 +203,7 @@ _ALIGNED = {
     "attention": Remedy(
         "Few heads, short sequences or one query per sequence leave most of the GPU without work, and padding gains "
         "nothing. Use larger batches; for decoding, use a kernel that splits the keys.",
-        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)   # all sequences in one call",
+        "y = model(torch.cat(inputs))   # one call for several batches",
     ),
     "conv": Remedy(
         "The channels are aligned, so padding gains nothing. Let the library time its algorithms, use channels-last "
@@ -246,9 +264,10 @@ _IN_FP64 = r"<double[,>]|lambda\(double[,)]"
 def _memory_bound(run: Run) -> list[Finding]:
     findings = saving_finding(run, "memory-bound-kernels")
     if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
-        advice = f"{_IN_STEPS.advice} For the rest, compile the model."
-        return [replace(f, advice=advice, snippet=_IN_STEPS.snippet) for f in findings]
-    if findings and "Compiled" in findings[0].where:
+        in_steps = _attention_in_steps(run)
+        advice = f"{in_steps.advice} For the rest, compile the model."
+        return [replace(f, advice=advice, snippet=in_steps.snippet) for f in findings]
+    if findings and ("Compiled" in findings[0].where or is_compiled_without_fusion(run)):
         return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
     if findings and is_compiled_in_part(run):
         return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]

@@ -114,6 +114,8 @@ def host_bound(run: Run) -> list[Finding]:
     """`host-bound`: idle time of the GPU that the host causes."""
     findings = saving_finding(run, "host-bound")
     remedy = next((r for kind, r in _CALLS.items() if findings and CALLS[kind] in findings[0].title), None)
+    if remedy is _CALLS["graphs"] and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
+        remedy = _GRAPH_LAUNCHES
     if remedy is None:
         named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
         stacks = facts(run.head.environment, "profiler").get("with_stack")
@@ -173,6 +175,11 @@ _CALLS = {
     ),
 }
 """Advice by the kind of runtime calls in which the host stays."""
+_GRAPH_LAUNCHES = Remedy(
+    "No graph is captured or built here: the host stays in the launch of a large one, and the first launch uploads it. "
+    "Upload it once before the loop, and capture fewer nodes: small copies and kernels fused, not one by one.",
+    "graph.replay()   # once, before the loop; in C++: cudaGraphUpload(graph, stream)",
+)
 
 
 @rule(

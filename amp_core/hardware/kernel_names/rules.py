@@ -119,6 +119,14 @@ RULES = (
         unless=_MTIA_MAY_MULTIPLY,
     ),
     _rule(r"^dma_request$", "no", None, "MTIA: a copy", words="dma_request", category="memcpy"),
+    _rule(
+        r"^MLUOpTensor(?!\w*(?i:matmul|gemm|conv))",
+        "no",
+        None,
+        "Cambricon's CNNL: an operator applied to each element",
+        words="MLUOpTensor",
+        category="elementwise",
+    ),
     # First of the others, because Inductor puts names of operators into kernel names: triton_poi_fused_all_reduce_mm_0.
     _rule(
         r"^_?triton_(?:poi|for|red|per)_",
@@ -239,11 +247,11 @@ RULES = (
     ),
     _rule(
         r"FmhaBwd(?:OGradDotO|ConvertQ)|FmhaFwdSplitKVCombine|fmha_bwd_\w*(?:odo|dq_convert|dq_shuffle)|"
-        r"paged_attention_\w*reduce|(?:mla|attention)_(?:reduce|combine)|mla_reduce",
+        r"paged_attention_\w*reduce|(?:mla|attention)_(?:reduce|combine)|mla_reduce|spli(?:t|ct)_?kv_combine",
         "no",
         None,
         "helper of an attention kernel: sums and conversions",
-        words="Fmha fmha paged_att mla attention_",
+        words="Fmha fmha paged_att mla attention_ kv_combine",
         category="reduction",
     ),
     _rule(r"qk_int(?:8|4)?_sv_", "yes", "int8", "SageAttention: INT8 products of queries and keys", words="qk_int"),
@@ -616,7 +624,9 @@ RULES = (
         r"causal_conv1d_|recat_copy_async|bounds_check_indices|kv_indices|page_indices|combined_routing|"
         r"_finalize_matmul_scatter|sum_bitmatrix|reduce_segments|count_expert|expand_to_fused|get_fused_mapping|"
         r"reduce_fused_impl|get_dispatch_layout|future_token_ids|clamp_position|sage_quant|_copy_tensor_kernel|"
-        r"topk_gating|topkGating|expandInputRows|finalizeMoeRouting|doActivation|grouped_gemm::\w+::utils::transpose",
+        r"topk_gating|topkGating|expandInputRows|finalizeMoeRouting|doActivation|grouped_gemm::\w+::utils::transpose|"
+        r"^_?alloc_(?:decode|extend|\w*slots?|\w*tokens?)_kernel|"
+        r"(?:align|swizzle|interleave|repack)_(?:\w+_)?(?:scales?|sf)(?:_kernel)?(?:$|[<(])",
         "no",
         None,
         "routing, caches, casts and sums beside the products of a language model",

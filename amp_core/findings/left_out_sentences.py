@@ -1,0 +1,51 @@
+"""What the first sentence says of the parts of a trace that are in no window.
+
+parts_left_out(run)     # ([], ['10.6 ms of the trace (66.4 %) come after the last kernel and are left out, ...'])
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from amp_core.analysis.performance.kernels import is_trace
+from amp_core.store.run import Run
+from amp_core.text.formatting import number, percent
+
+MOST_FRAC = 0.5
+"""Share of the trace from which a part that the host takes comes before the largest saving in the rest."""
+_OF_THE_DEVICE = {
+    "queued": "the device does what was launched before the trace began",
+    "unrecorded": "nothing launched in the trace runs: the device does earlier work, or the profiler starts",
+}
+_OF_THE_HOST = {
+    "start": "before the first device activity",
+    "first-steps": "before the first whole step, with the first iteration,",
+    "end": "after the last kernel",
+}
+"""Where a part lies, by `amp_core.traces.left_out.PartLeftOut.kind`."""
+
+
+def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
+    """Sentences on the parts that come before the largest saving, and on the others."""
+    first: list[str] = []
+    last: list[str] = []
+    listed = run.head.config.get("left_out") if is_trace(run) else None
+    for part in listed if isinstance(listed, list) else []:
+        sentence, is_most = _sentence(part) if isinstance(part, dict) else ("", False)
+        (first if is_most else last).append(sentence)
+    return first, last
+
+
+def _sentence(part: Mapping[str, Any]) -> tuple[str, bool]:
+    """The sentence on one part, and whether it is most of the trace and the host's; empty for a part unlike those that
+    the import writes."""
+    us, frac, name_us = (part.get(key) for key in ("us", "frac", "name_us"))
+    if not isinstance(us, int | float) or not isinstance(frac, int | float) or not isinstance(name_us, int | float):
+        return "", False
+    kind, name, ms = str(part.get("kind")), str(part.get("name") or ""), number(us / 1e3, "ms")
+    if (why := _OF_THE_DEVICE.get(kind)) is not None:
+        host = f" The host waits in {name}." if name else ""
+        return f"Left out are the {ms} before ({percent(frac)} of the trace), in which {why}.{host}", False
+    if (where := _OF_THE_HOST.get(kind)) is None:
+        return "", False
+    inside = f", {number(name_us / 1e3, 'ms')} of them in {name}" if name else ""
+    return f"{ms} of the trace ({percent(frac)}) come {where} and are left out{inside}.", frac > MOST_FRAC

@@ -1,0 +1,90 @@
+"""What is said of the parts of a trace that are in no window."""
+
+import pytest
+
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, products, run_of
+
+
+@pytest.mark.parametrize(("starts", "says"), [(40_000, True), (1_200, False)])
+def test_the_wait_for_work_from_before_the_trace_is_told(tmp_path, starts, says):
+    """Copies from pageable memory wait for all of the stream; what it does is not in the trace."""
+    trace = Made()
+    trace.op("aten::to", 0, starts)
+    trace.event("call", "cudaStreamSynchronize", 20, starts - 30, 1, correlation=77)
+    trace.kernel(made.RELU, starts, 900, 5)
+    trace.op("aten::mm", starts + 10, 8)
+    trace.kernel(made.GEMM, starts + 910, 9_000, starts + 12)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith("Nothing beside GEMM/conv would save")
+    wait = "Left out are the 40.0 ms before (80.1 % of the trace), in which nothing launched in the trace runs"
+    assert (wait in text and text.endswith(" The host waits in cudaStreamSynchronize.")) == says
+    assert ("Left out" in text) == says
+
+
+def test_recorded_work_from_before_the_trace_is_told_too(tmp_path):
+    trace = Made()
+    trace.event("kernel", made.GEMM, 0, 40_000, "stream 7", correlation=5, device=0, stream=7)
+    trace.op("aten::mm", 39_900, 8)
+    trace.kernel(made.GEMM, 40_000, 9_000, 39_901)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.endswith("Left out are the 40.0 ms before (81.6 % of the trace), in which the device does what was "
+                         "launched before the trace began.")  # fmt: skip
+
+
+def test_a_device_that_starts_late_is_told_with_what_the_host_does(tmp_path):
+    """The first call of a program sets the device up: most of the file, and so it comes first."""
+    trace = Made()
+    trace.op("aten::to", 0, 40_000)
+    trace.op("aten::empty_strided", 10, 39_900)
+    trace.op("aten::mm", 40_000, 8)
+    trace.kernel(made.GEMM, 40_010, 9_000, 40_002)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith(
+        "40.0 ms of the trace (81.6 %) come before the first device activity and are left out, 39.9 ms of them in "
+        "aten::empty_strided. Nothing beside GEMM/conv"
+    )
+
+
+def test_what_the_host_does_after_the_last_kernel_is_told(tmp_path):
+    trace = Made()
+    trace.op("aten::mm", 0, 8)
+    trace.kernel(made.GEMM, 10, 9_000, 2)
+    trace.op("aten::expand", 9_020, 4_000)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.endswith(
+        "4.01 ms of the trace (30.8 %) come after the last kernel and are left out, 4.00 ms of them in aten::expand."
+    )
+
+
+def test_the_first_iteration_of_a_trace_without_marked_steps_is_told(tmp_path):
+    """Steps are those between the ends of the optimizer's; the first calls are in the iteration before them."""
+    trace = Made()
+    trace.event("call", "cudaStreamCreateWithPriority", 10, 90_000, 1, correlation=3)
+    for number in range(4):
+        at = 100_000 + 1000 * number
+        trace.op("aten::mm", at, 8)
+        trace.kernel(made.GEMM, at + 10, 900, at + 2)
+        trace.event("mark", "Optimizer.step#SGD.step", at + 900, 50, 1)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "come before the first whole step, with the first iteration, and are left out" in text
+    assert "90.0 ms of them in cudaStreamCreateWithPriority. Largest possible" in text
+
+
+def test_what_lies_around_marked_steps_is_the_users_choice(tmp_path):
+    trace = products()
+    trace.op("aten::randn", 1_000, 90_000)
+    assert "left out" not in first_sentence(run_of(tmp_path, trace))
+
+
+def test_loading_data_before_the_first_kernel_is_not_left_out(tmp_path):
+    """It is a wait of the device, which data that is loaded ahead saves; the rest of the start is left out."""
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 30_000, 1)
+    trace.op("aten::empty_strided", 30_000, 20_000)
+    trace.op("aten::mm", 50_000, 8)
+    trace.kernel(made.GEMM, 50_010, 9_990, 50_002)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "20.0 ms of the trace (33.3 %) come before the first device activity" in text
+    assert "waits for data 30.0 ms before the first kernel" in text

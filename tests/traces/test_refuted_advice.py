@@ -1,0 +1,150 @@
+"""Advice that a trace refutes is not given: what the program does already, or what its events exclude."""
+
+import pytest
+
+from amp_core import diagnose, load_run
+from amp_core.findings import first_sentence
+from amp_core.traces import import_traces
+from tests.traces import made
+from tests.traces.made import Made, products, run_of, write
+from tests.traces.test_collectives import ddp
+from tests.traces.test_collectives import run_of as run_of_ranks
+from tests.traces.test_findings import inference_with
+
+EXCHANGE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+DISPATCH = "void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*, int*)"
+COMBINE = "void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*, void*, int*)"
+
+
+def finding_of(run, code):
+    (finding,) = [f for f in diagnose(run) if f.code == code]
+    return finding
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("unsigned char", False), ("c10::Half", False), ("float", True)])
+def test_an_exchange_of_few_bits_is_not_told_to_take_16(tmp_path, dtype, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("MmBackward0", 1, 10, 2)
+    trace.op("aten::mm", 1, 8, 2, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 90, 2, 2)
+    trace.op("record_param_comms", 30, 20, 2)
+    trace.event("mark", "nccl:all_to_all", 31, 15, 2, **{"Input Dims": [[1000]], "Input type": [dtype]})
+    trace.kernel(EXCHANGE, 100, 800, 33, 2)
+    finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
+    assert "Ranks exchange" in finding.advice and ("16 bits or fewer" in finding.advice) == told
+
+
+def test_tokens_that_ranks_send_to_experts_are_an_exchange_of_narrow_values(tmp_path):
+    run = run_of(tmp_path, inference_with([(DISPATCH, 200), (COMBINE, 300)]))
+    assert run.collectives["name"].tolist() == ["all_to_all"] * 2
+    assert run.collectives["dtype"].tolist() == ["float8_e4m3fn", "bfloat16"]
+    finding = finding_of(run, "exposed-communication")
+    assert finding.advice.startswith("Ranks exchange tokens here.") and "16" not in finding.advice
+    assert "low_latency_dispatch" in finding.snippet
+
+
+def test_ranks_that_all_enter_last_now_and_then_are_not_told_apart(tmp_path):
+    """Each of four ranks enters one of four collectives 150 µs after the others, and each rank leaves with the last."""
+    leaves = (460, 620, 780, 940)
+    enters = [[at - (20 if rank == late else 150) for late, at in enumerate(leaves)] for rank in range(4)]
+    run = run_of_ranks(tmp_path, *(ddp(each, leaves=leaves, rank=rank) for rank, each in enumerate(enters)))
+    advice = finding_of(run, "exposed-communication").advice
+    assert "no rank is late alone: 4 of 4 ranks each enter up to 25.0 % of the collectives last, as" in advice
+
+
+@pytest.mark.parametrize(("built", "says"), [(False, "No graph is captured or built here"), (True, "Capture each")])
+def test_a_late_launch_of_a_graph_is_not_called_a_capture(tmp_path, built, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    trace.kernel(made.GEMM, 10, 400, 2)
+    trace.event("call", "cudaGraphLaunch", 500, 9_200, 1, correlation=99)
+    if built:
+        trace.event("call", "cudaGraphInstantiate", 420, 60, 1, correlation=98)
+    trace.event("kernel", made.GEMM, 9_690, 10_000, "stream 7", correlation=99, device=0, stream=7)
+    assert says in finding_of(run_of(tmp_path, trace), "host-bound").advice
+
+
+@pytest.mark.parametrize(("regions", "kernel", "breaks"), [(1, made.RELU, False), (10, made.RELU, True),
+                                                           (1, "triton_poi_fused_relu_0", True)])  # fmt: skip
+def test_one_compiled_graph_without_fused_kernels_is_not_told_to_have_breaks(tmp_path, regions, kernel, breaks):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2000, 1)
+    for n in range(regions):
+        trace.op("CompiledFunction", 2000 / regions * n, 1990 / regions)
+    for n in range(20):
+        trace.op("aten::relu", 100 * n + 2, 20)
+        trace.kernel(kernel, 100 * n + 20, 5, 100 * n + 10)
+    finding = finding_of(run_of(tmp_path, trace), "launch-bound")
+    assert ("breaks its graph" in finding.advice) == breaks == ("inductor" not in finding.snippet)
+
+
+def test_a_server_that_copies_lists_of_tensors_does_not_train(tmp_path):
+    trace = Made()
+    trace.event("call", "cudaGraphLaunch", 1, 5, 1, correlation=99)
+    trace.event("kernel", made.GEMM, 20, 5, "stream 7", correlation=99, device=0, stream=7)
+    for at in range(100, 900, 100):
+        trace.op("aten::_foreach_copy_", at, 20)
+        trace.kernel(made.ADAM.replace("FusedAdamMathFunctor", "CopyFunctor"), at + 50, 5, at + 10)
+    finding = finding_of(run_of(tmp_path, trace), "launch-bound")
+    assert "sampling" in finding.advice and "optimizer" not in finding.advice + finding.snippet
+
+
+@pytest.mark.parametrize("is_sdpa", [True, False])
+def test_attention_in_steps_by_torch_itself_is_not_told_to_call_it(tmp_path, is_sdpa):
+    trace = Made()
+    trace.op("aten::scaled_dot_product_attention" if is_sdpa else "aten::matmul", 0, 90)
+    for n, (op, kernel) in enumerate((("aten::bmm", made.GEMM), ("aten::_softmax", "softmax_warp_forward"))):
+        trace.op(op, 10 + 20 * n, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": [[8, 64, 64], [8, 64, 64]]})
+        trace.kernel(kernel, 100 + 1000 * n, 1000, 12 + 20 * n)
+    run = run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB", (8, 0))
+    for finding in (finding_of(run, "slow-products"), finding_of(run, "memory-bound-kernels")):
+        assert ("scaled_dot_product_attention(q" in finding.snippet) == (not is_sdpa)
+        assert ("math backend" in finding.advice) == is_sdpa and "is_causal" not in finding.snippet
+
+
+@pytest.mark.parametrize(
+    ("attention_us", "says"),
+    [
+        (0, "Nothing beside GEMM/conv would save 5.00 % or more of the step: it takes 99.0 % of it"),
+        (990, "Nothing beside attention would save 5.00 % or more of the step: it takes 99.0 % of it"),
+        (198, "GEMM/conv and attention would save 5.00 % or more of the step: they take 79.2 % and 19.8 % of it"),
+    ],
+)
+def test_attention_is_told_apart_from_products(tmp_path, attention_us, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    if attention_us < 990:
+        trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, 10, 990 - attention_us, 2)
+    if attention_us:
+        name = "void pytorch_flash::flash_fwd_kernel<cutlass::half_t>(Flash_fwd_params)"
+        trace.kernel(name, 1000 - attention_us, attention_us, 3)
+    assert says in first_sentence(run_of(tmp_path, trace))
+
+
+def test_a_copy_and_the_wait_behind_it_are_one_synchronization(tmp_path):
+    """The profiler's own waits, before the first launch and after the last work, are none."""
+    trace = Made()
+    trace.event("call", "cudaDeviceSynchronize", 0, 10, 1, correlation=1)
+    for at in (100, 1100, 2100):
+        trace.op("aten::_local_scalar_dense", at, 650)
+        trace.kernel(made.GEMM, at + 20, 500, at + 2)
+        trace.kernel("Memcpy DtoH (Device -> Pageable)", at + 520, 5, at + 10, sort="copy", call_us=530)
+        trace.event("call", "cudaStreamSynchronize", at + 541, 4, 1, correlation=2)
+    trace.event("call", "cudaDeviceSynchronize", 3000, 10, 1, correlation=3)
+    assert run_of(tmp_path, trace).windows["syncs"].tolist() == [3]
+
+
+@pytest.mark.parametrize(("kernel", "fp16_alone"), [("volta_sgemm_128x64_nn", True), (made.SIMT, False)])
+def test_the_generation_of_an_unnamed_gpu_follows_from_its_kernels(tmp_path, kernel, fp16_alone):
+    finding = finding_of(run_of(tmp_path, products(backward=True, name=kernel), gpu=""), "fp32-products")
+    assert ("only support FP16" in finding.advice) == fp16_alone == ("allow_tf32" not in finding.snippet)
+
+
+def test_a_range_that_takes_longest_on_a_cpu_is_no_operator(tmp_path):
+    trace = Made()
+    trace.op("predict", 0, 900)
+    trace.op("aten::addmm", 100, 300)
+    run = load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run"))
+    assert "Python or other code in predict, outside of operators, takes 66.7 %" in first_sentence(run)
