@@ -37,7 +37,7 @@ class Saving:
     late_ranks: tuple[int, ...] = ()
     """Of communication that is nearly all waiting: the ranks that the others wait for, the latest first."""
     held_ranks: tuple[int, ...] = ()
-    """Those of them whose GPUs are idle mostly with work queued: not their hosts are late."""
+    """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 
