@@ -146,7 +146,8 @@ class Steps:
         index = self.index(optimizer)
         if index is not None or not isinstance(optimizer, torch.optim.Optimizer) or self.stepping:
             return index, False  # an optimizer that steps within another's step is part of it
-        backwards = self._unrecorded.backwards + own_backward
+        is_copy = any(optimizer.param_groups is known.param_groups for known in self.optimizers)  # a shallow one
+        backwards = self._unrecorded.backwards + (own_backward and not is_copy)
         if not self._adoption.wanted(optimizer, backwards, stepping=stepping):
             return None, False
         return self._adopt_optimizer(optimizer), True

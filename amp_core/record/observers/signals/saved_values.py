@@ -120,11 +120,15 @@ def leaf_values(node: Any) -> torch.Tensor:
 
 
 def saved(node: Any, name: str) -> torch.Tensor | None:
-    """A tensor that `node` saved without hooks; None otherwise. Older versions of torch do not tell, so None too."""
+    """A tensor that `node` saved without hooks and that is as it was saved; None otherwise. Older versions of torch do
+    not tell, so None too."""
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is None or getattr(raw, "unpack_hook", True) is not None:
         return None
-    value: torch.Tensor | None = getattr(node, f"_saved_{name}")
+    try:
+        value: torch.Tensor | None = getattr(node, f"_saved_{name}")
+    except RuntimeError:  # the program changed the tensor since: backward raises too, if it needs it
+        return None
     if value is None or value.dim() or type(value) is not torch.Tensor:
         return local_values(value.detach()) if value is not None else None
     with torch._C._DisableTorchDispatch():  # a mode would take the tensor of a Python number for that number again

@@ -90,3 +90,12 @@ def test_values_that_the_program_saved_under_hooks_are_left_alone() -> None:
 def test_leaves_and_constants_have_no_origin() -> None:
     assert origin_in_graph(torch.tensor(math.nan)) is None
     assert origin_in_graph(_leaf(math.nan).sum()) is None
+
+
+def test_a_tensor_that_was_changed_since_it_was_saved_is_left_alone() -> None:
+    x = _leaf(20.0, 1.0)
+    e = torch.exp(x.to(HALF))
+    loss = (e / e.sum()).sum()
+    with torch.no_grad():
+        e.zero_()
+    assert origin_in_graph(loss) is None
