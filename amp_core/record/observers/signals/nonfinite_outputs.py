@@ -21,20 +21,18 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_core.record.backends import backend_of
 from amp_core.record.environment import with_autocast
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_layer, tensors_in
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import has_values, in_backward, local_values, named_modules, unwrapped
 from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.forward_dtypes import ForwardDtypes
 from amp_core.record.observers.signals.graph_origins import origin_in_graph, write_origin
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.observers.signals.masked_rows import masked_rows
-from amp_core.record.stats.holding import HoldingLimit
-from amp_core.record.stats.host_transfer import HostTransfer
-from amp_core.record.stats.layout import dtype_name, measurable
-from amp_core.record.stats.norms import largest
+from amp_core.record.observers.signals.output_sizes import OutputSizes
+from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.module_calls import Switches
 from amp_core.store.writer import RunWriter
@@ -91,17 +89,12 @@ class ForwardCheck(Observer):
         self._each_step = each_step
         self._modules = list(named_modules(self._model))
         self._kept: list[ModuleCall] = []
-        self._bytes = 0
-        # Step, index and dtype of each measured output, and their magnitudes by these keys in a transfer.
-        self._sent: list[tuple[int, list[tuple[int, torch.dtype]], list[str], HostTransfer]] = []
+        self._bytes = 0  # of those
+        self._sizes = OutputSizes(self, device)
+        self._dtypes = ForwardDtypes(writer, [name for name, _ in self._modules])
         self._step = 0
         self._armed = ARMED_STEPS  # the first steps are measured: most faults show at once
         self._measuring = False
-        self._measured: list[tuple[int, torch.dtype]] = []
-        self._sizes: list[torch.Tensor] = []  # of those, one after another
-        self._waiting: list[tuple[int, torch.Tensor]] = []  # to be measured together, of one device and stream
-        self._stream: Any = None
-        self._limit = HoldingLimit(backend_of(device))
         self._written = 0
         self._explained = 0
         self._unnamed: tuple[int, dict[str, Any]] | None = None  # the model's own output was not finite; and that step
@@ -110,11 +103,6 @@ class ForwardCheck(Observer):
         self._masked = False  # rows that a mask made -inf were reported
         self._thread = threading.get_ident()
         self._threaded = False
-        self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the current forward
-        self._without_grad: dict[int, list[torch.dtype]] = {}  # of outputs that were computed without gradients
-        self._rollout: dict[int, list[torch.dtype]] = {}  # of the first outputs without gradients, up to step `EVERY`
-        self._recomputed = False
-        self._compared = False  # forwards with and without gradients had other dtypes
         self._undescribed = False  # the model itself was not called, so autocast was not detected yet
         self._hooks = Switches((m, self._hook(i)) for i, (_, m) in enumerate(self._modules))
         self._on: frozenset[int] = frozenset()
@@ -126,8 +114,8 @@ class ForwardCheck(Observer):
     def step_began(self, step: int) -> None:
         self._step = step
         self._forget()
-        self._waiting = []
-        self._dtypes, self._without_grad = {}, {}
+        self._sizes.step_began()
+        self._dtypes.step_began(step)
         closely = self._each_step or self._armed > 0
         if self._on_cpu and not closely:
             few = self.bare or (len(self._modules) > MAX_ALL and step % EVERY != 0)
@@ -140,19 +128,12 @@ class ForwardCheck(Observer):
         self._armed -= self._armed > 0
 
     def step_ended(self, step: int) -> None:
-        self._measure_waiting()
+        self._sizes.step_ended(step)
         self._forget()
         if self._unnamed is not None and step > self._unnamed[0]:
             self._report_unnamed()
         self._undescribed = "autocast_dtype" not in self._writer.head.config
         self._read(max_pending=ARMED_STEPS)
-        transfer, measured, parts = self.transfer(), self._measured, self._sizes
-        self._measured, self._sizes = [], []
-        if measured and transfer is not None:
-            keys = [f"largest outputs {step}:{number}" for number in range(len(parts))]
-            for key, part in zip(keys, parts, strict=True):
-                transfer.put(key, part)
-            self._sent.append((step, measured, keys, transfer))
 
     def close(self) -> None:
         self._attach(frozenset())
@@ -181,21 +162,18 @@ class ForwardCheck(Observer):
                 self._on_other_thread(index)
                 return
             if not torch.is_grad_enabled():  # perhaps a checkpoint of the program's own
-                if self._step <= EVERY and not in_backward():
-                    dtypes = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
-                    self._rollout.setdefault(index, dtypes)
-                    if self._step < ARMED_STEPS:
-                        self._without_grad[index] = dtypes
+                if not in_backward():
+                    self._dtypes.without_gradients(index, output)
                 return
             if in_backward():  # checkpointing: on a GPU in an autograd thread
-                self._on_recomputed(index, output)
+                self._dtypes.in_backward(index, output)
                 return
             if self._undescribed:
                 self._describe()
             call = ModuleCall(index, (args, kwargs), output)
             if self._measuring:
-                self._dtypes[index] = [t.dtype for t in call.outputs]
-                self._measure(index, call.outputs)
+                self._dtypes.with_gradients(index, call.outputs)
+                self._sizes.add(index, call.outputs, last=index == 0)
             elif self._bytes < MAX_BYTES:
                 if index == 0:
                     self._check_abandoned()
@@ -231,42 +209,6 @@ class ForwardCheck(Observer):
             self._threaded = True
             self._writer.event("threaded forward", self._modules[index][0], step=self._step)
 
-    def _on_recomputed(self, index: int, output: Any) -> None:
-        before = self._dtypes.get(index) or self._without_grad.get(index)
-        dtypes = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
-        if before is not None and dtypes != before and not self._recomputed:
-            self._recomputed = True
-            was, now = (" ".join(dtype_name(d) for d in kinds) for kinds in (before, dtypes))
-            self._writer.event("recomputed", self._modules[index][0], was, self._step, dtype=now, phase="backward")
-
-    def _measure(self, index: int, outputs: list[torch.Tensor]) -> None:
-        """Measure outputs together with those of other modules: a launch for each takes the host longer than the GPU.
-
-        `HoldingLimit` says how much may wait. As on a CPU, an output that the program changes in place meanwhile counts
-        as changed.
-        """
-        for tensor in outputs:
-            if measurable(tensor) and tensor.element_size() > 1 and tensor.numel():
-                stream = backend_of(tensor.device).current_stream()
-                if self._waiting and (tensor.device != self._waiting[-1][1].device or stream != self._stream):
-                    self._measure_waiting()
-                self._stream = stream
-                self._waiting.append((index, tensor))
-                self._bytes += tensor.nbytes
-        if index == 0 or self._limit.reached(self._bytes):  # the model itself is the last
-            self._measure_waiting()
-
-    def _measure_waiting(self) -> None:
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
-        self._limit.restart()
-        if not waiting:
-            return
-        tensors = [tensor for _, tensor in waiting]
-        with self.watching():  # within it no operator trace counts these launches
-            backend_of(tensors[0].device).come_after(self._stream, tensors)
-            self._sizes.append(largest(tensors))
-        self._measured += [(index, tensor.dtype) for index, tensor in waiting]
-
     # on a CPU: before backward
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -281,9 +223,9 @@ class ForwardCheck(Observer):
             if self._step % EVERY == 0:
                 self._report_large()
         if self._armed or self._step % EVERY == 0:
-            self._dtypes |= {call.number: [t.dtype for t in call.outputs] for call in self._kept}
-            if self._rollout and not self._compared:
-                self._report_other_forward()
+            for call in self._kept:
+                self._dtypes.with_gradients(call.number, call.outputs)
+            self._dtypes.compare_rollout()
         if bad:
             self._forget()
 
@@ -348,26 +290,6 @@ class ForwardCheck(Observer):
         if call.number == 0 and narrow is not None:
             self._writer.event("narrow input", step=self._step, dtype=dtype_name(narrow), phase="forward")
 
-    def _report_other_forward(self) -> None:
-        """Whether a module returned 16 bits in a forward without gradients and FP32 in the one with them, or the other
-        way round."""
-        for index, without in self._rollout.items():
-            dtypes = set(self._dtypes.get(index, ())), set(without)
-            narrow = [kinds & set(NARROW) for kinds in dtypes]
-            if all(dtypes) and bool(narrow[0]) != bool(narrow[1]):
-                found = next(iter(narrow[0] or narrow[1]))
-                detail = "training" if narrow[0] else ""
-                self._compared = True
-                self._writer.event(
-                    "other forward",
-                    self._modules[index][0],
-                    detail,
-                    self._step,
-                    dtype=dtype_name(found),
-                    phase="forward",
-                )
-                return
-
     def _explain(self, tensor: torch.Tensor, module: str | None) -> None:
         """Name the operator that made a tensor of this module, or of the loss, non-finite."""
         known = [t for call in self._kept for t in (*call.inputs, *call.outputs) if _finite(t)]
@@ -431,22 +353,20 @@ class ForwardCheck(Observer):
     # on a GPU: when the numbers have arrived
 
     def _read(self, max_pending: int) -> None:
-        while self._sent and self._sent[0][-1].ready(wait=len(self._sent) > max_pending):
-            step, measured, keys, transfer = self._sent.pop(0)
-            sizes = transfer.joined(keys).tolist()
-            for (index, dtype), size in zip(measured, sizes, strict=True):
+        for step, outputs in self._sizes.arrived(max_pending):
+            for number, dtype, size in outputs:
                 if dtype == torch.float16:
-                    self._report_if_near_limit(step, index, size)
-            bad = [k for k, size in enumerate(sizes) if not math.isfinite(size)]
+                    self._report_if_near_limit(step, number, size)
+            bad = [k for k, output in enumerate(outputs) if not math.isfinite(output.size)]
             if bad and self._written < MAX_EVENTS:
-                index, dtype = measured[bad[0]]
+                first = outputs[bad[0]]
                 self._report(
                     step,
-                    index,
-                    dtype,
-                    value=sizes[bad[0] - 1] if bad[0] else None,  # the previous module's output, mostly its input
-                    count=len({measured[k][0] for k in bad}),
-                    detail="weights" if self._has_bad_weights(index) else "",
+                    first.number,
+                    first.dtype,
+                    value=outputs[bad[0] - 1].size if bad[0] else None,  # the module before, mostly its input
+                    count=len({outputs[k].number for k in bad}),
+                    detail="weights" if self._has_bad_weights(first.number) else "",
                 )
 
 

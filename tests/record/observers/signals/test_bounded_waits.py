@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from amp_core.record.observers.signals import nonfinite_outputs, state
+from amp_core.record.observers.signals import nonfinite_outputs, output_sizes, state
 from amp_core.store.writer import RunWriter
 
 CPU = torch.device("cpu")
@@ -38,14 +38,16 @@ def test_the_host_waits_for_as_many_as_are_too_many(writer: RunWriter, too_many:
     late: Any = Late()
     statistics = state.RunningStatistics(writer, model)
     forward = nonfinite_outputs.ForwardCheck(writer, model, CPU, each_step=False)
+    outputs = forward._sizes
     statistics._sent = [(0, ["a", "b"], ["sizes"], late) for _ in range(state.EVERY + too_many)]
     most = nonfinite_outputs.ARMED_STEPS
-    forward._sent = [(0, [(0, torch.float32), (1, torch.float32)], ["sizes"], late) for _ in range(most + too_many)]
+    measured = [(0, torch.float32), (1, torch.float32)]
+    outputs._sent = [output_sizes._Sent(0, measured, ["sizes"], late) for _ in range(most + too_many)]
     statistics._buffers = [(n, b.to("meta")) for n, b in statistics._buffers]  # as on a device: not read at every step
     for observer in (statistics, forward):
         observer.step_ended(1)
-    assert (len(statistics._sent), len(forward._sent)) == (state.EVERY, most)
+    assert (len(statistics._sent), len(outputs._sent)) == (state.EVERY, most)
     for observer in (statistics, forward):
         observer.close()
-    assert not (statistics._sent or forward._sent)
+    assert not (statistics._sent or outputs._sent)
     writer.close()
