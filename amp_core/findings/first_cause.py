@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from amp_core.analysis.steps import attempts, autocast_dtype
 from amp_core.findings.signals import facts, model_name, signals
+from amp_core.schema.event_kinds import NONFINITE_CONSTANT
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
@@ -67,6 +68,11 @@ class Cause:
     def of_operator(self) -> bool:
         """Whether the operator is known that a module calls itself."""
         return self.op.startswith(_OPERATOR)
+
+    @property
+    def of_constant(self) -> bool:
+        """Whether an argument without a gradient, such as a target, was not finite: `op` names it."""
+        return self.op.startswith(NONFINITE_CONSTANT)
 
     @property
     def operator(self) -> str:
@@ -252,8 +258,10 @@ def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
     if detail in ("", "input") and (masked := _masked_in(run, step, where)) is not None:
         return _forward_cause(step, masked or where, MASKED_ROWS, dtype, row, clean=False)
     if detail in ("", "input") and (made := _operator_in(run, step, name, detail)) is not None:
-        op = _OPERATOR + str(made["op"])
-        return _forward_cause(step, where, op, str(made["dtype"]), made, clean=clean)
+        found = str(made["op"])
+        if found.startswith(NONFINITE_CONSTANT):
+            return _forward_cause(step, where, found, str(made["dtype"]), made, clean=False)
+        return _forward_cause(step, where, _OPERATOR + found, str(made["dtype"]), made, clean=clean)
     return _forward_cause(step, where, op, dtype, row, clean=clean)
 
 

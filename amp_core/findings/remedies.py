@@ -13,13 +13,16 @@ from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import facts, signals
 from amp_core.findings.snippets import BF16, ISLAND, LOOP
 from amp_core.schema import RunError
-from amp_core.schema.event_kinds import BY_ZERO, OF_ZERO
+from amp_core.schema.event_kinds import BY_ZERO, NONFINITE_CONSTANT, OF_ZERO
 from amp_core.store.run import Run
 
 FP32_RANGE_DTYPES = ("float32", "bfloat16")
 """dtypes with FP32's range, up to 3.4e38."""
 _FINITE_SAMPLES = """\
 finite = x.isfinite().flatten(1).all(1)
+x, y = x[finite], y[finite]"""
+_FINITE_TARGETS = """\
+finite = y.isfinite().reshape(len(y), -1).all(1)
 x, y = x[finite], y[finite]"""
 SLOWER = """\
 for group in optimizer.param_groups:
@@ -130,6 +133,8 @@ def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
             "Check the checkpoint, the optimizer, and any code that updates weights outside of it.",
             _BAD_WEIGHTS,
         )
+    if cause.of_constant:
+        return _constant_remedy(cause)
     if cause.where == LOSS:
         return _loss_function_remedy(run, cause)
     if cause.of_operator:
@@ -253,6 +258,32 @@ def _gradient_remedy(run: Run) -> Remedy:
         "step. Add one, or use bfloat16.",
         entry.snippet,
         entry.frameworks,
+    )
+
+
+def _constant_remedy(cause: Cause) -> Remedy:
+    """For a target, or another number without a gradient, that is not finite itself."""
+    what = cause.op.removeprefix(NONFINITE_CONSTANT)
+    if what.startswith("constant"):
+        what += ", such as a target,"
+    if cause.dtype == "float16":
+        return Remedy(
+            f"The model's output is finite, and the {what} is not: its other values are float16's, whose largest is "
+            "65504, so it was stored or cast in float16. Keep it in float32, and scale it to values near 1.",
+            "targets = (targets.float() - mean) / std   # from the float32 data, not from what was cast to float16",
+        )
+    if cause.value is None:
+        return Remedy(
+            f"The model's output is finite, and the {what} is not: it came so from the data, or was cast to float16 on "
+            "the way, whose largest value is 65504. Keep it in float32, scale it to values near 1, and drop samples in "
+            "which it holds NaN or infinity.",
+            _FINITE_TARGETS,
+        )
+    return Remedy(
+        f"The model's output is finite, and the {what} is not: it came so from the data or from the code that made it, "
+        "so precision is not the cause. Find samples whose targets or weights hold NaN or infinity, and repair or drop "
+        "them.",
+        _FINITE_TARGETS,
     )
 
 

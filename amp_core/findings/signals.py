@@ -90,6 +90,13 @@ def has_fp32_masters(run: Run) -> bool:
     return bool(settings) and all(outside) and all(s.get("dtypes") == ["float32"] for s in settings)
 
 
+def converted_at(run: Run, dtype: str) -> str:
+    """` at step 15` if the program converted weights to `dtype` while it trained; empty otherwise."""
+    frame = signals(run, "converted weights")
+    frame = frame[frame["dtype"] == dtype]
+    return f" at step {int(frame['step'].iloc[0]):,}" if len(frame) else ""
+
+
 def on_gpu(run: Run) -> bool:
     """Whether the run was on a GPU or another accelerator."""
     return is_accelerator(run.head.config.get("device", run.head.environment.get("device")))

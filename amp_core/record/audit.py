@@ -25,6 +25,7 @@ from amp_core.record.backends import BACKENDS, backend_of, fp32_precision_restor
 from amp_core.record.model import own
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import local_values
+from amp_core.record.model.unchanged import unchanged
 from amp_core.record.quantized_products import QuantizedProducts
 from amp_core.record.widening import Widening, is_mismatch
 from amp_core.schema import RunError
@@ -77,7 +78,7 @@ class Replay:
 
     def _in_fp32(self, products: QuantizedProducts | None) -> list[torch.Tensor | None]:
         with (
-            _unchanged(self._model, self._device),
+            unchanged(self._model, self._device),
             _no_autocast(self._device),
             _no_tf32(),
             _wide(self._parameters, self._model),
@@ -94,12 +95,12 @@ class Replay:
 
     def forward(self) -> None:
         """The forward alone, as the run computes it."""
-        with _unchanged(self._model, self._device):
+        with unchanged(self._model, self._device):
             self._loss(self._region())
 
     def in_recipe(self, loss_scale: float) -> list[torch.Tensor | None]:
         """Gradients as the run computes them, multiplied by `loss_scale`."""
-        with _unchanged(self._model, self._device):
+        with unchanged(self._model, self._device):
             return self._gradients(loss_scale, self._region())
 
     def _region(self) -> Any:
@@ -186,26 +187,6 @@ def audit(
         "loss_change": [change for *_, change in labels],
         "precision": [precision] * len(rows),
     }
-
-
-@contextmanager
-def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore random number generators and buffers afterwards.
-
-    Restores the buffers' version counters too: between a forward and its backward, autograd would reject a buffer that
-    was written, even if its old values were written back.
-    """
-    buffers = [(b, b.detach().clone()) for b in own.buffers(model)]
-    keep_versions = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
-    with backend_of(device).fork_random(), ExitStack() as kept:
-        for buffer, _ in buffers:  # one by one: torch 2.6 does not accept a tuple
-            kept.enter_context(keep_versions(buffer))
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
 
 
 @contextmanager

@@ -9,6 +9,9 @@ OF_ZERO = " of 0"
 large that its logarithm overflows."""
 BY_ZERO = " by 0"
 """Likewise of one that divides by 0."""
+NONFINITE_CONSTANT = "non-finite "
+"""The start of `op` where not the operator made the number: an argument without a gradient, such as a target, was not
+finite itself."""
 EVENT_KINDS: dict[str, str] = {
     "started": "a process began to watch; value: when, seconds since 1970",
     "resumed": "a process went on with the run; step: its first; value: the steps that the optimizer counts",
@@ -30,7 +33,8 @@ EVENT_KINDS: dict[str, str] = {
     "what it was computed in",
     "non-finite operator": "the operator that made the loss of a step non-finite from finite numbers, in the loss, or "
     "with detail `module` in the module of that name; value: largest magnitude of its inputs; limit: largest finite "
-    "number of dtype",
+    "number of dtype; op `non-finite target of mse_loss` where such an argument was not finite itself, and float16 is "
+    "dtype if it was rounded to that",
     "weights broken within step": "the weights of a module were not finite in a forward, although the loss of an "
     "earlier backward of the same step, before any optimizer step, was finite",
     "vanished gradient": "the float16 output gradient of a module was all zeros, and in FP32 it would not be; op: the "
@@ -43,6 +47,8 @@ EVENT_KINDS: dict[str, str] = {
     "value: infinite results",
     "inner overflow": "a product, sum or norm of finite numbers overflowed dtype in the first step; name: the module; "
     "value: how many of its results are infinite",
+    "converted weights": "the program converted parameters to dtype before this step; name: the first; count: how many",
+    "clipped by value": "`clip_grad_value_` was called",
     "leaf loss": "backward starts from a tensor that nothing was computed from: a loss that was wrapped anew",
     "dead operator": "an operator next to the loss passes no gradient: all its arguments are where it is flat; op: its "
     "name",

@@ -17,6 +17,7 @@ from amp_core.findings.model import (
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import (
     call_orders,
+    converted_at,
     ending_error,
     ending_steps,
     facts,
@@ -88,6 +89,8 @@ def fp16_parameters(run: Run) -> list[Finding]:
     title = "Gradients are float16"
     if narrow:
         title = f"{formatting.plural(len(narrow), 'trainable parameter')} stored in float16"
+        if at := converted_at(run, "float16"):
+            title = f"{formatting.plural(len(narrow), 'trainable parameter')} converted to float16{at}"
     return [
         make_finding(
             "fp16-parameters",

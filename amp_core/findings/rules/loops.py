@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.numerics.clipping import clipped_while_scaled
 from amp_core.analysis.steps import scaler_enabled
-from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
-from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
+from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.rules.accumulation import unscale_per_microbatch
 from amp_core.findings.signals import (
     call_orders,
@@ -20,6 +20,8 @@ from amp_core.findings.signals import (
 from amp_core.findings.snippets import LOOP, TORCH_EXAMPLES
 from amp_core.store.run import Run
 from amp_core.text import formatting
+
+CLIP_BY_VALUE = "clip_grad_value_"
 
 
 @rule(
@@ -64,10 +66,10 @@ def clip_before_unscale(run: Run) -> list[Finding]:
             if other
             else ("Gradients are clipped before they are unscaled")
         )
-        where, steps = "clip_grad_norm_", step_range(bad)
+        where, steps = _clip(run), step_range(bad)
     elif len(shrunk := signals(run, "clipped scaled")):
         called = any(split_call(call)[0] == "clip" for _, _, calls in call_orders(run) for call in calls)
-        where, steps = "clip_grad_norm_" if called else "gradients", (0, last_step(run) or 0)
+        where, steps = _clip(run) if called else "gradients", (0, last_step(run) or 0)
         count = formatting.plural(int(shrunk["count"].iloc[0]), "tensor")
         title = f"The gradients of {count} are clipped before they are unscaled"
     else:
@@ -85,8 +87,24 @@ def clip_before_unscale(run: Run) -> list[Finding]:
             value=scale,
             limit=1.0,
             unit="loss scale",
+            remedy=_by_value() if where == CLIP_BY_VALUE else None,
         )
     ]
+
+
+def _clip(run: Run) -> str:
+    """The function by which the loop clips."""
+    return CLIP_BY_VALUE if len(signals(run, "clipped by value")) else "clip_grad_norm_"
+
+
+def _by_value() -> Remedy:
+    entry = GUIDE["clip-before-unscale"]
+    norm = "clip_grad_norm_(model.parameters(), max_norm=1.0)"
+    return Remedy(
+        entry.advice,
+        entry.snippet.replace(norm, "clip_grad_value_(model.parameters(), clip_value=1.0)"),
+        entry.frameworks,
+    )
 
 
 def _clips_own_scale(run: Run) -> list[Finding]:

@@ -47,7 +47,9 @@ def _first_overflow(run: Run) -> Cause | None:
         cause = first_cause(run, 0, step)
         if cause is not None and cause.phase == "divergence":
             return None  # after a divergence any format would overflow
-        if cause is not None and (cause.op == MASKED_ROWS or cause.op.endswith((OF_ZERO, BY_ZERO))):
+        if cause is not None and (
+            cause.op == MASKED_ROWS or cause.of_constant or cause.op.endswith((OF_ZERO, BY_ZERO))
+        ):
             continue
         known = cause is not None and (cause.where != LOSS or cause.op != "")
         if cause is not None and known and (cause.phase, cause.dtype) == ("forward", "float16"):

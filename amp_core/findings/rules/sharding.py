@@ -10,6 +10,7 @@ from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy,
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
 from amp_core.findings.signals import (
+    converted_at,
     facts,
     has_fp32_masters,
     is_second_moment,
@@ -159,12 +160,13 @@ def missing_fp32_masters(run: Run) -> list[Finding]:
         asked = "autocast is on"
     else:
         return []
+    at = converted_at(run, "bfloat16")
+    stored = f"were converted to bfloat16{at}" if at else "are in bfloat16"
     entry, sharded = GUIDE["missing-fp32-masters"], settings.get("param_dtype") is not None
     return [
         make_finding(
             "missing-fp32-masters",
-            f"{asked[0].upper()}{asked[1:]}, but the weights themselves are in bfloat16: there are no float32 master "
-            "weights",
+            f"{asked[0].upper()}{asked[1:]}, but the weights themselves {stored}: there are no float32 master weights",
             names[0],
             value=float(len(names)),
             limit=0.0,

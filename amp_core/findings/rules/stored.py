@@ -15,6 +15,7 @@ from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
 from amp_core.findings.signals import (
     call_orders,
+    converted_at,
     facts,
     has_fp32_masters,
     mappings,
@@ -233,7 +234,8 @@ def half_model(run: Run) -> list[Finding]:
     return [
         make_finding(
             "half-model",
-            f"{where}{more} converted to float16: {len(narrow):,} of {len(every):,} parameters{casting}",
+            f"{where}{more} converted to float16{converted_at(run, 'float16')}: {len(narrow):,} of {len(every):,} "
+            f"parameters{casting}",
             where,
             severity="error" if broken and train else None,
             value=len(narrow) / len(every),

@@ -10,7 +10,7 @@ from amp_core.analysis.numerics.update_losses import MIN_LOST_FRAC, update_losse
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
-from amp_core.findings.signals import is_second_moment, model_name, rounded_decays, signals
+from amp_core.findings.signals import converted_at, is_second_moment, model_name, rounded_decays, signals
 from amp_core.findings.snippets import BF16
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
@@ -65,11 +65,13 @@ def lost_weight_updates(run: Run) -> list[Finding]:
         return _lost_by_hand(run)
     row = lost.iloc[int((lost["lost_mass_frac"] * lost["numel"]).to_numpy().argmax())]
     of = formatting.plural(len(losses), "tensor")
+    at = converted_at(run, str(row["dtype"]))
+    converted = f", to which the program converted them{at}," if at else ""
     return [
         make_finding(
             "lost-weight-updates",
             f"{formatting.percent(row['lost_mass_frac'])} of the updates of {row['name']} are lost, and half or more "
-            f"in {len(lost):,} of {of}: {row['dtype']} is too coarse",
+            f"in {len(lost):,} of {of}: {row['dtype']}{converted} is too coarse",
             str(row["name"]),
             steps=(int(lost["first"].min()), int(lost["last"].max())),
             value=float(row["lost_mass_frac"]),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record import ranks
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import device_of
 from amp_core.record.observer import Observer
@@ -18,6 +19,8 @@ from amp_core.record.observers.signals.backward import AutocastElsewhere, Autoca
 from amp_core.record.observers.signals.call_order import CallOrder
 from amp_core.record.observers.signals.changed_gradients import ChangedGradients
 from amp_core.record.observers.signals.communication import Communication
+from amp_core.record.observers.signals.compiled_outputs import CompiledForwardCheck
+from amp_core.record.observers.signals.converted_weights import ConvertedWeights
 from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.half_rates import HalfRates
 from amp_core.record.observers.signals.input_steps import InputSteps
@@ -46,6 +49,7 @@ def default_signals(
     """The observers for one run, created lazily, in the order in which they are notified."""
     device = device_of(model)
     yield StartFacts(writer, model, optimizers, scaler)
+    yield ConvertedWeights(writer, model)
     calls = CallOrder(writer, model, optimizers, scaler)
     yield calls
     yield BackwardState(writer, device, optimizers, scaler, calls.scale_calls)
@@ -60,6 +64,8 @@ def default_signals(
         yield operators
         yield VanishedGradients(writer, model)
         yield StaleCache(writer, device, optimizers)
+    elif ranks.place()[1] == 1:
+        yield CompiledForwardCheck(writer, model, device)
     yield AutocastKept(writer, device)
     yield AutocastElsewhere(writer, device)
     yield FirstOperators(writer, model, device)

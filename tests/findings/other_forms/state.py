@@ -35,6 +35,44 @@ def gpt_to_half_sgd(into):
     pure(m, sgd(m, 0.001), tokens(6), into)
 
 
+@fault("half-model", "Sequential", each_time=True)
+def saving_a_checkpoint_in_half_converts_the_model(into):
+    m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    o = sgd(m, 0.001)
+    with watched(m, o, into):
+        for i, (x, y) in enumerate(vectors(12)):
+            ce(m(x.to(m[0].weight.dtype)), y).backward()
+            step(o)
+            if i == 5:
+                m.half().state_dict()
+
+
+@fault("missing-fp32-masters", "0.weight")
+def saving_a_checkpoint_in_bfloat16_converts_the_model(into):
+    m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    o = sgd(m, 0.001)
+    with watched(m, o, into):
+        for i, b in enumerate(vectors(12)):
+            with amp(BF):
+                loss = ce(m(b[0]), b[1])
+            loss.backward()
+            step(o)
+            if i == 5:
+                m.bfloat16().state_dict()
+
+
+@healthy(each_time=True)
+def saving_a_copy_in_half(into):
+    m = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    o = sgd(m, 0.001)
+    with watched(m, o, into):
+        for i, (x, y) in enumerate(vectors(12)):
+            ce(m(x), y).backward()
+            step(o)
+            if i == 5:
+                copy.deepcopy(m).half().state_dict()
+
+
 @fault("half-model|missing-fp32-masters")
 def encoder_half_decoder_float(into):
     m = nn.ModuleDict({"enc": nn.Sequential(nn.Linear(64, 32), nn.ReLU()).half(), "dec": nn.Linear(32, 10)})

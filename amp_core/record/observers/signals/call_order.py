@@ -51,7 +51,8 @@ class CallOrder(Observer):
         self._by_hand = 0  # consecutive losses that the loop multiplied by the loss scale itself
         self._known_scale: Any = None  # what `get_scale` last returned to the loop
         self._scaled: list[weakref.ref[torch.Tensor]] = []  # what `scale` returned since the last backward
-        self._events = {"scaled twice": False, "cleared by hand": False}  # whether they were written
+        # Whether they were written.
+        self._events = {"scaled twice": False, "cleared by hand": False, "clipped by value": False}
         self._methods: list[tuple[patched_functions.Shared, Any]] = []  # with their listeners
         for index, optimizer in enumerate(self._optimizers):
             self.optimizer_found(index, optimizer)
@@ -180,4 +181,5 @@ class CallOrder(Observer):
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if patched_functions.clips_by_value():
+            self._event_once("clipped by value")
             self._note("clip")

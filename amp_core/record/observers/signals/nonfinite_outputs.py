@@ -28,6 +28,7 @@ from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import has_values, in_backward, local_values, named_modules, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.forward_dtypes import ForwardDtypes
+from amp_core.record.observers.signals.graph_constants import constant_in_graph, write_constant
 from amp_core.record.observers.signals.graph_origins import origin_in_graph, write_origin
 from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.observers.signals.masked_rows import masked_rows
@@ -189,10 +190,10 @@ class ForwardCheck(Observer):
         if last is None:
             return
         calls, self._kept, self._bytes = self._kept[: last + 1], self._kept[last + 1 :], 0
-        if self._written < MAX_EVENTS and not all(map(_finite, calls[-1].outputs)):
-            first = next(call for call in calls if not all(map(_finite, call.outputs)))
+        if self._written < MAX_EVENTS and not all(map(is_finite, calls[-1].outputs)):
+            first = next(call for call in calls if not all(map(is_finite, call.outputs)))
             name, module = self._modules[first.number]
-            dtype = next(t.dtype for t in first.outputs if not _finite(t))
+            dtype = next(t.dtype for t in first.outputs if not is_finite(t))
             facts = {"op": type(module).__name__, "dtype": dtype_name(dtype), "phase": "forward"}
             self._writer.event("abandoned forward", name, step=self._step, **facts)
             self._written += 1
@@ -214,8 +215,7 @@ class ForwardCheck(Observer):
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.at_own_work() or threading.get_ident() != self._thread or not (self._kept or self._on == _ROOT):
             return
-        roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_meta]
-        if bad := [t for t in roots if not math.isfinite(t.item())]:
+        if bad := self._nonfinite_losses(args):
             self._report_masked(bad[0])
             self._report_first(bad[0])
         else:  # perhaps of another model, as of a critic before the loss of its generator
@@ -229,6 +229,12 @@ class ForwardCheck(Observer):
         if bad:
             self._forget()
 
+    @staticmethod
+    def _nonfinite_losses(args: tuple[Any, ...]) -> list[torch.Tensor]:
+        """Those of the numbers that backward was called with that are not finite."""
+        roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_meta]
+        return [t for t in roots if not math.isfinite(t.item())]
+
     def backward_began(self) -> None:
         self._forget()
 
@@ -241,7 +247,7 @@ class ForwardCheck(Observer):
         """Report the first kept call whose output is not finite."""
         if self._written >= MAX_EVENTS:
             return
-        bad = [k for k, call in enumerate(self._kept) if not all(_finite(t) for t in call.outputs)]
+        bad = [k for k, call in enumerate(self._kept) if not all(is_finite(t) for t in call.outputs)]
         if not self._kept:  # the loop calls parts of the model, and none of them has a hook
             self._armed = ARMED_STEPS
             return
@@ -254,12 +260,12 @@ class ForwardCheck(Observer):
         detail = ""
         if self._has_bad_weights(first.number):
             detail = "weights"
-        elif not all(_finite(t) for t in floating):
+        elif not all(is_finite(t) for t in floating):
             last = self._kept[-1]  # the model's own call is the last, unless the kept size was exceeded
-            detail = "data" if last.number == 0 and not all(_finite(t) for t in last.inputs) else "input"
+            detail = "data" if last.number == 0 and not all(is_finite(t) for t in last.inputs) else "input"
         nonfinite: dict[str, Any] = {
             # A tensor made between two modules is not the output of the second.
-            "dtype": next(t.dtype for t in (floating if detail == "input" else first.outputs) if not _finite(t)),
+            "dtype": next(t.dtype for t in (floating if detail == "input" else first.outputs) if not is_finite(t)),
             "value": max((float(t.detach().abs().max()) for t in floating), default=None),
             "count": len({self._kept[k].number for k in bad}),
             "detail": detail,
@@ -280,9 +286,9 @@ class ForwardCheck(Observer):
         self._report_narrow_input(self._kept[-1])
         if nonfinite["detail"] == "input":
             around = self._modules[number][0].rpartition(".")[0]
-            self._explain(next(t for t in floating if not _finite(t)), around)
+            self._explain(next(t for t in floating if not is_finite(t)), around)
         elif not nonfinite["detail"] and not is_layer(self._modules[number][1]):
-            self._explain(next(t for t in first.outputs if not _finite(t)), self._modules[number][0])
+            self._explain(next(t for t in first.outputs if not is_finite(t)), self._modules[number][0])
 
     def _report_narrow_input(self, call: ModuleCall) -> None:
         """Whether the model itself was given 16-bit values, which were rounded before autocast could decide."""
@@ -291,14 +297,18 @@ class ForwardCheck(Observer):
             self._writer.event("narrow input", step=self._step, dtype=dtype_name(narrow), phase="forward")
 
     def _explain(self, tensor: torch.Tensor, module: str | None) -> None:
-        """Name the operator that made a tensor of this module, or of the loss, non-finite."""
-        known = [t for call in self._kept for t in (*call.inputs, *call.outputs) if _finite(t)]
-        origin = origin_in_graph(tensor, known) if self._explained < MAX_EXPLAINED else None
-        if origin is None:
-            self._on_unexplained()
-            return
-        self._explained += 1
-        write_origin(self._writer, self._step, module, origin)
+        """Name the operator, or the constant, that made a tensor of this module, or of the loss, non-finite."""
+        known = [t for call in self._kept for t in (*call.inputs, *call.outputs) if is_finite(t)]
+        if self._explained < MAX_EXPLAINED:
+            constant, origin = constant_in_graph(tensor, known), None
+            if constant is not None:
+                write_constant(self._writer, self._step, module, constant)
+            elif (origin := origin_in_graph(tensor, known)) is not None:
+                write_origin(self._writer, self._step, module, origin)
+            if constant is not None or origin is not None:
+                self._explained += 1
+                return
+        self._on_unexplained()
 
     def _entered_by(self, place: int) -> int:
         """The module that was called with the input of this call that is not finite: the outermost one around it, if
@@ -306,7 +316,7 @@ class ForwardCheck(Observer):
         number = self._kept[place].number
         for call in self._kept[place + 1 :]:
             around = self._modules[number][0].startswith(f"{self._modules[call.number][0]}.")
-            if around and not all(map(_finite, call.inputs)):
+            if around and not all(map(is_finite, call.inputs)):
                 number = call.number
         return number
 
@@ -317,7 +327,7 @@ class ForwardCheck(Observer):
             self._report(step, 0, **nonfinite)
 
     def _has_bad_weights(self, index: int) -> bool:
-        return not all(_finite(p) for p in own.parameters(self._modules[index][1], recurse=False))
+        return not all(is_finite(p) for p in own.parameters(self._modules[index][1], recurse=False))
 
     def _report(self, step: int, index: int, dtype: torch.dtype, **more: Any) -> None:
         name, module = self._modules[index]
@@ -386,7 +396,7 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(t.nbytes for t in tensors)
 
 
-def _finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or not has_values(tensor):
         return True
     return bool(local_values(tensor.detach()).isfinite().all())  # of all shards, a collective would tell

@@ -29,8 +29,9 @@ _FACTORS = {
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Clamp", "ClampMin", "ClampMax", "MaskedFill", "Where",
                 "ToCopy", "Relu", "LeakyRelu", "Elu", "Gelu", "Silu", "Softplus", "Tanh", "Sigmoid", "Mean",
                 "Dropout", "NativeDropout", "FusedDropout")  # fmt: skip
-_VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Expand", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Slice",
+VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Expand", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Slice",
           "Select", "Split", "Clone", "Index", "As_Strided")  # fmt: skip
+"""Operators whose result holds numbers of their argument alone."""
 
 
 def bound(node: Any) -> float:
@@ -51,7 +52,7 @@ def _bounded(node: Any, budget: list[int]) -> float:
         return _bound_of_product(node, op)
     if op == LEAF:
         return largest(leaf_values(node))
-    if op not in _ELEMENTWISE and op not in _VIEWS:
+    if op not in _ELEMENTWISE and op not in VIEWS:
         return math.inf
     if op == "Mul":
         most = _factor(node, 0, "self", budget) * _factor(node, 1, "other", budget)
@@ -108,7 +109,7 @@ def _variable(node: Any) -> torch.Tensor | None:
         op = operator(node) if node is not None else ""
         if op == LEAF:
             return leaf_values(node)
-        if op not in ("ToCopy", *_VIEWS):
+        if op not in ("ToCopy", *VIEWS):
             return None
         node = node.next_functions[0][0]
     return None
