@@ -213,6 +213,17 @@ def scale_remedy(run: Run, cause: Cause | None, *, recovers: bool = False) -> Re
     )
 
 
+def converted_remedy(dtype: str) -> Remedy:
+    """The remedy for weights that the program converted to `dtype` while it trains."""
+    method = "half" if dtype == "float16" else "bfloat16"
+    return Remedy(
+        f"`model.{method}()` converts the model itself, so the training goes on with weights in {dtype}, whose small "
+        "updates are lost. Convert a copy, such as the state dict that is saved.",
+        f"state = {{name: value.{method}() for name, value in model.state_dict().items()}}   # the model stays as it is\n"
+        "torch.save(state, path)",
+    )
+
+
 def statistics_remedy(run: Run, cause: Cause | None) -> Remedy | None:
     """The remedy for non-finite running statistics; None if the guide's advice fits."""
     if cause is not None and cause.where == INPUT_DATA:

@@ -20,9 +20,9 @@ class InFloat32(torch.nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, x):
-        with torch.autocast(x.device.type, enabled=False):
-            return self.module(x.float())"""
+    def forward(self, *inputs):
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            return self.module(*(x.float() if x.is_floating_point() else x for x in inputs))"""
 """A module that runs in float32 inside of autocast."""
 TORCH_EXAMPLES = "torch.amp, Automatic Mixed Precision examples"
 """The source of several thresholds."""

@@ -69,7 +69,8 @@ EVENT_KINDS: dict[str, str] = {
     "and name: the operator and its module, where they are known",
     "wide product": "a module that multiplied matrices in FP32 inside of an autocast region, in the first step; value: "
     "its share of all such multiplications",
-    "nothing cast": "no operator of the first step had a result in 16 bits, although autocast was on",
+    "nothing cast": "no operator of the first step had a result in 16 bits, although autocast was on; name: the "
+    "module that computes most outside of any region; count: how many do",
     "narrow classes": "a logarithm of a softmax in dtype; value: the number of classes",
     "coarse logits": "a logarithm of a softmax over logits that were rounded to dtype; value: the largest of most "
     "rows; limit: the largest number below which dtype has all integers",

@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from amp_core.analysis.steps import attempts
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import (
@@ -117,12 +118,13 @@ def _orders_while_all_step(run: Run) -> CallOrders:
 def _not_cleared_after_skips(run: Run, row: "pd.Series[Any]") -> Finding:
     name, last = optimizer_name(run, int(row["optimizer"])), last_step(run)
     first = max(0, int(row["step"]) - int(row["count"]))
+    skipped = attempts(run)
     return make_finding(
         "unscale-per-microbatch",
         f"After a skipped step, the gradients of {name} are not cleared: backward adds to infinities",
         f"zero_grad of {name}",
         steps=(first, max(first, last or 0)),
-        value=float(row["count"]),
+        value=float(skipped["step"][skipped["skipped"] & (skipped["step"] >= first)].nunique()),
         limit=0.0,
         unit="skipped steps",
         remedy=Remedy(

@@ -308,7 +308,10 @@ def autocast_inactive(run: Run) -> list[Finding]:
     if from_kernels:
         return from_kernels
     if len(nothing := signals(run, "nothing cast")):
-        return [_without_products(run, int(nothing["step"].iloc[0]))]
+        row = nothing.iloc[0]
+        if row["name"]:
+            return [_outside_of_region(run, str(row["name"]), int(row["count"]), int(row["step"]))]
+        return [_without_products(run, int(row["step"]))]
     if run.head.config.get("products_seen"):
         return _wide_products(run)
     layers, shapes = facts(run.head.model, "layers"), facts(run.head.model, "shapes")
@@ -418,6 +421,25 @@ def _of_another_device(run: Run, kind: str, disabled: bool) -> Finding:
             "device_type = next(model.parameters()).device.type\n"
             "with torch.autocast(device_type, dtype=dtype):\n"
             "    loss = loss_fn(model(x), y)",
+        ),
+    )
+
+
+def _outside_of_region(run: Run, name: str, count: int, step: int) -> Finding:
+    """The region holds the loss alone, or nothing that is computed: the model is called outside of it."""
+    rest = f" and {formatting.plural(count - 1, 'more module')} compute" if count > 1 else " computes"
+    return make_finding(
+        "autocast-inactive",
+        f"Nothing runs in 16 bits: {name}{rest} in float32, outside of the {autocast_dtype(run)} autocast region",
+        name,
+        steps=(step, step),
+        value=1.0,
+        limit=MIN_REPORTED_FRAC,
+        unit="share of matrix weights",
+        remedy=Remedy(
+            "Autocast acts on what is called within its region, and there it finds nothing to cast. Put the call of the "
+            "model into the region, beside the loss.",
+            "with torch.autocast(device_type, dtype=dtype):\n    loss = loss_fn(model(x), y)\nloss.backward()",
         ),
     )
 

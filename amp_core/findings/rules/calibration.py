@@ -47,6 +47,7 @@ MAX_RESUMED_SKIPS = 8
         severity="info",
         family=LOSS_SCALING,
         order=520,
+        follows=("optimizer-step-bypasses-scaler", "unscale-per-microbatch", "hidden-overflow"),
         what="The scaler skips steps while it searches for a loss scale, and once after a growth. That is normal as "
         "long as few steps are lost.",
         signal="Steps with non-finite gradients, and the scale before and after each.",

@@ -44,7 +44,7 @@ def _from_signal(
     where = str(row["name"]) or model_name(run)
     row = row.where(row.index != "name", where)
     more = frame["name"].nunique() - 1
-    also = f", and {formatting.plural(more, 'more module')} do" if more else ""
+    also = f", and {formatting.plural(more, 'more module')} {'does' if more == 1 else 'do'}" if more else ""
     value, limit = (float(str(row[c])) if row[c] == row[c] else None for c in ("value", "limit"))
     return [
         make_finding(

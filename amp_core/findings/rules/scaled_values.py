@@ -284,7 +284,9 @@ def hidden_overflow(run: Run) -> list[Finding]:
         make_finding(
             "hidden-overflow",
             f"Infinite or NaN gradients of {name} are replaced before the scaler checks them, in "
-            f"{formatting.plural(steps, 'step')} of the first {compared}",
+            + (
+                f"each of the first {compared} steps" if steps == compared else f"{steps} of the first {compared} steps"
+            ),
             "gradients",
             steps=(0, compared - 1),
             value=float(steps),

@@ -93,6 +93,8 @@ def loss_nonfinite(run: Run) -> list[Finding]:
     num_steps, steps_bad = (len(np.unique(some)) for some in (numbers, numbers[bad]))  # several ranks have a row each
     value = float(loss[bad[0]])
     word = "NaN" if math.isnan(value) else "infinite"
+    if word == "infinite" and np.isnan(loss[bad]).any():
+        word = "infinite or NaN"
     cause = _cause_of_loss(run, numbers[bad])
     remedy = remedies.loss_remedy(run, cause)
     return [
@@ -214,9 +216,10 @@ def scale_collapse(run: Run) -> list[Finding]:
     collapsed = episodes[(after < 1) & (episodes["skips"] >= MIN_COLLAPSE_SKIPS)]
     if not len(collapsed):
         return []
-    worst = collapsed.iloc[int(collapsed["skips"].to_numpy().argmax())]
+    place = int(collapsed["skips"].to_numpy().argmax())
+    worst = collapsed.iloc[place]
     first, last, skips = int(worst["first"]), int(worst["last"]), int(worst["skips"])
-    lowest = float(after[collapsed.index].min())
+    lowest = float(after[collapsed.index].iloc[place])
     lost = bool(trace["skipped"].iloc[-MIN_COLLAPSE_SKIPS:].all())
     cause = first_cause(run, first, last)
     return [

@@ -8,6 +8,7 @@ from amp_core.analysis.numerics.update_losses import update_losses
 from amp_core.analysis.steps import autocast_dtype, whole_number
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import GUIDE, make_finding, rule
+from amp_core.findings.remedies import converted_remedy
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
 from amp_core.findings.signals import (
     converted_at,
@@ -162,7 +163,10 @@ def missing_fp32_masters(run: Run) -> list[Finding]:
         return []
     at = converted_at(run, "bfloat16")
     stored = f"were converted to bfloat16{at}" if at else "are in bfloat16"
-    entry, sharded = GUIDE["missing-fp32-masters"], settings.get("param_dtype") is not None
+    remedy = converted_remedy("bfloat16") if at else None
+    if remedy is None and settings.get("param_dtype") is None:
+        frameworks = GUIDE["missing-fp32-masters"].frameworks
+        remedy = Remedy(_UNSHARDED_MASTERS, _MASTERS_IN_ONE_PROCESS, frameworks)
     return [
         make_finding(
             "missing-fp32-masters",
@@ -171,7 +175,7 @@ def missing_fp32_masters(run: Run) -> list[Finding]:
             value=float(len(names)),
             limit=0.0,
             unit="trainable parameters in bfloat16",
-            remedy=None if sharded else Remedy(_UNSHARDED_MASTERS, _MASTERS_IN_ONE_PROCESS, entry.frameworks),
+            remedy=remedy,
         )
     ]
 

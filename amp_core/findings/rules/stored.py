@@ -10,7 +10,7 @@ from amp_core.analysis.steps import autocast_dtype
 from amp_core.findings.first_cause import stays_broken
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.remedies import compute_dtype
+from amp_core.findings.remedies import compute_dtype, converted_remedy
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
 from amp_core.findings.signals import (
@@ -159,8 +159,13 @@ def _accumulated_gradients(run: Run, where: str, dtype: str) -> Finding:
     sharded = facts(run.head.config, "communication").get("param_dtype") is not None
     remedy = Remedy(
         f"Each addition rounds the sum to {bits} significant bits, and drops a micro-batch whose gradient is below "
-        f"2^-{bits + 1} of it. Accumulate in float32: keep the weights and so their gradients in float32, or add into "
-        "buffers of your own.",
+        f"2^-{bits + 1} of it. "
+        + (
+            "Reduce in float32, and the sums that FSDP keeps between micro-batches are float32 too."
+            if sharded
+            else "Accumulate in float32: keep the weights and so their gradients in float32, or add into buffers of "
+            "your own."
+        ),
         _SHARDED_SUMS if sharded else _SUMS,
     )
     title = f"Gradients of several micro-batches are accumulated in {dtype}"
@@ -241,6 +246,7 @@ def half_model(run: Run) -> list[Finding]:
             value=len(narrow) / len(every),
             limit=0.0,
             unit="share of parameters in float16",
+            remedy=converted_remedy("float16") if converted_at(run, "float16") else None,
         )
     ]
 

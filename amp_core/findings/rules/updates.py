@@ -9,6 +9,7 @@ import pandas as pd
 from amp_core.analysis.numerics.update_losses import MIN_LOST_FRAC, update_losses
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.remedies import converted_remedy
 from amp_core.findings.rules.stored import SIGNIFICANT_BITS
 from amp_core.findings.signals import converted_at, is_second_moment, model_name, rounded_decays, signals
 from amp_core.findings.snippets import BF16
@@ -77,6 +78,7 @@ def lost_weight_updates(run: Run) -> list[Finding]:
             value=float(row["lost_mass_frac"]),
             limit=MIN_LOST_FRAC,
             unit="share of the updates' mass",
+            remedy=converted_remedy(str(row["dtype"])) if at else None,
         )
     ]
 

@@ -64,7 +64,7 @@ def clip_scaled(into: Path, faulty: bool) -> None:
     _clipped(into, faulty, nn.utils.clip_grad_norm_, 1.0)
 
 
-@case("clip-before-unscale", "clip_grad_norm_")
+@case("clip-before-unscale", "clip_grad_value_")
 def clip_scaled_by_value(into: Path, faulty: bool) -> None:
     _clipped(into, faulty, nn.utils.clip_grad_value_, 0.1)
 

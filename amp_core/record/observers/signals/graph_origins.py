@@ -114,7 +114,7 @@ def origin_of_call(op: str, arguments: Sequence[torch.Tensor], dtype: torch.dtyp
         op += OF_ZERO
     elif op == "div" and bool((arguments[-1] == 0).any()):
         op += BY_ZERO
-    sizes = [float(value.detach().abs().max()) for value in arguments if value.is_floating_point() and value.dim()]
+    sizes = [float(value.detach().abs().max()) for value in arguments if value.is_floating_point()]
     return Origin(op, dtype, max(sizes, default=None))
 
 

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,8 @@ BANNED = ("binary_cross_entropy",)
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1, "_convolution": 1}
 """Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums. Not those
 with a vector, such as the power iteration of spectral norm: no Tensor Core runs them."""
+RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "miopen_rnn")
+"""Layers that are one operator; those of a CPU in other cases are made of products."""
 
 
 @contextlib.contextmanager
@@ -202,6 +205,7 @@ class _OpChecker(StepMode):
         self._selected: set[tuple[int, int]] = set()
         self._all = 0.0
         self._in_region = self._cast = False  # whether autocast was on for an operator, and any result was in 16 bits
+        self._outside: Counter[str] = Counter()  # FP32 results of products outside of any autocast region, by module
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
         self._widened: tuple[int, int] | None = None  # the call site whose operator last widened 16-bit values
         self._widened_by_hand: Marks[bool] = Marks()  # of what the program itself widened
@@ -237,6 +241,10 @@ class _OpChecker(StepMode):
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
             wide = out.dtype == torch.float32 and call.key != self._widened and _is_trained(args)
             self._count(op, args, out, wide=wide and not self._is_intended(call, args))
+        elif (op in PRODUCTS or op in RECURRENT) and _is_trained(args):
+            made = out[0] if isinstance(out, tuple | list) else out
+            if made.dtype == torch.float32:
+                self._outside[self._running()] += made.numel()
         if op in BANNED and _inside_autocast():
             self._report("banned op", op, 0.0, dtype=None, limit=None)
             return
@@ -294,7 +302,8 @@ class _OpChecker(StepMode):
         for name, work in sorted(wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
         if self._in_region and not self._cast and not self._cut:
-            self._writer.event("nothing cast", step=self._step)
+            most = next((name for name, _ in self._outside.most_common() if name != self.outside), "")
+            self._writer.event("nothing cast", most, step=self._step, count=len(self._outside))
         seen = dict(self._writer.head.config) | {"products_seen": self._all}
         if self._narrow and not seen.get("autocast_dtype"):  # the region is inside forward, not around it
             seen = with_autocast(seen, dtype_name(max(self._narrow, key=self._narrow.__getitem__)))

@@ -1,7 +1,8 @@
 """Detects choices among 16-bit scores, as a router of experts makes them.
 
 Whether a choice is a router's is known once a softmax or sigmoid of as many scores was seen, or by the module's name.
-Scores that were cast to FP32 keep the ties that they had in 16 bits.
+Scores that were cast to FP32 keep the ties that they had in 16 bits. FP32 scores of the same sizes are those, perhaps
+divided or masked since, if their largest stand in the same places.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ SELECTIONS = ("topk", "max", "sort", "argmax")
 """Operators that select experts by their scores."""
 ROUTERS = ("rout", "gate", "moe", "expert")
 """Parts of the names of modules that choose experts."""
+MIN_SAME_FRAC = 0.5
+"""Rows whose largest score stands where that of the 16-bit scores did: of others as many as a guess would hit."""
 
 
 class RouterChoices:
@@ -25,8 +28,9 @@ class RouterChoices:
     def __init__(self, reports: OpReports) -> None:
         self._reports = reports
         self._softmax_sizes: set[int] = set()
-        self._widened: dict[tuple[int, int], torch.dtype] = {}  # 16-bit values cast to FP32, by elements and last size
-        # Kind, operator, module, scores, how many are chosen, ties, and dtype.
+        # 16-bit values cast to FP32, by elements and last size: their dtype, and where the largest of each row are.
+        self._widened: dict[tuple[int, int], tuple[torch.dtype, torch.Tensor]] = {}
+        # Kind, operator, module, scores, how many are chosen, ties and rows with the same largest, and dtype.
         self._choices: list[tuple[str, str, str, int, int, torch.Tensor, torch.dtype]] = []
 
     def check(self, op: str, args: Sequence[Any], out: Any, module: Module) -> None:
@@ -58,7 +62,9 @@ class RouterChoices:
     def finish(self) -> None:
         """Report the choices of routers; the numbers are on the host."""
         for place, (kind, op, module, experts, chosen, _, dtype) in enumerate(self._choices):
-            ties = float(self._reports.transfer.values(f"ties {place}")[0])
+            ties, same = map(float, self._reports.transfer.values(f"ties {place}"))
+            if same < MIN_SAME_FRAC:
+                continue
             if self._softmax_sizes & ({experts, chosen} - {1}) or any(part in module.lower() for part in ROUTERS):
                 self._reports.write(kind, op, module, ties, float(experts), dtype)
         self._choices = []
@@ -66,22 +72,30 @@ class RouterChoices:
     def _widen(self, name: str, wide: torch.Tensor, source: torch.dtype) -> None:
         """Note that 16-bit values were cast to FP32, where those that were equal stay so."""
         if wide.dtype == torch.float32 and wide.dim() > 1 and wide.shape[-1] <= MAX_EXPERTS:
-            self._widened[size_by_row(wide)] = source
+            self._widened[size_by_row(wide)] = source, wide.detach().argmax(-1).flatten()
             if name == "_softmax":
                 self._softmax_sizes.add(wide.shape[-1])
 
     def _choose(
-        self, op: str, scores: torch.Tensor, chosen: int, module: Module, source: torch.dtype | None = None
+        self,
+        op: str,
+        scores: torch.Tensor,
+        chosen: int,
+        module: Module,
+        source: tuple[torch.dtype, torch.Tensor] | None = None,
     ) -> None:
-        """Note a choice among scores. `source`: the 16-bit dtype that FP32 scores had before."""
+        """Note a choice among scores. `source`: the 16-bit dtype that FP32 scores had before, and the places of their
+        largest."""
         experts = scores.shape[-1] if 1 < scores.dim() < 4 else 1  # those of attention have a dimension of heads
         if not chosen < experts <= MAX_EXPERTS or not torch.is_grad_enabled() or (name := module()) == "loss":
             return
-        best = scores.detach().topk(chosen + 1).values
+        best, places = scores.detach().topk(chosen + 1)
         tied = (best[..., -1] == best[..., -2]) & (best[..., -1] > torch.finfo(best.dtype).min)  # not among masked ones
         # Of FP32 scores the share of ties tells whether they matter.
         kind, ties = ("narrow router", tied.sum()) if source is None else ("rounded logits", tied.float().mean())
-        self._choices.append((kind, op, name, experts, chosen, ties, source or scores.dtype))
+        same = (places[..., 0].flatten() == source[1]).float().mean() if source is not None else torch.ones_like(ties)
+        dtype = scores.dtype if source is None else source[0]
+        self._choices.append((kind, op, name, experts, chosen, torch.stack([ties.float(), same.float()]), dtype))
 
 
 def size_by_row(tensor: torch.Tensor) -> tuple[int, int]:
