@@ -224,7 +224,12 @@ TABLES: dict[str, Table] = {
                 _column("total_us", "f", "time of all launches, microseconds; on a CPU the operator's self time"),
                 _column("tensor_core", "s", "yes, no or unknown; null on a CPU", "unknown"),
                 _column("precision", "s", "precision of its inputs, if the name or the op determines it"),
-                _column("op", "s", "innermost operator that launched it, e.g. aten::addmm"),
+                _column(
+                    "op",
+                    "s",
+                    "innermost operator that launched it, e.g. aten::addmm; on a CPU the operator itself, or the product "
+                    "that it serves by a copy, a fill or a view",
+                ),
                 _column(
                     "module",
                     "s",
@@ -347,6 +352,7 @@ TABLES: dict[str, Table] = {
                     "0 if the device does not mark its steps",
                 ),
                 _column("lead_data_us", "f", "part of lead_us spent loading data; null if nothing marks it"),
+                _column("products", "i", "GEMM/conv and attention that operators called, nested ones as one"),
             ),
         ),
         Table(

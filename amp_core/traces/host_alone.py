@@ -44,7 +44,7 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     last = max([*spans.end, *calls.end])
     if last <= first:
         return None
-    us = np.bincount(linked.name, linked.own_us, minlength=len(events.texts))
+    us = np.bincount(np.asarray(spans.name)[linked.op], linked.own_us, minlength=len(events.texts))
     if events.launches:
         calling = host.op_of_call[host.op_of_call >= 0]
         us[np.unique(np.asarray(spans.name)[calling])] = 0.0

@@ -181,10 +181,11 @@ def classed(
     name: str, op: str | None, types: list[str], *, on_cpu: bool, amd: bool
 ) -> tuple[str | None, str | None, str]:
     """tensor_core, precision and category of a kernel by its name, and by the operator that launched it with the types
-    of its inputs; on a CPU, of the operator `name`."""
+    of its inputs; on a CPU, of the operator `name`, which may be a part of the product `op`."""
     tensor_core, precision = None, None
     if on_cpu:
-        category = refine("other", name, types) if name == "aten::copy_" else operator_category(name)
+        whole = op or name
+        category = refine("other", whole, types) if whole == "aten::copy_" else operator_category(whole)
     else:
         if op is not None and op.startswith("triton_") and _WITHOUT_NAME.fullmatch(name):
             name = op

@@ -41,6 +41,7 @@ from amp_core.traces.link import link
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.phases import infer_phases
+from amp_core.traces.products import join_products
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.window_rows import window_rows
@@ -200,6 +201,7 @@ def _collected(
 def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) -> Trace:
     host = link(events)
     linked = link_work(events, host)
+    join_products(events, host, linked)
     drop_steps_without_work(host, linked)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
@@ -232,7 +234,9 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
         kernels=kernels,
-        windows={} if unrecorded else window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
+        windows={}
+        if unrecorded
+        else window_rows(events, host, linked, windows, inside, kernels, names, accelerator, amd),
         step_rows=steps,
         ops=op_rows(events, host, windows, of_span),
         collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),

@@ -15,6 +15,7 @@ from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_func
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
+from amp_core.traces.products import product_numbers
 
 WAITING = (
     "Synchronize",
@@ -42,10 +43,12 @@ def window_rows(
     kernels: Rows,
     device_names: Mapping[int, str],
     accelerator: str,
+    amd: bool,
 ) -> Rows:
     """Rows of `windows`, one per window and device; `amp_core.schema` describes the columns.
 
     `kernels` are the rows of `kernels` of the same trace. `device_names` is by device number, -1 for the CPU.
+    `amd` as in `kernel_rows`.
     """
     rows: list[dict[str, Any]] = []
     communication = np.array(
@@ -60,6 +63,7 @@ def window_rows(
     waits = waiting_calls(events)
     repeated = _waits_after_copies(events, host, waits, linked.blocking_calls)
     waits[linked.blocking_calls] = True
+    products = product_numbers(events, host, linked, amd=amd)
     held_up = _is_called(events, HELD_UP_BY)
     # A graph whose work the profiler did not record may run in any gap.
     held_up |= not linked.in_graph.any() and _is_called(events, _GRAPH)
@@ -166,6 +170,7 @@ def window_rows(
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
                     "syncs": None if on_cpu else int((waited & ~repeated).sum()),
+                    "products": len(np.unique(products[selected & (products >= 0)])),
                 }
             )
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.

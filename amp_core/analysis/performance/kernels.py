@@ -49,6 +49,7 @@ _WINDOW_NUMBERS = (
     "host_call_us",
     "lead_us",
     "lead_data_us",
+    "products",
 )
 
 
@@ -170,6 +171,12 @@ def _accelerators_alone(frame: pd.DataFrame) -> pd.DataFrame:
 def on_cpu(rows: pd.DataFrame) -> bool:
     """Whether the rows of `kernel_rows` are operators of a CPU."""
     return bool(len(rows)) and bool((rows["tensor_core"] == "").all())
+
+
+def call_counts(rows: pd.DataFrame) -> "pd.Series[float]":
+    """Of each row, by how many calls of its operator: 0 of what serves a product on a CPU, which is no call of it."""
+    serves = (rows["tensor_core"] == "") & (rows["op"] != "") & (rows["op"] != rows["name"])
+    return rows["count"].where(~serves, 0.0)
 
 
 def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
