@@ -117,6 +117,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     config |= {name: count for name, count in counts.items() if count}
     if trace.compiled_launch_frac:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
+    if trace.without_operators:
+        config["without_operators"] = True
     if trace.left_out:
         config["left_out"] = [dataclasses.asdict(part) for part in trace.left_out]
     return config

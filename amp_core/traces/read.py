@@ -21,7 +21,7 @@ from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
-from amp_core.traces.collect import TraceEvents, collect
+from amp_core.traces.collect import OP, TraceEvents, collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
 from amp_core.traces.gpu_work import link_work
@@ -91,6 +91,8 @@ class Trace:
     """Calls of compiled code."""
     compiled_launch_frac: float = 0.0
     """Share of the device's work that the host launches from compiled code."""
+    without_operators: bool = False
+    """Whether it holds a device's work and none of the operators that launch it."""
     left_out: tuple[PartLeftOut, ...] = ()
     """Large parts outside of the windows of a trace without marked steps."""
     repaired: int = 0
@@ -253,6 +255,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         graph_builds=count_calls(events, GRAPH_BUILDS),
         compiled_calls=compiled_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
+        without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         left_out=parts_left_out(events, host, linked, windows),
         repaired=stream.repaired,
         converted=events.converted,

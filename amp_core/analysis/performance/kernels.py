@@ -19,6 +19,7 @@ from amp_core.store.run import Run
 _TEXTS = ("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes")
 _NUMBERS = ("step", "steps", "count", "total_us", "rank")
 _FUNCTIONS = ("host_function", "data_function")
+_HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op")
 _WINDOW_NUMBERS = (
     "step",
     "steps",
@@ -50,6 +51,9 @@ _WINDOW_NUMBERS = (
     "lead_us",
     "lead_data_us",
     "products",
+    "host_call_op_us",
+    "host_rest_op_us",
+    "host_outside_us",
 )
 
 
@@ -124,11 +128,8 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
-    frame = _typed(
-        run.windows,
-        ("device", "device_name", "sync_op", "host_op", "host_call", "host_call_kind", *_FUNCTIONS),
-        _WINDOW_NUMBERS,
-    )
+    texts = ("device", "device_name", "sync_op", *_HOST_TEXTS, *_FUNCTIONS)
+    frame = _typed(run.windows, texts, _WINDOW_NUMBERS)
     if frame.empty:
         return frame
     frame = _accelerators_alone(frame[_chosen(frame, step)]).reset_index(drop=True)
