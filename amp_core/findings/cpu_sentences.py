@@ -10,7 +10,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import format_sizes, product
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -95,9 +95,9 @@ MIN_OF_FEW_FRAC, MAX_FEW_FRAC = 0.9, 0.1
 
 def _few_calls(rows: pd.DataFrame) -> str:
     """The sizes of few calls of a product that take nearly all of its time."""
-    by_shapes = rows.groupby("in_shapes")[["total_us", "count"]].sum()
-    shapes, calls = str(by_shapes["total_us"].idxmax()), float(rows["count"].sum())
-    us, few = (float(by_shapes.loc[shapes, column]) for column in ("total_us", "count"))
+    shapes, calls = longest_name(rows, "in_shapes"), float(rows["count"].sum())
+    of_shapes = rows[rows["in_shapes"] == shapes]
+    us, few = float(of_shapes["total_us"].sum()), float(of_shapes["count"].sum())
     made = product(str(rows["op"].iloc[0]), shapes)
     if made is None or us < MIN_OF_FEW_FRAC * float(rows["total_us"].sum()) or few > MAX_FEW_FRAC * calls:
         return ""
@@ -154,6 +154,7 @@ def host_alone(run: Run) -> str:
 _HOST_PARTS = {
     "data": "loading data takes {share} of the time.",
     "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
+    "outside": "no operator runs for {share} of the time, in which Python or other code does.",
     "optimizer": "the optimizer's steps take {share} of the time.",
     "any-op": "{name} takes {share} of the time: launching, waiting for the device, or its first call.",
 }

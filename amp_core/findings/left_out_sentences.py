@@ -46,7 +46,9 @@ def _sentence(part: Mapping[str, Any], *, without_operators: bool) -> tuple[str,
     kind, name, ms = str(part.get("kind")), str(part.get("name") or ""), number(us / 1e3, "ms")
     if kind == "first-batch":
         workers = ", with the start of the loader's workers," if name else ""
-        batch = f"The first batch{workers} took {ms} ({percent(frac)} of the trace) and is left out: profile further ones."
+        batch = (
+            f"The first batch{workers} took {ms} ({percent(frac)} of the trace) and is left out: profile further ones."
+        )
         return batch, frac > MOST_FRAC
     if (why := _OF_THE_DEVICE.get(kind)) is not None:
         host = f" The host waits in {name}." if name else ""

@@ -227,8 +227,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "op",
                     "s",
-                    "innermost operator that launched it, e.g. aten::addmm; on a CPU the operator itself, or the product "
-                    "that it serves by a copy, a fill or a view",
+                    "innermost operator that launched it, e.g. aten::addmm; on a CPU the operator itself, or the "
+                    "product that it serves by a copy, a fill or a view",
                 ),
                 _column(
                     "module",
@@ -363,8 +363,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "host_outside_us",
                     "f",
-                    "how long the host was in no operator and no call, of the same time as host_op_us; 0 if no operator "
-                    "was recorded",
+                    "how long the host was in no operator and no call, of the same time as host_rest_op; 0 if no "
+                    "operator was recorded",
                 ),
                 _column("products", "i", "GEMM/conv and attention that operators called, nested ones as one"),
             ),

@@ -208,9 +208,9 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     name, start, end = _long_calls(events, waits)
     own_us = _overlap_of_each(start, end, spans)
     loaded = np.arange(len(name)) >= len(name) - len(events.loadings)
-    own_us[loaded] -= _overlap_with(times.intersection(spans, times.union(start[~loaded], end[~loaded])), start, end)[
-        loaded
-    ]
+    loading = times.intersection(spans, times.union(start[loaded], end[loaded]))
+    if len(loading[0]):  # it happens within calls, and tells more than their names
+        own_us[~loaded] -= _overlap_of_each(start[~loaded], end[~loaded], loading)
     us = np.bincount(name, np.maximum(own_us, 0.0), minlength=len(events.texts))
     by_kind: dict[str, list[int]] = {}
     for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
@@ -305,7 +305,7 @@ def call_kind(name: str) -> str:
 
 
 _MAX_NAMES = 3
-MIN_NAME_FRAC = 0.05
+MIN_NAME_FRAC = 0.01
 """Share of the time of a kind of calls from which a name is given."""
 _AT_THE_START = ("setup", "loading", "allocation")
 MIN_START_RATIO = 0.25
@@ -322,11 +322,6 @@ _CALL_KINDS = {
 }  # fmt: skip
 """In this order, what the names of CUDA's, HIP's, Level Zero's, SYCL's, Cambricon's and
 CANN's calls contain."""
-
-
-def _overlap_with(spans: times.Intervals, starts: times.Floats, ends: times.Floats) -> times.Floats:
-    """The same of `spans` that may be empty."""
-    return _overlap_of_each(starts, ends, spans) if len(spans[0]) else np.zeros(len(starts))
 
 
 def _overlap_of_each(starts: times.Floats, ends: times.Floats, spans: times.Intervals) -> times.Floats:

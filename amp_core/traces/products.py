@@ -36,15 +36,13 @@ def join_products(events: TraceEvents, host: Host, linked: LinkedWork) -> None:
     linked.op = np.where(served >= 0, served, linked.op)
 
 
-_SERVING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "copy_ fill_ zero_ zeros zeros_like empty empty_like empty_strided new_empty new_empty_strided new_zeros "
-        "resize_ resize_as_ _resize_output_ set_ view _unsafe_view _reshape_alias view_as as_strided as_strided_ t "
-        "transpose transpose_ numpy_T permute expand expand_as select slice narrow split squeeze squeeze_ unsqueeze "
-        "unsqueeze_ flatten unflatten detach alias conj resolve_conj resolve_neg"
-    ).split()
+_COPIES_AND_VIEWS = (
+    "copy_ fill_ zero_ zeros zeros_like empty empty_like empty_strided new_empty new_empty_strided new_zeros "
+    "resize_ resize_as_ _resize_output_ set_ view _unsafe_view _reshape_alias view_as as_strided as_strided_ t "
+    "transpose transpose_ numpy_T permute expand expand_as select slice narrow split squeeze squeeze_ unsqueeze "
+    "unsqueeze_ flatten unflatten detach alias conj resolve_conj resolve_neg"
 )
+_SERVING = frozenset(f"aten::{name}" for name in _COPIES_AND_VIEWS.split())
 
 
 def product_numbers(events: TraceEvents, host: Host, linked: LinkedWork, *, amd: bool) -> Ints:
@@ -82,7 +80,8 @@ def _is_product(events: TraceEvents) -> Bools:
         for text in events.texts
     ]
     result: Bools = np.array(of_name, dtype=bool)[np.asarray(events.spans.name)]
-    return result & (np.asarray(events.spans.kind) == OP)
+    result &= np.asarray(events.spans.kind) == OP
+    return result
 
 
 def _casts(events: TraceEvents) -> Bools:

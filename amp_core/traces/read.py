@@ -75,6 +75,8 @@ class Trace:
     the times of operators are those of launching."""
     launches: int = 0
     """Calls that start work on a device."""
+    accelerator_ops: int = 0
+    """Operators and ranges that an accelerator alone has."""
     host_part: HostPart | None = None
     """If it is unrecorded: what keeps the host busy the longest."""
     timed_op: tuple[str, float] | None = None
@@ -247,6 +249,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,
+        accelerator_ops=events.accelerator_ops,
         host_part=longest_host_part(events, host, linked) if unrecorded else None,
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,

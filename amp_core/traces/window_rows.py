@@ -126,7 +126,8 @@ def window_rows(
             in_calls = longest_calls(events, waits, times.merged(causes.late, lead)) if causes else None
             calling = in_calls.spans if in_calls else times.NONE
             call_op, call_op_us = longest_op(events, host, calling) if causes else (None, None)
-            rest_op, rest_op_us = longest_op(events, host, times.without(late, calling)) if causes else (None, None)
+            rest = times.without(late, calling)
+            rest_op, rest_op_us = longest_op(events, host, rest) if causes else (None, None)
             rows.append(
                 {
                     "step": window.first,
@@ -170,7 +171,7 @@ def window_rows(
                     "host_call_op_us": call_op_us,
                     "host_rest_op": rest_op,
                     "host_rest_op_us": rest_op_us,
-                    "host_outside_us": times.total(outside_operators(events, host, late)) if causes else None,
+                    "host_outside_us": times.total(outside_operators(events, host, rest)) if causes else None,
                     "lead_us": times.total(lead) + times.total(first_loads),
                     "lead_data_us": times.total(first_loads) if len(data[0]) else None,
                     "copies_alone_us": None
