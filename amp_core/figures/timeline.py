@@ -55,11 +55,15 @@ def timeline_figure(bars: pd.DataFrame, dark: bool = False, title: str = "Timeli
     kernels, copies = (
         int(bars.loc[bars["lane"].ne(PHASE_LANE) & chosen, "count"].sum()) for chosen in (~is_copy, is_copy)
     )
-    counted = plural(kernels, "kernel") + (f", {copies:,} copies and fills" if copies else "")
+    counted = plural(kernels, "kernel") + (f" and {copies:,} {_copies(copies)}" if copies else "")
     streams = len([lane for lane in lanes if lane != PHASE_LANE])
     length = bars["end_ms"].max() - bars["start_ms"].min()
     alt = f"{whole}: {counted} on {plural(streams, 'stream')} over {number(length, 'ms')}."
     return finish(figure, whole, alt, 240 + 34 * len(lanes), barmode="overlay", bargap=0.2)
+
+
+def _copies(count: int) -> str:
+    return "copy or fill" if count == 1 else "copies and fills"
 
 
 def _lane_order(lane: str) -> tuple[bool, int, str]:

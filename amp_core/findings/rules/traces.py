@@ -58,11 +58,17 @@ def device_not_recorded(run: Run) -> list[Finding]:
         f"The device ({device}) was not recorded: the trace contains {seen} but no kernel",
         device,
         value=float(counted) if counted else None,
-        unit=f"{'launches' if launches else 'operators of a GPU'} without kernels",
+        unit=_unit(launches, counted),
     )
     if device == "mps":
         return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
     return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
+
+
+def _unit(launches: int, counted: int) -> str:
+    if launches:
+        return "launch without kernels" if counted == 1 else "launches without kernels"
+    return "operator of a GPU without kernels" if counted == 1 else "operators of a GPU without kernels"
 
 
 _APPLE = Remedy(
