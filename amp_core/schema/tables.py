@@ -224,12 +224,7 @@ TABLES: dict[str, Table] = {
                 _column("total_us", "f", "time of all launches, microseconds; on a CPU the operator's self time"),
                 _column("tensor_core", "s", "yes, no or unknown; null on a CPU", "unknown"),
                 _column("precision", "s", "precision of its inputs, if the name or the op determines it"),
-                _column(
-                    "op",
-                    "s",
-                    "innermost operator that launched it, e.g. aten::addmm; on a CPU the operator itself, or the "
-                    "product that it serves by a copy, a fill or a view",
-                ),
+                _column("op", "s", "innermost operator that launched it, e.g. aten::addmm"),
                 _column(
                     "module",
                     "s",
@@ -249,6 +244,9 @@ TABLES: dict[str, Table] = {
                 _column("in_shapes", "s", "shapes of the operator's inputs, a JSON list as recorded by the profiler"),
                 _column("in_dtypes", "s", "types of the operator's inputs, a JSON list as recorded by the profiler"),
                 _column("top_op", "s", "outermost operator around it, e.g. aten::linear or AddmmBackward0"),
+                _column(
+                    "serves", "s", "on a CPU, the product of which it is a copy, fill, allocation or view; null if none"
+                ),
             ),
         ),
         Table(

@@ -46,7 +46,8 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     last = max([*spans.end, *calls.end])
     if last <= first:
         return None
-    us = np.bincount(np.asarray(spans.name)[linked.op], linked.own_us, minlength=len(events.texts))
+    whole = np.where(linked.serves >= 0, linked.serves, linked.op)
+    us = np.bincount(np.asarray(spans.name)[whole], linked.own_us, minlength=len(events.texts))
     if events.launches:
         calling = host.op_of_call[host.op_of_call >= 0]
         us[np.unique(np.asarray(spans.name)[calling])] = 0.0
@@ -56,14 +57,14 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
         HostPart("data", "", times.total(marked_time(host, DATA))),
         HostPart("optimizer", "", times.total(marked_time(host, OPTIMIZER))),
     ]
-    whole = (np.array([first]), np.array([last]))
-    in_calls = longest_calls(events, waiting_calls(events), whole)
+    everything = (np.array([first]), np.array([last]))
+    in_calls = longest_calls(events, waiting_calls(events), everything)
     if in_calls is not None:
         parts.append(HostPart("calls", in_calls.names, in_calls.us))
     part = max(parts, key=lambda part: part.frac)
     if part.frac < MIN_NAMED_FRAC * (last - first):
         marked = times.merged(marked_time(host, DATA), marked_time(host, OPTIMIZER))
-        outside_us = times.total(times.without(outside_operators(events, host, whole), marked))
+        outside_us = times.total(times.without(outside_operators(events, host, everything), marked))
         part = max(part, HostPart("outside", "", outside_us), key=lambda part: part.frac)
     frac = part.frac / (last - first)
     return HostPart(part.kind, part.name, min(frac, 1.0)) if frac >= MIN_HOST_FRAC else None

@@ -22,8 +22,8 @@ Bools = npt.NDArray[np.bool_]
 
 
 def join_products(events: TraceEvents, host: Host, linked: LinkedWork) -> None:
-    """Set `linked.op` of the copies, fills, allocations and views on a CPU that serve a product to that product: with
-    nothing but such operators between the two. Copies between dtypes are casts, and serve none."""
+    """Set `linked.serves` of the copies, fills, allocations and views on a CPU that serve a product: with nothing but
+    such operators between the two. Copies between dtypes are casts, and serve none."""
     if len(events.work) or not len(events.spans):
         return
     names, parent = np.asarray(events.spans.name), host.parent
@@ -32,8 +32,7 @@ def join_products(events: TraceEvents, host: Host, linked: LinkedWork) -> None:
     around = np.where(serving, parent, -1)
     while (climbing := (around >= 0) & serving[around]).any():
         around = np.where(climbing, parent[around], around)
-    served = np.where((around >= 0) & _is_product(events)[around], around, -1)[linked.op]
-    linked.op = np.where(served >= 0, served, linked.op)
+    linked.serves = np.where((around >= 0) & _is_product(events)[around], around, -1)[linked.op]
 
 
 _COPIES_AND_VIEWS = (

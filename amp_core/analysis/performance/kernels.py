@@ -16,7 +16,10 @@ from amp_core.analysis.performance.gemm_shapes import is_matrix_op
 from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
 from amp_core.store.run import Run
 
-_TEXTS = ("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes")
+_TEXTS = (
+    *("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes"),
+    *("in_dtypes", "serves"),
+)
 _NUMBERS = ("step", "steps", "count", "total_us", "rank")
 _FUNCTIONS = ("host_function", "data_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op")
@@ -98,16 +101,17 @@ def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> 
 
     Kernels launched outside of the windows are left out.
 
-    `tensor_core` is yes, no, unknown, or "" on a CPU. Unless `everything` is true, kernels of watching itself, copies
-    and fills are left out.
+    `tensor_core` is yes, no, unknown, or "" on a CPU. There, what serves a product has that as `op`. Unless `everything`
+    is true, kernels of watching itself, copies and fills are left out.
     """
     return run.cached_frame(["kernels"], _kernel_rows, step, everything)
 
 
 def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
-    frame = _typed(run.kernels, (*_TEXTS, "in_dtypes"), _NUMBERS)
+    frame = _typed(run.kernels, _TEXTS, _NUMBERS)
     if frame.empty:
         return frame
+    frame = _with_what_serves(frame)
     frame["total_us"] = frame["total_us"].where(np.isfinite(frame["total_us"]), 0.0)
     frame = frame[(frame["total_us"] > 0) & _chosen(frame, step)]
     if frame["step"].notna().any():  # in a trace with marked steps, a row without a step was launched outside of them
@@ -119,6 +123,17 @@ def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
     known = frame["tensor_core"].isin(["yes", "no", "unknown", ""])
     frame["tensor_core"] = frame["tensor_core"].where(known, "unknown").where(~on_cpu, "")
     return frame.reset_index(drop=True)
+
+
+def _with_what_serves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of what serves a product, as the copy of its bias, with that product as `op`, and its category."""
+    serving = frame["serves"] != ""
+    if not serving.any():
+        return frame
+    own = frame[~serving].drop_duplicates("name").set_index("name")["category"]
+    frame["op"] = frame["op"].mask(serving, frame["serves"])
+    frame["category"] = frame["category"].mask(serving, frame["serves"].map(own).fillna("gemm"))
+    return frame
 
 
 def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
