@@ -101,8 +101,8 @@ def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> 
 
     Kernels launched outside of the windows are left out.
 
-    `tensor_core` is yes, no, unknown, or "" on a CPU. There, what serves a product has that as `op`. Unless `everything`
-    is true, kernels of watching itself, copies and fills are left out.
+    `tensor_core` is yes, no, unknown, or "" on a CPU. There, what serves a product has that as `op`. Unless
+    `everything` is true, kernels of watching itself, copies and fills are left out.
     """
     return run.cached_frame(["kernels"], _kernel_rows, step, everything)
 
