@@ -12,7 +12,7 @@ from amp_core.figures.axes import shorten
 from amp_core.figures.colours import PARTS, PHASES, UNKNOWN_PART, pattern
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import empty_figure, finish
-from amp_core.text.formatting import number
+from amp_core.text.formatting import number, plural
 
 _ORDER = [*PHASES, *PARTS]
 _NAME_CHARS = 80
@@ -51,11 +51,19 @@ def timeline_figure(bars: pd.DataFrame, dark: bool = False, title: str = "Timeli
     figure.xaxis(title=f"time since the {'window' if np.isnan(step) else 'step'} began on the device (ms)")
     figure.yaxis(type="category", categoryorder="array", categoryarray=lanes[::-1], showgrid=False)
     whole = "Timeline of the profiled window" if np.isnan(step) else f"Timeline of step {step:.0f}"
-    kernels = int(bars.loc[bars["lane"] != PHASE_LANE, "count"].sum())
+    is_copy = bars["part"].eq("copy")
+    kernels, copies = (
+        int(bars.loc[bars["lane"].ne(PHASE_LANE) & chosen, "count"].sum()) for chosen in (~is_copy, is_copy)
+    )
+    counted = plural(kernels, "kernel") + (f" and {copies:,} {_copies(copies)}" if copies else "")
     streams = len([lane for lane in lanes if lane != PHASE_LANE])
     length = bars["end_ms"].max() - bars["start_ms"].min()
-    alt = f"{whole}: {kernels:,} kernels on {streams} streams over {number(length, 'ms')}."
+    alt = f"{whole}: {counted} on {plural(streams, 'stream')} over {number(length, 'ms')}."
     return finish(figure, whole, alt, 240 + 34 * len(lanes), barmode="overlay", bargap=0.2)
+
+
+def _copies(count: int) -> str:
+    return "copy or fill" if count == 1 else "copies and fills"
 
 
 def _lane_order(lane: str) -> tuple[bool, int, str]:

@@ -8,8 +8,9 @@ import re
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.gemm_shapes import format_sizes, product
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -53,14 +54,15 @@ def cpu_sentence(run: Run) -> str:
 
 def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     """The time of what takes longest among operators in microseconds, and a sentence on it."""
-    us, total, count = rows.groupby("name")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
+    us, total, count = rows.groupby("op")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
     is_range = not _NO_RANGE.search(longest) and us.index.str.contains("::").any()
     what = f"Python or other code in {longest}, outside of operators," if is_range else longest
+    what += _serving(rows, longest, total)
     whole = "the recorded time" if is_range else "the operators' time"
-    sentence = f"{what} takes {percent(longest_us / total)} of {whole}"
-    category = str(rows["category"][rows["name"] == longest].iloc[0])
+    sentence = f"{what} takes {percent(longest_us / total)} of {whole}{_few_calls(rows[rows['name'] == longest])}"
+    category = str(rows["category"][rows["op"] == longest].iloc[0])
     family_us = float(rows["total_us"][rows["category"] == category].sum()) if category in _FAMILIES else 0.0
     if family_us > MIN_FAMILY_RATIO * longest_us:
         sentence += f", and {_FAMILIES[category]} take {percent(family_us / total)}"
@@ -79,6 +81,29 @@ def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     return largest_us, sentence
 
 
+def _serving(rows: pd.DataFrame, product: str, total_us: float) -> str:
+    """What serves a product, as copies of its bias, if that takes much of the operators' time."""
+    us = rows[(rows["op"] == product) & (rows["name"] != product)].groupby("name")["total_us"].sum()
+    if us.empty or us.max() < MIN_SAVED_FRAC * total_us:
+        return ""
+    return f", with {us.idxmax()} within it ({percent(float(us.max()) / total_us)}),"
+
+
+MIN_OF_FEW_FRAC, MAX_FEW_FRAC = 0.9, 0.1
+"""Share of an operator's time from which calls of one size are named, if they are no larger a share of its calls."""
+
+
+def _few_calls(rows: pd.DataFrame) -> str:
+    """The sizes of few calls of a product that take nearly all of its time."""
+    shapes, calls = longest_name(rows, "in_shapes"), float(rows["count"].sum())
+    of_shapes = rows[rows["in_shapes"] == shapes]
+    us, few = float(of_shapes["total_us"].sum()), float(of_shapes["count"].sum())
+    made = product(str(rows["op"].iloc[0]), shapes)
+    if made is None or us < MIN_OF_FEW_FRAC * float(rows["total_us"].sum()) or few > MAX_FEW_FRAC * calls:
+        return ""
+    return f", nearly all of it in {few:,.0f} of its {calls:,.0f} calls ({format_sizes(made.sizes)})"
+
+
 def _beside_operators(run: Run, rows: pd.DataFrame, longest_us: float, operator: str) -> str:
     """The sentence on operators, with the time in which data is loaded or no operator runs. The longest comes
     first."""
@@ -87,7 +112,7 @@ def _beside_operators(run: Run, rows: pd.DataFrame, longest_us: float, operator:
     if wall_us == 0:  # no operator is within the steps that are marked
         data_us, total_us = rows["total_us"][rows["phase"] == "data"].sum(), rows["total_us"].sum()
         loading = f"loading data takes {percent(data_us / total_us)} of the operators' time; "
-        return f"{loading if data_us > rows.groupby('name')['total_us'].sum().max() else ''}{operator}"
+        return f"{loading if data_us > rows.groupby('op')['total_us'].sum().max() else ''}{operator}"
     data_us, idle_us, idle_data_us = (
         float(np.nan_to_num(windows[name]).sum()) for name in ("data_us", "idle_us", "idle_data_us")
     )
@@ -129,6 +154,7 @@ def host_alone(run: Run) -> str:
 _HOST_PARTS = {
     "data": "loading data takes {share} of the time.",
     "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
+    "outside": "no operator runs for {share} of the time, in which Python or other code does.",
     "optimizer": "the optimizer's steps take {share} of the time.",
     "any-op": "{name} takes {share} of the time: launching, waiting for the device, or its first call.",
 }

@@ -12,6 +12,7 @@ from amp_core.text.formatting import number, percent
 
 MOST_FRAC = 0.5
 """Share of the trace from which a part that the host takes comes before the largest saving in the rest."""
+_UNKNOWN = "; what the host does then is unknown, for no operator was recorded"
 _OF_THE_DEVICE = {
     "queued": "the device does what was launched before the trace began",
     "unrecorded": "nothing launched in the trace runs: the device does earlier work, or the profiler starts",
@@ -29,23 +30,30 @@ def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
     first: list[str] = []
     last: list[str] = []
     listed = run.head.config.get("left_out") if is_trace(run) else None
+    unknown = run.head.config.get("without_operators") is True
     for part in listed if isinstance(listed, list) else []:
-        sentence, is_most = _sentence(part) if isinstance(part, dict) else ("", False)
+        sentence, is_most = _sentence(part, without_operators=unknown) if isinstance(part, dict) else ("", False)
         (first if is_most else last).append(sentence)
     return first, last
 
 
-def _sentence(part: Mapping[str, Any]) -> tuple[str, bool]:
+def _sentence(part: Mapping[str, Any], *, without_operators: bool) -> tuple[str, bool]:
     """The sentence on one part, and whether it is most of the trace and the host's; empty for a part unlike those that
     the import writes."""
     us, frac, name_us = (part.get(key) for key in ("us", "frac", "name_us"))
     if not isinstance(us, int | float) or not isinstance(frac, int | float) or not isinstance(name_us, int | float):
         return "", False
     kind, name, ms = str(part.get("kind")), str(part.get("name") or ""), number(us / 1e3, "ms")
+    if kind == "first-batch":
+        workers = ", with the start of the loader's workers," if name else ""
+        batch = (
+            f"The first batch{workers} took {ms} ({percent(frac)} of the trace) and is left out: profile further ones."
+        )
+        return batch, frac > MOST_FRAC
     if (why := _OF_THE_DEVICE.get(kind)) is not None:
         host = f" The host waits in {name}." if name else ""
         return f"Left out are the {ms} before ({percent(frac)} of the trace), in which {why}.{host}", False
     if (where := _OF_THE_HOST.get(kind)) is None:
         return "", False
-    inside = f", {number(name_us / 1e3, 'ms')} of them in {name}" if name else ""
+    inside = f", {number(name_us / 1e3, 'ms')} of them in {name}" if name else _UNKNOWN if without_operators else ""
     return f"{ms} of the trace ({percent(frac)}) come {where} and are left out{inside}.", frac > MOST_FRAC

@@ -36,18 +36,34 @@ def saving_finding(
     if inference_advice and (training or not savings.trains):
         remedy = Remedy(inference_advice, inference_snippet)
     won = saving.saved_us > 0
+    whole = f"the {savings.unit} and the time before it" if saving.lead_us else f"the {savings.unit}"
     finding = make_finding(
         code,
         f"{saving.what}; could save {saving.how_much()}" if won else saving.what,
         saving.where,
         value=saving.share if won else None,
         limit=MIN_SAVED_FRAC if won else None,
-        unit=f"share of the {savings.unit} saved" if won else "",
+        unit=f"share of {whole} saved" if won else "",
         remedy=remedy,
     )
     if saving.here:
         finding = replace(finding, advice=f"{finding.advice} Here: {saving.here}.")
     return [replace(finding, win_ms=saving.rank_us / 1e3 if won else None)]
+
+
+def for_what_runs(run: Run, findings: list[Finding]) -> list[Finding]:
+    """The findings of a trace, with code that calls the model alone where the trace contains no training."""
+    if trains(run):
+        return findings
+    return [replace(f, snippet=f.snippet.replace("train_step(batch)", "model(batch)")) for f in findings]
+
+
+def trains(run: Run) -> bool:
+    """Whether a trace contains backward or an optimizer; by its operators where it has no kernels."""
+    savings = possible_savings(run)
+    if savings is not None:
+        return savings.trains
+    return bool(run.ops["phase"].isin(["backward", "optimizer"]).any())
 
 
 def has_all_ranks(run: Run) -> bool:

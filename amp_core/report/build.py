@@ -10,6 +10,7 @@ from importlib.resources import files
 
 from amp_core._version import __version__
 from amp_core.analysis import compare, overview, precision_settings, step_cost, unique_labels
+from amp_core.analysis.performance.kernels import is_trace
 from amp_core.analysis.steps import recipe
 from amp_core.figures.browser import plotly_script
 from amp_core.findings import Finding, diagnose, diagnosis, first_sentence
@@ -62,7 +63,7 @@ def _head(names: list[str], runs: list[Run], findings_by_run: list[list[Finding]
             label,
             texts.headline(findings),
             texts.chain(diagnosis(run, findings)) or texts.first(first_sentence(run)),
-            tag("p", texts.summary(overview(run), step_cost(run))),
+            tag("p", texts.summary(overview(run), step_cost(run), is_trace=is_trace(run))),
         ]
     return tag("header", tag("h1", "AMPscope report"), tag("p", " · ".join(names), class_="quiet"), *summaries)
 

@@ -41,10 +41,12 @@ def headline(findings: Sequence[Finding]) -> Html:
     return tag("p", f"{counted} found." if counted else "Nothing wrong was found.", class_=f"verdict {worst}")
 
 
-def summary(view: Overview, cost: StepCost) -> str:
+def summary(view: Overview, cost: StepCost, *, is_trace: bool = False) -> str:
     """The number of steps of a run, and its loss; of a trace, which has no loss, what was profiled."""
     if view.loss_first is None and cost.source == "profile":
         return profiled(cost)
+    if is_trace:
+        return "The trace holds no work of a device."
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {formatting.duration(view.duration_s)}" if view.duration_s is not None else ""
     ended = f"{view.status}: {view.steps_done:,}{planned} steps{time}"
@@ -197,8 +199,8 @@ def _profiled_numbers(cost: StepCost) -> Html:
             (label.capitalize(), f"{formatting.number(us / 1e3, 'ms')} ({formatting.percent(frac)})")
             for label, us, frac in zip(parts["label"], parts["us"], parts["frac"], strict=True)
         ),
-        ("Launches", formatting.count(cost.launches)),
-        ("Host syncs", formatting.number(cost.syncs)),
+        ("Kernels, copies and fills", formatting.count(cost.launches)),
+        ("Host syncs", formatting.NONE if cost.syncs is None else formatting.mean_count(cost.syncs)),
         ("Device", cost.device_name or formatting.NONE),
     ]
     return join([table((), rows), offered("Numbers", pd.DataFrame(rows, columns=["number", "value"]))])

@@ -244,6 +244,9 @@ TABLES: dict[str, Table] = {
                 _column("in_shapes", "s", "shapes of the operator's inputs, a JSON list as recorded by the profiler"),
                 _column("in_dtypes", "s", "types of the operator's inputs, a JSON list as recorded by the profiler"),
                 _column("top_op", "s", "outermost operator around it, e.g. aten::linear or AddmmBackward0"),
+                _column(
+                    "serves", "s", "on a CPU, the product of which it is a copy, fill, allocation or view; null if none"
+                ),
             ),
         ),
         Table(
@@ -347,6 +350,21 @@ TABLES: dict[str, Table] = {
                     "0 if the device does not mark its steps",
                 ),
                 _column("lead_data_us", "f", "part of lead_us spent loading data; null if nothing marks it"),
+                _column(
+                    "host_call_op",
+                    "s",
+                    "outermost operator in which the host was for the longest of host_call_us; null if it was in none",
+                ),
+                _column("host_call_op_us", "f", "how long it was in that operator during host_call_us"),
+                _column("host_rest_op", "s", "as host_op, without the time in calls of that kind"),
+                _column("host_rest_op_us", "f", "how long it was in that operator then"),
+                _column(
+                    "host_outside_us",
+                    "f",
+                    "how long the host was in no operator and no call, of the same time as host_rest_op; 0 if no "
+                    "operator was recorded",
+                ),
+                _column("products", "i", "GEMM/conv and attention that operators called, nested ones as one"),
             ),
         ),
         Table(

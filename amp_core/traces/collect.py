@@ -59,6 +59,8 @@ _APPLE_OPS = re.compile(r"aten::(?:linear_backward$|_?mps_|_?lstm_mps|\w+_for_mp
 """Operators that torch has for Apple's GPUs, whose work it does not record; nested tensors have the first one too."""
 TIMED_ON_DEVICE = "CUDA functions"
 """Operators whose time on the device torch measured with events, up to PyTorch 1.7: not their kernels."""
+LOADING = re.compile(r"(?:Module|Function) Loading$")
+"""What CUPTI calls its overhead while the runtime loads code."""
 MEMORY = "[memory]"
 """Name of the events of torch's allocators."""
 MESSAGE_KEYS = {
@@ -169,12 +171,16 @@ class TraceEvents:
     work: Work = field(default_factory=Work)
     allocations: Allocations = field(default_factory=Allocations)
     frames: Frames = field(default_factory=Frames)
+    loadings: Frames = field(default_factory=Frames)
+    """When the runtime loads modules and functions (`LOADING`), where the profiler records that as its own overhead."""
     timed: Frames = field(default_factory=Frames)
     """Operators with their times on the device (`TIMED_ON_DEVICE`)."""
     texts: list[str] = field(default_factory=list)
     threads: int = 0
     base_us: float = 0.0
-    """Time of the first event on the trace's own clock."""
+    """Time of the first event of the file on the trace's own clock."""
+    first_us: float = math.inf
+    """Time of the earliest event, also of calls that are dropped; infinite where that is not known."""
     accelerator: str | None = None
     """Type of the device, as torch names it, where a category of the trace gives it."""
     invalid: int = 0
@@ -278,6 +284,11 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             base = events.base_us = start
         start -= base
         name = name[:MAX_NAME_CHARS]
+        if kind == "overhead":
+            if LOADING.search(name):
+                _add_frame(events.loadings, start, duration, 0, texts.intern(name))
+            continue
+        events.first_us = min(events.first_us, start)
         if kind == "timed op":
             events.accelerator_ops += 1
             _add_frame(events.timed, start, duration, 0, texts.intern(name))
@@ -387,6 +398,7 @@ _CATEGORIES = {
     "user_annotation": "mark",
     "gpu_user_annotation": "device mark",
     "python_function": "python",
+    "overhead": "overhead",
     "cuda_runtime": "call",
     "cuda_driver": "call",
     "hip_runtime": "call",

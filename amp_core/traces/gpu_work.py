@@ -45,6 +45,8 @@ class LinkedWork:
     stream: Ints
     """-1 where it is not known, and on the CPU."""
     op: Ints
+    serves: Ints
+    """On a CPU, the product that a copy, fill, allocation or view serves (`join_products`); -1 for other work."""
     top: Ints
     module: Ints
     phase: Ints
@@ -102,6 +104,7 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
         device=np.asarray(work.device),
         stream=np.asarray(work.stream),
         op=op,
+        serves=np.full(len(work), -1, np.int32),
         top=_top(host, op),
         module=module,
         phase=phase,
@@ -165,6 +168,7 @@ def _link_operators(events: TraceEvents, host: Host) -> LinkedWork:
         device=np.full(len(ops), -1, np.int32),
         stream=np.full(len(ops), -1, np.int64),
         op=ops,
+        serves=np.full(len(ops), -1, np.int32),
         top=_top(host, ops),
         module=host.module_of_span[ops],
         phase=infer_phases(host, host.region_of_span[ops], start),

@@ -13,12 +13,14 @@ import numpy as np
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import longest_calls
+from amp_core.traces.idle_causes import longest_calls, outside_operators
 from amp_core.traces.link import DATA, OPTIMIZER, Host
 from amp_core.traces.window_rows import marked_time, waiting_calls
 
-MIN_HOST_FRAC = 1 / 3
-"""Share of the time from which a part is named: it is then likely the longest thing in the trace."""
+MIN_HOST_FRAC = 0.2
+"""Share of the time from which the longest part is named."""
+MIN_NAMED_FRAC = 1 / 3
+"""Share of the time from which a part is named before a longer time in no operator."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class HostPart:
     kind: str
     """`data`: loading data. `calls`: calls into the device's runtime that do not wait for the device. `idle-device`: an
     operator that never calls into the runtime. `optimizer`: steps of the optimizer. `any-op`: an operator of a trace
-    without launches, which may launch or wait itself."""
+    without launches, which may launch or wait itself. `outside`: no operator and no call."""
     name: str
     """Name of the operator, or of the longest calls; "" for the others."""
     frac: float
@@ -44,7 +46,8 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     last = max([*spans.end, *calls.end])
     if last <= first:
         return None
-    us = np.bincount(linked.name, linked.own_us, minlength=len(events.texts))
+    whole = np.where(linked.serves >= 0, linked.serves, linked.op)
+    us = np.bincount(np.asarray(spans.name)[whole], linked.own_us, minlength=len(events.texts))
     if events.launches:
         calling = host.op_of_call[host.op_of_call >= 0]
         us[np.unique(np.asarray(spans.name)[calling])] = 0.0
@@ -54,10 +57,15 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
         HostPart("data", "", times.total(marked_time(host, DATA))),
         HostPart("optimizer", "", times.total(marked_time(host, OPTIMIZER))),
     ]
-    in_calls = longest_calls(events, waiting_calls(events), (np.array([first]), np.array([last])))
+    everything = (np.array([first]), np.array([last]))
+    in_calls = longest_calls(events, waiting_calls(events), everything)
     if in_calls is not None:
         parts.append(HostPart("calls", in_calls.names, in_calls.us))
     part = max(parts, key=lambda part: part.frac)
+    if part.frac < MIN_NAMED_FRAC * (last - first):
+        marked = times.merged(marked_time(host, DATA), marked_time(host, OPTIMIZER))
+        outside_us = times.total(times.without(outside_operators(events, host, everything), marked))
+        part = max(part, HostPart("outside", "", outside_us), key=lambda part: part.frac)
     frac = part.frac / (last - first)
     return HostPart(part.kind, part.name, min(frac, 1.0)) if frac >= MIN_HOST_FRAC else None
 

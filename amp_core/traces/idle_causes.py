@@ -12,6 +12,7 @@ the host was late: it had waited for the device, it was dispatching operators, o
 was launched in the gap and began much later than the call returned waited for other work, too.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -126,13 +127,31 @@ def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) 
 
 
 def longest_call(events: TraceEvents, spans: times.Intervals) -> tuple[str | None, float]:
-    """The one call into the device's runtime in which the host spent the longest of `spans`, waiting or not, and how
-    long, in microseconds."""
+    """The calls of one name into the device's runtime in which the host spent the longest of `spans`, waiting or not,
+    and how long, in microseconds."""
     if not len(events.calls) or not len(spans[0]):
         return None, 0.0
-    us = _overlap_of_each(np.asarray(events.calls.start), np.asarray(events.calls.end), spans)
-    longest = int(us.argmax())
-    return (events.texts[events.calls.name[longest]], float(us[longest])) if us[longest] > 0 else (None, 0.0)
+    start, end, name = (np.asarray(column) for column in (events.calls.start, events.calls.end, events.calls.name))
+    us = np.bincount(name, _overlap_of_each(start, end, spans), minlength=len(events.texts))
+    chosen = name == us.argmax()
+    longest_us = times.overlap(times.union(start[chosen], end[chosen]), spans)
+    return (events.texts[int(us.argmax())], longest_us) if longest_us > 0 else (None, 0.0)
+
+
+def outside_operators(events: TraceEvents, host: Host, spans: times.Intervals) -> times.Intervals:
+    """The part of `spans` in which the host is in no operator and no call; none of it if no operator was recorded."""
+    if OP not in events.spans.kind or not len(spans[0]):
+        return times.NONE
+    outermost = (np.asarray(events.spans.kind) == OP) & (host.parent < 0)
+    start, end = (
+        np.concatenate([np.asarray(of_spans)[outermost], np.asarray(of_calls)])
+        for of_spans, of_calls in ((events.spans.start, events.calls.start), (events.spans.end, events.calls.end))
+    )
+    return times.without(spans, times.union(start, end))
+
+
+NO_OPERATOR = "no operator"
+"""What is said where the host is in none."""
 
 
 def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
@@ -171,38 +190,68 @@ class LongCalls:
     """`allocation`, `uncached`, `compiling`, `loading`, `graphs`, `copies`, `setup` or `other`."""
     names: str
     """The names with the most time, the longest first."""
-    us: float
+    spans: times.Intervals
+    """When the host is in them while the device is idle."""
+
+    @property
+    def us(self) -> float:
+        """How long the host is in them, microseconds; calls within others count once."""
+        return times.total(self.spans)
 
 
 def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: times.Intervals) -> LongCalls | None:
     """The kind of runtime calls in which the host spent the longest of `spans`; None if it spent them outside of such
-    calls. Calls that wait for the device (`waits`) and short ones do not count."""
-    if not len(events.calls) or not len(spans[0]):
+    calls. Calls that wait for the device (`waits`) and short ones do not count. Modules that are loaded do, where the
+    profiler records that by itself."""
+    if not len(spans[0]):
         return None
-    us = np.zeros(len(events.texts))
-    columns = (events.calls.name, events.calls.start, events.calls.end)
-    for low in range(0, len(events.calls), _CHUNK):
-        name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
-        chosen = ~waits[low : low + _CHUNK] & (end - start >= LONG_CALL_US)
-        us += np.bincount(name[chosen], _overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
-    for call, begin, until in _captures(events):  # the calls meanwhile launch nothing
-        us[call] += _overlap_of_each(np.array([begin]), np.array([until]), spans)[0]
+    name, start, end = _long_calls(events, waits)
+    own_us = _overlap_of_each(start, end, spans)
+    loaded = np.arange(len(name)) >= len(name) - len(events.loadings)
+    loading = times.intersection(spans, times.union(start[loaded], end[loaded]))
+    if len(loading[0]):  # it happens within calls, and tells more than their names
+        own_us[~loaded] -= _overlap_of_each(start[~loaded], end[~loaded], loading)
+    us = np.bincount(name, np.maximum(own_us, 0.0), minlength=len(events.texts))
     by_kind: dict[str, list[int]] = {}
     for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
         by_kind.setdefault(call_kind(events.texts[number]), []).append(number)
     if not by_kind:
         return None
-    total = {kind: float(us[numbers].sum()) for kind, numbers in by_kind.items()}
+    during: dict[str, times.Intervals] = {}
+    for kind, numbers in by_kind.items():
+        chosen = np.isin(name, numbers)
+        during[kind] = times.intersection(times.union(start[chosen], end[chosen]), spans)
+    total = {kind: times.total(when) for kind, when in during.items()}
     kind = max(total, key=lambda kind: total[kind])
     starting = [k for k in _AT_THE_START if total.get(k, 0.0) >= MIN_START_RATIO * total[kind]]
     if kind in starting and len(starting) > 1:  # a program's first calls do all of it
-        kind, by_kind["setup"] = "setup", sorted((i for k in starting for i in by_kind[k]), key=lambda i: -us[i])
-    names = by_kind[kind][: 1 if kind == "other" else _MAX_NAMES]
+        kinds = [k for k in _AT_THE_START if k in total]
+        by_kind["setup"], kind = sorted((i for k in kinds for i in by_kind[k]), key=lambda i: -us[i]), "setup"
+        during["setup"] = functools.reduce(times.merged, [during[k] for k in kinds])
+    when = during[kind]
+    long = [number for number in by_kind[kind] if us[number] >= MIN_NAME_FRAC * times.total(when)]
+    names = ", ".join(events.texts[number] for number in long[: 1 if kind == "other" else _MAX_NAMES])
     if kind == "allocation" and _is_uncached(events):
-        kind, by_kind["uncached"] = "uncached", by_kind[kind]
-    elif kind == "allocation" and _longest_us(events, _FIRST_CALLS) >= max(MIN_START_US, total[kind] / 2):
-        kind, by_kind["setup"] = "setup", by_kind[kind]  # the first call into a runtime makes its context
-    return LongCalls(kind, ", ".join(events.texts[number] for number in names), float(us[by_kind[kind]].sum()))
+        kind = "uncached"
+    elif kind == "allocation" and _longest_us(events, _FIRST_CALLS) >= max(MIN_START_US, times.total(when) / 2):
+        kind = "setup"  # the first call into a runtime makes its context
+    return LongCalls(kind, names, when)
+
+
+def _long_calls(
+    events: TraceEvents, waits: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int64], times.Floats, times.Floats]:
+    """Name, start and end of the calls that may take long, then of the captures of graphs, whose calls launch nothing,
+    and last of the loading of modules."""
+    start, end = np.asarray(events.calls.start), np.asarray(events.calls.end)
+    chosen = ~waits & (end - start >= LONG_CALL_US)
+    captures = np.array(_captures(events), dtype=float).reshape(-1, 3)
+    loadings = events.loadings
+    return (
+        np.concatenate([np.asarray(events.calls.name)[chosen], captures[:, 0], np.asarray(loadings.name)]).astype(int),
+        np.concatenate([start[chosen], captures[:, 1], np.asarray(loadings.start)]),
+        np.concatenate([end[chosen], captures[:, 2], np.asarray(loadings.end)]),
+    )
 
 
 def _captures(events: TraceEvents) -> list[tuple[int, float, float]]:
@@ -255,7 +304,9 @@ def call_kind(name: str) -> str:
     return next((kind for kind, pattern in _CALL_KINDS.items() if pattern.search(name)), "other")
 
 
-_MAX_NAMES = 2
+_MAX_NAMES = 3
+MIN_NAME_FRAC = 0.01
+"""Share of the time of a kind of calls from which a name is given."""
 _AT_THE_START = ("setup", "loading", "allocation")
 MIN_START_RATIO = 0.25
 """Kinds of calls that each take this part of the longest one's time are taken together as the start of a program."""
@@ -266,7 +317,7 @@ _CALL_KINDS = {
     "allocation": re.compile(r"alloc|free|HostRegister|HostUnregister|Mem(?:Pool|Create|Map|Unmap|Release|SetAccess)|"
                              r"AddressReserve", re.IGNORECASE),
     "loading": re.compile(r"Launch|Enqueue|Invoke|runFunction|Module|Library|GetFunction|Func[GS]et|Kernel|Program|"
-                          r"Occupancy|Link(?:Create|Add|Complete)"),
+                          r"Occupancy|Loading|Link(?:Create|Add|Complete)"),
     "setup": re.compile(r"Create|Destroy|Init|Ipc|Peer|SetDevice|GetDevice|Ctx|Context"),
 }  # fmt: skip
 """In this order, what the names of CUDA's, HIP's, Level Zero's, SYCL's, Cambricon's and

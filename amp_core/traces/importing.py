@@ -108,7 +108,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     """The known settings: a trace holds none of the training's own."""
     config: dict[str, Any] = {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
     if trace.unrecorded:
-        config["launches_without_kernels"] = trace.launches
+        config |= {"launches_without_kernels": trace.launches, "accelerator_ops": trace.accelerator_ops}
     if (part := trace.host_part) is not None:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
     if trace.timed_op is not None:
@@ -117,6 +117,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     config |= {name: count for name, count in counts.items() if count}
     if trace.compiled_launch_frac:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
+    if trace.without_operators:
+        config["without_operators"] = True
     if trace.left_out:
         config["left_out"] = [dataclasses.asdict(part) for part in trace.left_out]
     return config

@@ -92,7 +92,7 @@ def kernel_rows(
     sums: dict[tuple[int, ...], list[float]] = {}
     for low in range(0, len(linked), _CHUNK):
         part = slice(low, low + _CHUNK)
-        op, top = linked.op[part], linked.top[part]
+        op, top, serves = linked.op[part], linked.top[part], linked.serves[part]
         has, has_top = op >= 0, top >= 0
         columns = (
             window_index[part],
@@ -104,6 +104,7 @@ def kernel_rows(
             linked.phase[part],
             np.where(has, shapes[op], -1) if len(names) else op,
             np.where(has, dtypes[op], -1) if len(names) else op,
+            np.where(serves >= 0, names[serves], -1) if len(names) else serves,
         )
         for key, us in zip(zip(*(c.tolist() for c in columns), strict=True), linked.own_us[part].tolist(), strict=True):
             if key[0] < 0 and windows[0].first is None:
@@ -116,7 +117,7 @@ def kernel_rows(
                 sums_of_key[1] += us
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
     for key, (count, us) in sums.items():
-        window, device, name, op_name, top_name, module, phase, shape, dtype = key
+        window, device, name, op_name, top_name, module, phase, shape, dtype, served = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
         types = parse_types(texts[dtype]) if dtype >= 0 else []
@@ -137,6 +138,7 @@ def kernel_rows(
             text_at(texts, shape),
             text_at(texts, dtype),
             _without_engine(text_at(texts, top_name)),
+            text_at(texts, served),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -217,6 +219,7 @@ _KERNEL_COLUMNS = (
     "in_shapes",
     "in_dtypes",
     "top_op",
+    "serves",
 )
 
 

@@ -17,16 +17,26 @@ import numpy as np
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import innermost_op, longest_call, longest_calls, longest_function, longest_op
+from amp_core.traces.idle_causes import (
+    NO_OPERATOR,
+    innermost_op,
+    longest_call,
+    longest_calls,
+    longest_function,
+    longest_op,
+    outside_operators,
+)
 from amp_core.traces.kernel_rows import Window
 from amp_core.traces.link import DATA, Host
-from amp_core.traces.window_rows import WAITING, marked_time, waiting_calls
+from amp_core.traces.window_rows import WAITING, first_batch, marked_time, waiting_calls
 
 MIN_LEFT_OUT_US = 1000.0
 MIN_LEFT_OUT_FRAC = 0.2
 """Share of the trace from which a part is told: a reader who compares its length would miss it."""
 MIN_NAMED_FRAC = 0.5
 """Share of a part from which what the host is in is named."""
+MIN_CALLS_FRAC, MIN_OF_OPERATOR_FRAC = 1 / 3, 0.8
+"""Share of a part from which calls are named, if they take that share of what else is named."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +46,15 @@ class PartLeftOut:
     kind: str
     """`queued`: the device does recorded work that was launched before the trace. `unrecorded`: it does work that the
     trace lacks, or the profiler starts, which looks the same. `start`: nothing is launched yet, or the first launch
-    lasts. `first-steps`: what comes before the first whole step. `end`: what follows the last work, or the last
-    step."""
+    lasts. `first-batch`: the loader's only marked batch is loaded, with the start of its workers if it has them, which
+    `name` then tells. `first-steps`: what comes before the first whole step. `end`: what follows the last work, or the
+    last step."""
     us: float
     frac: float
     """Its share of the time from the first event to the last."""
     name: str = ""
-    """The call, operator or function in which the host is for most of it; "" if it is in none."""
+    """The calls, operator or function in which the host is for most of it, `NO_OPERATOR` if it is in none; "" where
+    nothing tells."""
     name_us: float = 0.0
 
 
@@ -54,7 +66,7 @@ def parts_left_out(
     if not len(events.work) or (has_steps and not host.steps_inferred):
         return ()
     columns = [a for one in (events.spans, events.calls, events.work) if len(one) for a in (one.start, one.end)]
-    first, last = min(map(min, columns)), max(map(max, columns))
+    first, last = min(events.first_us, *map(min, columns)), max(map(max, columns))
     low, high = windows[0].device_start, windows[-1].device_end
     bounds: list[tuple[str, float, float]] = []
     if has_steps:
@@ -66,6 +78,8 @@ def parts_left_out(
         queued = np.isneginf(linked.launched_us)
         launched = min(float(linked.start_us[queued].min(initial=np.inf)), float(linked.returned_us[inside].min()))
         launched = max(min(launched, low), first)
+        if (batch := first_batch(host, low)) is not None:
+            bounds.append(("first-batch", *batch))
         bounds += [("start", first, launched), ("queued" if queued.any() else "unrecorded", launched, low)]
     bounds.append(("end", max(high, low), last))
     parts = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
@@ -80,25 +94,36 @@ def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float
     us = times.total(span)
     if us < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):
         return None
+    if kind == "first-batch":
+        workers = next((text for text in events.texts if text.startswith(_LOADS_WITH_WORKERS)), "")
+        return PartLeftOut(kind, us, us / wall_us, workers, us if workers else 0.0)
     name, name_us = _host_is_in(events, host, kind, span)
     if kind == "end" and name.endswith(WAITING):  # the profiler waits for the device when it stops
         return None
     return PartLeftOut(kind, us, us / wall_us, name, name_us)
 
 
+_LOADS_WITH_WORKERS = "enumerate(DataLoader)#_MultiProcessing"
+
+
 def _host_is_in(events: TraceEvents, host: Host, kind: str, span: times.Intervals) -> tuple[str, float]:
-    """The call, else the operator or the Python function in which the host is for most of a part."""
+    """The calls of one kind, else the operator or the Python function in which the host is for most of a part."""
     enough_us = MIN_NAMED_FRAC * times.total(span)
-    call, call_us = longest_call(events, span)
-    if call is not None and call_us >= enough_us:
-        return call, call_us
+    call = longest_call(events, span)
     if kind in ("queued", "unrecorded"):
-        return "", 0.0
+        return (call[0], call[1]) if call[0] is not None and call[1] >= enough_us else ("", 0.0)
     several = longest_calls(events, waiting_calls(events), span)
     if several is not None and several.us >= enough_us:
         return several.names, several.us
+    outside_us = times.total(outside_operators(events, host, span))
     named = [
+        call,
         innermost_op(events, span, enough_us),
         *(longest(events, host, span) for longest in (longest_op, longest_function)),
+        (NO_OPERATOR, outside_us),
     ]
-    return next(((name, us) for name, us in named if name is not None and us >= enough_us), ("", 0.0))
+    name, us = next(((name, us) for name, us in named if name is not None and us >= enough_us), ("", 0.0))
+    # What an operator does in calls says more than its name.
+    if several is not None and several.us >= max(MIN_CALLS_FRAC * times.total(span), MIN_OF_OPERATOR_FRAC * us):
+        return several.names, several.us
+    return name, us

@@ -9,6 +9,7 @@ Programs that merge traces keep one process per rank on the host and one for its
 The profiler itself records one process alone, so several that launch work were merged.
 """
 
+import math
 import re
 from array import array
 from dataclasses import replace
@@ -112,6 +113,8 @@ def _part(events: TraceEvents, rank_of: Ints, rank: int, *, is_first: bool) -> T
         calls=_chosen(events.calls, calls),
         work=_chosen(events.work, work),
         frames=_chosen(events.frames, frames),
+        loadings=Frames(),  # of no process
+        first_us=math.inf,
         allocations=allocations,
         device_steps={key: times for key, times in events.device_steps.items() if rank_of[key[0]] == rank},
         messages_of_span=_renumbered(events.messages_of_span, spans),

@@ -21,7 +21,7 @@ from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
-from amp_core.traces.collect import TraceEvents, collect
+from amp_core.traces.collect import OP, TraceEvents, collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
 from amp_core.traces.gpu_work import link_work
@@ -41,6 +41,7 @@ from amp_core.traces.link import link
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.phases import infer_phases
+from amp_core.traces.products import join_products
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.window_rows import window_rows
@@ -74,6 +75,8 @@ class Trace:
     the times of operators are those of launching."""
     launches: int = 0
     """Calls that start work on a device."""
+    accelerator_ops: int = 0
+    """Operators and ranges that an accelerator alone has."""
     host_part: HostPart | None = None
     """If it is unrecorded: what keeps the host busy the longest."""
     timed_op: tuple[str, float] | None = None
@@ -90,6 +93,8 @@ class Trace:
     """Calls of compiled code."""
     compiled_launch_frac: float = 0.0
     """Share of the device's work that the host launches from compiled code."""
+    without_operators: bool = False
+    """Whether it holds a device's work and none of the operators that launch it."""
     left_out: tuple[PartLeftOut, ...] = ()
     """Large parts outside of the windows of a trace without marked steps."""
     repaired: int = 0
@@ -200,6 +205,7 @@ def _collected(
 def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) -> Trace:
     host = link(events)
     linked = link_work(events, host)
+    join_products(events, host, linked)
     drop_steps_without_work(host, linked)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
@@ -232,7 +238,9 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
         kernels=kernels,
-        windows={} if unrecorded else window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
+        windows={}
+        if unrecorded
+        else window_rows(events, host, linked, windows, inside, kernels, names, accelerator, amd),
         step_rows=steps,
         ops=op_rows(events, host, windows, of_span),
         collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),
@@ -241,6 +249,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,
+        accelerator_ops=events.accelerator_ops,
         host_part=longest_host_part(events, host, linked) if unrecorded else None,
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,
@@ -249,6 +258,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         graph_builds=count_calls(events, GRAPH_BUILDS),
         compiled_calls=compiled_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
+        without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         left_out=parts_left_out(events, host, linked, windows),
         repaired=stream.repaired,
         converted=events.converted,

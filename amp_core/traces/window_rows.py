@@ -11,10 +11,11 @@ from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_function, longest_op
+from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_function, longest_op, outside_operators
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
+from amp_core.traces.products import product_numbers
 
 WAITING = (
     "Synchronize",
@@ -42,10 +43,12 @@ def window_rows(
     kernels: Rows,
     device_names: Mapping[int, str],
     accelerator: str,
+    amd: bool,
 ) -> Rows:
     """Rows of `windows`, one per window and device; `amp_core.schema` describes the columns.
 
     `kernels` are the rows of `kernels` of the same trace. `device_names` is by device number, -1 for the CPU.
+    `amd` as in `kernel_rows`.
     """
     rows: list[dict[str, Any]] = []
     communication = np.array(
@@ -60,6 +63,7 @@ def window_rows(
     waits = waiting_calls(events)
     repeated = _waits_after_copies(events, host, waits, linked.blocking_calls)
     waits[linked.blocking_calls] = True
+    products = product_numbers(events, host, linked, amd=amd)
     held_up = _is_called(events, HELD_UP_BY)
     # A graph whose work the profiler did not record may run in any gap.
     held_up |= not linked.in_graph.any() and _is_called(events, _GRAPH)
@@ -111,14 +115,19 @@ def window_rows(
             ready = min(low, window.ready + max(0.0, high - window.end)) if np.isfinite(window.end) else window.ready
             lead = times.without((np.array([ready]), np.array([low])), data) if ready < low else times.NONE
             first_loads = times.clip(data, window.earlier if window.first is None else ready, low)
-            host_op, host_op_us = longest_op(events, host, times.merged(causes.host, lead)) if causes else (None, None)
-            function, function_us = (
-                longest_function(events, host, times.merged(causes.host, lead)) if causes else (None, None)
-            )
+            if window.first is None and first_batch(host, low) is not None:
+                first_loads = times.NONE
+            late = times.merged(causes.host, lead) if causes else times.NONE
+            host_op, host_op_us = longest_op(events, host, late) if causes else (None, None)
+            function, function_us = longest_function(events, host, late) if causes else (None, None)
             unfed = times.intersection(idle, data_inside)
             unfed = times.merged(unfed, first_loads)
             data_function, data_function_us = longest_function(events, host, unfed) if causes else (None, None)
             in_calls = longest_calls(events, waits, times.merged(causes.late, lead)) if causes else None
+            calling = in_calls.spans if in_calls else times.NONE
+            call_op, call_op_us = longest_op(events, host, calling) if causes else (None, None)
+            rest = times.without(late, calling)
+            rest_op, rest_op_us = longest_op(events, host, rest) if causes else (None, None)
             rows.append(
                 {
                     "step": window.first,
@@ -158,6 +167,11 @@ def window_rows(
                     "host_call": in_calls.names if in_calls else None,
                     "host_call_kind": in_calls.kind if in_calls else None,
                     "host_call_us": in_calls.us if in_calls else 0.0 if causes else None,
+                    "host_call_op": call_op,
+                    "host_call_op_us": call_op_us,
+                    "host_rest_op": rest_op,
+                    "host_rest_op_us": rest_op_us,
+                    "host_outside_us": times.total(outside_operators(events, host, rest)) if causes else None,
                     "lead_us": times.total(lead) + times.total(first_loads),
                     "lead_data_us": times.total(first_loads) if len(data[0]) else None,
                     "copies_alone_us": None
@@ -166,11 +180,19 @@ def window_rows(
                     "sync_op": None if on_cpu else _longest_wait(events, host, waited),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
                     "syncs": None if on_cpu else int((waited & ~repeated).sum()),
+                    "products": len(np.unique(products[selected & (products >= 0)])),
                 }
             )
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
     return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
+
+
+def first_batch(host: Host, before: float) -> tuple[float, float] | None:
+    """Start and end of the only load of data that is marked, if it ends by that time: the first batch of a loader, with
+    the start of its workers, which tells nothing of the loop's batches. None for other traces."""
+    marks = host.marks[DATA]
+    return marks[0] if len(marks) == 1 and marks[0][1] <= before else None
 
 
 def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:

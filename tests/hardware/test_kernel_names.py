@@ -142,6 +142,12 @@ def test_helpers_and_fused_kernels_are_no_products(name: str, category: str) -> 
     assert classify_kernel(name).category == category
 
 
+@pytest.mark.parametrize(("letter", "precision"), [("f", "fp32"), ("d", "fp64"), ("i", None)])
+def test_a_mangled_template_tells_its_type(letter: str, precision: str | None) -> None:
+    assert classify_kernel(f"_Z23implicit_convolve_sgemmI{letter}fLi1024ELi5EEviiiPKT_").precision == precision
+    assert classify_kernel(f"_ZN5cudnn8winograd8generateI{letter}fEEvPKT_").precision == precision
+
+
 @pytest.mark.parametrize("name", ["_matmul_ogs_NNT_bf16xmxfp4_1", "bmm_MxE4m3_MxE2m1", "_ZN2ckDF16b", "gemm_int8_x"])
 def test_a_name_with_a_type_tells_it(name: str) -> None:
     assert tells_type(name) and not tells_type("ampere_sgemm_128x64_nn")

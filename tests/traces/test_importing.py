@@ -14,7 +14,7 @@ from amp_core.hardware.gpus import gpu_of
 from amp_core.report import report_html
 from amp_core.traces import import_notes, import_traces, read_trace
 from amp_core.views import KERNELS
-from tests.traces.made import GEMM, RELU, Made, training, write
+from tests.traces.made import GEMM, RELU, Made, run_of, training, write
 from tests.traces.test_step_windows import queued
 
 
@@ -356,3 +356,20 @@ def test_data_after_a_compressed_trace_is_named(tmp_path):
 
 def test_space_after_a_trace_is_no_damage(tmp_path):
     assert len(imported_from(tmp_path, json.dumps(training()).encode() + b" \r\n\t" * 2**19).kernels)
+
+
+def test_the_report_of_a_trace_without_device_activity_tells_of_no_loss(tmp_path):
+    trace = Made()
+    trace.op("aten::cudnn_convolution", 0, 100)
+    page = report_html([run_of(tmp_path, trace)])
+    assert "The trace holds no work of a device." in page and "at the start" not in page
+
+
+def test_the_report_of_a_trace_counts_waits_in_whole_numbers(tmp_path):
+    trace = Made()
+    for number in range(29):
+        trace.kernel(GEMM, 10 + 100 * number, 50, 100 * number)
+        trace.event("call", "cudaStreamSynchronize", 55 + 100 * number, 7, 1, correlation=number)
+    page = report_html([run_of(tmp_path, trace)])
+    for name in ("Host syncs", "Kernels, copies and fills"):
+        assert f'<th scope="row">{name}</th><td>29</td>' in page

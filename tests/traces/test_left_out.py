@@ -2,6 +2,7 @@
 
 import pytest
 
+from amp_core import diagnose
 from amp_core.findings import first_sentence
 from tests.traces import made
 from tests.traces.made import Made, products, run_of
@@ -81,10 +82,63 @@ def test_what_lies_around_marked_steps_is_the_users_choice(tmp_path):
 def test_loading_data_before_the_first_kernel_is_not_left_out(tmp_path):
     """It is a wait of the device, which data that is loaded ahead saves; the rest of the start is left out."""
     trace = Made()
-    trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 30_000, 1)
+    for start, us in ((0, 30_000), (50_009, 1)):
+        trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", start, us, 1)
     trace.op("aten::empty_strided", 30_000, 20_000)
     trace.op("aten::mm", 50_000, 8)
     trace.kernel(made.GEMM, 50_010, 9_990, 50_002)
     text = first_sentence(run_of(tmp_path, trace))
     assert "20.0 ms of the trace (33.3 %) come before the first device activity" in text
     assert "waits for data 30.0 ms before the first kernel" in text
+
+
+def test_time_before_the_first_device_activity_is_told_where_no_operator_was_recorded(tmp_path):
+    """As in a trace of the device alone: a short call that is dropped shows when it began."""
+    trace = Made()
+    trace.event("call", "cudaStreamIsCapturing", 0, 5, 1, correlation=3)
+    trace.kernel(made.GEMM, 60_010, 9_990, 60_000)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith(
+        "60.0 ms of the trace (85.7 %) come before the first device activity and are left out; what the host does then "
+        "is unknown, for no operator was recorded."
+    )
+
+
+def test_calls_of_one_name_before_the_window_count_together(tmp_path):
+    trace = Made()
+    for at, us in ((0, 15_000), (16_000, 24_000)):
+        trace.event("call", "cudaFree", at, us, 1, correlation=3 + at)
+    trace.op("aten::mm", 40_000, 8)
+    trace.kernel(made.GEMM, 40_010, 9_990, 40_002)
+    assert "are left out, 39.0 ms of them in cudaFree." in first_sentence(run_of(tmp_path, trace))
+
+
+def test_modules_that_are_loaded_before_the_window_are_told_across_operators(tmp_path):
+    """The profiler records them as its overhead; each lies in the call of an operator."""
+    trace = Made()
+    trace.op("aten::addmm", 0, 21_000)
+    for at, us in ((1_000, 9_000), (30_000, 9_000)):
+        trace.op("aten::relu", at, us)
+        trace.event("call", "cudaLaunchKernel", at, us, 1, correlation=3 + at)
+        trace.event("overhead", "Runtime Triggered Module Loading", at + 10, us - 20, 0)
+    trace.op("aten::mm", 40_000, 8)
+    trace.kernel(made.GEMM, 40_010, 9_990, 40_002)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "18.0 ms of them in Runtime Triggered Module Loading." in text
+
+
+def test_the_only_batch_before_the_window_is_the_start_of_its_loader(tmp_path):
+    """What follows it until the first operator is in none, and is told too."""
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 60_000, 1)
+    trace.op("aten::mm", 99_990, 15)
+    trace.kernel(made.GEMM, 100_010, 9_990, 100_000)
+    run = run_of(tmp_path, trace)
+    text = first_sentence(run)
+    assert text.startswith(
+        "The first batch, with the start of the loader's workers, took 60.0 ms (54.5 % of the trace) and is left out: "
+        "profile further ones."
+    )
+    assert "40.0 ms of the trace (36.4 %) come before the first device activity" in text
+    assert text.endswith("40.0 ms of them in no operator.")
+    assert [f for f in diagnose(run) if f.code == "waiting-for-data"] == []

@@ -91,9 +91,15 @@ def test_the_window_adds_up(tmp_path, layout):
         "host_call": None,
         "host_call_kind": None,
         "host_call_us": 0,
+        "host_call_op": None,
+        "host_call_op_us": 0,
+        "host_rest_op": None,
+        "host_rest_op_us": 0,
+        "host_outside_us": 0,
         "lead_us": 0,
         "lead_data_us": 0,
         "sync_op": None,
+        "products": 6,
     }
 
 

@@ -7,6 +7,7 @@ import pytest
 from amp_core import load_run
 from amp_core.analysis import timeline, timeline_bars
 from amp_core.analysis.performance.timeline import MAX_BARS, device_use
+from amp_core.figures import timeline_figure
 from amp_core.interop.perfetto import step_trace
 from amp_core.schema import RunError
 from amp_core.traces import import_traces, read_trace
@@ -139,3 +140,11 @@ def test_a_cpu_trace_has_no_timeline(tmp_path):
     trace = Made()
     trace.op("aten::mm", 5, 30)
     assert read_trace(write(tmp_path / "t.json", trace.document())).timeline == {}
+
+
+def test_the_text_of_a_timeline_tells_kernels_from_copies(tmp_path):
+    trace = Made()
+    trace.kernel(made.COPY, 10, 100, 0, sort="copy")
+    trace.kernel(made.GEMM, 200, 300, 120)
+    figure = timeline_figure(timeline_bars(timeline(run_of(tmp_path, trace.document()))))
+    assert "1 kernel and 1 copy or fill on 1 stream over" in figure.layout.meta["alt"]

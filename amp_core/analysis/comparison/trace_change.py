@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import call_counts, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS, PARTS, StepCost, step_cost
 from amp_core.analysis.run_labels import unique_labels
@@ -134,6 +134,7 @@ def compare_kernels(runs: Sequence[Run], by: str = "op") -> pd.DataFrame:
         rows = kernel_rows(run)
         rows = rows.assign(kernel=rows["name"])
         if by == "op":
+            rows["count"] = call_counts(rows)
             rows["name"] = rows["op"].where(rows["op"] != "", rows["name"])
         per = _per(run, cost, scale)
         longest = rows.sort_values("total_us", ascending=False, kind="stable").drop_duplicates(keys).set_index(keys)
@@ -208,8 +209,9 @@ def _unlike(
             f"Kernels that cannot be classified by name take {percent(unknown[0])} of the kernel time, then "
             f"{percent(unknown[1])}: they count as other kernels and may be GEMM/conv."
         )
-    products = [float(frame.loc[is_matrix(frame), "count"].sum()) for frame in rows]
-    if windows and max(unknown) <= MAX_UNKNOWN_FRAC and max(products) > MAX_UNLIKE_RATIO * max(1.0, min(products)):
+    products = [float(window_rows(run)["products"].sum(min_count=1)) for run in runs]  # not of older imports
+    known = windows and np.isfinite(products).all() and max(unknown) <= MAX_UNKNOWN_FRAC
+    if known and max(products) > MAX_UNLIKE_RATIO * max(1.0, min(products)):
         notes.append(
             f"The windows hardly hold the same work: {products[0]:,.0f} products and convolutions, then "
             f"{products[1]:,.0f}."

@@ -89,6 +89,7 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     matrix = rows[is_matrix(rows)]
     if cpu:
         matrix = matrix[[is_matrix_op(op) and plain_name(op) not in WRAPPERS for op in matrix["op"]]]
+        matrix = matrix[matrix["name"] == matrix["op"]]  # others serve it, as by a copy of its bias
     if matrix.empty:
         return pd.DataFrame(columns=_COLUMNS)
     outputs, allowed = _outputs(matrix), _tf32_allowed(run, matrix)

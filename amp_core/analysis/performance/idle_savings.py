@@ -53,10 +53,12 @@ def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, step
     code = "launch-bound" if launch_bound else "host-bound"
     short = launch_bound and mean_us < MAX_SHORT_US
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
-    op, in_op = ("", "") if launch_bound else _host_op(windows, cost, steps, with_functions=not in_calls)
+    op, in_op = ("", "") if launch_bound or in_calls else _host_op(windows, cost, steps)
     loading, in_loading = _longest_of(windows, "data_function", cost, steps)
-    calling = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})" if in_calls else ""
-    why = f" because the host launches too late{kernels}{calling}{in_op}"
+    calling = _in_calls(windows, kind, calls, call_us, cost, steps) if in_calls else ""
+    named = windows["host_function_us"].sum() > 0 and not in_calls
+    outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
+    why = f" because the host launches too late{kernels}{calling}{in_op}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
         code, why = "unexplained-idle", ", and the trace has no launches that would show why"
         if (rows["category"] == "communication").all():
@@ -86,11 +88,38 @@ def _held(windows: pd.DataFrame, wait_us: float, cost: StepCost) -> tuple[str, f
     return f"Rank {us.idxmax():.0f}'s GPU", min(float(us.max()), cost.step_us)
 
 
-def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float, *, with_functions: bool) -> tuple[str, str]:
+def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:
     """The operator in which the host spends most of the time in which it should launch, or the Python function if that
     is longer, and that as part of a sentence; empty if it is not much of the step."""
     is_function = windows["host_function_us"].sum() > windows["host_op_us"].sum()
-    return _longest_of(windows, "host_function" if is_function and with_functions else "host_op", cost, steps)
+    return _longest_of(windows, "host_function" if is_function else "host_op", cost, steps)
+
+
+def _in_calls(windows: pd.DataFrame, kind: str, calls: str, call_us: float, cost: StepCost, steps: float) -> str:
+    """The part of the sentence on calls into the runtime, with the operator that most of them are in, and the operator
+    in which the host is longest beside them."""
+    sentence = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})"
+    us = windows[windows["host_call_op"] != ""].groupby("host_call_op")["host_call_op_us"].sum() / steps
+    if len(us) and us.max() >= MOST_OF_CALLS_FRAC * call_us:
+        nearly_all = us.max() >= NEARLY_ALL_FRAC * call_us
+        sentence += f" in {us.idxmax()}" if nearly_all else f", {number(us.max() / 1e3, 'ms')} of that in {us.idxmax()}"
+    return f"{sentence}{_longest_of(windows, 'host_rest_op', cost, steps)[1]}"
+
+
+MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC = 0.5, 0.95
+"""Shares of the time of calls from which the operator that they are in is named, and from which all of them are."""
+
+
+def _outside(windows: pd.DataFrame, host_us: float, cost: StepCost, steps: float) -> str:
+    """The part of the sentence on the time in which the host is in no operator; empty if it is little."""
+    us = float(windows["host_outside_us"].fillna(0.0).sum()) / steps
+    if us < max(MIN_OUTSIDE_FRAC * host_us, MIN_SAVED_FRAC * cost.step_us):
+        return ""
+    return f", {number(us / 1e3, 'ms')} of it in no operator"
+
+
+MIN_OUTSIDE_FRAC = 0.2
+"""Share of the time in which the host launches too late from which the part in no operator is told."""
 
 
 def _longest_of(windows: pd.DataFrame, column: str, cost: StepCost, steps: float) -> tuple[str, str]:

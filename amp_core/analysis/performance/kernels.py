@@ -16,9 +16,13 @@ from amp_core.analysis.performance.gemm_shapes import is_matrix_op
 from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
 from amp_core.store.run import Run
 
-_TEXTS = ("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes")
+_TEXTS = (
+    *("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes"),
+    *("in_dtypes", "serves"),
+)
 _NUMBERS = ("step", "steps", "count", "total_us", "rank")
 _FUNCTIONS = ("host_function", "data_function")
+_HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op")
 _WINDOW_NUMBERS = (
     "step",
     "steps",
@@ -49,6 +53,10 @@ _WINDOW_NUMBERS = (
     "host_call_us",
     "lead_us",
     "lead_data_us",
+    "products",
+    "host_call_op_us",
+    "host_rest_op_us",
+    "host_outside_us",
 )
 
 
@@ -93,16 +101,17 @@ def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> 
 
     Kernels launched outside of the windows are left out.
 
-    `tensor_core` is yes, no, unknown, or "" on a CPU. Unless `everything` is true, kernels of watching itself, copies
-    and fills are left out.
+    `tensor_core` is yes, no, unknown, or "" on a CPU. There, what serves a product has that as `op`. Unless
+    `everything` is true, kernels of watching itself, copies and fills are left out.
     """
     return run.cached_frame(["kernels"], _kernel_rows, step, everything)
 
 
 def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
-    frame = _typed(run.kernels, (*_TEXTS, "in_dtypes"), _NUMBERS)
+    frame = _typed(run.kernels, _TEXTS, _NUMBERS)
     if frame.empty:
         return frame
+    frame = _with_what_serves(frame)
     frame["total_us"] = frame["total_us"].where(np.isfinite(frame["total_us"]), 0.0)
     frame = frame[(frame["total_us"] > 0) & _chosen(frame, step)]
     if frame["step"].notna().any():  # in a trace with marked steps, a row without a step was launched outside of them
@@ -116,6 +125,17 @@ def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
+def _with_what_serves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of what serves a product, as the copy of its bias, with that product as `op`, and its category."""
+    serving = frame["serves"] != ""
+    if not serving.any():
+        return frame
+    own = frame[~serving].drop_duplicates("name").set_index("name")["category"]
+    frame["op"] = frame["op"].mask(serving, frame["serves"])
+    frame["category"] = frame["category"].mask(serving, frame["serves"].map(own).fillna("gemm"))
+    return frame
+
+
 def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
     """Rows of `windows` of the window that begins at `step`, or of all; only those of GPUs if there are any. The wait
     before the first kernel is part of a window of several steps."""
@@ -123,11 +143,8 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
-    frame = _typed(
-        run.windows,
-        ("device", "device_name", "sync_op", "host_op", "host_call", "host_call_kind", *_FUNCTIONS),
-        _WINDOW_NUMBERS,
-    )
+    texts = ("device", "device_name", "sync_op", *_HOST_TEXTS, *_FUNCTIONS)
+    frame = _typed(run.windows, texts, _WINDOW_NUMBERS)
     if frame.empty:
         return frame
     frame = _accelerators_alone(frame[_chosen(frame, step)]).reset_index(drop=True)
@@ -170,6 +187,12 @@ def _accelerators_alone(frame: pd.DataFrame) -> pd.DataFrame:
 def on_cpu(rows: pd.DataFrame) -> bool:
     """Whether the rows of `kernel_rows` are operators of a CPU."""
     return bool(len(rows)) and bool((rows["tensor_core"] == "").all())
+
+
+def call_counts(rows: pd.DataFrame) -> "pd.Series[float]":
+    """Of each row, by how many calls of its operator: 0 of what serves a product on a CPU, which is no call of it."""
+    serves = (rows["tensor_core"] == "") & (rows["op"] != "") & (rows["op"] != rows["name"])
+    return rows["count"].where(~serves, 0.0)
 
 
 def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":

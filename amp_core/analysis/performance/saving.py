@@ -13,6 +13,8 @@ from amp_core.text.formatting import number
 
 MIN_SAVED_FRAC = 0.05
 """Smaller savings are not reported."""
+MIN_INSIDE_FRAC = 0.01
+"""Share of a saving from which its part within the step is told beside one before it."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ class Saving:
         per, step = f" per {unit}" if unit else "", number(self.step_us / 1e3, "ms")
         if not self.lead_us:
             return f"up to {number(self.saved_us / 1e3)} of {step}{per}"
-        inside, before = number(round(self.saved_us - self.lead_us, 1) / 1e3), number(self.lead_us / 1e3, "ms")
-        return (
-            f"up to {number(self.saved_us / 1e3, 'ms')}{per}: {inside} of {step}, and {before} before the first kernel"
-        )
+        inside, before = round(self.saved_us - self.lead_us, 1), number(self.lead_us / 1e3, "ms")
+        if inside < MIN_INSIDE_FRAC * self.saved_us:
+            return f"up to {before}{f'{per}, all' if per else ''} before the first kernel"
+        return f"up to {number(inside / 1e3)} of {step}{per}, and {before} before the first kernel"
 
 
 def step_share(us: float, cost: StepCost) -> str:

@@ -21,7 +21,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.devices import not_recorded_reasons
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import call_counts, is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.step_cost import part_labels, part_of
 from amp_core.analysis.steps import attempts, warmup_steps
 from amp_core.schema import RunError
@@ -129,6 +129,8 @@ def kernel_table(run: Run, by: str = "kernel", step: int | None = None) -> pd.Da
         raise RunError(f"by={by!r} is unknown; choose one of {', '.join(BY)}")
     rows = kernel_rows(run, step)
     cpu = on_cpu(rows)
+    if by == "op":
+        rows["count"] = call_counts(rows)
     rows["name"] = rows["name" if by == "kernel" else by]
     us = rows["total_us"]
     for column, which in (

@@ -1,11 +1,13 @@
 """Rules on the GPU and its kernels: why 16-bit arithmetic is not faster."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, paired_rule, rule
@@ -156,7 +158,8 @@ def no_tensor_cores_on_device(run: Run) -> list[Finding]:
         order=440,
         what="16-bit matrix products or convolutions run on kernels that do not use tensor cores.",
         signal="Names of the kernels of operators for which tensor-core kernels exist.",
-        threshold="10 % of the time of all such operators, which by Amdahl's law bounds the possible gain.",
+        threshold="10 % of the time of all such operators, which by Amdahl's law bounds the possible gain; information "
+        "in a trace of which they take less than 5 %.",
         advice="The library chose a kernel without tensor cores because of the shape, the layout or the library's "
         "age. Let cuDNN benchmark its algorithms, pad dimensions to multiples of 8, and use newer libraries.",
         snippet="torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
@@ -183,19 +186,19 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     longest = off.iloc[int(off["total_us"].to_numpy().argmax())]
     where = str(longest["module"]) or str(longest["op"]) or str(longest["name"])
     product = longest["category"] != "conv"
-    return [
-        make_finding(
-            "kernels-off-tensor-cores",
-            f"{100 * share:.0f} % of 16-bit GEMM/conv kernel time does not use tensor cores, most of it in "
-            f"{longest['name']}",
-            where,
-            steps=steps_of(off),
-            value=share,
-            limit=MIN_OFF_TENSOR_CORE_FRAC,
-            unit="share of matrix time",
-            remedy=_PADDED_PRODUCTS if product else _MIOPEN if "iopen" in longest["name"].lower() else None,
-        )
-    ]
+    finding = make_finding(
+        "kernels-off-tensor-cores",
+        f"{100 * share:.0f} % of 16-bit GEMM/conv kernel time does not use tensor cores, most of it in "
+        f"{longest['name']}",
+        where,
+        steps=steps_of(off),
+        value=share,
+        limit=MIN_OFF_TENSOR_CORE_FRAC,
+        unit="share of matrix time",
+        remedy=_PADDED_PRODUCTS if product else _MIOPEN if "iopen" in longest["name"].lower() else None,
+    )
+    little = is_trace(run) and off["total_us"].sum() < MIN_REPORTED_FRAC * window_rows(run)["wall_us"].sum()
+    return [replace(finding, severity="info") if little else finding]
 
 
 _MIOPEN = Remedy(

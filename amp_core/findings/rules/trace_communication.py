@@ -6,7 +6,7 @@ from amp_core.analysis.performance.collectives import collective_rows, collectiv
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, has_all_ranks, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, has_all_ranks, saving_finding
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
 
@@ -42,7 +42,9 @@ def exposed_communication(run: Run) -> list[Finding]:
     late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
     if late is not None:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
-        return saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
+        return for_what_runs(
+            run, saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
+        )
     inference = Remedy(
         f"Overlap communication with computation, or shard the model differently: fewer, larger collectives{narrower}.",
         _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),

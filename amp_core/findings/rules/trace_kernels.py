@@ -277,7 +277,7 @@ def _memory_bound(run: Run) -> list[Finding]:
 _NOT_COMPILED = Remedy(
     "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. Part of the model is "
     "compiled already: find what breaks its graph, and compile the rest.",
-    'TORCH_LOGS="graph_breaks" python train.py   # names each break, and why',
+    'TORCH_LOGS="graph_breaks" python main.py   # names each break, and why',
 )
 _UNFUSED = Remedy(
     "These kernels are memory-bound, and run in compiled code that still launches one kernel per operator: its backend "
@@ -372,5 +372,5 @@ def unknown_kernels(run: Run) -> list[Finding]:
 _OWN_KERNELS = Remedy(
     "The tensor-core share is uncertain by that much. These kernels are the program's own or a library's, or run in a "
     "captured graph: profile them alone with Nsight Compute or rocprofv3, which show what units they use.",
-    "ncu --section ComputeWorkloadAnalysis python train.py   # on AMD: rocprofv3",
+    "ncu --section ComputeWorkloadAnalysis python main.py   # on AMD: rocprofv3",
 )

@@ -8,7 +8,7 @@ from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import facts
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, has_all_ranks, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, has_all_ranks, saving_finding, trains
 from amp_core.store.run import Run
 
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
@@ -49,19 +49,26 @@ def device_not_recorded(run: Run) -> list[Finding]:
     if not isinstance(launches, int):
         return []
     device = str(run.head.config.get("device") or "cuda")
+    operators = run.head.config.get("accelerator_ops")
+    counted = launches or (operators if isinstance(operators, int) else 0)
     seen = f"{launches:,} launches" if launches else "operators of a GPU"
     entry_snippet = _HOW.format(activity=_ACTIVITIES.get(device, "CUDA"))
     finding = make_finding(
         "device-not-recorded",
         f"The device ({device}) was not recorded: the trace contains {seen} but no kernel",
         device,
-        value=float(launches),
-        limit=0.0,
-        unit="launches without kernels",
+        value=float(counted) if counted else None,
+        unit=_unit(launches, counted),
     )
     if device == "mps":
-        return [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)]
-    return [replace(finding, snippet=entry_snippet)]
+        return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
+    return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
+
+
+def _unit(launches: int, counted: int) -> str:
+    if launches:
+        return "launch without kernels" if counted == 1 else "launches without kernels"
+    return "operator of a GPU without kernels" if counted == 1 else "operators of a GPU without kernels"
 
 
 _APPLE = Remedy(
@@ -119,13 +126,20 @@ def host_bound(run: Run) -> list[Finding]:
     if remedy is None:
         named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
         stacks = facts(run.head.environment, "profiler").get("with_stack")
-        known = _IN_PYTHON if named else _HAS_STACKS if stacks else None
-        return [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
+        unknown = run.head.config.get("without_operators") is True
+        known = _IN_PYTHON if named else _HAS_STACKS if stacks else _WITHOUT_OPERATORS if unknown else None
+        told = [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
+        return for_what_runs(run, told)
     on_device = str(run.head.config.get("device")).startswith("cuda") or remedy is _CALLS["compiling"]
     snippet = remedy.snippet if on_device else _WARM_UP
-    return [replace(f, advice=remedy.advice, snippet=snippet) for f in findings]
+    return for_what_runs(run, [replace(f, advice=remedy.advice, snippet=snippet) for f in findings])
 
 
+_WITHOUT_OPERATORS = Remedy(
+    "The trace does not show what the host does between launches, for no operator was recorded. Record "
+    "ProfilerActivity.CPU too.",
+    _HOW.format(activity="CUDA"),
+)
 _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
     "before the loop, run it in worker processes, or do the same on the device.",
@@ -199,7 +213,7 @@ _GRAPH_LAUNCHES = Remedy(
 )
 def unexplained_idle(run: Run) -> list[Finding]:
     """`unexplained-idle`: idle time of the GPU in a trace without launches."""
-    return saving_finding(run, "unexplained-idle")
+    return for_what_runs(run, saving_finding(run, "unexplained-idle"))
 
 
 @rule(
@@ -231,7 +245,8 @@ def kernel_wait(run: Run) -> list[Finding]:
         remedy: Remedy | None = _GRAPH_LATE
     else:
         remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if has_all_ranks(run) else None
-    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+    told = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+    return for_what_runs(run, told)
 
 
 _ALL_RANKS_RECORDED = Remedy(
@@ -280,13 +295,14 @@ _LATE_START = Remedy(
 def copies(run: Run) -> list[Finding]:
     """`copies`: time of copies and fills."""
     findings = saving_finding(run, "copies")
-    remedy = next((r for word, r in _COPIES.items() if findings and word in findings[0].where), None)
+    known = _COPIES if trains(run) else _COPIES | _COPIES_OF_INFERENCE
+    remedy = next((r for word, r in known.items() if findings and word in findings[0].where), None)
     if remedy is _COPIES["Pinned"]:
         rows = run.timeline
         copied = rows["category"] == "memcpy"
         if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
-    elif remedy is _COPIES["DtoH"] and _is_pageable_both_ways(run):
+    elif remedy is known["DtoH"] and _is_pageable_both_ways(run):
         remedy = _PIN_BOTH
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
@@ -333,3 +349,14 @@ _COPIES = {
     ),
 }
 """Advice by the direction of most copies, as the profiler names it; the guide's is for copies from pageable memory."""
+_COPIES_OF_INFERENCE = {
+    "Memset": Remedy(
+        "Fills of whole tensors: allocate with empty() what is overwritten, and keep what stays 0.",
+        "y = torch.empty(shape, device=device)   # instead of zeros, where all of it is written",
+    ),
+    "DtoH": Remedy(
+        "Results are copied to the host. Reduce them on the device first, and copy only occasionally.",
+        "results.append(y)   # on the device; torch.cat(results).cpu() once",
+    ),
+}
+"""The same where the trace contains no training."""

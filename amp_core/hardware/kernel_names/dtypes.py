@@ -267,7 +267,19 @@ def of_template(name: str) -> str | None:
     if element:
         return _word(element.group())
     plain = _PLAIN.search(name)
-    return _word(plain.group(1)) if plain else None
+    return _word(plain.group(1)) if plain else _of_mangled(name)
+
+
+_LENGTH = re.compile(r"\d{1,3}")
+
+
+def _of_mangled(name: str) -> str | None:
+    """`_Z23implicit_convolve_sgemmIffLi1024E…`: the letter of the first template argument."""
+    place = 3 if name.startswith("_ZN") else 2
+    while match := _LENGTH.match(name, place):
+        place = match.end() + int(match.group())
+    letter = name[place : place + 2] if name.startswith("_Z") else ""
+    return {"If": "fp32", "Id": "fp64"}.get(letter)
 
 
 _TENSILE = re.compile(r"Cijk_[A-Z][a-z]+_[A-Z][a-z]+_((?:F8|B8|I8|4xi8|[HBSDCZX])+)_")

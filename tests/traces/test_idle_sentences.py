@@ -1,0 +1,103 @@
+"""What is said of the time in which the host launches too late: each millisecond once, and what no event shows."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, run_of
+
+
+def late_launch(*, inside=True, outside_us=0):
+    """Two kernels; between them a launch of 9 ms, within `aten::conv1d` or mostly not, and time in no operator."""
+    trace = Made()
+    trace.op("aten::mm", 0, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    at = 320 + outside_us
+    if inside:
+        trace.op("aten::conv1d", at, 9_010)
+    trace.event("call", "cudaLaunchKernel", at + 2, 9_000, 1, correlation=5)
+    trace.op("aten::conv1d", at + 9_020, 20)
+    trace.kernel(made.GEMM, at + 9_040, 300, at + 9_030)
+    return trace
+
+
+def test_a_long_launch_and_its_operator_are_one_time(tmp_path):
+    text = first_sentence(run_of(tmp_path, late_launch()))
+    assert "9.00 ms of it launching or loading kernels (cudaLaunchKernel) in aten::conv1d (up to" in text
+
+
+def test_time_in_no_operator_is_told_beside_it(tmp_path):
+    text = first_sentence(run_of(tmp_path, late_launch(outside_us=4_000)))
+    assert "(cudaLaunchKernel) in aten::conv1d, 4.02 ms of it in no operator (up to" in text
+
+
+def test_what_an_operator_does_beside_the_calls_is_another_time(tmp_path):
+    trace = late_launch()
+    trace.op("aten::sort", 325 + 9_040 + 320, 3_000)
+    trace.op("aten::mm", 325 + 9_040 + 3_330, 8)
+    trace.kernel(made.GEMM, 325 + 9_040 + 3_340, 300, 325 + 9_040 + 3_332)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "in aten::conv1d, 3.00 ms of it in aten::sort (up to" in text
+
+
+def test_all_calls_of_a_start_count_where_several_kinds_matter(tmp_path):
+    trace = Made()
+    trace.op("aten::mm", 0, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    for name, at, us in (
+        ("cudaLaunchKernel", 400, 50_000),
+        ("cudaFree", 51_000, 30_000),
+        ("cudaStreamCreateWithFlags", 82_000, 5_000),
+    ):
+        trace.event("call", name, at, us, 1, correlation=at)
+    trace.op("aten::mm", 88_000, 8)
+    trace.kernel(made.GEMM, 88_010, 300, 88_002)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "85.0 ms of it setting up the device (cudaLaunchKernel, cudaFree, cudaStreamCreateWithFlags)" in text
+
+
+def without_operators():
+    trace = Made()
+    for at in (0, 5_000, 10_000):
+        trace.kernel(made.GEMM, at + 10, 300, at)
+    return trace
+
+
+def test_a_trace_without_operators_is_told_to_record_them(tmp_path):
+    (finding,) = [f for f in diagnose(run_of(tmp_path, without_operators())) if f.code == "host-bound"]
+    assert "no operator was recorded" in finding.advice and "ProfilerActivity.CPU" in finding.snippet
+    assert "preprocessing" not in finding.advice
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_code_for_a_trace_without_training_calls_the_model_alone(tmp_path, trains):
+    trace = late_launch()
+    if trains:
+        trace.op("MmBackward0", 9_360, 4, 2)
+        trace.kernel(made.GEMM, 9_700, 300, 9_361, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-bound"]
+    assert ("train_step(batch)" in finding.snippet, "model(batch)" in finding.snippet) == (trains, not trains)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_trace_without_kernels_is_recorded_again_as_it_was(tmp_path, trains):
+    trace = Made()
+    trace.op("aten::cudnn_convolution", 0, 100)
+    if trains:
+        trace.op("autograd::engine::evaluate_function: ReluBackward0", 200, 20, 2)
+        trace.op("aten::threshold_backward", 202, 10, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "device-not-recorded"]
+    assert ("train_step(batch)" in finding.snippet) == trains
+    assert finding.evidence() == ["cuda", "1 operator of a GPU without kernels"]
+
+
+@pytest.mark.parametrize(("gap_us", "severity"), [(0, "warning"), (60_000, "info")])
+def test_little_time_off_tensor_cores_is_no_warning(tmp_path, gap_us, severity):
+    trace = Made()
+    for at, kernel in ((0, made.GEMM), (500, "void gemmSN_NN_kernel<float, 128, 2, 4, 8, __half>"), (900 + gap_us, "")):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(kernel or made.GEMM, at + 10, 390, at + 2)
+    run = run_of(tmp_path, trace)
+    (finding,) = [f for f in diagnose(run) if f.code == "kernels-off-tensor-cores"]
+    assert finding.severity == severity
