@@ -219,7 +219,7 @@ def converted_remedy(dtype: str) -> Remedy:
     return Remedy(
         f"`model.{method}()` converts the model itself, so the training goes on with weights in {dtype}, whose small "
         "updates are lost. Convert a copy, such as the state dict that is saved.",
-        f"state = {{name: value.{method}() for name, value in model.state_dict().items()}}   # the model stays as it is\n"
+        f"state = {{name: value.{method}() for name, value in model.state_dict().items()}}   # the model stays\n"
         "torch.save(state, path)",
     )
 

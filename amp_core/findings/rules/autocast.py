@@ -437,7 +437,7 @@ def _outside_of_region(run: Run, name: str, count: int, step: int) -> Finding:
         limit=MIN_REPORTED_FRAC,
         unit="share of matrix weights",
         remedy=Remedy(
-            "Autocast acts on what is called within its region, and there it finds nothing to cast. Put the call of the "
+            "Autocast acts on what is called within its region, and finds nothing to cast there. Put the call of the "
             "model into the region, beside the loss.",
             "with torch.autocast(device_type, dtype=dtype):\n    loss = loss_fn(model(x), y)\nloss.backward()",
         ),
