@@ -179,8 +179,10 @@ def diagnosis(run: Run, findings: Sequence[Finding]) -> Diagnosis:
 
 
 def skips_in_words(summary: ScaleSummary) -> str:
-    """`18 skips in calibration, 22 in the 375 steps after it`"""
+    """`18 skips in calibration, 22 in the 375 steps after it`; `50 skips in 50 steps` if none came after it."""
     early, later = summary.calibration_skips, summary.settled_skips
+    if not summary.settled_steps:  # nothing shows that it was calibration
+        return f"{formatting.plural(early, 'skip')} in {formatting.plural(summary.attempts, 'step')}"
     in_calibration = f"{formatting.plural(early, 'skip')} in calibration, " if early else ""
     return f"{in_calibration}{later:,} in the {summary.settled_steps:,} steps after {'it' if early else 'calibration'}"
 

@@ -20,6 +20,8 @@ MIN_REPORTED_FRAC = 0.05
 """Share of time or of weights below which nothing is reported: repeats of one program differ by more."""
 ALIGNED_ELEMENTS = 8
 """Elements of 16 bits in 16 bytes (NVIDIA, "Matrix Multiplication Background User's Guide", table 1)."""
+IMAGE_CHANNELS = 4
+"""Input channels up to which a convolution reads an image, whose channels nobody chooses."""
 
 
 FP32_OF_THREE = r"fmha_cutlass[FB]_f32_"
@@ -253,7 +255,8 @@ def unaligned_dims(run: Run) -> list[Finding]:
     for name, shape in facts(model, "shapes").items():
         kind = str(layers.get(name.rpartition(".")[0], ""))
         if isinstance(shape, list) and len(shape) > 1 and any(k in kind for k in GEMM_LAYERS):
-            odd = [int(n) for n in shape[:2] if n % ALIGNED_ELEMENTS]
+            own = shape[:1] if "Conv" in kind and shape[1] <= IMAGE_CHANNELS else shape[:2]
+            odd = [int(n) for n in own if n % ALIGNED_ELEMENTS]
             weights[name] = (int(np.prod(shape)), odd)
     total = sum(size for size, _ in weights.values())
     odd_ones = {n: (size, odd) for n, (size, odd) in weights.items() if odd}

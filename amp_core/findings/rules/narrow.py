@@ -49,7 +49,7 @@ def _from_signal(
     return [
         make_finding(
             _CODES[kind],
-            title(row) + also,
+            _capitalised(title(row)) + also,
             where,
             steps=(int(frame["step"].min()), int(frame["step"].max())),
             value=value,
@@ -57,6 +57,11 @@ def _from_signal(
             unit=unit if isinstance(unit, str) else unit.get(str(row["op"]), "values"),
         )
     ]
+
+
+def _capitalised(title: str) -> str:
+    """A title that begins with "the loop" in place of a module's name, which keeps its spelling."""
+    return title.replace("the loop", "The loop", 1) if title.startswith("the loop") else title
 
 
 _CODES = {

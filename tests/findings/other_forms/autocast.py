@@ -539,3 +539,26 @@ class ExpertChoice(nn.Module):
 def scores_of_expert_choice_in_fp32(into):
     m = nn.Sequential(nn.Embedding(64, 32), ExpertChoice(), nn.Linear(32, 64))
     bf16(m, tokens(4), into)
+
+
+def _region(into, whole):
+    """Autocast around the loss, with the model in it or not."""
+    m = CNN()
+    o = adam(m)
+    with watched(m, o, into):
+        for x, y in images(6):
+            output = None if whole else m(x)
+            with amp(BF):
+                loss = ce(m(x) if whole else output, y)
+            loss.backward()
+            step(o)
+
+
+@fault("autocast-inactive", "conv2", each_time=True)
+def region_that_holds_the_loss_alone(into):
+    _region(into, whole=False)
+
+
+@healthy()
+def region_that_holds_model_and_loss(into):
+    _region(into, whole=True)

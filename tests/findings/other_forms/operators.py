@@ -750,3 +750,20 @@ def similarities_over_a_small_temperature_in_fp32(into):
 @healthy()
 def similarities_over_a_usual_temperature(into):
     _similarities(into, 0.07)
+
+
+@healthy(each_time=True)
+def policy_whose_reward_compares_whole_numbers_of_the_same_sizes(into):
+    m = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 6))
+    o, s = adam(m), scaler()
+    torch.manual_seed(1)
+    with watched(m, o, into, s):
+        for _ in range(8):
+            x = torch.randint(0, 3, (64, 12)).float()
+            with amp():
+                logits = m(x)
+            policy = torch.distributions.Categorical(logits=logits.float())
+            action = policy.sample()
+            reward = (action == x[:, :6].argmax(1)).float() - 0.2
+            s.scale(-(policy.log_prob(action) * reward).mean()).backward()
+            step(o, s)
