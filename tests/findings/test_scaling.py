@@ -87,7 +87,7 @@ def test_an_unrecorded_loss_is_not_called_non_finite(tmp_path: Path) -> None:
     broken = write_rows(tmp_path / "b", steps={"step": [0, 1, 2, 3], "loss": [1.0, float("inf"), None, float("nan")]})
     (finding,) = diagnose(load_run(broken))
     assert (finding.code, finding.steps, finding.value, finding.limit) == ("loss-nonfinite", (1, 3), 2.0, 0.0)
-    assert "infinite from step 1 on (2 of 3 steps)" in finding.title
+    assert "infinite or NaN from step 1 on (2 of 3 steps)" in finding.title
 
 
 def scaled(path: Path, scales: list[float], skipped: list[bool], **config: Any) -> Run:

@@ -554,7 +554,7 @@ def _region(into, whole):
             step(o)
 
 
-@fault("autocast-inactive", "conv2", each_time=True)
+@fault("autocast-inactive", "stem", each_time=True)
 def region_that_holds_the_loss_alone(into):
     _region(into, whole=False)
 
