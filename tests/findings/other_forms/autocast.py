@@ -26,7 +26,18 @@ from tests.findings.other_forms.loops import (
     usual_loss,
     watched,
 )
-from tests.findings.other_forms.models import CNN, GPT, Block, Checkpointed, Net, decorated_cnn, images, tokens, vectors
+from tests.findings.other_forms.models import (
+    CNN,
+    GPT,
+    Block,
+    Checkpointed,
+    Net,
+    decorated_cnn,
+    images,
+    series,
+    tokens,
+    vectors,
+)
 
 
 @fault("autocast-inactive", 'autocast("cuda")')
@@ -562,3 +573,21 @@ def region_that_holds_the_loss_alone(into):
 @healthy()
 def region_that_holds_model_and_loss(into):
     _region(into, whole=True)
+
+
+@healthy(each_time=True)
+def recurrent_layer_with_differences_in_fp32(into):
+    """Most of the layer's products are one operator; the island multiplies by two constant matrices."""
+    m = Net(
+        lambda m, x: _path(m, m.lstm(x)[0][:, -1]),
+        lstm=nn.LSTM(8, 64, batch_first=True),
+        head=nn.Linear(64, 6),
+    )
+    m.register_buffer("modes", torch.randn(6, 128))
+    m.register_buffer("stencil", torch.randn(128, 8))
+    bf16(m, series(6), into)
+
+
+def _path(m, h):
+    with amp(enabled=False):
+        return m.head(h.float()) @ m.modes @ m.stencil

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from amp_core.record.backends import BACKENDS
 from amp_core.record.environment import with_autocast
@@ -227,7 +228,7 @@ class _OpChecker(StepMode):
                 self._widened = call.key
                 if not call.module.startswith("torch."):
                     self._widened_by_hand.put(out, True)
-            elif func.overloadpacket.__name__ not in PRODUCTS and any(map(self._widened_by_hand.of, args)):
+            elif any(map(self._widened_by_hand.of, args)) and not _is_cast_again(func.overloadpacket.__name__):
                 self._widened_by_hand.put(out, True)
             self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
@@ -241,6 +242,8 @@ class _OpChecker(StepMode):
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
             wide = out.dtype == torch.float32 and call.key != self._widened and _is_trained(args)
             self._count(op, args, out, wide=wide and not self._is_intended(call, args))
+        elif op in RECURRENT and _inside_autocast():
+            self._count_recurrent(args, out)
         elif (op in PRODUCTS or op in RECURRENT) and _is_trained(args):
             made = out[0] if isinstance(out, tuple | list) else out
             if made.dtype == torch.float32:
@@ -287,6 +290,15 @@ class _OpChecker(StepMode):
             self._in_16_bits.add((self._running(), tuple(factor.shape)))
         if wide and work:  # an empty tensor takes no work
             self._wide.append((self._running(), work, size_by_row(out), tuple(factor.shape)))
+
+    def _count_recurrent(self, args: Any, out: Any) -> None:
+        """A recurrent layer multiplies each vector of its input, or of its state, by each of its matrices."""
+        given = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        work = given[0].numel() // max(1, given[0].shape[-1]) * sum(t.numel() for t in given[1:] if t.dim() == 2)
+        self._all += work
+        made = out[0] if isinstance(out, tuple | list) else out
+        if made.dtype in NARROW and _autocast_enabled():
+            self._narrow[made.dtype] = self._narrow.get(made.dtype, 0.0) + work
 
     def write(self) -> None:
         """Write the modules with most FP32 products, as shares of all. What operators lose in 16 bits is on its way.
@@ -362,6 +374,11 @@ def _is_narrow(out: Any) -> bool:
 
 def _widens(out: Any, args: Any) -> bool:
     return isinstance(out, torch.Tensor) and out.dtype == torch.float32 and bool(args) and _is_narrow(args[0])
+
+
+def _is_cast_again(op: str) -> bool:
+    """Whether an operator is a product of which autocast casts the arguments, so that it is not of what was widened."""
+    return op in PRODUCTS and _autocast_enabled()
 
 
 def _inside_autocast() -> bool:
