@@ -217,7 +217,7 @@ def converted_remedy(dtype: str) -> Remedy:
     """The remedy for weights that the program converted to `dtype` while it trains."""
     method = "half" if dtype == "float16" else "bfloat16"
     return Remedy(
-        f"`model.{method}()` converts the model itself, so the training goes on with weights in {dtype}, whose small "
+        f"`model.{method}()` converts the model itself, so training continues with weights in {dtype}, whose small "
         "updates are lost. Convert a copy, such as the state dict that is saved.",
         f"state = {{name: value.{method}() for name, value in model.state_dict().items()}}   # the model stays\n"
         "torch.save(state, path)",

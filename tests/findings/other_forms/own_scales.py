@@ -56,6 +56,20 @@ def own_scale_undone_for_one_layer(into):
     Scaled(lambda m, grads, scale: divide(m, [p.grad for p in m[0].parameters()], scale)).run(into)
 
 
+def clip(m, grads, scale):
+    nn.utils.clip_grad_norm_(m.parameters(), 0.3)
+
+
+@fault("own-loss-scale", "SGD", each_time=True)
+def own_scale_clipped_and_never_divided(into):
+    Scaled(clip, sgd).run(into)
+
+
+@healthy(each_time=True)
+def own_scale_divided_and_clipped(into):
+    Scaled(lambda *given: (divide(*given), clip(*given)), sgd).run(into)
+
+
 @fault("own-loss-scale", "AdamW")
 def own_scale_kept_over_micro_batches(into):
     Scaled(lambda *given: None, micro=2).run(into)

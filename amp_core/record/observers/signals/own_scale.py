@@ -71,6 +71,7 @@ class OwnLossScale(Observer):
         self._loss: torch.Tensor | None = None
         self._before: dict[int, _Before] = {}
         self._clipped: torch.Tensor | None = None  # the norm of all gradients after they were clipped
+        self._unclipped: torch.Tensor | None = None  # that before, by which the loop clips
         self._largest = 0.0  # loss scale so far
         self._left = 0  # steps that are still compared
         self._compared = 0
@@ -115,6 +116,8 @@ class OwnLossScale(Observer):
             every = norm_of([p for group in self._optimizers[optimizer].param_groups for p in group["params"]])
             if self._clipped is not None and every is not None:
                 transfer.put("clipped", torch.stack([self._clipped, every.to(self._clipped.device)]))
+                if self._unclipped is not None:
+                    transfer.put("unclipped", self._unclipped.to(torch.float64))
             transfer.send()
             self._sent.append(_Sent(optimizer, self._step, tuple(self._scales), transfer))
         self._clipped = None
@@ -144,6 +147,10 @@ class OwnLossScale(Observer):
         if len(sent) >= MIN_CLIPPED_STEPS and all(map(_divided_after_clip, sent)):
             scale = sent[-1].scales[-1]
             self._writer.event("clipped scaled", "gradients", "own scale", step=0, optimizer=optimizer, value=scale)
+        elif len(sent) >= MIN_CLIPPED_STEPS and all(map(_kept_after_clip, sent)):
+            if _takes_gradients(self._optimizers[optimizer], sent[-1].scales[-1]):
+                self._event(optimizer, "clipped", sent, len(sent), sent[-1])
+            return
         rows = [s for s in sent if np.isfinite(s.transfer.values("norms")).all()]
         found = {self._what(s) for s in rows}
         if len(rows) >= min(MIN_STEPS, len(sent)) and len(found) == 1 and (what := found.pop()):
@@ -155,7 +162,7 @@ class OwnLossScale(Observer):
         self._writer.event("scale not undone", "gradients", what, step=sent[0].step, **more, limit=float(len(sent)))
 
     def _what(self, sent: _Sent) -> str:
-        """What is wrong with one step: `kept`, `some`, `twice`, `multiplied`, `mixed`, or nothing."""
+        """What is wrong with one step that did not clip: `kept`, `some`, `twice`, `multiplied`, `mixed`, or nothing."""
         scales, optimizer = set(sent.scales), self._optimizers[sent.optimizer]
         if len(scales) > 1:
             return "mixed" if len(self._optimizers) == 1 else ""
@@ -196,11 +203,12 @@ class OwnLossScale(Observer):
                 self._before[index] = _Before([p for p, _ in held], norms_of([g for _, g in held]))
 
     def _after_clip(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        parameters, limit = (*args, None, None)[:2]
+        parameters, limit, norm = (*args, None, None, None)[:3]
         if not self._scales or not isinstance(parameters, list | tuple) or capturing():
             return
         if isinstance(limit, int | float) and limit < MAX_LIMIT_FRAC * self._scales[-1]:
             self._clipped = norm_of(parameters)
+            self._unclipped = norm.detach() if isinstance(norm, torch.Tensor) else None
 
 
 def _divided_after_clip(sent: _Sent) -> bool:
@@ -208,6 +216,17 @@ def _divided_after_clip(sent: _Sent) -> bool:
         return False
     clipped, stepped = sent.transfer.values("clipped")
     return bool(stepped > 0 and _is(clipped / stepped, sent.scales[-1]))
+
+
+def _kept_after_clip(sent: _Sent) -> bool:
+    """Whether the loop clipped the gradients as backward left them, and stepped with what that gave."""
+    if not sent.transfer.has("unclipped") or len(set(sent.scales)) > 1:
+        return False
+    clipped, stepped = sent.transfer.values("clipped")
+    (unclipped,) = sent.transfer.values("unclipped")
+    before = sent.transfer.values("norms").reshape(2, -1)[0, -1]
+    kept = unclipped > 0 and _is(before / unclipped, 1.0) and _is(clipped / stepped, 1.0)
+    return bool(stepped > 0 and kept and before > (1 + MAX_ERROR) * stepped)
 
 
 def _is(ratios: npt.NDArray[np.float64], factor: float) -> Any:
