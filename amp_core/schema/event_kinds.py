@@ -123,7 +123,8 @@ EVENT_KINDS: dict[str, str] = {
     "optimizer: its number; detail: `own scale` where there is no scaler and the loop divides by its own constant, "
     "value",
     "scale not undone": "a loop without a GradScaler multiplied its loss by value; detail: `kept` where gradients were "
-    "still scaled at the optimizer's step, `clipped` where they were clipped before that too, `some` where count of them were, `twice` where they were divided twice, "
+    "still scaled at the optimizer's step, `clipped` where they were clipped before that too, `some` where count of "
+    "them were, `twice` where they were divided twice, "
     "`multiplied` where they were multiplied once more, `mixed` where micro-batches of a step had different scales, "
     "`nonfinite` where it stepped after an overflow, in count of limit steps, `replaced` where it made infinities "
     "finite",

@@ -58,8 +58,8 @@ def _what(row: Any, name: str, steps: int) -> str:
         of = f"{formatting.plural(steps, 'step')} from step {begin} on"
     sentences = {
         "kept": f"{name} steps with gradients that are still multiplied by the loop's own loss scale of {scale}",
-        "clipped": f"{name} steps with gradients that the loop clips while they are multiplied by its own loss scale of "
-        f"{scale}, and never divides",
+        "clipped": f"{name} steps with gradients that the loop clips while they are multiplied by its own loss scale "
+        f"of {scale}, and never divides",
         "some": f"{name} steps with {formatting.plural(count, 'gradient')} still multiplied by the loop's own loss "
         f"scale of {scale}, and others divided by it",
         "twice": f"The loop divides the gradients of {name} by its own loss scale of {scale} twice",
