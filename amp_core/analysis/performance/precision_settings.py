@@ -26,8 +26,8 @@ def precision_settings(run: Run) -> pd.DataFrame:
     rows: list[tuple[str, str | None, str | None]] = [row for row in _asked(run) if row[0] in STAGES]
     rows += [(stage, None, None) for stage in seen if stage in STAGES and stage not in {row[0] for row in rows}]
     frame = pd.DataFrame(sorted(rows, key=lambda row: STAGES.index(row[0])), columns=["stage", "asked", "source"])
-    frame["seen"] = frame["stage"].map(seen)
-    first = frame["seen"].str.partition(",")[0] if len(frame) else frame["seen"]
+    frame["seen"] = frame["stage"].map(seen).astype(object)  # of no stage that was seen pandas makes floats
+    first = frame["seen"].map(lambda dtypes: dtypes.partition(",")[0], na_action="ignore")
     known = frame["asked"].map(lambda dtype: format_of(dtype) is not None).astype(bool) & frame["seen"].notna()
     frame["differs"] = known & (frame["asked"] != first)
     return frame

@@ -57,11 +57,11 @@ OPTIMIZER_STEPS = ("_single_tensor_", "_multi_tensor_", "_fused_")
         "dtype they take.",
         snippet="class MyFunction(torch.autograd.Function):\n"
         "    @staticmethod\n"
-        '    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)\n'
+        "    @torch.amp.custom_fwd(device_type=device_type, cast_inputs=torch.float32)\n"
         "    def forward(ctx, x): ...\n"
         "\n"
         "    @staticmethod\n"
-        '    @torch.amp.custom_bwd(device_type="cuda")\n'
+        "    @torch.amp.custom_bwd(device_type=device_type)\n"
         "    def backward(ctx, grad): ...",
         page="",
     )

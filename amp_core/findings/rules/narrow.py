@@ -385,9 +385,15 @@ def half_sum(run: Run) -> list[Finding]:
         "terms",
         lambda row: (
             f"{'Two sums that are subtracted have' if row['op'] == 'sub' else str(row['op']) + ' adds'} "
-            f"{int(float(str(row['value']))):,} terms in {row['dtype']}"
+            f"{_terms(row)} terms in {row['dtype']}"
         ),
     )
+
+
+def _terms(row: "pd.Series[Any]") -> str:
+    """A chain of additions is reported, and no longer followed, once it has as many as its limit."""
+    chain = str(row["op"]).startswith("add") and row["value"] == row["limit"]
+    return f"{int(float(str(row['value']))):,}{' or more' if chain else ''}"
 
 
 @rule(

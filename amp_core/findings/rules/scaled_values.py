@@ -162,10 +162,10 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
 
 def _input_step(row: Mapping[Any, Any]) -> Finding:
     step, ratio = int(row["step"]), float(row["value"])
+    size = f"{formatting.number(ratio)} times as large as the input" if ratio == ratio else "of an input of zeros"
     return make_finding(
         "scaled-gradient-penalty",
-        "The model's input is moved along its gradient, which is still scaled: the step is "
-        f"{formatting.number(ratio)} times as large as the input",
+        f"The model's input is moved along its gradient, which is still scaled: the step is {size}",
         "torch.autograd.grad",
         steps=(step, step),
         value=ratio,

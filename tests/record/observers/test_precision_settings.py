@@ -330,3 +330,15 @@ def test_an_optimizer_may_keep_values_of_no_parameter(tmp_path: Path) -> None:
     assert seen(precision_settings(run))["optimizer state"] == "bfloat16"
     assert not (run.events["kind"] == "warning").any()
     assert run.memory["optimizer_bytes"].max() > 0
+
+
+def test_a_run_that_failed_in_its_first_step_has_no_dtype_beside_what_was_asked(tmp_path: Path) -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.accelerator_state = SimpleNamespace(mixed_precision="bf16", fsdp_plugin=None, distributed_type="NO")
+    with pytest.raises(RuntimeError), watch(model, optimizer, into=tmp_path / "run"):
+        model(torch.randn(4, 3))
+    frame = precision_settings(load_run(tmp_path / "run"))
+    assert frame[["stage", "asked"]].to_numpy().tolist() == [["compute", "bfloat16"]]
+    assert frame["seen"].isna().all()
+    assert not frame["differs"].any()
