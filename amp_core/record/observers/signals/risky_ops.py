@@ -61,6 +61,8 @@ PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1, "_con
 with a vector, such as the power iteration of spectral norm: no Tensor Core runs them."""
 RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "miopen_rnn")
 """Layers that are one operator; those of a CPU in other cases are made of products."""
+ATTENTION = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
+"""How the names of fused attention begin."""
 
 
 @contextlib.contextmanager
@@ -242,8 +244,8 @@ class _OpChecker(StepMode):
             # An operator that widens its own inputs, such as unfused attention, does so on purpose.
             wide = out.dtype == torch.float32 and call.key != self._widened and _is_trained(args)
             self._count(op, args, out, wide=wide and not self._is_intended(call, args))
-        elif op in RECURRENT and _inside_autocast():
-            self._count_recurrent(args, out)
+        elif (op in RECURRENT or op.startswith(ATTENTION)) and _inside_autocast():
+            self._count_fused(op, args, out)
         elif (op in PRODUCTS or op in RECURRENT) and _is_trained(args):
             made = out[0] if isinstance(out, tuple | list) else out
             if made.dtype == torch.float32:
@@ -291,10 +293,14 @@ class _OpChecker(StepMode):
         if wide and work:  # an empty tensor takes no work
             self._wide.append((self._running(), work, size_by_row(out), tuple(factor.shape)))
 
-    def _count_recurrent(self, args: Any, out: Any) -> None:
-        """A recurrent layer multiplies each vector of its input, or of its state, by each of its matrices."""
+    def _count_fused(self, op: str, args: Any, out: Any) -> None:
+        """A recurrent layer multiplies each vector of its input, or of its state, by each of its matrices; attention
+        each query by all keys, and their shares by all values."""
         given = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-        work = given[0].numel() // max(1, given[0].shape[-1]) * sum(t.numel() for t in given[1:] if t.dim() == 2)
+        if op in RECURRENT:
+            work = given[0].numel() // max(1, given[0].shape[-1]) * sum(t.numel() for t in given[1:] if t.dim() == 2)
+        else:
+            work = 2 * given[0].numel() * given[1].shape[-2]
         self._all += work
         made = out[0] if isinstance(out, tuple | list) else out
         if made.dtype in NARROW and _autocast_enabled():
