@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from amp_core.record.observers.signals.graph_origins import Origin, write_origin
 from amp_core.record.observers.signals.saved_values import (
     LEAF,
     MAX_NODES,
@@ -22,7 +23,6 @@ from amp_core.record.observers.signals.saved_values import (
     result_dtype,
     saved,
 )
-from amp_core.record.stats.layout import dtype_name
 from amp_core.schema.event_kinds import NONFINITE_CONSTANT
 from amp_core.store.writer import RunWriter
 
@@ -72,17 +72,8 @@ def constant_in_graph(tensor: torch.Tensor, finite: Iterable[torch.Tensor] = ())
 
 def write_constant(writer: RunWriter, step: int, module: str | None, constant: Constant) -> None:
     """Write an event for a constant in this module, or in the loss, if `module` is None."""
-    writer.event(
-        "non-finite operator",
-        module or "",
-        "" if module is None else "module",
-        step,
-        op=f"{NONFINITE_CONSTANT}{constant.argument} of {constant.op}",
-        dtype=dtype_name(constant.dtype),
-        phase="forward",
-        value=constant.value,
-        limit=float(torch.finfo(constant.dtype).max),
-    )
+    op = f"{NONFINITE_CONSTANT}{constant.argument} of {constant.op}"
+    write_origin(writer, step, module, Origin(op, constant.dtype, constant.value))
 
 
 def _constant_of(node: Any, result: torch.Tensor | None, known: set[Any]) -> Constant | None:
