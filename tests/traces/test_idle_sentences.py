@@ -101,3 +101,16 @@ def test_little_time_off_tensor_cores_is_no_warning(tmp_path, gap_us, severity):
     run = run_of(tmp_path, trace)
     (finding,) = [f for f in diagnose(run) if f.code == "kernels-off-tensor-cores"]
     assert finding.severity == severity
+
+
+def test_a_gap_ends_with_work_whose_length_is_rounded_to_zero(tmp_path):
+    """The host stays 4 ms in the launch of a graph that begins as it returns, after work of less than a microsecond."""
+    trace = Made()
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.kernel(made.RELU, 330, 0, 322)
+    trace.event("call", "cudaGraphLaunch", 340, 4_000, 1, correlation=5)
+    trace.event("kernel", made.GEMM, 4_341, 900, "stream 7", correlation=5, device=0, stream=7)
+    trace.event("call", "cudaDeviceSynchronize", 4_350, 900, 1, correlation=6)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "because the host launches too late, 4.00 ms of it building or launching graphs (cudaGraphLaunch)" in text
+    assert "nothing in the trace shows" not in text
