@@ -100,6 +100,22 @@ def idle_causes(
     )
 
 
+def long_launches(
+    starts: times.Floats, ends: times.Floats, launched: times.Floats, returned: times.Floats
+) -> times.Intervals:
+    """When the host is in launches that take `MIN_LONG_LAUNCH_US` or more by themselves, as the first one of a kernel.
+    Copies that end within their call wait for the device, and so do launches behind `MAX_QUEUED` others."""
+    queued = np.searchsorted(np.sort(launched), launched) - np.searchsorted(np.sort(starts), launched)
+    chosen = np.isfinite(launched) & (returned - launched >= MIN_LONG_LAUNCH_US) & (ends > returned)
+    chosen &= queued < MAX_QUEUED
+    return times.union(launched[chosen], returned[chosen])
+
+
+MIN_LONG_LAUNCH_US = 1000.0
+MAX_QUEUED = 500
+"""A queue of CUDA holds some thousand launches, and a launch waits for room in it."""
+
+
 def _cut(idle: times.Intervals, starts: times.Floats) -> times.Intervals:
     """The idle times, in parts where work starts within: work of no length, in traces of whole microseconds."""
     if not len(idle[0]):

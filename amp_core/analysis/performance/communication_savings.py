@@ -18,6 +18,7 @@ from amp_core.analysis.performance.collectives import (
     rank_waiting,
     waited_for,
 )
+from amp_core.analysis.performance.idle_savings import alone_loading_us
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share
 from amp_core.analysis.performance.step_cost import StepCost
@@ -36,6 +37,9 @@ MAX_RANKS_NAMED = 4
 def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Saving]:
     """The savings of exposed communication and of copies, in a trace with these `kernel_rows`."""
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
+    windows = window_rows(run)
+    steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
+    communication = max(0.0, communication - alone_loading_us(windows) / steps)
     everything = kernel_rows(run, everything=True)
     copied = longest_name(everything[everything["category"].isin(COPIES)], "name") or "copies"
     exposed = collective_rows(run).groupby("kernel")["alone_us"].sum()
@@ -69,7 +73,8 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
     if not others:  # each rank is late now and then
         return None
     steps = max(1.0, float(windows["steps"].fillna(1.0).sum())) / ranks
-    saved_us = min(cost.step_us, float(for_late.sum()) / others / steps)
+    hidden_us = alone_loading_us(windows[~windows["rank"].isin(named)])
+    saved_us = min(cost.step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
     idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
     late = late.head(MAX_RANKS_NAMED)
     shares = " and ".join(map(percent, late["last_frac"]))
@@ -121,7 +126,8 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
         at_least, of_these = _of_some_ranks(run)
         late, ranks = late_ranks(run), window_rows(run)["rank"].nunique()
         words = f"; a rank spends {at_least}{share} in collectives waiting for others"
-        if len(late) > max(2.0, ranks / 2):
+        if late.empty or len(late) > max(2.0, ranks / 2):
+            late = late if len(late) else rank_waiting(run)
             often = f"up to {percent(late['last_frac'].max())} of the collectives last{of_these}"
             who = f"{len(late)} of {ranks} ranks each enter"
             return words, f"no rank is late alone: {who} {often}, as where the work of the ranks varies"
