@@ -114,3 +114,15 @@ def test_a_gap_ends_with_work_whose_length_is_rounded_to_zero(tmp_path):
     text = first_sentence(run_of(tmp_path, trace))
     assert "because the host launches too late, 4.00 ms of it building or launching graphs (cudaGraphLaunch)" in text
     assert "nothing in the trace shows" not in text
+
+
+@pytest.mark.parametrize(("last_us", "told"), [(9_000, True), (1_200, False)])
+def test_a_step_that_is_far_from_the_median_is_told(tmp_path, last_us, told):
+    trace = Made()
+    for number, at in enumerate((0, 1_000, 2_000, 3_000)):
+        us = last_us if number == 3 else 1_000
+        trace.event("mark", f"ProfilerStep#{number}", at, us - 5, 1)
+        trace.kernel(made.GEMM, at + 10, us - 10, at + 2)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert ("The steps differ: step 3 takes 9.00 ms, the median 1.00 ms, so" in text) == told
+    assert ("The steps differ" in text) == told
