@@ -100,14 +100,11 @@ def idle_causes(
     )
 
 
-def long_launches(
-    starts: times.Floats, ends: times.Floats, launched: times.Floats, returned: times.Floats
-) -> times.Intervals:
-    """When the host is in launches that take `MIN_LONG_LAUNCH_US` or more by themselves, as the first one of a kernel.
-    Copies that end within their call wait for the device, and so do launches behind `MAX_QUEUED` others."""
+def long_launches(starts: times.Floats, launched: times.Floats, returned: times.Floats) -> times.Intervals:
+    """When the host is in launches of kernels that take `MIN_LONG_LAUNCH_US` or more by themselves, as the first one of
+    a kernel. Launches behind `MAX_QUEUED` others wait for the device."""
     queued = np.searchsorted(np.sort(launched), launched) - np.searchsorted(np.sort(starts), launched)
-    chosen = np.isfinite(launched) & (returned - launched >= MIN_LONG_LAUNCH_US) & (ends > returned)
-    chosen &= queued < MAX_QUEUED
+    chosen = np.isfinite(launched) & (returned - launched >= MIN_LONG_LAUNCH_US) & (queued < MAX_QUEUED)
     return times.union(launched[chosen], returned[chosen])
 
 

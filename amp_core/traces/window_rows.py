@@ -74,7 +74,7 @@ def window_rows(
     held_up = _is_called(events, HELD_UP_BY)
     # A graph whose work the profiler did not record may run in any gap.
     held_up |= not linked.in_graph.any() and _is_called(events, _GRAPH)
-    launches = (linked.start_us, linked.end_us, linked.launched_us, linked.returned_us)
+    launches = (linked.start_us, linked.launched_us, linked.returned_us)
     launches_known = bool((linked.launched_us < linked.start_us).any())
     for number, window in enumerate(windows):
         inside = window_index == number
@@ -131,7 +131,7 @@ def window_rows(
             unfed = times.intersection(idle, data_inside)
             unfed = times.merged(unfed, first_loads)
             data_function, data_function_us = longest_function(events, host, unfed) if causes else (None, None)
-            loading = times.NONE if on_cpu else long_launches(*(at[selected] for at in launches))
+            loading = times.NONE if on_cpu else long_launches(*(at[selected & ~copies] for at in launches))
             exposed = times.without(communication_time, computing)
             loading = times.intersection(exposed, loading)
             held = times.merged(times.merged(causes.late, lead), loading) if causes else times.NONE
