@@ -231,3 +231,19 @@ def test_ranks_with_another_order_of_collectives_are_not_matched(tmp_path):
     arguments[1]["Collective name"] = "_allgather_base"
     rows = collective_rows(run_of(tmp_path, *documents))
     assert rows["last"].isna().all()
+
+
+@pytest.mark.parametrize(("beside_us", "sure"), [(0, True), (500, False)])
+def test_waiting_that_computation_may_hide_is_not_all_of_the_communication(tmp_path, beside_us, sure):
+    """Rank 0 waits 560 µs for rank 1 and both transfer 40 µs; a product runs beside the first `beside_us`."""
+    documents = []
+    for rank, enter in enumerate((300, 860)):
+        trace = Made()
+        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+        collective(trace, enter, 900 - enter, enter - 25)
+        trace.op("aten::mm", 200, 8)
+        trace.kernel(GEMM, 290, 10 + (beside_us if rank == 0 else 0), 202, stream=8)
+        documents.append(trace.document(distributedInfo={"rank": rank, "world_size": 2}))
+    (finding,) = [f for f in diagnose(run_of(tmp_path, *documents)) if f.code == "exposed-communication"]
+    assert ("neither a faster network nor" in finding.advice) == sure
+    assert ("at least 0.0600 ms are waiting and at most 0.0400 ms the transfer" in finding.advice) == (not sure)

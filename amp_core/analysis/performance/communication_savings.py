@@ -29,6 +29,8 @@ from amp_core.text.formatting import number, percent
 MIN_WAITING_FRAC = 0.85
 """Share of waiting in the exposed communication of the ranks that wait from which the network is no part of the
 fault."""
+MIN_SURE_FRAC = 0.8
+"""Share of it that comes before the last rank enters, whatever hides the rest, from which nothing else shortens it."""
 MIN_HELD_FRAC = 0.5
 """Share of a late rank's idle time with work queued from which its GPU, and not its host, is what is late."""
 MAX_RANKS_NAMED = 4
@@ -76,6 +78,15 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
     hidden_us = alone_loading_us(windows[~windows["rank"].isin(named)])
     saved_us = min(cost.step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
     idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
+    # A collective first waits and then transfers: what runs beside it may hide either.
+    surely_us = float((rows["alone_us"] - rows["transfer_us"]).clip(lower=0.0).fillna(0.0)[waits].sum())
+    mean_ms = 1e3 * others * steps
+    parts = (
+        f"; of the {number(exposed_us / mean_ms, 'ms')} that another rank only communicates, at least "
+        f"{number(surely_us / mean_ms, 'ms')} are waiting and at most "
+        f"{number((exposed_us - surely_us) / mean_ms, 'ms')} the transfer"
+    )
+    is_sure = surely_us >= MIN_SURE_FRAC * exposed_us
     late = late.head(MAX_RANKS_NAMED)
     shares = " and ".join(map(percent, late["last_frac"]))
     at_least, of_these = _of_some_ranks(run)
@@ -95,7 +106,8 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
         f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {shares} of them last{of_these}",
         f"rank {named[0]}",
         f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
-        f"{number(transfer_ms, 'ms')}",
+        f"{number(transfer_ms, 'ms')}{'' if is_sure else parts}",
+        all_waiting=is_sure,
         late_ranks=tuple(named),
         held_ranks=tuple(held),
     )

@@ -42,6 +42,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
     if late is not None:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
+        if not late.all_waiting:
+            remedy = replace(remedy, advice=_AND_TRANSFER)
         return for_what_runs(
             run, saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
         )
@@ -71,6 +73,11 @@ _LATE_RANKS = Remedy(
     "do not do, or do in less time.",
     "with torch.profiler.profile(with_stack=True) as prof:   # on the late ranks\n    train_step(batch)\n"
     'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
+)
+
+_AND_TRANSFER = (
+    "Part of this is waiting for ranks that enter the collectives late: find what those do before the collectives that "
+    "the others do not do. The rest is the transfer itself, which overlap, a faster network or fewer bytes shorten."
 )
 
 _HELD_RANKS = Remedy(
