@@ -148,3 +148,20 @@ def test_a_range_that_takes_longest_on_a_cpu_is_no_operator(tmp_path):
     trace.op("aten::addmm", 100, 300)
     run = load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run"))
     assert "Python or other code in predict, outside of operators, takes 66.7 %" in first_sentence(run)
+
+
+@pytest.mark.parametrize(("leaves_us", "told"), [(10, False), (190, True)])
+def test_an_exchange_that_hardly_transfers_is_not_told_to_take_fewer_bits(tmp_path, leaves_us, told):
+    """Two ranks each wait for the other once, and transfer for 10 or 190 µs after that."""
+    documents = []
+    for rank in range(2):
+        trace = Made()
+        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+        for number, at in enumerate((250, 750)):
+            enter = at if number == rank else at - 200
+            trace.op("record_param_comms", enter - 40, 20, 1, **{"Collective name": "all_to_all", "dtype": "Float"})
+            trace.kernel(EXCHANGE, enter, at + leaves_us - enter, enter - 35)
+        documents.append(trace.document(distributedInfo={"rank": rank, "world_size": 2}))
+    advice = finding_of(run_of_ranks(tmp_path, *documents), "exposed-communication").advice
+    assert "Ranks exchange" in advice or "Overlap" in advice
+    assert ("16" in advice) == told
