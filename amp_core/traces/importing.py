@@ -119,6 +119,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if trace.without_operators:
         config["without_operators"] = True
+    if trace.sync_call:
+        config["sync_call"] = trace.sync_call
     if trace.left_out:
         config["left_out"] = [dataclasses.asdict(part) for part in trace.left_out]
     return config

@@ -44,7 +44,7 @@ from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.timeline_rows import timeline_rows
-from amp_core.traces.window_rows import window_rows
+from amp_core.traces.window_rows import most_frequent_wait, window_rows
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ class Trace:
     """Share of the device's work that the host launches from compiled code."""
     without_operators: bool = False
     """Whether it holds a device's work and none of the operators that launch it."""
+    sync_call: str = ""
+    """Name of the calls in which the host waits for the device most often."""
     left_out: tuple[PartLeftOut, ...] = ()
     """Large parts outside of the windows of a trace without marked steps."""
     repaired: int = 0
@@ -259,6 +261,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_calls=compiled_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
+        sync_call=most_frequent_wait(events),
         left_out=parts_left_out(events, host, linked, windows),
         repaired=stream.repaired,
         converted=events.converted,

@@ -213,6 +213,13 @@ def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
     return waiting[np.asarray(events.calls.name)] if len(events.calls) else np.zeros(0, dtype=bool)
 
 
+def most_frequent_wait(events: TraceEvents) -> str:
+    """The name of the calls in which the host waits for the device most often; empty without such calls."""
+    names = np.asarray(events.calls.name)[waiting_calls(events)]
+    kinds, counts = np.unique(names, return_counts=True)
+    return events.texts[int(kinds[counts.argmax()])] if len(kinds) and (counts == counts.max()).sum() == 1 else ""
+
+
 def _waits_after_copies(
     events: TraceEvents, host: Host, waits: npt.NDArray[np.bool_], blocking: Ints
 ) -> npt.NDArray[np.bool_]:

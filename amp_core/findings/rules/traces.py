@@ -303,8 +303,15 @@ def copies(run: Run) -> list[Finding]:
         if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
     elif remedy is known["DtoH"] and _is_pageable_both_ways(run):
-        remedy = _PIN_BOTH
+        remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+
+
+def _has_stream_per_way(run: Run) -> bool:
+    """Whether copies to and from the device are on different streams."""
+    rows = run.timeline
+    down, up = (set(rows["stream"][rows["name"].str.contains(way)].dropna()) for way in ("DtoH", "HtoD"))
+    return bool(down and up) and not down & up
 
 
 def _is_pageable_both_ways(run: Run) -> bool:
@@ -321,6 +328,10 @@ _PIN_BOTH = Remedy(
     "Copies in both directions use memory that is not pinned: the driver copies it once more, and one direction waits "
     "for the other. Pin it, and copy each direction on a stream of its own.",
     "host = torch.empty(shape, pin_memory=True)\nhost.copy_(result, non_blocking=True)",
+)
+_PIN_ON_TWO_STREAMS = (
+    "Copies in both directions use memory that is not pinned: the driver copies it once more, and one direction waits "
+    "for the other, though they are on streams of their own. Pin it."
 )
 _ON_OWN_STREAM = (
     "The copies already come from pinned memory, on a stream of their own, and outlast what runs beside them. Copy "
