@@ -119,6 +119,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if trace.without_operators:
         config["without_operators"] = True
+    if trace.launches_without_work[0]:
+        config["launches_without_work"], config["kernel_launches"] = trace.launches_without_work
     if trace.sync_call:
         config["sync_call"] = trace.sync_call
     if trace.left_out:
