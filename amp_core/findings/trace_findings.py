@@ -15,7 +15,7 @@ from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
 from amp_core.findings.left_out_sentences import parts_left_out
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
-from amp_core.findings.step_sentences import uneven_steps
+from amp_core.findings.step_sentences import captured_anew, uneven_steps
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -79,7 +79,8 @@ def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
     trace is left out, first if that is most of it and the host's doing. Empty for other runs."""
     before, after = parts_left_out(run)
-    return " ".join(filter(None, (*before, _vectors(run), _first_sentence(run), uneven_steps(run), *after)))
+    told = (*before, _vectors(run), _first_sentence(run), captured_anew(run), uneven_steps(run), *after)
+    return " ".join(filter(None, told))
 
 
 MIN_VECTOR_FRAC, MIN_VECTOR_STEP_FRAC = 0.8, 0.5

@@ -29,6 +29,8 @@ from amp_core.traces.graphs import (
     CAPTURES,
     GRAPH_BUILDS,
     GRAPH_LAUNCHES,
+    CapturedCalls,
+    captured_calls,
     compiled_calls,
     compiled_launch_frac,
     count_calls,
@@ -91,6 +93,8 @@ class Trace:
     """Calls that instantiate or change a graph."""
     compiled_calls: int = 0
     """Calls of compiled code."""
+    captured_calls: CapturedCalls | None = None
+    """Calls of compiled code in which graphs are captured, if there are several."""
     compiled_launch_frac: float = 0.0
     """Share of the device's work that the host launches from compiled code."""
     without_operators: bool = False
@@ -262,6 +266,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
         graph_builds=count_calls(events, GRAPH_BUILDS),
         compiled_calls=compiled_calls(events),
+        captured_calls=captured_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         launches_without_work=without_work,

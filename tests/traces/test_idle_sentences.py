@@ -126,3 +126,25 @@ def test_a_step_that_is_far_from_the_median_is_told(tmp_path, last_us, told):
     text = first_sentence(run_of(tmp_path, trace))
     assert ("The steps differ: step 3 takes 9.00 ms, the median 1.00 ms, so" in text) == told
     assert ("The steps differ" in text) == told
+
+
+@pytest.mark.parametrize(("captures", "told"), [(3, True), (1, False)])
+def test_graphs_that_are_captured_anew_are_told(tmp_path, captures, told):
+    trace = Made()
+    at = 0
+    for number in range(5):
+        captured = number < captures
+        us = 20_000 if captured else 1_000
+        trace.op("Torch-Compiled Region: 0/0", at, us)
+        if captured:
+            trace.event("call", "cudaStreamBeginCapture", at + 100, 5, 1, correlation=1)
+            trace.event("call", "cudaStreamEndCapture", at + 200, 5, 1, correlation=2)
+        trace.kernel(made.GEMM, at + us - 500, 400, at + us - 510)
+        at += us + 10
+    run = run_of(tmp_path, trace)
+    text = first_sentence(run)
+    assert (
+        "captured anew in 3 of 5 calls of compiled code, which take 60.0 ms, and the others 1.00 ms" in text
+    ) == told
+    (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
+    assert ("Capture each of them once" in finding.advice) == told

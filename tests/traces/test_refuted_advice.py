@@ -168,7 +168,9 @@ def test_an_exchange_that_hardly_transfers_is_not_told_to_take_fewer_bits(tmp_pa
     assert ("16" in advice) == told
 
 
-@pytest.mark.parametrize(("call", "says"), [("cudaDeviceSynchronize", "Event("), ("cudaStreamSynchronize", "sync_debug")])
+@pytest.mark.parametrize(
+    ("call", "says"), [("cudaDeviceSynchronize", "Event("), ("cudaStreamSynchronize", "sync_debug")]
+)
 def test_waits_for_the_whole_device_are_not_looked_for_by_a_mode_that_skips_them(tmp_path, call, says):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 3000, 1)

@@ -8,6 +8,7 @@ from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import facts
+from amp_core.findings.step_sentences import captured_anew
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, has_all_ranks, saving_finding, trains
 from amp_core.store.run import Run
 
@@ -123,6 +124,8 @@ def host_bound(run: Run) -> list[Finding]:
     remedy = next((r for kind, r in _CALLS.items() if findings and CALLS[kind] in findings[0].title), None)
     if remedy is _CALLS["graphs"] and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
         remedy = _GRAPH_LAUNCHES
+    if remedy is None and captured_anew(run):
+        remedy = _CALLS["graphs"]
     if remedy is None:
         named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
         stacks = facts(run.head.environment, "profiler").get("with_stack")
