@@ -39,6 +39,8 @@ WAITING = (
 HELD_UP_BY = re.compile(r"WaitValue|HostFunc|AddCallback")
 """Names of calls by which launched work waits for something other than the work before it on its stream."""
 _GRAPH = re.compile(r"Graph")
+MIN_LOADING_FRAC = 0.5
+"""Share of exposed communication from which launches in which the host stays meanwhile are its cause."""
 
 
 def window_rows(
@@ -134,6 +136,8 @@ def window_rows(
             loading = times.NONE if on_cpu else long_launches(*(at[selected & ~copies] for at in launches))
             exposed = times.without(communication_time, computing)
             loading = times.intersection(exposed, loading)
+            if times.total(loading) < MIN_LOADING_FRAC * times.total(exposed):
+                loading = times.NONE
             held = times.merged(times.merged(causes.late, lead), loading) if causes else times.NONE
             in_calls = longest_calls(events, waits, held)
             calling = in_calls.spans if in_calls else times.NONE

@@ -79,12 +79,8 @@ def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, step
 
 def alone_loading_us(windows: pd.DataFrame) -> float:
     """Time in which a device only communicates while its own host stays in a call, as in the first launch of a kernel:
-    without the communication it would be idle. 0 if it is the smaller part of what the device only communicates."""
-    us = float(windows["alone_loading_us"].fillna(0.0).sum())
-    return us if us >= MIN_HIDDEN_FRAC * float(windows["communication_alone_us"].fillna(0.0).sum()) else 0.0
-
-
-MIN_HIDDEN_FRAC = 0.5
+    without the communication it would be idle."""
+    return float(windows["alone_loading_us"].fillna(0.0).sum())
 
 
 MIN_OF_ONE_RATIO = 1.5
