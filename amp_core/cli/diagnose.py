@@ -29,6 +29,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         allow_abbrev=False,
     )
     command.add_argument("folder", metavar="RUN", help=RUN_HELP + TRACE_HELP)
+    command.add_argument("others", nargs="*", help=argparse.SUPPRESS)
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.add_argument(
         "--fail-on",
@@ -52,6 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the findings, worst first. Returns 1 if one that is not muted is at or above `--fail-on`."""
     from amp_core.findings import GUIDE
 
+    if arguments.others:
+        raise RunError(
+            f"{1 + len(arguments.others)} paths are too many: diagnose takes one; import the traces of several ranks "
+            "with import-trace, and diagnose that run"
+        )
     for option in ("mute", "unmute"):
         for code in getattr(arguments, option):
             if code not in GUIDE:

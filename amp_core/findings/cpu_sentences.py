@@ -17,7 +17,7 @@ from amp_core.text.formatting import number, percent
 
 MAX_OUTSIDE_FRAC = 0.5
 """With more of the time outside operators, that comes before the longest operator."""
-_SLOW_CONVOLUTIONS = ("aten::_slow_conv2d", "aten::slow_conv")
+_SLOW_CONVOLUTIONS = ("aten::_slow_conv2d", "aten::slow_conv", "aten::thnn_conv2d")
 _WITHOUT_ONEDNN = (
     " It is the convolution that torch takes where oneDNN is missing, disabled, or lacks the dtype: check "
     "torch.backends.mkldnn.is_available()."

@@ -31,10 +31,27 @@ def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
     last: list[str] = []
     listed = run.head.config.get("left_out") if is_trace(run) else None
     unknown = run.head.config.get("without_operators") is True
+    if is_trace(run) and (missing := _missing_kernels(run.head.config)):
+        first.append(missing)
     for part in listed if isinstance(listed, list) else []:
         sentence, is_most = _sentence(part, without_operators=unknown) if isinstance(part, dict) else ("", False)
         (first if is_most else last).append(sentence)
     return first, last
+
+
+MIN_MISSING_FRAC = 0.2
+"""Share of launches without their kernel from which that is told: a profiler that stops loses the last ones."""
+
+
+def _missing_kernels(config: Mapping[str, Any]) -> str:
+    """The sentence on launches whose kernels were not recorded; empty for few of them."""
+    missing, launches = config.get("launches_without_work"), config.get("kernel_launches")
+    if not isinstance(missing, int) or not isinstance(launches, int) or missing < MIN_MISSING_FRAC * launches:
+        return ""
+    return (
+        f"{missing:,} of {launches:,} launches have no kernel in the trace, which the profiler dropped or did not "
+        "record: what follows is of the others."
+    )
 
 
 def _sentence(part: Mapping[str, Any], *, without_operators: bool) -> tuple[str, bool]:

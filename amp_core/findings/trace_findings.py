@@ -15,6 +15,7 @@ from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
 from amp_core.findings.left_out_sentences import parts_left_out
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
+from amp_core.findings.step_sentences import captured_anew, uneven_steps
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -78,7 +79,28 @@ def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
     trace is left out, first if that is most of it and the host's doing. Empty for other runs."""
     before, after = parts_left_out(run)
-    return " ".join(filter(None, (*before, _first_sentence(run), *after)))
+    told = (*before, _vectors(run), _first_sentence(run), captured_anew(run), uneven_steps(run), *after)
+    return " ".join(filter(None, told))
+
+
+MIN_VECTOR_FRAC, MIN_VECTOR_STEP_FRAC = 0.8, 0.5
+"""Shares of the kernel time and of the step from which products of a matrix and a vector are told first."""
+
+
+def _vectors(run: Run) -> str:
+    """That nearly all kernel time is products of a matrix and a vector, as in decoding at batch 1; else empty."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    if savings is None or rows.empty:
+        return ""
+    us = float(rows["total_us"][rows["name"].str.contains("gemv", regex=False)].sum())
+    share = us / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
+    wall_us = float(window_rows(run)["wall_us"].sum())
+    if share < MIN_VECTOR_FRAC or us < MIN_VECTOR_STEP_FRAC * wall_us:
+        return ""
+    return (
+        f"Products of a matrix and a vector take {percent(share)} of the kernel time: they read every weight for one "
+        "row, so memory bounds them, and larger batches or weights of fewer bits help."
+    )
 
 
 def _first_sentence(run: Run) -> str:

@@ -5,7 +5,12 @@ launch_bound_of_trace(run)     # the finding, if there is one
 
 from dataclasses import replace
 
-from amp_core.analysis.performance.kernels import is_compiled_in_part, is_compiled_without_fusion, kernel_rows
+from amp_core.analysis.performance.kernels import (
+    is_compiled_in_part,
+    is_compiled_without_fusion,
+    kernel_rows,
+    window_rows,
+)
 from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.trace_findings import saving_finding
@@ -29,11 +34,22 @@ def _remedy(run: Run) -> Remedy | None:
         return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
     if is_compiled_without_fusion(run):
         return _UNFUSED if on_cuda else _UNFUSED_ELSEWHERE
+    if compiled and _is_compiled_throughout(run):
+        return _ALL_COMPILED if on_cuda else _ALL_COMPILED_ELSEWHERE
     if compiled:
         return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
     if is_fused:
         return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
     return None if on_cuda else _ELSEWHERE
+
+
+def _is_compiled_throughout(run: Run) -> bool:
+    """Whether all work is launched from compiled code, called once per step where the trace marks steps."""
+    calls, launched_frac = run.head.config.get("compiled_calls"), run.head.config.get("compiled_launch_frac")
+    windows = window_rows(run)
+    steps = float(windows["steps"].sum()) / max(1, windows["rank"].nunique())
+    once = steps == 0 or (isinstance(calls, int) and calls <= steps)
+    return once and isinstance(launched_frac, float) and launched_frac >= MIN_ALL_COMPILED_FRAC
 
 
 _WAITS = "Faster arithmetic does not help while the GPU waits."
@@ -46,6 +62,16 @@ _COMPILED = Remedy(
     f"{_WAITS} Part of the model is compiled already: find what breaks its graph, so that more of it is, let the "
     "compiler capture CUDA graphs too, or use larger batches.",
     _REDUCE_OVERHEAD + _GRAPH_BREAKS,
+)
+MIN_ALL_COMPILED_FRAC = 0.99
+"""Share of launches from compiled code from which no break of a graph is left to find."""
+_ALL_COMPILED = Remedy(
+    f"{_WAITS} All of it is launched from compiled code already: let the compiler capture CUDA graphs too, or use "
+    "larger batches.",
+    _REDUCE_OVERHEAD,
+)
+_ALL_COMPILED_ELSEWHERE = Remedy(
+    f"{_WAITS_ELSEWHERE} All of it is launched from compiled code already: use larger batches.", "x = torch.cat(inputs)"
 )
 _DOES_NOT_FUSE = (
     " The model is compiled in one graph, but into one kernel per operator: its backend does not fuse, so take one "

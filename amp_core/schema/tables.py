@@ -364,6 +364,11 @@ TABLES: dict[str, Table] = {
                     "how long the host was in no operator and no call, of the same time as host_rest_op; 0 if no "
                     "operator was recorded",
                 ),
+                _column(
+                    "alone_loading_us",
+                    "f",
+                    "part of communication_alone_us in which the host stays in one launch, as the first of a kernel",
+                ),
                 _column("products", "i", "GEMM/conv and attention that operators called, nested ones as one"),
             ),
         ),

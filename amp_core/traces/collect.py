@@ -137,6 +137,8 @@ class Work:
     occupancy: "array[float]" = field(default_factory=lambda: array("f"))
     """Achieved occupancy as the profiler estimates it, percent; NaN if not estimated, as the next."""
     blocks_per_sm: "array[float]" = field(default_factory=lambda: array("f"))
+    shared_bytes: "array[float]" = field(default_factory=lambda: array("f"))
+    """Shared memory of a block, bytes."""
     process: "array[int]" = field(default_factory=lambda: array("i"))
     """The process under which the trace lists it, an index into `processes`; -1 where that is not known."""
 
@@ -310,6 +312,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             occupancy, blocks = _time(arguments.get("est. achieved occupancy %")), _time(arguments.get("blocks per SM"))
             work.occupancy.append(math.nan if occupancy is None else occupancy)
             work.blocks_per_sm.append(math.nan if blocks is None else blocks)
+            shared = _time(arguments.get("shared memory"))
+            work.shared_bytes.append(math.nan if shared is None else shared)
             work.process.append(_process(event.get("pid"), processes))
             if "Collective name" in arguments:
                 _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
@@ -480,6 +484,7 @@ def _add_npu_work(
         work.external.append(-1 if operator is None else _OWN_IDS + operator)
         work.occupancy.append(math.nan)
         work.blocks_per_sm.append(math.nan)
+        work.shared_bytes.append(math.nan)
         work.process.append(-1)
     events.launches += len(linked)
 

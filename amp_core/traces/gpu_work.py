@@ -122,6 +122,22 @@ def _calls(work: Work, calls: Calls) -> Ints:
     return _matching(key, np.where(among >= 0, among, -1))
 
 
+def launches_without_work(events: TraceEvents) -> tuple[int, int]:
+    """How many launches of kernels lack their kernel in the trace, and how many there are; zeros where kernels name no
+    launch, and with captures of graphs, whose launches run nothing."""
+    matches = np.array([_KERNEL_LAUNCH.search(text) is not None for text in events.texts], dtype=bool)
+    captures = any(_CAPTURE.search(text) for text in events.texts)
+    correlation = np.asarray(events.calls.correlation)[matches[np.asarray(events.calls.name, dtype=np.int64)]]
+    missing = (correlation >= 0) & ~np.isin(correlation, np.asarray(events.work.correlation))
+    if captures or missing.all():
+        return 0, 0
+    return int(missing.sum()), len(correlation)
+
+
+_KERNEL_LAUNCH = re.compile(r"^(?:cuda|cu|hip)(?:Module|Ext)?Launch(?:Cooperative)?Kernel")
+_CAPTURE = re.compile(r"BeginCapture")
+
+
 def _blocking_calls(events: TraceEvents, call: Ints, returned: Floats) -> Ints:
     work = events.work
     to_host = np.array([_TO_HOST.search(text) is not None for text in events.texts], dtype=bool)

@@ -5,6 +5,7 @@
 """
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +31,31 @@ def count_calls(events: TraceEvents, pattern: "re.Pattern[str]") -> int:
 def compiled_calls(events: TraceEvents) -> int:
     """The number of calls of compiled code, without those inside another: one per step unless the graph breaks."""
     return len(_in_operators(events, _COMPILED_CALL)[0])
+
+
+@dataclass(frozen=True)
+class CapturedCalls:
+    """Calls of compiled code in which graphs are captured, and the others; times in microseconds, of all of a kind."""
+
+    captured: int
+    others: int
+    captured_us: float
+    others_us: float
+
+
+def captured_calls(events: TraceEvents) -> CapturedCalls | None:
+    """The calls of compiled code by whether a graph is captured within; None without captures in at least two."""
+    starts, ends = _in_operators(events, _COMPILED_CALL)
+    matches = np.array([CAPTURES.search(text) is not None for text in events.texts], dtype=bool)
+    at = np.asarray(events.calls.start)[matches[np.asarray(events.calls.name, dtype=np.int64)]]
+    within = np.searchsorted(np.sort(at), ends) > np.searchsorted(np.sort(at), starts)
+    if within.sum() < MIN_CAPTURED_CALLS:
+        return None
+    us = ends - starts
+    return CapturedCalls(int(within.sum()), int((~within).sum()), float(us[within].sum()), float(us[~within].sum()))
+
+
+MIN_CAPTURED_CALLS = 2
 
 
 def _in_operators(events: TraceEvents, pattern: "re.Pattern[str]") -> times.Intervals:

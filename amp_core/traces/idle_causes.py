@@ -65,7 +65,8 @@ def idle_causes(
     """The causes of `idle` times of a device. Of its work: `starts`, and when the calls that launched it began
     and `returned`, and whether they are a graph's. The waits are the host's."""
     order = np.argsort(starts, kind="stable")
-    following = np.searchsorted(starts[order], idle[0], side="left")
+    idle = _cut(idle, starts[order])
+    following = np.searchsorted(starts[order], idle[1], side="left")
     known = following < len(starts)
     launch, launch_end = np.full((2, len(idle[0])), np.inf)
     launch[known] = launched[order][following[known]]
@@ -97,6 +98,28 @@ def idle_causes(
         host=(began[rest], (began + late_us)[rest]),
         late=(began[some], (began + late_us)[some]),
     )
+
+
+def long_launches(starts: times.Floats, launched: times.Floats, returned: times.Floats) -> times.Intervals:
+    """When the host is in launches of kernels that take `MIN_LONG_LAUNCH_US` or more by themselves, as the first one of
+    a kernel. Launches behind `MAX_QUEUED` others wait for the device."""
+    queued = np.searchsorted(np.sort(launched), launched) - np.searchsorted(np.sort(starts), launched)
+    chosen = np.isfinite(launched) & (returned - launched >= MIN_LONG_LAUNCH_US) & (queued < MAX_QUEUED)
+    return times.union(launched[chosen], returned[chosen])
+
+
+MIN_LONG_LAUNCH_US = 1000.0
+MAX_QUEUED = 500
+"""A queue of CUDA holds some thousand launches, and a launch waits for room in it."""
+
+
+def _cut(idle: times.Intervals, starts: times.Floats) -> times.Intervals:
+    """The idle times, in parts where work starts within: work of no length, in traces of whole microseconds."""
+    if not len(idle[0]):
+        return idle
+    at = np.searchsorted(idle[0], starts, side="right") - 1
+    inside = np.unique(starts[(at >= 0) & (starts > idle[0][at]) & (starts < idle[1][at])])
+    return np.sort(np.concatenate([idle[0], inside])), np.sort(np.concatenate([inside, idle[1]]))
 
 
 def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:

@@ -119,6 +119,12 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if trace.without_operators:
         config["without_operators"] = True
+    if trace.captured_calls is not None:
+        config["captured_calls"] = dataclasses.asdict(trace.captured_calls)
+    if trace.launches_without_work[0]:
+        config["launches_without_work"], config["kernel_launches"] = trace.launches_without_work
+    if trace.sync_call:
+        config["sync_call"] = trace.sync_call
     if trace.left_out:
         config["left_out"] = [dataclasses.asdict(part) for part in trace.left_out]
     return config

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES, SMALL_TYPES, classify_kernel, tells_type, with_dtype
 from amp_core.traces.collect import TraceEvents
@@ -89,6 +90,7 @@ def kernel_rows(
     """Rows of `kernels`; equal ones are summed. `amd`: the GPUs are AMD's, whose matrix cores multiply FP32 too."""
     spans, texts = events.spans, events.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
+    unnamed = unnamed_templates(events)
     sums: dict[tuple[int, ...], list[float]] = {}
     for low in range(0, len(linked), _CHUNK):
         part = slice(low, low + _CHUNK)
@@ -105,6 +107,7 @@ def kernel_rows(
             np.where(has, shapes[op], -1) if len(names) else op,
             np.where(has, dtypes[op], -1) if len(names) else op,
             np.where(serves >= 0, names[serves], -1) if len(names) else serves,
+            unnamed[part] if len(unnamed) else np.zeros(len(op), dtype=bool),
         )
         for key, us in zip(zip(*(c.tolist() for c in columns), strict=True), linked.own_us[part].tolist(), strict=True):
             if key[0] < 0 and windows[0].first is None:
@@ -117,11 +120,12 @@ def kernel_rows(
                 sums_of_key[1] += us
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
     for key, (count, us) in sums.items():
-        window, device, name, op_name, top_name, module, phase, shape, dtype, served = key
+        window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
         types = parse_types(texts[dtype]) if dtype >= 0 else []
         tensor_core, precision, category = classed(texts[name], op_text, types, on_cpu=device < 0, amd=amd)
+        tensor_core = "unknown" if is_unnamed else tensor_core
         values = (
             launched_in.first if launched_in else None,
             texts[name],
@@ -146,6 +150,18 @@ def kernel_rows(
     return rows
 
 
+def unnamed_templates(events: TraceEvents) -> npt.NDArray[np.bool_]:
+    """By work of a device: whether it is a kernel of PyTorch 2.0's Inductor, which numbers arguments and gives no name,
+    that may be a template of a product: it takes no size of a loop, and much shared memory."""
+    numbered = np.array([_WITHOUT_SIZES.match(text) is not None for text in events.texts], dtype=bool)
+    shared = np.asarray(events.work.shared_bytes)
+    return numbered[np.asarray(events.work.name, dtype=np.int64)] & (shared >= MIN_TEMPLATE_BYTES)
+
+
+_WITHOUT_SIZES = re.compile(r"triton__[\dcd]+$")
+"""Sizes are constants of a template. Other kernels take them as their last arguments, most of them marked `e`."""
+MIN_TEMPLATE_BYTES = 16 * 1024
+"""Tiles of two matrices take more shared memory, and reductions of a block less."""
 MIN_SMALL_FRAC = 0.95
 """A model of which at least this share of the GEMM/conv time has inputs of 16 bits or fewer is one in 16 bits."""
 

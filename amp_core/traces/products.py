@@ -5,8 +5,11 @@
 
 A product copies its bias, allocates its output and views its inputs by operators of its own, which serve it alone. A
 cast or a change of layout in between (`aten::to`, `aten::contiguous`) is work of another kind. One product may be
-several nested operators, as `aten::conv2d` around `aten::convolution` around `aten::mkldnn_convolution`.
+several nested operators, as `aten::conv2d` around `aten::convolution` around `aten::mkldnn_convolution`; a convolution
+that unfolds its input calls matrix products, as `aten::thnn_conv2d_forward` calls `aten::addmm_`.
 """
+
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +25,29 @@ Bools = npt.NDArray[np.bool_]
 
 
 def join_products(events: TraceEvents, host: Host, linked: LinkedWork) -> None:
-    """Set `linked.serves` of the copies, fills, allocations and views on a CPU that serve a product: with nothing but
-    such operators between the two. Copies between dtypes are casts, and serve none."""
+    """Set `linked.serves` of the copies, fills, allocations and views on a CPU that serve a product, and of the matrix
+    products that serve a convolution: with nothing but such operators between the two. Copies between dtypes are casts,
+    and serve none."""
     if len(events.work) or not len(events.spans):
         return
     names, parent = np.asarray(events.spans.name), host.parent
     serving = np.isin(names, [number for number, text in enumerate(events.texts) if text in _SERVING])
     serving &= (np.asarray(events.spans.kind) == OP) & ~_casts(events)
     around = np.where(serving, parent, -1)
-    while (climbing := (around >= 0) & serving[around]).any():
+    around = _beyond(around, serving, parent)
+    around = np.where((around >= 0) & _is_product(events)[around], around, -1)
+    multiplies = _is_product(events, ("gemm",))
+    outer = _beyond(np.where(multiplies, parent, -1), serving | multiplies, parent)
+    outer = np.where((outer >= 0) & _is_product(events, ("conv",))[outer], outer, -1)
+    around = np.where(around >= 0, np.where(outer[around] >= 0, outer[around], around), outer)
+    linked.serves = around[linked.op]
+
+
+def _beyond(around: Ints, chosen: Bools, parent: Ints) -> Ints:
+    """The first operators around each that are none of the `chosen`; -1 where there is none."""
+    while (climbing := (around >= 0) & chosen[around]).any():
         around = np.where(climbing, parent[around], around)
-    linked.serves = np.where((around >= 0) & _is_product(events)[around], around, -1)[linked.op]
+    return around
 
 
 _COPIES_AND_VIEWS = (
@@ -72,10 +87,10 @@ def _multiplies(texts: list[str], name: int, op: int, dtypes: int, *, amd: bool)
     return category in GEMM_CATEGORIES or tensor_core == "yes"
 
 
-def _is_product(events: TraceEvents) -> Bools:
+def _is_product(events: TraceEvents, categories: Collection[str] = GEMM_CATEGORIES) -> Bools:
     """Which spans are operators that multiply matrices; nodes of autograd and marked ranges are none."""
     of_name = [
-        "::" in text and not text.startswith(EVALUATE) and operator_category(text) in GEMM_CATEGORIES
+        "::" in text and not text.startswith(EVALUATE) and operator_category(text) in categories
         for text in events.texts
     ]
     result: Bools = np.array(of_name, dtype=bool)[np.asarray(events.spans.name)]

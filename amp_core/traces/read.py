@@ -24,11 +24,13 @@ from amp_core.text.formatting import number
 from amp_core.traces.collect import OP, TraceEvents, collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
-from amp_core.traces.gpu_work import link_work
+from amp_core.traces.gpu_work import launches_without_work, link_work
 from amp_core.traces.graphs import (
     CAPTURES,
     GRAPH_BUILDS,
     GRAPH_LAUNCHES,
+    CapturedCalls,
+    captured_calls,
     compiled_calls,
     compiled_launch_frac,
     count_calls,
@@ -44,7 +46,7 @@ from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.timeline_rows import timeline_rows
-from amp_core.traces.window_rows import window_rows
+from amp_core.traces.window_rows import most_frequent_wait, window_rows
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,16 @@ class Trace:
     """Calls that instantiate or change a graph."""
     compiled_calls: int = 0
     """Calls of compiled code."""
+    captured_calls: CapturedCalls | None = None
+    """Calls of compiled code in which graphs are captured, if there are several."""
     compiled_launch_frac: float = 0.0
     """Share of the device's work that the host launches from compiled code."""
     without_operators: bool = False
     """Whether it holds a device's work and none of the operators that launch it."""
+    launches_without_work: tuple[int, int] = (0, 0)
+    """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
+    sync_call: str = ""
+    """Name of the calls in which the host waits for the device most often."""
     left_out: tuple[PartLeftOut, ...] = ()
     """Large parts outside of the windows of a trace without marked steps."""
     repaired: int = 0
@@ -207,6 +215,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     linked = link_work(events, host)
     join_products(events, host, linked)
     drop_steps_without_work(host, linked)
+    without_work = launches_without_work(events)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     bounds = step_bounds(events, host, clock)
@@ -257,8 +266,11 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
         graph_builds=count_calls(events, GRAPH_BUILDS),
         compiled_calls=compiled_calls(events),
+        captured_calls=captured_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
+        launches_without_work=without_work,
+        sync_call=most_frequent_wait(events),
         left_out=parts_left_out(events, host, linked, windows),
         repaired=stream.repaired,
         converted=events.converted,

@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.kernel_rows import Bound, Rows, Window, classed, device_name, parse_types
+from amp_core.traces.kernel_rows import Bound, Rows, Window, classed, device_name, parse_types, unnamed_templates
 from amp_core.traces.link import PHASES, Host
 
 MAX_ROWS = 100_000
@@ -32,7 +32,7 @@ def timeline_rows(
     number, low, high = _step(host, windows, bounds)
     chosen = np.flatnonzero((linked.start_us < high) & (linked.end_us > low))
     chosen = chosen[np.argsort(linked.start_us[chosen], kind="stable")][:MAX_ROWS]
-    spans, texts, work = events.spans, events.texts, events.work
+    spans, texts, work, unnamed = events.spans, events.texts, events.work, unnamed_templates(events)
     rows: Rows = {name: [] for name in _COLUMNS}
     for i in chosen.tolist():
         op, module, start = int(linked.op[i]), int(linked.module[i]), float(linked.start_us[i])
@@ -40,6 +40,7 @@ def timeline_rows(
         types = parse_types(texts[spans.dtypes[op]]) if op >= 0 and spans.dtypes[op] >= 0 else []
         name = texts[linked.name[i]]
         tensor_core, precision, category = classed(name, op_text, types, on_cpu=False, amd=amd)
+        tensor_core = "unknown" if unnamed[i] else tensor_core
         queue = start - float(linked.launched_us[i])
         stream = work.stream[i]
         values: tuple[Any, ...] = (

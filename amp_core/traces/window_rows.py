@@ -11,7 +11,14 @@ from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import idle_causes, longest_calls, longest_function, longest_op, outside_operators
+from amp_core.traces.idle_causes import (
+    idle_causes,
+    long_launches,
+    longest_calls,
+    longest_function,
+    longest_op,
+    outside_operators,
+)
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
@@ -32,6 +39,8 @@ WAITING = (
 HELD_UP_BY = re.compile(r"WaitValue|HostFunc|AddCallback")
 """Names of calls by which launched work waits for something other than the work before it on its stream."""
 _GRAPH = re.compile(r"Graph")
+MIN_LOADING_FRAC = 0.5
+"""Share of exposed communication from which launches in which the host stays meanwhile are its cause."""
 
 
 def window_rows(
@@ -67,6 +76,7 @@ def window_rows(
     held_up = _is_called(events, HELD_UP_BY)
     # A graph whose work the profiler did not record may run in any gap.
     held_up |= not linked.in_graph.any() and _is_called(events, _GRAPH)
+    launches = (linked.start_us, linked.launched_us, linked.returned_us)
     launches_known = bool((linked.launched_us < linked.start_us).any())
     for number, window in enumerate(windows):
         inside = window_index == number
@@ -123,7 +133,13 @@ def window_rows(
             unfed = times.intersection(idle, data_inside)
             unfed = times.merged(unfed, first_loads)
             data_function, data_function_us = longest_function(events, host, unfed) if causes else (None, None)
-            in_calls = longest_calls(events, waits, times.merged(causes.late, lead)) if causes else None
+            loading = times.NONE if on_cpu else long_launches(*(at[selected & ~copies] for at in launches))
+            exposed = times.without(communication_time, computing)
+            loading = times.intersection(exposed, loading)
+            if times.total(loading) < MIN_LOADING_FRAC * times.total(exposed):
+                loading = times.NONE
+            held = times.merged(times.merged(causes.late, lead), loading) if causes else times.NONE
+            in_calls = longest_calls(events, waits, held)
             calling = in_calls.spans if in_calls else times.NONE
             call_op, call_op_us = longest_op(events, host, calling) if causes else (None, None)
             rest = times.without(late, calling)
@@ -150,8 +166,7 @@ def window_rows(
                         us for step, on, sort, us in casts if (step, on, sort) == (window.first, name, "cast")
                     ),
                     "communication_us": times.total(communication_time),
-                    "communication_alone_us": times.total(communication_time)
-                    - times.overlap(communication_time, computing),
+                    "communication_alone_us": times.total(exposed),
                     "idle_sync_us": causes.sync_us if causes else None,
                     "idle_wait_us": causes.wait_us if causes else None,
                     "idle_latency_us": causes.latency_us if causes else None,
@@ -172,6 +187,7 @@ def window_rows(
                     "host_rest_op": rest_op,
                     "host_rest_op_us": rest_op_us,
                     "host_outside_us": times.total(outside_operators(events, host, rest)) if causes else None,
+                    "alone_loading_us": times.total(loading) if causes else None,
                     "lead_us": times.total(lead) + times.total(first_loads),
                     "lead_data_us": times.total(first_loads) if len(data[0]) else None,
                     "copies_alone_us": None
@@ -199,6 +215,13 @@ def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
     """Which calls into the runtime wait for the device, by their names."""
     waiting = np.array([text.endswith(WAITING) for text in events.texts], dtype=bool)
     return waiting[np.asarray(events.calls.name)] if len(events.calls) else np.zeros(0, dtype=bool)
+
+
+def most_frequent_wait(events: TraceEvents) -> str:
+    """The name of the calls in which the host waits for the device most often; empty without such calls."""
+    names = np.asarray(events.calls.name)[waiting_calls(events)]
+    kinds, counts = np.unique(names, return_counts=True)
+    return events.texts[int(kinds[counts.argmax()])] if len(kinds) and (counts == counts.max()).sum() == 1 else ""
 
 
 def _waits_after_copies(

@@ -149,6 +149,43 @@ def test_ranks_that_are_late_come_first_and_not_the_network(tmp_path):
     assert "rank 3's GPU is idle for" in finding.advice and "themselves take 0.0200 ms" in finding.advice
 
 
+def in_first_launch(rank, *, pending=0):
+    """Both hosts are in one launch of 5 ms, rank 0 before it launches the second collective and rank 1 after it.
+    `pending`: launches queued before it."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 8000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(GEMM, 20, 280, 2)
+    collective(trace, 300, 20, 150)
+    for n in range(pending):
+        trace.kernel(GEMM, 7000 + n, 0.5, 200 + 0.1 * n, call_us=0.05)
+    enter = 5500 if rank == 0 else 400
+    collective(trace, enter, 5600 - enter, 5465 if rank == 0 else 350)
+    trace.op("aten::add_", 380, 5080)
+    trace.kernel(GEMM, 7900, 50, 400, call_us=5050)
+    return trace.document(distributedInfo={"rank": rank, "world_size": 2})
+
+
+def test_waits_while_all_hosts_are_in_a_first_launch_are_of_that_launch(tmp_path):
+    run = run_of(tmp_path, in_first_launch(0), in_first_launch(1))
+    text = first_sentence(run)
+    assert "is idle or waits in collectives for" in text and "launching or loading kernels (cudaLaunchKernel)" in text
+    assert not [f for f in diagnose(run) if f.code == "exposed-communication"]
+
+
+def test_a_launch_behind_a_full_queue_waits_for_the_device(tmp_path):
+    run = run_of(tmp_path, in_first_launch(0, pending=600), in_first_launch(1, pending=600))
+    assert run.windows["alone_loading_us"].tolist() == [0, 0]
+
+
+def test_a_rank_that_is_last_as_often_as_by_chance_is_not_called_late(tmp_path):
+    run = run_of(tmp_path, ddp((300, 940)), ddp((590, 650), rank=1))
+    assert late_ranks(run).empty
+    (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
+    assert "only communicates" in finding.title
+    assert "no rank is late alone: 2 of 2 ranks each enter up to 50.0 % of the collectives last" in finding.advice
+
+
 def test_each_late_rank_is_named_though_the_network_is_slow_too(tmp_path):
     enters = [(300, 650), (300, 650), (400, 650), (300, 750)]
     run = run_of(tmp_path, *(ddp(e, rank=rank) for rank, e in enumerate(enters)))
@@ -194,3 +231,19 @@ def test_ranks_with_another_order_of_collectives_are_not_matched(tmp_path):
     arguments[1]["Collective name"] = "_allgather_base"
     rows = collective_rows(run_of(tmp_path, *documents))
     assert rows["last"].isna().all()
+
+
+@pytest.mark.parametrize(("beside_us", "sure"), [(0, True), (500, False)])
+def test_waiting_that_computation_may_hide_is_not_all_of_the_communication(tmp_path, beside_us, sure):
+    """Rank 0 waits 560 µs for rank 1 and both transfer 40 µs; a product runs beside the first `beside_us`."""
+    documents = []
+    for rank, enter in enumerate((300, 860)):
+        trace = Made()
+        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+        collective(trace, enter, 900 - enter, enter - 25)
+        trace.op("aten::mm", 200, 8)
+        trace.kernel(GEMM, 290, 10 + (beside_us if rank == 0 else 0), 202, stream=8)
+        documents.append(trace.document(distributedInfo={"rank": rank, "world_size": 2}))
+    (finding,) = [f for f in diagnose(run_of(tmp_path, *documents)) if f.code == "exposed-communication"]
+    assert ("neither a faster network nor" in finding.advice) == sure
+    assert ("at least 0.0600 ms are waiting and at most 0.0400 ms the transfer" in finding.advice) == (not sure)

@@ -935,3 +935,12 @@ def test_apples_gpus_are_not_taken_for_the_cpu(tmp_path, ops, apple):
         "No device activity was recorded" if apple else "The trace contains no device"
     )
     assert ["Instruments" in f.advice for f in diagnose(run) if f.code == "device-not-recorded"] == [True] * apple
+
+
+@pytest.mark.parametrize(("kernel", "us", "told"), [("gemvx", 900, True), ("gemvx", 90, False), ("gemmx", 900, False)])
+def test_products_with_a_vector_that_take_nearly_all_time_are_told(tmp_path, kernel, us, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel(f"void {kernel}::kernel<int, int, __half, __half>", 10, us, 2)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith("Products of a matrix and a vector take 100 % of the kernel time") == told

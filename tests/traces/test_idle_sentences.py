@@ -101,3 +101,50 @@ def test_little_time_off_tensor_cores_is_no_warning(tmp_path, gap_us, severity):
     run = run_of(tmp_path, trace)
     (finding,) = [f for f in diagnose(run) if f.code == "kernels-off-tensor-cores"]
     assert finding.severity == severity
+
+
+def test_a_gap_ends_with_work_whose_length_is_rounded_to_zero(tmp_path):
+    """The host stays 4 ms in the launch of a graph that begins as it returns, after work of less than a microsecond."""
+    trace = Made()
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.kernel(made.RELU, 330, 0, 322)
+    trace.event("call", "cudaGraphLaunch", 340, 4_000, 1, correlation=5)
+    trace.event("kernel", made.GEMM, 4_341, 900, "stream 7", correlation=5, device=0, stream=7)
+    trace.event("call", "cudaDeviceSynchronize", 4_350, 900, 1, correlation=6)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "because the host launches too late, 4.00 ms of it building or launching graphs (cudaGraphLaunch)" in text
+    assert "nothing in the trace shows" not in text
+
+
+@pytest.mark.parametrize(("last_us", "told"), [(9_000, True), (1_200, False)])
+def test_a_step_that_is_far_from_the_median_is_told(tmp_path, last_us, told):
+    trace = Made()
+    for number, at in enumerate((0, 1_000, 2_000, 3_000)):
+        us = last_us if number == 3 else 1_000
+        trace.event("mark", f"ProfilerStep#{number}", at, us - 5, 1)
+        trace.kernel(made.GEMM, at + 10, us - 10, at + 2)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert ("The steps differ: step 3 takes 9.00 ms, the median 1.00 ms, so" in text) == told
+    assert ("The steps differ" in text) == told
+
+
+@pytest.mark.parametrize(("captures", "told"), [(3, True), (1, False)])
+def test_graphs_that_are_captured_anew_are_told(tmp_path, captures, told):
+    trace = Made()
+    at = 0
+    for number in range(5):
+        captured = number < captures
+        us = 20_000 if captured else 1_000
+        trace.op("Torch-Compiled Region: 0/0", at, us)
+        if captured:
+            trace.event("call", "cudaStreamBeginCapture", at + 100, 5, 1, correlation=1)
+            trace.event("call", "cudaStreamEndCapture", at + 200, 5, 1, correlation=2)
+        trace.kernel(made.GEMM, at + us - 500, 400, at + us - 510)
+        at += us + 10
+    run = run_of(tmp_path, trace)
+    text = first_sentence(run)
+    assert (
+        "captured anew in 3 of 5 calls of compiled code, which take 60.0 ms, and the others 1.00 ms" in text
+    ) == told
+    (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
+    assert ("Capture each of them once" in finding.advice) == told

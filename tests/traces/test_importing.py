@@ -32,6 +32,7 @@ def test_a_trace_becomes_a_run(tmp_path):
         "format": "torch.profiler",
         "traces": ["t.json"],
         "device": "cuda:0",
+        "sync_call": "cudaStreamSynchronize",
     }
     assert run.head.environment["gpus"][0]["capability"] == "8.0"
     assert run.head.created_at.startswith("2023-11-14T22:13:20")
@@ -373,3 +374,9 @@ def test_the_report_of_a_trace_counts_waits_in_whole_numbers(tmp_path):
     page = report_html([run_of(tmp_path, trace)])
     for name in ("Host syncs", "Kernels, copies and fills"):
         assert f'<th scope="row">{name}</th><td>29</td>' in page
+
+
+def test_several_traces_are_told_to_be_imported_before_a_diagnosis(tmp_path, capsys):
+    paths = [str(trace_of(tmp_path, rank, f"{rank}.json")) for rank in range(2)]
+    assert main(["diagnose", *paths]) != 0
+    assert "2 paths are too many" in (said := capsys.readouterr().err) and "import-trace" in said

@@ -142,3 +142,15 @@ def test_the_only_batch_before_the_window_is_the_start_of_its_loader(tmp_path):
     assert "40.0 ms of the trace (36.4 %) come before the first device activity" in text
     assert text.endswith("40.0 ms of them in no operator.")
     assert [f for f in diagnose(run) if f.code == "waiting-for-data"] == []
+
+
+@pytest.mark.parametrize(("missing", "told"), [(12, True), (1, False)])
+def test_launches_whose_kernels_are_not_recorded_are_counted(tmp_path, missing, told):
+    trace = Made()
+    for number in range(20):
+        trace.kernel(made.GEMM, 100 * number + 10, 90, 100 * number)
+    for number in range(missing):
+        trace.event("call", "cudaLaunchKernel", 2_000 + 10 * number, 4, 1, correlation=7 + number)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith("12 of 32 launches have no kernel in the trace") == told
+    assert ("have no kernel" in text) == told

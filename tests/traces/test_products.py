@@ -52,6 +52,22 @@ def test_two_linear_layers_differ_in_no_layout(tmp_path):
     assert (addmm["first_us"], addmm["us"], addmm["count"]) == (980, 980, 1)
 
 
+def test_the_products_that_a_convolution_calls_count_as_the_convolution(tmp_path):
+    trace = Made()
+    for depth, name in enumerate(("aten::conv2d", "aten::thnn_conv2d", "aten::thnn_conv2d_forward")):
+        trace.op(name, depth, 1000 - 2 * depth)
+    trace.op("aten::addmm_", 400, 500, **{"Input Dims": [[4, 8], [4, 16], [16, 8]], "Input type": ["float"] * 3})
+    trace.op("aten::copy_", 410, 20, **{"Input Dims": [[4, 8], [4, 8]], "Input type": ["float"] * 2})
+    trace.op("aten::addmm", 1100, 300)
+    run = run_of(tmp_path, trace, "")
+    sentence = first_sentence(run)
+    assert "aten::thnn_conv2d_forward, with aten::addmm_ within it (36.9 %), takes 76.6 %" in sentence
+    assert "where oneDNN is missing" in sentence
+    by_op = kernel_table(run, "op").set_index("name")["total_us"]
+    assert by_op["aten::thnn_conv2d_forward"] == 996 and by_op["aten::addmm"] == 300
+    assert run.windows["products"].tolist() == [2]
+
+
 def conv(trace, device=False):
     """One convolution: four nested operators on a CPU, and two kernels on a GPU."""
     names = ("aten::conv2d", "aten::convolution", "aten::_convolution", "aten::cudnn_convolution")

@@ -96,6 +96,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "host_rest_op": None,
         "host_rest_op_us": 0,
         "host_outside_us": 0,
+        "alone_loading_us": 0,
         "lead_us": 0,
         "lead_data_us": 0,
         "sync_op": None,

@@ -11,7 +11,7 @@ from amp_core.analysis import compare_step_cost
 from amp_core.analysis.comparison.trace_change import compare_kernels, trace_change
 from amp_core.schema import RunError
 from amp_core.traces import import_traces
-from tests.traces.made import CAST, GEMM, RELU, SIMT, Made, write
+from tests.traces.made import CAST, GEMM, RELU, SIMT, Made, run_of, write
 
 
 def forward(*, amp, steps=True):
@@ -185,3 +185,26 @@ def test_casts_that_autocast_adds_on_a_cpu_are_counted_once(tmp_path):
     assert change.casts_added == 3 and change.casts_added_us > 0
     products = compare_kernels(runs).set_index("name").loc["aten::addmm"]
     assert (products["first_count"], products["count"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "answer"),
+    [
+        ("triton__0d1d2d3d", 36_864, "unknown"),
+        ("triton__0d1d2d3d", 9_216, "no"),
+        ("triton__0d1d2d3de4de", 33_792, "no"),
+    ],
+)
+def test_a_numbered_kernel_with_much_shared_memory_may_be_a_product(tmp_path, name, shared, answer):
+    eager, compiled = Made(), Made()
+    for number in range(9):
+        eager.op("aten::mm", 100 * number, 8)
+        eager.kernel(GEMM, 100 * number + 10, 80, 100 * number + 2)
+        compiled.kernel(name if number > 3 else GEMM, 100 * number + 10, 5 if number > 3 else 80, 100 * number + 2)
+        compiled.events[-1]["args"]["shared memory"] = shared
+    runs = [run_of(tmp_path / side, trace) for side, trace in (("eager", eager), ("compiled", compiled))]
+    kernels = runs[1].kernels
+    assert set(kernels["tensor_core"][kernels["name"] == name]) == {answer}
+    timeline = runs[1].timeline
+    assert set(timeline["tensor_core"][timeline["name"] == name]) == {answer}
+    assert ("hardly hold the same work" in " ".join(trace_change(runs).notes)) == (answer == "no")

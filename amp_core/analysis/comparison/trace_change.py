@@ -211,7 +211,9 @@ def _unlike(
         )
     products = [float(window_rows(run)["products"].sum(min_count=1)) for run in runs]  # not of older imports
     known = windows and np.isfinite(products).all() and max(unknown) <= MAX_UNKNOWN_FRAC
-    if known and max(products) > MAX_UNLIKE_RATIO * max(1.0, min(products)):
+    fewer = int(np.argmin(products)) if known else 0  # what is unclassified there may be the products that are missing
+    perhaps = float(rows[fewer]["count"][rows[fewer]["tensor_core"] == "unknown"].sum())
+    if known and max(products) > MAX_UNLIKE_RATIO * max(1.0, min(products) + perhaps):
         notes.append(
             f"The windows hardly hold the same work: {products[0]:,.0f} products and convolutions, then "
             f"{products[1]:,.0f}."

@@ -153,6 +153,9 @@ def waited_for(run: Run) -> WaitedFor | None:
 MIN_LAST_FRAC, MIN_KEPT_FRAC = 0.2, 0.25
 """A rank that enters at least this share of the collectives last, and for which the others wait at least that part of
 the longest wait, is late too."""
+MIN_CHANCE_RATIO = 1.5
+"""A late rank enters that many times as many collectives last as it would by chance, which is one in as many as there
+are ranks: three of four with two ranks, three of sixteen with eight."""
 
 
 def late_ranks(run: Run) -> pd.DataFrame:
@@ -161,6 +164,7 @@ def late_ranks(run: Run) -> pd.DataFrame:
     longest_ms = float(table["kept_ms"].max()) if len(table) > 1 else 0.0
     often = (table["last_frac"] >= MIN_LAST_FRAC) & (table["kept_ms"] >= MIN_KEPT_FRAC * longest_ms)
     late = (table["kept_ms"] >= LATE_FRAC * longest_ms) | often
+    late &= table["last_frac"] >= min(1.0, MIN_CHANCE_RATIO / max(1, len(table)))
     return table[late & (longest_ms > 0)].sort_values("kept_ms", ascending=False, ignore_index=True)
 
 

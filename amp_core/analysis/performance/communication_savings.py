@@ -18,6 +18,7 @@ from amp_core.analysis.performance.collectives import (
     rank_waiting,
     waited_for,
 )
+from amp_core.analysis.performance.idle_savings import alone_loading_us
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share
 from amp_core.analysis.performance.step_cost import StepCost
@@ -28,6 +29,8 @@ from amp_core.text.formatting import number, percent
 MIN_WAITING_FRAC = 0.85
 """Share of waiting in the exposed communication of the ranks that wait from which the network is no part of the
 fault."""
+MIN_SURE_FRAC = 0.8
+"""Share of it that comes before the last rank enters, whatever hides the rest, from which nothing else shortens it."""
 MIN_HELD_FRAC = 0.5
 """Share of a late rank's idle time with work queued from which its GPU, and not its host, is what is late."""
 MAX_RANKS_NAMED = 4
@@ -36,6 +39,9 @@ MAX_RANKS_NAMED = 4
 def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Saving]:
     """The savings of exposed communication and of copies, in a trace with these `kernel_rows`."""
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
+    windows = window_rows(run)
+    steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
+    communication = max(0.0, communication - alone_loading_us(windows) / steps)
     everything = kernel_rows(run, everything=True)
     copied = longest_name(everything[everything["category"].isin(COPIES)], "name") or "copies"
     exposed = collective_rows(run).groupby("kernel")["alone_us"].sum()
@@ -69,8 +75,18 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
     if not others:  # each rank is late now and then
         return None
     steps = max(1.0, float(windows["steps"].fillna(1.0).sum())) / ranks
-    saved_us = min(cost.step_us, float(for_late.sum()) / others / steps)
+    hidden_us = alone_loading_us(windows[~windows["rank"].isin(named)])
+    saved_us = min(cost.step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
     idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
+    # A collective first waits and then transfers: what runs beside it may hide either.
+    surely_us = float((rows["alone_us"] - rows["transfer_us"]).clip(lower=0.0).fillna(0.0)[waits].sum())
+    mean_ms = 1e3 * others * steps
+    parts = (
+        f"; of the {number(exposed_us / mean_ms, 'ms')} that another rank only communicates, at least "
+        f"{number(surely_us / mean_ms, 'ms')} are waiting and at most "
+        f"{number((exposed_us - surely_us) / mean_ms, 'ms')} the transfer"
+    )
+    is_sure = surely_us >= MIN_SURE_FRAC * exposed_us
     late = late.head(MAX_RANKS_NAMED)
     shares = " and ".join(map(percent, late["last_frac"]))
     at_least, of_these = _of_some_ranks(run)
@@ -90,7 +106,8 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
         f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {shares} of them last{of_these}",
         f"rank {named[0]}",
         f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
-        f"{number(transfer_ms, 'ms')}",
+        f"{number(transfer_ms, 'ms')}{'' if is_sure else parts}",
+        all_waiting=is_sure,
         late_ranks=tuple(named),
         held_ranks=tuple(held),
     )
@@ -121,7 +138,8 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
         at_least, of_these = _of_some_ranks(run)
         late, ranks = late_ranks(run), window_rows(run)["rank"].nunique()
         words = f"; a rank spends {at_least}{share} in collectives waiting for others"
-        if len(late) > max(2.0, ranks / 2):
+        if late.empty or len(late) > max(2.0, ranks / 2):
+            late = late if len(late) else rank_waiting(run)
             often = f"up to {percent(late['last_frac'].max())} of the collectives last{of_these}"
             who = f"{len(late)} of {ranks} ranks each enter"
             return words, f"no rank is late alone: {who} {often}, as where the work of the ranks varies"

@@ -43,7 +43,8 @@ def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, step
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
-    host = max(0.0, gaps - sync - wait - latency) + lead
+    loading_us = alone_loading_us(windows) / steps
+    host = max(0.0, gaps - sync - wait - latency) + lead + loading_us
     mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps
     known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
@@ -63,16 +64,23 @@ def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, step
         code, why = "unexplained-idle", ", and the trace has no launches that would show why"
         if (rows["category"] == "communication").all():
             why = ", or does what the trace lacks: it holds collectives alone"
+    or_waits = " or waits in collectives" if loading_us >= MIN_SAVED_FRAC * cost.step_us else ""
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
                f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
-        Saving(code, host, cost.step_us, f"The GPU is idle for {_when(host - lead, lead, cost, unit)}{why}",
+        Saving(code, host, cost.step_us, f"The GPU is idle{or_waits} for {_when(host - lead, lead, cost, unit)}{why}",
                (calls if in_calls else op) or "host", lead_us=lead),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
                f"after {number_of} with the host{in_syncs}", where),
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {step_share(held, cost)} of the {unit} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
+
+
+def alone_loading_us(windows: pd.DataFrame) -> float:
+    """Time in which a device only communicates while its own host stays in a call, as in the first launch of a kernel:
+    without the communication it would be idle."""
+    return float(windows["alone_loading_us"].fillna(0.0).sum())
 
 
 MIN_OF_ONE_RATIO = 1.5

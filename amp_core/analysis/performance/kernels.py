@@ -57,6 +57,7 @@ _WINDOW_NUMBERS = (
     "host_call_op_us",
     "host_rest_op_us",
     "host_outside_us",
+    "alone_loading_us",
 )
 
 

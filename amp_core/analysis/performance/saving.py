@@ -38,6 +38,8 @@ class Saving:
     """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
     late_ranks: tuple[int, ...] = ()
     """Of communication that is nearly all waiting: the ranks that the others wait for, the latest first."""
+    all_waiting: bool = True
+    """Of communication with late ranks: whether the transfer itself is surely a small part of it."""
     held_ranks: tuple[int, ...] = ()
     """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
     is_sure: bool = True

@@ -179,8 +179,18 @@ _OTHER_SYNC = Remedy(
 )
 
 
+_OF_DEVICE = Remedy(
+    "The program waits for the whole device, as torch.cuda.synchronize() does, and afterwards the GPU waits for the "
+    "host. Remove these calls from the loop, or time it with events.",
+    "start.record()   # torch.cuda.Event(enable_timing=True), and no torch.cuda.synchronize() until all is timed",
+)
+"""`set_sync_debug_mode` reports no such calls."""
+
+
 def _syncs_of_trace(run: Run) -> list[Finding]:
-    remedied = [(f, _SYNC_REMEDIES.get(f.where, _OTHER_SYNC)) for f in saving_finding(run, "host-syncs")]
+    of_device = str(run.head.config.get("sync_call")).endswith("DeviceSynchronize")
+    other = _OF_DEVICE if of_device else _OTHER_SYNC
+    remedied = [(f, _SYNC_REMEDIES.get(f.where, other)) for f in saving_finding(run, "host-syncs")]
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
 
 

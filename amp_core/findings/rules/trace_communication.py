@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pandas as pd
+
 from amp_core.analysis.performance.collectives import collective_rows, collective_table
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -35,13 +37,16 @@ def exposed_communication(run: Run) -> list[Finding]:
     name = str(exposed.idxmax()) if exposed.sum() > 0 else ""
     dtypes = rows[rows["name"] == name].groupby("dtype")["alone_us"].sum()
     dtype = str(dtypes.idxmax()) if len(dtypes) else ""
-    narrower = ", and 16-bit activations" if dtype in ("float64", "float32", "") else ""
+    transfers = _transfers(rows)
+    narrower = ", and 16-bit activations" if dtype in ("float64", "float32", "") and transfers else ""
     of_experts = bool(rows["kernel"][rows["name"] == name].str.contains(_EXPERT_KERNELS).any())
-    exchange = _exchange(dtype, of_experts=of_experts)
+    exchange = _exchange(dtype, of_experts=of_experts, transfers=transfers)
     savings = possible_savings(run)
     late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
     if late is not None:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
+        if not late.all_waiting:
+            remedy = replace(remedy, advice=_AND_TRANSFER)
         return for_what_runs(
             run, saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
         )
@@ -71,6 +76,11 @@ _LATE_RANKS = Remedy(
     "do not do, or do in less time.",
     "with torch.profiler.profile(with_stack=True) as prof:   # on the late ranks\n    train_step(batch)\n"
     'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
+)
+
+_AND_TRANSFER = (
+    "Part of this is waiting for ranks that enter the collectives late: find what those do before the collectives that "
+    "the others do not do. The rest is the transfer itself, which overlap, a faster network or fewer bytes shorten."
 )
 
 _HELD_RANKS = Remedy(
@@ -117,10 +127,23 @@ _ASYNCHRONOUS = {
 """How each collective runs beside what is computed before `wait`."""
 
 
-def _exchange(dtype: str, *, of_experts: bool) -> Remedy:
-    """Advice for ranks that exchange values of `dtype`, "" for an unknown one; `of_experts`: by DeepEP's kernels."""
+def _transfers(rows: pd.DataFrame) -> bool:
+    """Whether fewer bytes would help: the transfer is more than a small part of exposed communication, or unknown."""
+    known = rows[rows["transfer_us"].notna()]
+    alone_us = float(rows["alone_us"].sum())
+    least_us = float(rows["alone_us"].sum() - (known["alone_us"] - known["transfer_us"]).clip(lower=0.0).sum())
+    return least_us >= MIN_TRANSFER_FRAC * alone_us
+
+
+MIN_TRANSFER_FRAC = 0.1
+
+
+def _exchange(dtype: str, *, of_experts: bool, transfers: bool) -> Remedy:
+    """Advice for ranks that exchange values of `dtype`, "" for an unknown one; `of_experts`: by DeepEP's kernels;
+    `transfers`: whether fewer bytes would help."""
     width = element_bytes(dtype) if dtype else None
-    narrower = "" if width is not None and width <= MAX_NARROW_BYTES else ", and exchange 16 bits or fewer"
+    narrow = width is not None and width <= MAX_NARROW_BYTES
+    narrower = "" if narrow or not transfers else ", and exchange 16 bits or fewer"
     what = "tokens" if of_experts else "tokens or embedding rows"
     return Remedy(
         f"Ranks exchange {what} here. Compute what does not depend on them in the meantime{narrower}.{_OTHER_RANKS}",

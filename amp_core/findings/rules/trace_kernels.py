@@ -138,9 +138,17 @@ def slow_products(run: Run) -> list[Finding]:
         is_large |= slow.blocks_per_sm >= 1
     kinds, other = (_LARGE, _LARGE_PRODUCTS) if is_large else (_ALIGNED, _SMALL)
     remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
-    if remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
+    if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
+        remedy = _FP32_ATTENTION
+    elif remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
         remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
+
+
+def _is_in_fp32(run: Run, op: str) -> bool:
+    """Whether most time of an operator is in FP32 or TF32."""
+    rows = kernel_rows(run)
+    return longest_name(rows[rows["op"] == op], "precision") in ("fp32", "tf32")
 
 
 def _has_eager_attention(run: Run) -> bool:
@@ -194,6 +202,12 @@ _LARGE = {
     ),
 }
 """Advice by the operator where one call has enough work."""
+_FP32_ATTENTION = Remedy(
+    "A fused kernel of attention runs already, in FP32, which the faster ones do not take. Compute attention in 16 "
+    "bits.",
+    "y = torch.nn.functional.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())",
+)
+"""FlashAttention and cuDNN's attention take FP16 and BF16 alone."""
 _SMALL = Remedy(
     "The sizes are aligned, so padding gains nothing: there is too little work in one call for this GPU. Use larger "
     "batches, or merge several products into one.",

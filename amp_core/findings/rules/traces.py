@@ -8,6 +8,7 @@ from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import facts
+from amp_core.findings.step_sentences import captured_anew
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, has_all_ranks, saving_finding, trains
 from amp_core.store.run import Run
 
@@ -123,6 +124,8 @@ def host_bound(run: Run) -> list[Finding]:
     remedy = next((r for kind, r in _CALLS.items() if findings and CALLS[kind] in findings[0].title), None)
     if remedy is _CALLS["graphs"] and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
         remedy = _GRAPH_LAUNCHES
+    if remedy is None and captured_anew(run):
+        remedy = _CALLS["graphs"]
     if remedy is None:
         named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
         stacks = facts(run.head.environment, "profiler").get("with_stack")
@@ -303,8 +306,15 @@ def copies(run: Run) -> list[Finding]:
         if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
     elif remedy is known["DtoH"] and _is_pageable_both_ways(run):
-        remedy = _PIN_BOTH
+        remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+
+
+def _has_stream_per_way(run: Run) -> bool:
+    """Whether copies to and from the device are on different streams."""
+    rows = run.timeline
+    down, up = (set(rows["stream"][rows["name"].str.contains(way)].dropna()) for way in ("DtoH", "HtoD"))
+    return bool(down and up) and not down & up
 
 
 def _is_pageable_both_ways(run: Run) -> bool:
@@ -321,6 +331,10 @@ _PIN_BOTH = Remedy(
     "Copies in both directions use memory that is not pinned: the driver copies it once more, and one direction waits "
     "for the other. Pin it, and copy each direction on a stream of its own.",
     "host = torch.empty(shape, pin_memory=True)\nhost.copy_(result, non_blocking=True)",
+)
+_PIN_ON_TWO_STREAMS = (
+    "Copies in both directions use memory that is not pinned: the driver copies it once more, and one direction waits "
+    "for the other, though they are on streams of their own. Pin it."
 )
 _ON_OWN_STREAM = (
     "The copies already come from pinned memory, on a stream of their own, and outlast what runs beside them. Copy "

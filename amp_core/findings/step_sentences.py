@@ -1,0 +1,55 @@
+"""What the first sentence says of steps and calls of a trace that differ in length.
+
+uneven_steps(run)     # 'The steps differ: step 4 takes 397 ms, the median 144 ms, so means per step fit none of them.'
+"""
+
+import numpy as np
+
+from amp_core.analysis.performance.kernels import is_trace, window_rows
+from amp_core.store.run import Run
+from amp_core.text.formatting import number
+
+MIN_UNEVEN_RATIO = 1.5
+"""A step that takes that many times as long as the median, or that part of it, differs."""
+MIN_STEPS = 3
+
+
+def uneven_steps(run: Run) -> str:
+    """A sentence on the steps of a trace, of which at least one is far from the median; empty for others."""
+    if not is_trace(run):
+        return ""
+    frame = run.steps
+    frame = frame[np.isfinite(frame["step_ms"].astype(float))]
+    ms = frame.groupby("step")["step_ms"].mean()
+    median = float(ms.median()) if len(ms) >= MIN_STEPS else 0.0
+    if median <= 0:
+        return ""
+    apart = ms[(ms >= MIN_UNEVEN_RATIO * median) | (ms * MIN_UNEVEN_RATIO <= median)]
+    if apart.empty:
+        return ""
+    farthest = (np.log(apart.clip(lower=1e-6) / median)).abs().idxmax()
+    others = f", and {len(apart) - 1} more differ" if len(apart) > 1 else ""
+    return (
+        f"The steps differ: step {farthest:.0f} takes {number(float(ms[farthest]), 'ms')}, the median "
+        f"{number(median, 'ms')}{others}, so means per step fit none of them."
+    )
+
+
+def captured_anew(run: Run) -> str:
+    """A sentence on the calls of compiled code in which graphs are captured again; empty if that takes little."""
+    calls = run.head.config.get("captured_calls") if is_trace(run) else None
+    if not isinstance(calls, dict):
+        return ""
+    numbers = [calls.get(name) for name in ("captured", "others", "captured_us", "others_us")]
+    captured, others, us, others_us = (value if isinstance(value, int | float) else 0 for value in numbers)
+    if us < MIN_CAPTURED_FRAC * float(window_rows(run)["wall_us"].sum()):
+        return ""
+    rest = f", and the others {number(others_us / 1e3 / others, 'ms')} each" if others else ""
+    return (
+        f"Graphs are captured anew in {captured} of {captured + others} calls of compiled code, which take "
+        f"{number(us / 1e3, 'ms')}{rest}."
+    )
+
+
+MIN_CAPTURED_FRAC = 0.2
+"""Share of the profiled time from which such calls are told."""
