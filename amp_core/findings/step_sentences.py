@@ -1,6 +1,6 @@
 """What the first sentence says of steps and calls of a trace that differ in length.
 
-uneven_steps(run)     # 'The steps differ: step 4 takes 397 ms, the median 144 ms, so means per step fit none of them.'
+uneven_steps(run)     # 'The steps differ: step 4 takes 397 ms, the median 144 ms; figures per step are means.'
 """
 
 import numpy as np
@@ -28,10 +28,11 @@ def uneven_steps(run: Run) -> str:
     if apart.empty:
         return ""
     farthest = (np.log(apart.clip(lower=1e-6) / median)).abs().idxmax()
-    others = f", and {len(apart) - 1} more differ" if len(apart) > 1 else ""
+    more = len(apart) - 1
+    others = f", and {more} more {'differs' if more == 1 else 'differ'}" if more else ""
     return (
         f"The steps differ: step {farthest:.0f} takes {number(float(ms[farthest]), 'ms')}, the median "
-        f"{number(median, 'ms')}{others}, so means per step fit none of them."
+        f"{number(median, 'ms')}{others}; figures per step are means."
     )
 
 

@@ -124,7 +124,7 @@ def test_a_step_that_is_far_from_the_median_is_told(tmp_path, last_us, told):
         trace.event("mark", f"ProfilerStep#{number}", at, us - 5, 1)
         trace.kernel(made.GEMM, at + 10, us - 10, at + 2)
     text = first_sentence(run_of(tmp_path, trace))
-    assert ("The steps differ: step 3 takes 9.00 ms, the median 1.00 ms, so" in text) == told
+    assert ("The steps differ: step 3 takes 9.00 ms, the median 1.00 ms; figures per step are means" in text) == told
     assert ("The steps differ" in text) == told
 
 

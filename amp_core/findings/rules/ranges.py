@@ -40,6 +40,7 @@ def _first_overflow(run: Run) -> Cause | None:
     frame = signals(run, "non-finite output")
     frame = frame[frame["detail"].isin(("", "input"))]
     done, harmless = -1, set(_made_with_finite_loss(run))
+    otherwise: set[str] = set()  # where other causes were seen, which in later steps are not told from an overflow
     for step in map(int, frame["step"].dropna()):
         if step <= done or step in harmless:
             continue
@@ -50,6 +51,9 @@ def _first_overflow(run: Run) -> Cause | None:
         if cause is not None and (
             cause.op == MASKED_ROWS or cause.of_constant or cause.op.endswith((OF_ZERO, BY_ZERO))
         ):
+            otherwise.add(cause.where)
+            continue
+        if cause is not None and cause.where in otherwise:
             continue
         known = cause is not None and (cause.where != LOSS or cause.op != "")
         if cause is not None and known and (cause.phase, cause.dtype) == ("forward", "float16"):
