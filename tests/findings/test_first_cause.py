@@ -64,6 +64,18 @@ def test_a_mask_of_minus_infinity_in_a_step_that_was_made_is_no_overflow(tmp_pat
     assert "activation-overflow" in {f.code for f in diagnose(broken)}
 
 
+def test_masked_rows_are_no_overflow_in_later_steps_that_do_not_tell_them_again(tmp_path: Path) -> None:
+    nan = float("nan")
+    output = OUTPUT | {"name": "attention.proj", "detail": "input"}
+    events = [
+        output | {"step": 0},
+        {"kind": "masked rows", "name": "attention", "step": 0, "value": 4.0},
+        output | {"step": 3},
+    ]
+    run = run_of(tmp_path / "run", events, [nan, 1.0, 1.0, nan], [True, False, False, True])
+    assert {f.code for f in diagnose(run)} & {"fully-masked-row", "activation-overflow"} == {"fully-masked-row"}
+
+
 def test_masked_rows_elsewhere_do_not_explain_a_module(tmp_path: Path) -> None:
     nan = float("nan")
     masked = {"kind": "masked rows", "name": "encoder.attention", "step": 0, "value": 4.0}
