@@ -171,11 +171,14 @@ def test_exponents_and_zeros_are_imported_only_if_buckets_determine_them() -> No
 
 
 def test_a_restarted_training_counts_each_step_once(tmp_path: Path) -> None:
-    for name, first, value in (("a", 0, 1.0), ("b", 5, 9.0)):
-        writer = EventFileWriter(str(tmp_path / "log"), filename_suffix=f".{name}")
+    (tmp_path / "log").mkdir()
+    for start_s, first, value in ((1_700_000_000, 0, 1.0), (1_700_000_100, 5, 9.0)):  # a restart is a later process
+        writer = EventFileWriter(str(tmp_path / str(start_s)))
         for step in range(first, first + 8):
             writer.add_event(Event(step=step, wall_time=1.7e9 + step, summary=scalar_pb("loss", value)))
         writer.close()
+        (written,) = (tmp_path / str(start_s)).iterdir()
+        written.rename(tmp_path / "log" / f"events.out.tfevents.{start_s}.host")
     import_tensorboard(tmp_path / "log", tmp_path / "run")
     assert load_run(tmp_path / "run").steps.loss.tolist() == [1.0] * 5 + [9.0] * 8
 
