@@ -5,6 +5,7 @@ import streamlit as st
 from amp_core import Run, diagnose
 from amp_core.analysis import Overview, overview, tensor_core_use
 from amp_core.findings import first_sentence
+from amp_core.hardware.gpus import core_names
 from amp_core.views import DEVICE, LOSS, LOSSES, MEMORY, PHASES
 from pages.parts import baseline, cards, charts, head, live, loaders, warm_up, words
 from pages.parts.diagnosed import chain
@@ -28,7 +29,8 @@ def of_profile(run: Run) -> None:
     """A run without steps, such as an imported trace: its findings, and the pages of what the profiler recorded."""
     head.ending(run)
     use = loaders.analysed(tensor_core_use, run)
-    share = "" if use.tensor_frac is None else f", {words.percent(use.tensor_frac)} of it on tensor cores"
+    cores, _ = core_names(use.device_name)
+    share = "" if use.tensor_frac is None else f", {words.percent(use.tensor_frac)} of it on {cores}"
     work = "Traced operators. " if len(run.ops) else ""
     if use.kernel_us:
         work = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}. "

@@ -5,7 +5,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import TensorCoreUse, matrix_ops, missed_tensor_core_time, tensor_core_use
-from amp_core.hardware.gpus import Gpu
+from amp_core.hardware.gpus import Gpu, core_names
 from amp_core.views import KERNELS, TENSOR_CORES
 from pages.parts import baseline, charts, empty, head, loaders, words
 from pages.parts.hardware import abilities, kernels, profiled
@@ -20,21 +20,23 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
             "This run was profiled on a CPU, which has no tensor cores, so its operators are shown. "
             f"{words.percent(use.matrix_frac)} of their time is GEMM/conv, which tensor cores accelerate."
         )
+    cores, _ = core_names(use.device_name)
     if use.has_tensor_cores is False:
         return f"{words.escape(Gpu(use.device_name, use.capability).in_words())} All GEMM/conv runs on CUDA cores."
     if not use.kernel_us:
-        return "The times of this run's kernels were not recorded, so what tensor cores did is not known."
+        return f"The times of this run's kernels were not recorded, so what {cores} did is not known."
     if not use.matrix_us:
-        return "No kernel of this window is GEMM/conv, so tensor cores have nothing to accelerate."
+        return f"No kernel of this window is GEMM/conv, so {cores} have nothing to accelerate."
     share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
     unnamed = f"; {words.percent(use.unknown_frac)} is unclassified" if use.unknown_frac else ""
-    lead = "Tensor cores run GEMM/conv" if share >= 0.9 else "Tensor cores run part of GEMM/conv"
+    lead = f"{cores.capitalize()} run {'GEMM/conv' if share >= 0.9 else 'part of GEMM/conv'}"
     text = (
         f"{lead}: kernels that use them take {words.percent(share)} of its time and {words.percent(use.tensor_frac)} "
         f"of all kernel time{unnamed}."
     )
     if share < 0.01:
-        lead = "Tensor cores are unused" if unknown < 0.5 else "Kernel names do not show whether tensor cores are used"
+        unused = f"{cores.capitalize()} are unused"
+        lead = unused if unknown < 0.5 else f"Kernel names do not show whether {cores} are used"
         text = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while GEMM/conv takes "
         text += f"{words.percent(use.matrix_frac)}{unnamed}."
     if stake["time_frac"].sum() >= MIN_STAKE_FRAC:
@@ -70,6 +72,6 @@ if not use.on_cpu:
 with st.container(key="wide-kernels"):
     charts.view(KERNELS, run, "tensor_cores.kernels", step=step)
 st.caption(f"{profiled.coverage(run, step)} Copies and AMPscope's own kernels are excluded.")
-kernels.matrix_work(ops, use.on_cpu)
+kernels.matrix_work(ops, use)
 kernels.added_up(run, step, use.on_cpu)
 abilities.show_machine_of(run)

@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder = import_traces(arguments.traces, arguments.out, arguments.name, Progress(arguments.traces))
     print(folder)
     from amp_core.analysis import tensor_core_use  # only now: 50 MB beside those of a large trace
+    from amp_core.hardware.gpus import core_names
     from amp_core.store.run import load_run
 
     imported = load_run(folder)
@@ -91,9 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
         print("the trace has no device activity; ampscope diagnose explains how to record it")
         return 0
     use = tensor_core_use(imported)
+    cores, _ = core_names(use.device_name)
     if use.tensor_frac is not None and use.unknown_frac is not None:
         print(
-            f"{use.kernel_us / 1e3:.1f} ms of kernels: {use.tensor_frac:.1%} on tensor cores, "
+            f"{use.kernel_us / 1e3:.1f} ms of kernels: {use.tensor_frac:.1%} on {cores}, "
             f"{1 - use.tensor_frac - use.unknown_frac:.1%} without, {use.unknown_frac:.1%} unclassified"
         )
     else:

@@ -17,6 +17,7 @@ from amp_core.figures.axes import percent, share_axis, shorten
 from amp_core.figures.colours import PARTS, UNKNOWN_PART, bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import empty_figure, finish, set_layout
+from amp_core.hardware.gpus import core_names
 from amp_core.text.formatting import number, without_arguments
 
 MAX_BARS = 15
@@ -24,10 +25,10 @@ MAX_BARS = 15
 MAX_NAME_CHARS = 170
 """Characters of a name that fit beside each other on a typical page."""
 
-_ANSWERS = {  # answer: words, meaning, hatching
-    "yes": ("on tensor cores", "tensor_yes", ""),
+_ANSWERS = {  # answer: words with the names of the cores, meaning, hatching
+    "yes": ("on {matrix}", "tensor_yes", ""),
     "unknown": ("unclassified", "tensor_unknown", "/"),
-    "no": ("GEMM/conv on CUDA cores", "tensor_no", ""),
+    "no": ("GEMM/conv on {others}", "tensor_no", ""),
     "none": ("no GEMM/conv", "no_matrix", ""),
 }
 
@@ -35,14 +36,18 @@ _INK = {"yes": ("#FFFFFF", "#FFFFFF"), "unknown": ("#FFFFFF", "#11181B"), "no": 
 _INK["none"] = ("#11181B", "#FFFFFF")
 
 
-def tensor_core_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time on tensor cores") -> go.Figure:
+def tensor_core_figure(
+    shares: pd.DataFrame, dark: bool = False, title: str = "", cores: tuple[str, str] = core_names("")
+) -> go.Figure:
     """The time of all kernels, and of those that multiply matrices, by use of tensor cores; from
-    `tensor_core_shares`."""
+    `tensor_core_shares`. `cores`: what the GPU's vendor calls them and the others, from `core_names`."""
+    title = title or f"Time on {cores[0]}"
     if not len(shares):
         return empty_figure(title, "No GPU kernels were recorded.")
     names = list(dict.fromkeys(shares["of"]))
     figure = FigureSpec()
-    for answer, (words, meaning, hatch) in _ANSWERS.items():
+    for answer, (text, meaning, hatch) in _ANSWERS.items():
+        words = _words(text, cores)
         part = shares[shares["answer"] == answer].set_index("of")["frac"].reindex(names).fillna(0.0)
         if answer == "none" and not (part > 0).any():
             continue
@@ -62,7 +67,7 @@ def tensor_core_figure(shares: pd.DataFrame, dark: bool = False, title: str = "T
         )
     set_layout(figure, xaxis=share_axis("share of kernel time"))
     figure.yaxis(autorange="reversed", type="category", showgrid=False)
-    summary = "; ".join(f"{of}: {_in_words(shares[shares['of'] == of])}" for of in names)
+    summary = "; ".join(f"{of}: {_in_words(shares[shares['of'] == of], cores)}" for of in names)
     return finish(figure, title, f"{title}. {summary}.", 250, barmode="stack", bargap=0.3)
 
 
@@ -134,7 +139,11 @@ def short_kernel(name: str, max_chars: int = 46) -> str:
     return shorten(without_arguments(name), max_chars)
 
 
-def _in_words(shares: pd.DataFrame) -> str:
+def _words(text: str, cores: tuple[str, str]) -> str:
+    return text.format(matrix=cores[0], others=cores[1])
+
+
+def _in_words(shares: pd.DataFrame, cores: tuple[str, str]) -> str:
     """The answers for one kind of time, in words."""
     pairs = zip(shares["answer"], shares["frac"], strict=True)
-    return ", ".join(f"{percent(share)} {_ANSWERS[answer][0]}" for answer, share in pairs)
+    return ", ".join(f"{percent(share)} {_words(_ANSWERS[answer][0], cores)}" for answer, share in pairs)

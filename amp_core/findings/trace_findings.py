@@ -16,7 +16,7 @@ from amp_core.findings.left_out_sentences import parts_left_out
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.findings.step_sentences import captured_anew, uneven_steps
-from amp_core.hardware.gpus import is_amd
+from amp_core.hardware.gpus import core_names
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
@@ -79,8 +79,23 @@ def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
     trace is left out, first if that is most of it and the host's doing. Empty for other runs."""
     before, after = parts_left_out(run)
-    told = (*before, _vectors(run), _first_sentence(run), captured_anew(run), uneven_steps(run), *after)
+    told = (*before, _vectors(run), _first_sentence(run), _small(run), captured_anew(run), uneven_steps(run), *after)
     return " ".join(filter(None, told))
+
+
+def _small(run: Run) -> str:
+    """What changes that save too little each would save together; empty if that is little too, or one saves enough."""
+    savings = possible_savings(run)
+    if savings is None or any(c.saved_us > 0 for c in savings.ranked) or len(savings.small) < 2:
+        return ""
+    us = sum(c.saved_us for c in savings.small)
+    if us < MIN_SAVED_FRAC * savings.cost.step_us:
+        return ""
+    largest = savings.small[0]
+    return (
+        f"Smaller savings add up to {percent(us / savings.cost.step_us)}; the largest: "
+        f"{_in_sentence(largest)} ({largest.how_much(savings.unit)})."
+    )
 
 
 MIN_VECTOR_FRAC, MIN_VECTOR_STEP_FRAC = 0.8, 0.5
@@ -180,14 +195,14 @@ def _nothing(run: Run, savings: Savings) -> str:
         )
     matrix = cost.us(*MATRIX_PARTS)
     rows = kernel_rows(run)
-    cores = "matrix" if is_amd(cost.device_name) else "tensor"
+    cores, _ = core_names(cost.device_name)
     off = rows[is_matrix(rows) & (rows["tensor_core"] == "no") & rows["precision"].isin(["fp16", "bf16"])]
     off_frac = float(off["total_us"].sum() / max(rows["total_us"].sum(), MIN_KERNEL_US))
     if off_frac > MAIN_OP_FRAC:
         kinds = matrix_kinds(off["total_us"], off["category"] == "attention")
         return (
-            f"{kinds.subject} in 16 bits {kinds.verb} {percent(off_frac)} of the kernel time without using {cores} "
-            "cores. What these would save depends on the library's kernels; nothing else would save "
+            f"{kinds.subject} in 16 bits {kinds.verb} {percent(off_frac)} of the kernel time without using {cores}. "
+            "What these would save depends on the library's kernels; nothing else would save "
             f"{percent(MIN_SAVED_FRAC)} or more of the {savings.unit}."
         )
     on_tensor_cores = matrix > 0 and np.nan_to_num(cost.us("tensor")) >= 0.95 * matrix
@@ -196,7 +211,7 @@ def _nothing(run: Run, savings: Savings) -> str:
     its, it_takes = ("its", "it takes") if len(kinds.fracs) == 1 else ("their", "they take")
     shares = " and ".join(percent(frac * matrix / cost.step_us) for frac in kinds.fracs)
     at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings, its)
-    where = f", on {cores} cores{at}" if on_tensor_cores else ""
+    where = f", on {cores}{at}" if on_tensor_cores else ""
     rest = f" {savings.ranked[0].what}." if savings.ranked else ""
     others = rows[~is_matrix(rows) & (rows["op"] != "")].groupby("op")["total_us"].sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0

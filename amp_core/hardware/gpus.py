@@ -152,6 +152,12 @@ def is_amd(name: str) -> bool:
     return _AMD.search(name) is not None
 
 
+def core_names(name: str) -> tuple[str, str]:
+    """What a GPU's vendor calls the units that multiply matrices, and the others: tensor cores and CUDA cores, or on
+    AMD's GPUs matrix cores and vector units. NVIDIA's for an unknown name."""
+    return ("matrix cores", "vector units") if is_amd(name) else ("tensor cores", "CUDA cores")
+
+
 def amd_name(major: int | None, minor: int | None, units: int | None) -> str:
     """The name of an AMD GPU by its gfx version (9.4 for gfx942) and number of compute units."""
     return _AMD_PARTS.get((major or 0, minor or 0, units or 0), "AMD GPU")

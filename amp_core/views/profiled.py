@@ -19,6 +19,7 @@ from amp_core.analysis import (
     timeline,
     timeline_bars,
 )
+from amp_core.hardware.gpus import core_names
 from amp_core.store.run import Run
 from amp_core.views._view import Ask, View, figures
 
@@ -64,6 +65,19 @@ def _memory_moments(run: Run, ask: Ask, step: int | None = None) -> Moments:
     if run.steps.empty:
         title = "Memory through the profiled window"
     return Moments(table, title, ask(memory_breakdown, run, step).on_cpu)
+
+
+@dataclass(frozen=True)
+class CoreShares:
+    """Shares of kernel time from `tensor_core_shares`, and what the GPU's vendor calls its cores."""
+
+    table: pd.DataFrame
+    cores: tuple[str, str]
+
+
+def _tensor_cores(run: Run, ask: Ask, step: int | None = None) -> CoreShares:
+    names = core_names(ask(tensor_core_use, run, step).device_name)
+    return CoreShares(ask(tensor_core_shares, run, step), names)
 
 
 def _kernels(run: Run, ask: Ask, step: int | None = None) -> Titled:
@@ -129,10 +143,10 @@ MEMORY_MOMENTS = View(
 TENSOR_CORES = View(
     "tensor_cores",
     "Time on tensor cores",
-    ("kernels",),
-    lambda run, ask, step=None: ask(tensor_core_shares, run, step),
-    lambda frame, dark: figures().tensor_core_figure(frame, dark),
-    lambda frame: None if len(frame) else "No GPU kernels were recorded.",
+    ("kernels", "windows", "device", "events"),
+    _tensor_cores,
+    lambda frame, dark: figures().tensor_core_figure(frame.table, dark, cores=frame.cores),
+    lambda frame: None if len(frame.table) else "No GPU kernels were recorded.",
 )
 KERNELS = View(
     "kernels",

@@ -14,6 +14,7 @@ from amp_core.figures import agreement_figure, kernel_figure, step_cost_figure, 
 from amp_core.figures import colours as figure_colours
 from amp_core.figures.axes import percent
 from amp_core.figures.kernels import MAX_BARS, MAX_NAME_CHARS, short_kernel
+from amp_core.hardware.gpus import core_names
 from tests.figures.test_style import contrast
 
 
@@ -35,6 +36,12 @@ def test_tensor_core_classes_fill_the_whole_bar_and_differ_in_hatching(runs: dic
     assert figure.layout.meta["alt"].startswith(
         "Time on tensor cores. all kernels: 61.9 % on tensor cores, 1.85 % unclassified"
     )
+
+
+def test_the_chart_takes_the_vendors_names_for_its_cores(runs: dict[str, Run]) -> None:
+    figure = tensor_core_figure(tensor_core_shares(runs["profiled"]), cores=core_names("AMD Instinct MI300X"))
+    assert [trace.name for trace in figure.data][:3] == ["on matrix cores", "unclassified", "GEMM/conv on vector units"]
+    assert figure.layout.meta["alt"].startswith("Time on matrix cores. all kernels: 61.9 % on matrix cores")
 
 
 def rows_of(figure: go.Figure) -> list[str]:

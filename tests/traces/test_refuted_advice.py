@@ -9,7 +9,7 @@ from tests.traces import made
 from tests.traces.made import Made, products, run_of, write
 from tests.traces.test_collectives import ddp
 from tests.traces.test_collectives import run_of as run_of_ranks
-from tests.traces.test_findings import inference_with
+from tests.traces.test_exchanges import inference_with
 
 EXCHANGE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 DISPATCH = "void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*, int*)"

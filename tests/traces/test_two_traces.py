@@ -56,6 +56,20 @@ def test_the_change_says_what_was_bought_what_it_cost_and_what_is_left(runs):
     )
 
 
+@pytest.mark.parametrize(("us", "told"), [(5, "nearly eliminated"), (10, "90.0 ×")])
+def test_what_hardly_takes_time_any_more_is_given_no_ratio(tmp_path, us, told):
+    runs = []
+    for name, relu_us in (("before", 900), ("after", us)):
+        trace = Made()
+        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+        trace.op("aten::mm", 20, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(GEMM, 0, 100, -5)
+        trace.op("aten::relu", 40, 8)
+        trace.kernel(RELU, 100, relu_us, 42)
+        runs.append(run_of(tmp_path / name, trace))
+    assert f"memory-bound by {'0.895' if us == 5 else '0.890'} ms ({told})" in trace_change(runs).sentences[1]
+
+
 def test_backwards_it_is_slower(runs):
     assert "1.43 × as long" in trace_change(runs[::-1]).sentences[0]
 

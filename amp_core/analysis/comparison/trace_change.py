@@ -29,6 +29,8 @@ SAME_FRAC = 0.01
 MAX_UNLIKE_RATIO = 1.5
 """Windows without steps whose numbers of GEMM/conv differ by more than this hardly hold the same work. Fusing attention
 turns two products into one, casts add none."""
+MAX_RATIO = 100.0
+"""A part that gained more than this is told as nearly eliminated: so large a ratio says little."""
 KEYS = {"op": "op", "kernel": "name"}
 """The groupings of `compare_kernels`."""
 MATRIX = "GEMM/conv"
@@ -83,7 +85,9 @@ class TraceChange:
 
 def _gain(label: str, first_us: float, us: float) -> str:
     text = f"{label} by {number((first_us - us) / 1e3, 'ms')}"
-    return f"{text} ({number(first_us / us)} ×)" if us > 0 else f"{text} (eliminated)"
+    if us <= 0:
+        return f"{text} (eliminated)"
+    return f"{text} ({number(first_us / us)} ×)" if first_us < MAX_RATIO * us else f"{text} (nearly eliminated)"
 
 
 def trace_change(runs: Sequence[Run]) -> TraceChange:

@@ -27,6 +27,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
+from amp_core.hardware.gpus import core_names
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
@@ -37,6 +38,8 @@ GOOD_PEAK_FRAC = 0.6
 SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
+MAIN_BOUND_FRAC = 0.5
+"""Share of the memory-bound kernels' time from which their longest operator is named."""
 MIN_KERNEL_US = 1e-3
 """Less is no kernel time: a trace may hold copies alone."""
 UNKNOWN_RATIO = 2.0
@@ -49,6 +52,8 @@ class Savings:
 
     ranked: tuple[Saving, ...]
     """The largest `rank_us` first."""
+    small: tuple[Saving, ...]
+    """Those below `MIN_SAVED_FRAC` of the step each, the largest first."""
     unit: str
     """`step` or `profiled window`."""
     trains: bool
@@ -103,15 +108,18 @@ def _possible_savings(run: Run) -> Savings | None:
         what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
         worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, longest_name(unknown, "name")))
     capture_us = _capture_us(run, cost, windows, steps)
+    small = sorted((c for c in savings if 0 < c.saved_us < MIN_SAVED_FRAC * cost.step_us), key=lambda c: -c.saved_us)
     if capture_us:
-        worth = []
+        worth, small = [], []
     without_op = rows["name"][rows["op"] == ""]  # a recorded operator tells its phase
     trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or without_op.str.contains(_OF_TRAINING).any())
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / steps if len(unknown) else 0.0
     kernel, its_share = longest_name(unknown, "name"), unknown_us / cost.step_us
     peak_frac, flops_per_s = _mean(run, "of_peak_frac"), _mean(run, "flops_per_s")
-    return Savings(ranked, unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s)
+    return Savings(
+        ranked, tuple(small), unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
+    )
 
 
 MIN_CAPTURE_FRAC = 0.5
@@ -184,8 +192,9 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     worst = ops.loc[wins.idxmax()]
     total = float(ops["total_us"].sum()) / steps
     kinds = matrix_kinds(ops["total_us"], ops["op"].str.contains("attention"))
+    cores, _ = core_names(cost.device_name)
     what = (
-        f"{kinds.subject} below {percent(SLOW_PEAK_FRAC)} of the tensor-core peak {kinds.verb} "
+        f"{kinds.subject} below {percent(SLOW_PEAK_FRAC)} of the peak of the {cores} {kinds.verb} "
         f"{step_share(total, cost)} of the {unit}, {worst['op']} ({worst['sizes']}) runs at "
         f"{percent(worst['of_peak_frac'])}"
     )
@@ -246,6 +255,9 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
     us = float(bound["total_us"].sum()) * scale
+    longest = longest_name(bound, "op")
+    its_us = float(bound["total_us"][bound["op"] == longest].sum()) * scale
+    mostly = f", {longest} alone {step_share(its_us, cost)}" if longest and its_us >= MAIN_BOUND_FRAC * us else ""
     stepping = unfused_optimizer_rows(rows[eager])
     step_us = float(stepping["total_us"].sum()) * scale
     each = float(stepping["count"].sum()) * scale
@@ -253,8 +265,8 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
         step_us = 0.0
     return [
         Saving("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Unfused norms, elementwise kernels, casts and "
-               f"reductions take {step_share(us, cost)} of the {unit}; fusing them halves their memory traffic",
-               longest_name(bound, "op") or longest_name(bound, "name")),
+               f"reductions take {step_share(us, cost)} of the {unit}{mostly}; fusing them halves their memory traffic",
+               longest or longest_name(bound, "name")),
         Saving("unfused-optimizer", FUSED_FRAC * step_us, cost.step_us, "The optimizer takes "
                f"{step_share(step_us, cost)} of the {unit} in {each:,.0f} kernels",
                longest_name(stepping, "op") or "optimizer"),

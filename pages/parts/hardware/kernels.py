@@ -5,7 +5,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import TensorCoreUse, kernel_table
-from amp_core.hardware.gpus import Gpu
+from amp_core.hardware.gpus import Gpu, core_names
 from pages.parts import address, cards, glossary, loaders, tables, words
 from pages.parts.hardware import profiled
 
@@ -77,13 +77,14 @@ def counter(use: TensorCoreUse) -> str:
 
 def shares(use: TensorCoreUse) -> None:
     """Tensor-core shares of GEMM/conv time and of kernel time, the unknown share, and the counter."""
+    cores, _ = core_names(use.device_name)
     left, right = cards.pairs()
     with left:
         beside = f"of its time; GEMM/conv: {words.percent(use.matrix_frac)}"
         on = words.percent(use.matrix_tensor_frac)
-        cards.card("GEMM/conv on tensor cores", on, beside, help_=glossary.tip("tensor core"))
+        cards.card(f"GEMM/conv on {cores}", on, beside, help_=glossary.tip("tensor core"))
         whole = f"of {words.number(use.kernel_us / 1e3, 'ms')} of kernels"
-        cards.card("Kernels on tensor cores", words.percent(use.tensor_frac), whole)
+        cards.card(f"Kernels on {cores}", words.percent(use.tensor_frac), whole)
     with right:
         beside = f"{words.percent(use.matrix_unknown_frac)} of GEMM/conv time"
         cards.card("Unclassified", words.percent(use.unknown_frac), beside, help_=UNKNOWN)
@@ -91,14 +92,15 @@ def shares(use: TensorCoreUse) -> None:
         cards.card("Tensor pipe busy, by counter", words.percent(use.counter_frac), beside, help_=PIPE)
 
 
-def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
+def matrix_work(ops: pd.DataFrame, use: TensorCoreUse) -> None:
     """GEMM/conv kernels that do not use tensor cores, and how padding would help."""
+    cores, _ = core_names(use.device_name)
     shown = profiled.milliseconds(ops.assign(tflops=ops["flops_per_s"] / 1e12))
     off = shown[shown["tensor_core"] != "yes"]
-    if cpu:
+    if use.on_cpu:
         _ops("GEMM/conv", off, ("time_frac", "total_ms", "sizes", "tflops"))
     elif len(off):
-        title = "GEMM/conv that is not on tensor cores, and why"
+        title = f"GEMM/conv that is not on {cores}, and why"
         _ops(title, off, ("time_frac", "why", "precision", "sizes", "total_ms", "tflops", "of_peak_frac", "kernel"))
     odd = shown[shown["padded"] != words.NONE]
     if len(odd):
@@ -110,7 +112,7 @@ def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
         _ops("Sizes that padding would help", odd, columns, caption)
     on = shown[shown["tensor_core"] == "yes"]
     if len(on):
-        with st.expander(f"GEMM/conv on tensor cores ({words.plural(len(on), 'operator')})"):
+        with st.expander(f"GEMM/conv on {cores} ({words.plural(len(on), 'operator')})"):
             _ops("", on, ("time_frac", "precision", "sizes", "total_ms", "tflops", "of_peak_frac", "kernel"))
 
 
@@ -120,7 +122,7 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
     if caption:
         st.caption(caption)
     shown = tables.known(ops, {name: OPS[name] for name in ("op", "module", "phase", *columns)})
-    alt = f"{title or 'GEMM/conv on tensor cores'}, by operator, module and phase."
+    alt = f"{title or 'GEMM/conv'}, by operator, module and phase."
     tables.show(ops, column_config=shown, column_order=list(shown), alt=alt)
 
 

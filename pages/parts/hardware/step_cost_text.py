@@ -4,7 +4,8 @@ import pandas as pd
 import streamlit as st
 
 from amp_core.analysis import Amdahl, StepCost
-from amp_core.analysis.performance.step_cost import MATRIX_PARTS
+from amp_core.analysis.performance.step_cost import MATRIX_PARTS, part_labels
+from amp_core.hardware.gpus import core_names
 from pages.parts import cards, glossary, tables, words
 
 COLUMNS = {
@@ -38,16 +39,18 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
             "The bound is Amdahl's: 1 / (1 − share of GEMM/conv). 16-bit values may also speed up memory-bound "
             f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
         )
-    sentence = f"{words.percent(bound.cuda_core_frac)} of the time is GEMM/conv on CUDA cores"
+    cores, _ = core_names(cost.device_name)
+    off = part_labels(cost.device_name, cost.on_cpu)["matrix"].replace(",", "")
+    sentence = f"{words.percent(bound.cuda_core_frac)} of the time is {off}"
     if bound.tf32_frac >= MIN_SHARE_FRAC:
-        sentence += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
+        sentence += f", {words.percent(bound.tf32_frac)} is TF32 on {cores}"
     if bound.unknown_frac >= MIN_SHARE_FRAC:
         sentence += f", and {words.percent(bound.unknown_frac)} is unclassified"
     if bound.cuda_core_frac < MIN_SHARE_FRAC and bound.tf32_frac < MIN_SHARE_FRAC:
         return f"{sentence}, so 16 bits there would save hardly any of it. The bound counts all GEMM/conv as free."
     if bound.cuda_core_frac >= MIN_SHARE_FRAC:
         only = bound.tf32_frac < MIN_SHARE_FRAC and bound.unknown_frac < MIN_SHARE_FRAC
-        removing = "Removing it" if only else "Removing GEMM/conv on CUDA cores"
+        removing = "Removing it" if only else f"Removing {off}"
         sentence += f". {removing} would give {words.number(bound.cuda_core_bound)} ×"
     if bound.half_expected and bound.rate_ratio:
         rates = (
@@ -71,7 +74,7 @@ def show_cards(cost: StepCost, bound: Amdahl) -> None:
         cards.card("Step" if cost.steps else "Window", words.duration(cost.step_us / 1e6), per(cost))
         matrix_us = cost.us(*MATRIX_PARTS)
         on = words.percent(cost.us("tensor") / matrix_us) if matrix_us > 0 else words.NONE
-        beside = "of the step" if cost.on_cpu else f"{on} of it on tensor cores"
+        beside = "of the step" if cost.on_cpu else f"{on} of it on {core_names(cost.device_name)[0]}"
         cards.card("GEMM/conv", words.percent(bound.matrix_frac), beside, help_=glossary.tip("tensor core"))
     with right:
         data = cost.us("data")

@@ -1,0 +1,75 @@
+"""What is said of copies, fills and synchronizations."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, products, run_of
+
+
+@pytest.mark.parametrize(
+    ("copy", "trains", "says"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", False, "pin_memory"),
+        ("Memcpy HtoD (Pinned -> Device)", False, "stream"),
+        ("Memcpy DtoD (Device -> Device)", False, "compile"),
+        ("Memset (Device)", True, "set_to_none"),
+        ("Memset (Device)", False, "torch.empty"),
+    ],
+)
+def test_copies_are_advised_on_by_their_direction(tmp_path, copy, trains, says):
+    trace = products(backward=trains)
+    trace.kernel(copy, 810, 150, 430, sort="copy")
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert finding.where == copy and says in finding.snippet
+    assert ("pin_memory" in finding.snippet) == ("Pageable" in copy)
+
+
+@pytest.mark.parametrize(("stream", "already"), [(7, False), (20, True)])
+def test_copies_on_a_stream_of_their_own_are_not_told_to_move_to_one(tmp_path, stream, already):
+    trace = products()
+    trace.kernel(made.COPY, 810, 150, 430, sort="copy", stream=stream)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert ("on a stream of their own" in finding.advice) == already
+
+
+def test_pageable_copies_in_both_directions_are_told_to_pin(tmp_path):
+    trace = products()
+    trace.kernel("Memcpy HtoD (Pageable -> Device)", 810, 80, 800, sort="copy")
+    trace.kernel("Memcpy DtoH (Device -> Pageable)", 890, 100, 880, sort="copy")
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert "DtoH" in finding.where and "pin_memory=True" in finding.snippet
+
+
+@pytest.mark.parametrize(("op", "says"), [("aten::copy_", "pin_memory"), ("aten::item", "loss.item()")])
+def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.op(op, 20, 300)
+    trace.event("call", "cudaStreamSynchronize", 21, 295, 1, correlation=77)
+    trace.op("aten::mm", 590, 8)
+    trace.kernel(made.GEMM, 600, 400, 592)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]
+    assert finding.where == op and says in finding.snippet and "fused" not in finding.snippet
+
+
+def test_thousands_of_syncs_are_written_as_a_whole_number(tmp_path):
+    trace = Made()
+    for at in range(0, 1200 * 100, 100):
+        trace.op("aten::mm", at, 8)
+        trace.kernel(made.GEMM, at + 10, 40, at + 2)
+        trace.event("call", "cudaStreamSynchronize", at + 11, 40, 1, correlation=77)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]
+    assert "1,200 synchronizations" in finding.title
+
+
+def test_copies_alone_are_the_largest_saving_of_a_trace_without_kernels(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("Memcpy DtoH (Device -> Pageable)", 10, 900, 2, sort="copy")
+    run = run_of(tmp_path, trace)
+    assert first_sentence(run).startswith("Largest possible saving: copies and fills take 90 % of the step")
+    assert diagnose(run)[0].code == "copies"

@@ -1,0 +1,174 @@
+"""What is said of traces without kernels: those of a CPU, and of devices that were not recorded."""
+
+import pytest
+
+from amp_core import diagnose, load_run
+from amp_core.findings import first_sentence
+from amp_core.traces import import_traces
+from tests.traces.made import Made, run_of, write
+
+
+def test_a_trace_of_a_cpu_names_its_longest_operator(tmp_path):
+    trace = Made()
+    trace.op("aten::mkldnn_convolution", 0, 900)
+    trace.op("aten::relu", 900, 100)
+    assert "on the CPU, aten::mkldnn_convolution takes 90.0 %" in first_sentence(run_of(tmp_path, trace))
+
+
+def test_a_cpu_that_loads_data_or_runs_no_operator_is_told_so(tmp_path):
+    def sentence(name, data_us, rest_us):
+        trace = Made()
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, data_us, 1)
+        trace.op("aten::addmm", data_us, 400)
+        trace.op("aten::relu", data_us + 400 + rest_us, 100)
+        return first_sentence(run_of(tmp_path / name, trace))
+
+    assert "on the CPU, loading data takes 50.0 % of the time; aten::addmm" in sentence("data", 500, 0)
+    assert "the operators' time. Loading data takes 16.7 % of the time. The machine's GPU, Tesla" in sentence(
+        "little", 100, 0
+    )
+    assert "no operator runs for 60.0 % of the 1.50 ms, in which Python" in sentence("python", 100, 900)
+
+
+def test_an_optimizer_that_takes_more_than_any_operator_is_named_first(tmp_path):
+    trace = Made()
+    trace.op("aten::addmm", 0, 300)
+    trace.event("mark", "Optimizer.step#Adam.step", 300, 500, 1)
+    for number in range(10):
+        trace.op(("aten::mul", "aten::add", "aten::sqrt", "aten::div", "aten::lerp")[number % 5], 300 + 50 * number, 50)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "on the CPU, the optimizer takes 62.5 % of the operators' time, in 10.0 operators: fused=True" in sentence
+    assert "aten::addmm takes 37.5 % of the operators' time." in sentence
+
+
+def test_products_of_several_operators_are_added_up(tmp_path):
+    trace = Made()
+    for number, name in enumerate(("aten::mm", "aten::addmm", "aten::bmm")):
+        trace.op(name, 200 * number, 200 - 20 * number)
+    trace.op("aten::relu", 600, 60)
+    assert "aten::mm takes 33.3 % of the operators' time, and all matrix products take 90.0 %." in first_sentence(
+        run_of(tmp_path, trace)
+    )
+
+
+def test_small_operators_are_said_to_cost_their_calls(tmp_path):
+    trace = Made()
+    for number in range(100):
+        trace.op(f"aten::op{number % 10}", 2 * number, 1)
+    assert "on the CPU, 100 operators take 1.00 µs each on average" in first_sentence(run_of(tmp_path, trace))
+
+
+def test_a_step_without_operators_leaves_the_rest_of_a_cpu_trace_to_be_told(tmp_path):
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 600, 1)
+    trace.op("aten::stack", 100, 250)
+    trace.op("aten::copy_", 400, 150)
+    trace.op("aten::addmm", 600, 300)
+    trace.event("mark", "ProfilerStep#1", 1000, 10, 1)
+    assert "loading data takes 57.1 % of the operators' time; " in first_sentence(run_of(tmp_path, trace))
+
+
+def test_a_convolution_without_onednn_is_named_as_such(tmp_path):
+    trace = Made()
+    trace.op("aten::_slow_conv2d_forward", 0, 900)
+    assert "is_available()" in first_sentence(run_of(tmp_path, trace))
+
+
+@pytest.mark.parametrize(("inside", "named"), [("", True), ("cudaStreamSynchronize", False)])
+def test_the_operator_that_keeps_the_host_busy_is_named_though_the_device_was_not_recorded(tmp_path, inside, named):
+    trace = Made()
+    trace.op("aten::normal_", 0, 800)
+    if inside:
+        trace.event("call", inside, 10, 780, 1, correlation=3)
+    trace.op("aten::pow", 800, 200)
+    trace.event("call", "cudaLaunchKernel", 810, 5, 1, correlation=4)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert sentence.startswith("No device activity was recorded")
+    assert ("On the host, aten::normal_ takes 80.0 % of the time, and launches nothing." in sentence) == named
+
+
+def test_the_longest_part_of_the_host_is_named_where_the_device_was_not_recorded(tmp_path):
+    def sentence(name, made_of):
+        trace = Made()
+        trace.op("aten::cudnn_convolution", 900, 100)
+        made_of(trace)
+        return first_sentence(run_of(tmp_path / name, trace, "")).partition("On the host, ")[2]
+
+    def calls(trace):
+        trace.event("call", "cudaFree", 0, 500, 1, correlation=3)
+        trace.event("call", "cudaMalloc", 500, 100, 1, correlation=4)
+        trace.event("call", "cudaDeviceSynchronize", 600, 200, 1, correlation=5)
+        trace.event("call", "cudaLaunchKernel", 910, 5, 1, correlation=6)
+
+    loading = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    assert sentence("data", lambda t: t.event("mark", loading, 0, 800, 1)) == "loading data takes 80.0 % of the time."
+    assert sentence("calls", calls) == (
+        "the most time, 60.0 %, goes to calls into the device's runtime (cudaFree, cudaMalloc)."
+    )
+    steps = "the optimizer's steps take 40.0 % of the time."
+    assert sentence("optimizer", lambda t: t.event("mark", "Optimizer.step#AdamW.step", 0, 400, 1)) == steps
+    assert sentence("op", lambda t: t.op("aten::zeros", 0, 700)) == (
+        "aten::zeros takes 70.0 % of the time: launching, waiting for the device, or its first call."
+    )
+    assert sentence("nothing", lambda t: t.op("aten::zeros", 0, 300)) == (
+        "no operator runs for 60.0 % of the time, in which Python or other code does."
+    )
+
+
+def test_operators_that_torch_timed_on_the_device_are_named(tmp_path):
+    """As torch.autograd.profiler wrote them up to PyTorch 1.7, with operators inside others."""
+    host, device = {"pid": "CPU functions", "tid": 1}, {"pid": "CUDA functions", "tid": 0}
+    calls = [
+        ("aten::conv2d", 0, 90, host),
+        ("aten::conv2d", 50, 950, device),
+        ("aten::cudnn_convolution", 60, 900, device),
+    ]
+    events = [{"name": name, "ph": "X", "ts": start, "dur": us, **place} for name, start, us, place in calls]
+    run = load_run(import_traces([write(tmp_path / "t.json", events)], tmp_path / "run"))
+    assert first_sentence(run).startswith("No kernel was recorded")
+    assert first_sentence(run).endswith("aten::cudnn_convolution takes 90.0 % of the time on the device.")
+
+
+def test_allocations_are_part_of_the_operators_time(tmp_path):
+    trace = Made()
+    trace.op("aten::normal_", 0, 600)
+    trace.op("aten::empty_strided", 600, 400)
+    assert "aten::normal_ takes 60.0 % of the operators' time" in first_sentence(run_of(tmp_path, trace))
+
+
+def test_another_accelerator_is_no_gpu_and_gets_no_advice_on_cuda(tmp_path):
+    trace = Made()
+    trace._names = {**trace._names, "call": "xpu_runtime"}
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 20, 8, **{"Input type": ["float"] * 2})
+    trace.kernel("gemm_kernel", 500, 400, 22)
+    run = run_of(tmp_path, trace, gpu="")
+    assert "the device is idle" in first_sentence(run)
+    assert not [f for f in diagnose(run) if "cuda" in f.snippet]
+
+
+def test_ranges_of_nccl_without_a_kernel_show_that_the_device_was_not_recorded(tmp_path):
+    trace = Made()
+    trace.op("record_param_comms", 10, 60)
+    trace.event("mark", "nccl:all_to_all", 14, 40, 1)
+    assert [f.code for f in diagnose(run_of(tmp_path, trace))] == ["device-not-recorded"]
+
+
+@pytest.mark.parametrize(
+    ("ops", "apple"),
+    [
+        (("aten::linear", "aten::linear_backward"), True),
+        (("aten::linear", "aten::_mps_convolution"), True),
+        (("aten::_nested_tensor_from_mask", "aten::linear_backward"), False),
+        (("aten::linear", "aten::mm"), False),
+    ],
+)
+def test_apples_gpus_are_not_taken_for_the_cpu(tmp_path, ops, apple):
+    trace = Made()
+    for number, op in enumerate(ops):
+        trace.op(op, 100 * number, 90)
+    run = run_of(tmp_path, trace, "")
+    assert first_sentence(run).startswith(
+        "No device activity was recorded" if apple else "The trace contains no device"
+    )
+    assert ["Instruments" in f.advice for f in diagnose(run) if f.code == "device-not-recorded"] == [True] * apple

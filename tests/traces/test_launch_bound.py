@@ -1,0 +1,100 @@
+"""What is said of loops of short kernels: whether they are launch-bound, and what would help."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, run_of
+
+
+@pytest.mark.parametrize(("each_us", "code"), [(250, "launch-bound"), (500, "host-bound")])
+def test_idle_time_is_dispatch_in_short_gaps_and_other_work_in_long_ones(tmp_path, each_us, code):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 8 * each_us, 1)
+    for at in range(0, 8 * each_us, each_us):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 10, 50, at + 2)
+    first = diagnose(run_of(tmp_path, trace))[0]
+    assert (first.code, first.where) == (code, "host")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_that_is_compiled_already_is_not_told_to_be_compiled(tmp_path, compiled):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2000, 1)
+    for n in range(20):
+        name = "triton_poi_fused_add_mul_0" if compiled and n % 2 else made.RELU
+        trace.op("triton_poi_fused_add_mul_0" if compiled and n % 2 else "aten::relu", 100 * n, 20)
+        trace.kernel(name, 100 * n + 20, 5, 100 * n + 10)
+    finding = diagnose(run_of(tmp_path, trace))[0]
+    assert finding.code == "launch-bound" and ("compile the model" in finding.advice) != compiled
+    assert ("graph_breaks" in finding.snippet) == compiled
+
+
+def tiny_kernels(optimizer):
+    """A loop that is bound by launches, whose optimizer is of the kind given."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("MmBackward0", 780, 10, 2)
+    for at in range(0, 800, 100):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 50, 4, at + 40)
+    trace.event("mark", "Optimizer.step#Adagrad.step", 900, 80, 1)
+    trace.op(optimizer, 905, 60)
+    trace.kernel(made.ADAM, 950, 4, 910)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("call", "around", "category", "says", "refuted"),
+    [
+        ("cudaLaunchKernel", None, "cuda_runtime", "capture CUDA graphs", "already"),
+        ("cudaGraphLaunch", None, "cuda_runtime", "Graphs are replayed already", "compile the model"),
+        ("cudaLaunchKernel", "Torch-Compiled Region", "cuda_runtime", "compiled already", "compile the model"),
+        ("mtiaLaunch", None, "mtia_runtime", "compile the model", "graphs"),
+    ],
+)
+def test_launch_bound_loops_are_not_advised_to_do_what_they_do(tmp_path, call, around, category, says, refuted):
+    trace = tiny_kernels("aten::_fused_adagrad_")
+    trace.event("call", call, 2, 5, 1, correlation=99)
+    for at in range(0, 800, 100) if around else ():
+        trace.op(around, at - 0.5, 60)
+    for event in trace.events:
+        event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
+    assert says in finding.advice and refuted not in finding.advice
+    assert ("reduce-overhead" in finding.snippet) == (category == "cuda_runtime" and call != "cudaGraphLaunch")
+
+
+def test_a_loop_of_short_calls_is_not_taken_for_the_start_of_a_program(tmp_path):
+    trace = Made()
+    for at in range(0, 20_000, 200):
+        trace.op("aten::addmv", at, 60, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 70, 6, at + 50)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "launches too late" in sentence and "warm-up" not in sentence
+
+
+@pytest.mark.parametrize(("optimizer", "fused"), [("aten::_foreach_add_", True), ("aten::_fused_adagrad_", False)])
+def test_launch_bound_loops_are_advised_on_their_own_optimizer(tmp_path, optimizer, fused):
+    (finding,) = [f for f in diagnose(run_of(tmp_path, tiny_kernels(optimizer))) if f.code == "launch-bound"]
+    assert ("fused=True" in finding.snippet) == fused and "AdamW(" not in finding.snippet
+
+
+def test_a_loop_that_trains_is_not_taken_for_an_idle_server(tmp_path):
+    trace = tiny_kernels("aten::_foreach_add_")
+    trace.events = [event for event in trace.events if "ProfilerStep" not in event["name"]]
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "launches too late" in sentence and "idle server" not in sentence
+
+
+@pytest.mark.parametrize(("us", "named"), [(20, True), (150, False)])
+def test_long_kernels_are_not_what_short_gaps_are_between(tmp_path, us, named):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
+    for at in range(0, 4000, 250):
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, at + 240 - us, us, at + 230 - us)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
+    assert ("on average" in finding.title) == named
