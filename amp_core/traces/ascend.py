@@ -13,8 +13,14 @@ from the moment of the launch, on a thread of its own, to the same row. Rows tha
 of events, and parts of collectives, which are counted whole.
 """
 
+import math
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+
+from amp_core.traces.events import MAX_NAME_CHARS, OP, InternedTexts, TraceEvents
 
 OPERATOR_ARROW, LAUNCH_ARROW = "async_npu", "HostToDevice"
 _COLLECTIVE = "hcom_"
@@ -90,3 +96,53 @@ class AscendRows:
                     NpuWork(row.name, row.start_us, row.end_us, row.stream, operator, launch or operator),
                 )
         return linked
+
+
+def add_npu_work(
+    events: TraceEvents, linked: list[NpuWork], base: float, texts: InternedTexts, threads: dict[tuple[str, str], int]
+) -> None:
+    """Add the work of NPUs with one call each, its launch. Threads of torch and of CANN are the same if their numbers
+    are."""
+    if not linked:
+        return
+    events.accelerator, events.converted = "npu", 0  # torch_npu writes all times as text
+    spans, calls, work = events.spans, events.calls, events.work
+    of_spans = set(np.unique(np.asarray(spans.thread)).tolist())
+    by_number = {tid: thread for (_, tid), thread in threads.items() if thread in of_spans}
+    same = np.arange(len(threads))
+    for (_, tid), thread in threads.items():
+        same[thread] = by_number.get(tid, thread)
+    calls.thread = array("i", same[np.asarray(calls.thread, dtype=np.int64)].tolist())
+    # Of operators that begin at one time, the innermost comes last and stays.
+    begin = enumerate(zip(spans.thread, spans.start, strict=True))
+    operators = {place: item for item, place in begin if spans.kind[item] == OP}
+    launch = texts.intern(NPU_LAUNCH)
+    for number, one in enumerate(linked):
+        (issuer, at), (caller, begins) = one.launch, one.operator
+        known = by_number.get(issuer)
+        calls.thread.append(threads.setdefault(("", issuer), len(threads)) if known is None else known)
+        calls.start.append(at - base)
+        calls.end.append(at - base)
+        calls.name.append(launch)
+        calls.correlation.append(_OWN_IDS + number)
+        operator = operators.get((by_number.get(caller, -1), begins - base))
+        if operator is not None:
+            spans.external[operator] = _OWN_IDS + operator
+        work.start.append(one.start_us - base)
+        work.end.append(one.end_us - base)
+        work.device.append(0)
+        work.stream.append(one.stream)
+        work.name.append(texts.intern(one.name[:MAX_NAME_CHARS]))
+        work.correlation.append(_OWN_IDS + number)
+        work.external.append(-1 if operator is None else _OWN_IDS + operator)
+        work.occupancy.append(math.nan)
+        work.blocks_per_sm.append(math.nan)
+        work.shared_bytes.append(math.nan)
+        work.process.append(-1)
+    events.launches += len(linked)
+
+
+NPU_LAUNCH = "torch_to_npu"
+"""Name of the launches of an NPU's work, as torch_npu calls the arrows."""
+_OWN_IDS = 2**40
+"""Identifiers from here on are given here: profilers count from 0."""

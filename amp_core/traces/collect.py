@@ -18,22 +18,25 @@ import math
 import re
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from amp_core.schema import RunError
-from amp_core.traces.ascend import LAUNCH_ARROW, OPERATOR_ARROW, AscendRows, NpuWork
-
-OP, MARK = 0, 1
-"""Kinds of spans: an operator, or a marked range."""
+from amp_core.traces.ascend import LAUNCH_ARROW, OPERATOR_ARROW, AscendRows, add_npu_work
+from amp_core.traces.events import (
+    LONG_FRAME_US,
+    MARK,
+    MAX_ARGUMENT_CHARS,
+    MAX_NAME_CHARS,
+    OP,
+    Frames,
+    InternedTexts,
+    TraceEvents,
+    Work,
+)
 
 MAX_EVENTS = 40_000_000
-MAX_TEXT_CHARS = 2**28
-"""Together with the limits of the stream these bound the memory that a hostile trace can take."""
-MAX_NAME_CHARS = 2000
-MAX_ARGUMENT_CHARS = 4000
 
 MARKED = re.compile(
     r"ProfilerStep#\d+$|Optimizer\.|enumerate\(DataLoader\)|ampscope\.|nn\.Module: |## |"
@@ -76,180 +79,10 @@ MESSAGE_KEYS = {
 MAX_MESSAGES = 1_000_000
 
 
-@dataclass
-class Spans:
-    """Spans of host threads, one entry each in every array; times in microseconds since the first event."""
-
-    start: "array[float]" = field(default_factory=lambda: array("d"))
-    end: "array[float]" = field(default_factory=lambda: array("d"))
-    thread: "array[int]" = field(default_factory=lambda: array("i"))
-    kind: "array[int]" = field(default_factory=lambda: array("b"))
-    name: "array[int]" = field(default_factory=lambda: array("i"))
-    shapes: "array[int]" = field(default_factory=lambda: array("i"))
-    dtypes: "array[int]" = field(default_factory=lambda: array("i"))
-    sequence: "array[int]" = field(default_factory=lambda: array("q"))
-    external: "array[int]" = field(default_factory=lambda: array("q"))
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-@dataclass
-class Calls:
-    """Calls into the runtime of a device."""
-
-    start: "array[float]" = field(default_factory=lambda: array("d"))
-    end: "array[float]" = field(default_factory=lambda: array("d"))
-    thread: "array[int]" = field(default_factory=lambda: array("i"))
-    name: "array[int]" = field(default_factory=lambda: array("i"))
-    correlation: "array[int]" = field(default_factory=lambda: array("q"))
-    """Without one, -2 minus the `External id`; -1 without either."""
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-@dataclass
-class Allocations:
-    """Allocations and frees of device memory (`[memory]`), which are calls without a correlation too."""
-
-    call: "array[int]" = field(default_factory=lambda: array("i"))
-    device: "array[int]" = field(default_factory=lambda: array("i"))
-    allocated: "array[int]" = field(default_factory=lambda: array("q"))
-    """Bytes allocated after it."""
-    reserved: "array[int]" = field(default_factory=lambda: array("q"))
-
-    def __len__(self) -> int:
-        return len(self.call)
-
-
-@dataclass
-class Work:
-    """Kernels, copies and fills."""
-
-    start: "array[float]" = field(default_factory=lambda: array("d"))
-    end: "array[float]" = field(default_factory=lambda: array("d"))
-    device: "array[int]" = field(default_factory=lambda: array("i"))
-    stream: "array[int]" = field(default_factory=lambda: array("q"))
-    name: "array[int]" = field(default_factory=lambda: array("i"))
-    correlation: "array[int]" = field(default_factory=lambda: array("q"))
-    external: "array[int]" = field(default_factory=lambda: array("q"))
-    occupancy: "array[float]" = field(default_factory=lambda: array("f"))
-    """Achieved occupancy as the profiler estimates it, percent; NaN if not estimated, as the next."""
-    blocks_per_sm: "array[float]" = field(default_factory=lambda: array("f"))
-    shared_bytes: "array[float]" = field(default_factory=lambda: array("f"))
-    """Shared memory of a block, bytes."""
-    process: "array[int]" = field(default_factory=lambda: array("i"))
-    """The process under which the trace lists it, an index into `processes`; -1 where that is not known."""
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-@dataclass
-class Frames:
-    """Calls of Python functions of `LONG_FRAME_US` or more, where the profiler recorded them (`with_stack=True`); also
-    of operators, with their times on the device."""
-
-    start: "array[float]" = field(default_factory=lambda: array("d"))
-    end: "array[float]" = field(default_factory=lambda: array("d"))
-    thread: "array[int]" = field(default_factory=lambda: array("i"))
-    name: "array[int]" = field(default_factory=lambda: array("i"))
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-LONG_FRAME_US = 300.0
-"""Shorter functions count as time of the function that calls them."""
-
-
-@dataclass
-class TraceEvents:
-    """The relevant events of a trace."""
-
-    spans: Spans = field(default_factory=Spans)
-    calls: Calls = field(default_factory=Calls)
-    work: Work = field(default_factory=Work)
-    allocations: Allocations = field(default_factory=Allocations)
-    frames: Frames = field(default_factory=Frames)
-    loadings: Frames = field(default_factory=Frames)
-    """When the runtime loads modules and functions (`LOADING`), where the profiler records that as its own overhead."""
-    timed: Frames = field(default_factory=Frames)
-    """Operators with their times on the device (`TIMED_ON_DEVICE`)."""
-    texts: list[str] = field(default_factory=list)
-    threads: int = 0
-    base_us: float = 0.0
-    """Time of the first event of the file on the trace's own clock."""
-    first_us: float = math.inf
-    """Time of the earliest event, also of calls that are dropped; infinite where that is not known."""
-    accelerator: str | None = None
-    """Type of the device, as torch names it, where a category of the trace gives it."""
-    invalid: int = 0
-    """Events that were left out because their time or duration is not a number of microseconds, or is negative."""
-    converted: int = 0
-    """Events whose time or duration is a number written as text."""
-    launches: int = 0
-    """Calls that start work on a device."""
-    accelerator_ops: int = 0
-    """Operators and ranges that an accelerator alone has."""
-    device_steps: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    """Start and end of the marked steps on the device's own clock, by process and number, where the trace has them."""
-    processes: list[str] = field(default_factory=list)
-    """Numbers of the processes, as text; a device counts as one."""
-    thread_process: "array[int]" = field(default_factory=lambda: array("i"))
-    """By thread, its process."""
-    process_names: dict[str, str] = field(default_factory=dict)
-    """Names of processes by their numbers, where the trace gives them."""
-    messages_of_span: dict[int, int] = field(default_factory=dict)
-    """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
-    messages_of_work: dict[int, int] = field(default_factory=dict)
-    """The same by kernel."""
-
-    def drop_identifiers(self) -> None:
-        """Free the numbers that only linking needs: 60 MB of a trace of a gigabyte."""
-        self.spans.thread, self.calls.thread = array("i"), array("i")
-        self.spans.sequence, self.spans.external = array("q"), array("q")
-        self.calls.correlation, self.work.correlation, self.work.external = array("q"), array("q"), array("q")
-        self.work.process, self.thread_process = array("i"), array("i")
-
-
-class _InternedTexts:
-    """Interned texts: each distinct text is stored once and has a number."""
-
-    def __init__(self, texts: list[str]) -> None:
-        self._texts = texts
-        self._number: dict[str, int] = {}
-        self._lists: dict[str, int] = {}
-        self._chars = 0
-
-    def intern(self, text: str) -> int:
-        number = self._number.get(text)
-        if number is None:
-            number = self._number[text] = len(self._texts)
-            self._texts.append(text)
-            self._chars += len(text)
-            if self._chars > MAX_TEXT_CHARS:
-                raise RunError("the trace has more distinct names than a profiled program can have")
-        return number
-
-    def intern_list(self, value: Any) -> int:
-        """The number of `value` as JSON text; -1 for anything but a list, and for a list that is too long."""
-        if not isinstance(value, list) or not value:
-            return -1
-        key = str(value)  # computed for every operator, and cheaper than JSON
-        number = self._lists.get(key)
-        if number is None:
-            text = json.dumps(value)
-            number = self._lists[key] = self.intern(text) if len(text) <= MAX_ARGUMENT_CHARS else -1
-            self._chars += len(key)
-        return number
-
-
 def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     """Collect the relevant events of `stream`. Raises `RunError` if there are none, or too many."""
     events = TraceEvents()
-    texts = _InternedTexts(events.texts)
+    texts = InternedTexts(events.texts)
     threads: dict[tuple[str, str], int] = {}
     spans, calls, work = events.spans, events.calls, events.work
     processes: dict[str, int] = {}
@@ -350,7 +183,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     if base is not None:
-        _add_npu_work(events, npu.linked(), base, texts, threads)
+        add_npu_work(events, npu.linked(), base, texts, threads)
     events.threads = len(threads)
     events.thread_process = array("i", [_process(pid, processes) for pid, _ in threads])
     events.processes = list(processes)
@@ -445,56 +278,6 @@ def _npu_kind(npu: AscendRows, event: dict[str, Any]) -> str | None:
     return "call" if npu.add(event, start, duration) else None
 
 
-def _add_npu_work(
-    events: TraceEvents, linked: list[NpuWork], base: float, texts: _InternedTexts, threads: dict[tuple[str, str], int]
-) -> None:
-    """Add the work of NPUs with one call each, its launch. Threads of torch and of CANN are the same if their numbers
-    are."""
-    if not linked:
-        return
-    events.accelerator, events.converted = "npu", 0  # torch_npu writes all times as text
-    spans, calls, work = events.spans, events.calls, events.work
-    of_spans = set(np.unique(np.asarray(spans.thread)).tolist())
-    by_number = {tid: thread for (_, tid), thread in threads.items() if thread in of_spans}
-    same = np.arange(len(threads))
-    for (_, tid), thread in threads.items():
-        same[thread] = by_number.get(tid, thread)
-    calls.thread = array("i", same[np.asarray(calls.thread, dtype=np.int64)].tolist())
-    # Of operators that begin at one time, the innermost comes last and stays.
-    begin = enumerate(zip(spans.thread, spans.start, strict=True))
-    operators = {place: item for item, place in begin if spans.kind[item] == OP}
-    launch = texts.intern(NPU_LAUNCH)
-    for number, one in enumerate(linked):
-        (issuer, at), (caller, begins) = one.launch, one.operator
-        known = by_number.get(issuer)
-        calls.thread.append(threads.setdefault(("", issuer), len(threads)) if known is None else known)
-        calls.start.append(at - base)
-        calls.end.append(at - base)
-        calls.name.append(launch)
-        calls.correlation.append(_OWN_IDS + number)
-        operator = operators.get((by_number.get(caller, -1), begins - base))
-        if operator is not None:
-            spans.external[operator] = _OWN_IDS + operator
-        work.start.append(one.start_us - base)
-        work.end.append(one.end_us - base)
-        work.device.append(0)
-        work.stream.append(one.stream)
-        work.name.append(texts.intern(one.name[:MAX_NAME_CHARS]))
-        work.correlation.append(_OWN_IDS + number)
-        work.external.append(-1 if operator is None else _OWN_IDS + operator)
-        work.occupancy.append(math.nan)
-        work.blocks_per_sm.append(math.nan)
-        work.shared_bytes.append(math.nan)
-        work.process.append(-1)
-    events.launches += len(linked)
-
-
-NPU_LAUNCH = "torch_to_npu"
-"""Name of the launches of an NPU's work, as torch_npu calls the arrows."""
-_OWN_IDS = 2**40
-"""Identifiers from here on are given here: profilers count from 0."""
-
-
 def _add_frame(frames: Frames, start: float, duration: float, thread: int, name: int) -> None:
     frames.start.append(start)
     frames.end.append(start + duration)
@@ -541,7 +324,7 @@ MAX_PROCESSES = 10_000
 
 
 def _add_allocation(
-    events: TraceEvents, event: dict[str, Any], base: float, texts: _InternedTexts, threads: dict[tuple[str, str], int]
+    events: TraceEvents, event: dict[str, Any], base: float, texts: InternedTexts, threads: dict[tuple[str, str], int]
 ) -> None:
     """Add an allocation or a free on a device; memory of the host is left out."""
     arguments, at = event.get("args"), _time(event.get("ts"))
@@ -563,7 +346,7 @@ def _add_allocation(
     calls.correlation.append(-1)
 
 
-def _add_message(messages: dict[int, int], item: int, arguments: dict[str, Any], texts: _InternedTexts) -> None:
+def _add_message(messages: dict[int, int], item: int, arguments: dict[str, Any], texts: InternedTexts) -> None:
     values = {short: arguments[key] for key, short in MESSAGE_KEYS.items() if isinstance(arguments.get(key), int | str)}
     text = json.dumps(values)
     if len(messages) < MAX_MESSAGES and len(text) <= MAX_ARGUMENT_CHARS:

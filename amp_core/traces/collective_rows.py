@@ -14,7 +14,7 @@ import numpy as np
 from amp_core.formats import dtype_of, element_bytes
 from amp_core.hardware.kernel_names import classify_kernel
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import TraceEvents
+from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.kernel_rows import Rows, device_name, parse_types, text_at
 from amp_core.traces.link import PHASES, Host

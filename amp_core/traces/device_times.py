@@ -13,7 +13,7 @@ from array import array
 
 import numpy as np
 
-from amp_core.traces.collect import TraceEvents
+from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import Floats, Host
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.traces.collect import OP, Calls, TraceEvents, Work
+from amp_core.traces.events import OP, Calls, TraceEvents, Work
 from amp_core.traces.link import UNMARKED, Floats, Host, Ints
 from amp_core.traces.phases import infer_phases
 

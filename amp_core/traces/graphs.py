@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import OP, TraceEvents
+from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 
 CAPTURES = re.compile(r"StreamBeginCapture")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import TraceEvents
+from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.idle_causes import longest_calls, outside_operators
 from amp_core.traces.link import DATA, OPTIMIZER, Host

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import LONG_CALL_US, OP, TraceEvents
+from amp_core.traces.collect import LONG_CALL_US
+from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.link import EVALUATE, Host
 
 LATENCY_US = 10.0

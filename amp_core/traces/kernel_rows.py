@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES, SMALL_TYPES, classify_kernel, tells_type, with_dtype
-from amp_core.traces.collect import TraceEvents
 from amp_core.traces.device_times import DeviceClock, whole_trace
+from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, PHASES, Host, Ints
 from amp_core.traces.operators import operator_category, precision_of, refine

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import TraceEvents
+from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.idle_causes import (
     NO_OPERATOR,

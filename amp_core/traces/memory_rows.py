@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_core.traces.collect import TraceEvents
+from amp_core.traces.events import TraceEvents
 from amp_core.traces.kernel_rows import Rows, device_name
 from amp_core.traces.link import EVALUATE, PHASES, Host, Ints
 from amp_core.traces.phases import infer_phases

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.traces.collect import MAX_PROCESSES, Allocations, Calls, Frames, Spans, TraceEvents, Work
+from amp_core.traces.collect import MAX_PROCESSES
+from amp_core.traces.events import Allocations, Calls, Frames, Spans, TraceEvents, Work
 
 Ints = npt.NDArray[np.int64]
 _RANK = re.compile(r"rank[ _:#=-]*(\d{1,6})\b", re.IGNORECASE)

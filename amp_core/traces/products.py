@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES
-from amp_core.traces.collect import OP, TraceEvents
+from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.kernel_rows import classed, parse_types
 from amp_core.traces.link import EVALUATE, Host, Ints

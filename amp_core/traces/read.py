@@ -21,9 +21,10 @@ from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
-from amp_core.traces.collect import OP, TraceEvents, collect
+from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
+from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import launches_without_work, link_work
 from amp_core.traces.graphs import (
     CAPTURES,

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from amp_core.formats import dtype_of, element_bytes
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import OP, TraceEvents
 from amp_core.traces.device_times import DeviceClock
+from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.kernel_rows import Rows, Window, parse_types, text_at
 from amp_core.traces.link import BACKWARD, DATA, OPTIMIZER, PHASES, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_core.traces.collect import TraceEvents
+from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.kernel_rows import Bound, Rows, Window, classed, device_name, parse_types, unnamed_templates
 from amp_core.traces.link import PHASES, Host

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import TraceEvents
+from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.idle_causes import (
     idle_causes,
