@@ -21,6 +21,7 @@ from amp_core.record.observers.signals.changed_gradients import ChangedGradients
 from amp_core.record.observers.signals.communication import Communication
 from amp_core.record.observers.signals.compiled_outputs import CompiledForwardCheck
 from amp_core.record.observers.signals.converted_weights import ConvertedWeights
+from amp_core.record.observers.signals.failed_in import FailedIn
 from amp_core.record.observers.signals.gradient_sums import GradientSums
 from amp_core.record.observers.signals.half_rates import HalfRates
 from amp_core.record.observers.signals.input_steps import InputSteps
@@ -28,7 +29,7 @@ from amp_core.record.observers.signals.loss_operators import LossOperators
 from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
 from amp_core.record.observers.signals.own_scale import OwnLossScale
 from amp_core.record.observers.signals.restored_moments import RestoredMoments
-from amp_core.record.observers.signals.risky_ops import EvaluationOperators, FailedIn, FirstOperators
+from amp_core.record.observers.signals.risky_ops import EvaluationOperators, FirstOperators
 from amp_core.record.observers.signals.scheduled_metric import ScheduledMetric
 from amp_core.record.observers.signals.second_moments import SecondMoments
 from amp_core.record.observers.signals.skipped_gradients import SkippedGradients
