@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from amp_core.train.cpu_layers import PortableLSTM
 from tests.findings.other_forms.form import fault, healthy
 from tests.findings.other_forms.loops import (
     BF,
@@ -577,10 +578,11 @@ def region_that_holds_model_and_loss(into):
 
 @healthy(each_time=True)
 def recurrent_layer_with_differences_in_fp32(into):
-    """Most of the layer's products are one operator; the island multiplies by two constant matrices."""
+    """Most of the layer's products are one operator, where the CPU has that in 16 bits; the island multiplies by two
+    constant matrices."""
     m = Net(
         lambda m, x: _path(m, m.lstm(x)[0][:, -1]),
-        lstm=nn.LSTM(8, 64, batch_first=True),
+        lstm=PortableLSTM(8, 64, batch_first=True),
         head=nn.Linear(64, 6),
     )
     m.register_buffer("modes", torch.randn(6, 128))
