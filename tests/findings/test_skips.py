@@ -85,6 +85,15 @@ def test_skips_of_two_optimizers_are_counted_separately(tmp_path: Path) -> None:
         if f.code == "shared-backoff"
     ]
     assert finding.where == "Adam (optimizer 0)" and finding.value == 3.0 and finding.steps == (30, 38)
+    assert "separate scalers" in finding.advice and "Call" not in finding.advice
+
+
+def test_an_update_after_each_optimizer_is_advised_to_come_once(tmp_path: Path) -> None:
+    steps = {"step": range(60), "optimizer": [0, 1] * 30, "loss_scale": [2.0**10] * 60}
+    run = load_run(write_rows(tmp_path / "run", steps=steps, config=SCALER | {"optimizers": ["Adam", "SGD"]}))
+    (finding,) = [f for f in diagnose(run) if f.code == "shared-backoff"]
+    assert finding.where == "scaler.update" and "Call `update()` once" in finding.advice
+    assert finding.snippet.count("update") == 1
 
 
 def test_a_fresh_scaler_explains_the_skips_after_a_resume(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ _HOOK = Remedy(
     _WIRE + ", or keep the hook only where communication limits the speed.",
     "model = torch.nn.parallel.DistributedDataParallel(model)   # without register_comm_hook",
 )
+_WEIGHTS = Remedy(
+    _WIRE + ": DDP reduces gradients in the dtype of the weights, so keep those in float32 and let autocast cast them.",
+    "model = torch.nn.parallel.DistributedDataParallel(model.float())\n"
+    "with torch.autocast(device_type, dtype=torch.bfloat16):\n"
+    "    loss = loss_fn(model(x), y)",
+)
 _CALL = Remedy(
     _WIRE + ": copy each gradient to it first.",
     "gradient = p.grad.float()\n"
@@ -103,11 +109,11 @@ def half_reduction(run: Run) -> list[Finding]:
     elif (reduced := settings.get("reduced")) in SIGNIFICANT_BITS:
         call = str(settings.get("reduced_by", "all_reduce"))
         dtype, where = str(reduced), str(hook or call)
-        how, remedy = f"{call} is called with tensors in {reduced}", None if hook else _CALL
+        how, remedy = f"{call} is called with tensors in {reduced}", _HOOK if hook else _CALL
         severity = None if run.head.world_size > 1 else "info"  # one process adds nothing
     elif run.head.config.get("parallel") == "ddp" and trained and run.head.world_size > 1:
         where, dtype = next(iter(trained.items()))
-        how = f"the DDP model's gradients are in {dtype}"
+        how, remedy = f"the DDP model's gradients are in {dtype}", _WEIGHTS
     else:
         return []
     return [

@@ -8,7 +8,7 @@ from amp_core.analysis import safe_window_over_time, sampled_steps, scale_summar
 from amp_core.analysis.numerics.loss_scale import CALIBRATION_STEPS
 from amp_core.analysis.numerics.safe_window import SERVED_STEPS_FRAC, first_step
 from amp_core.analysis.steps import attempts, scaler_enabled
-from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.underflow import evenly_spread
 from amp_core.findings.signals import (
@@ -162,6 +162,8 @@ def shared_backoff(run: Run) -> list[Finding]:
                 value=float(len(skips)),
                 limit=float(max(1, summary.growths)),
                 unit="steps that one optimizer skipped alone",
+                advice="`update()` combines the inf checks of all optimizers, so one of them decides the scale of the "
+                "others. Give optimizers with separate losses separate scalers.",
             )
         ]
     if apart := _scales_apart(run):
@@ -178,9 +180,17 @@ def shared_backoff(run: Run) -> list[Finding]:
                 value=float(count),
                 limit=1.0,
                 unit="updates per iteration",
+                remedy=_UPDATE_ONCE,
             )
         ]
     return []
+
+
+_UPDATE_ONCE = Remedy(
+    "The loss scale changes between the optimizers of one iteration, and its growth interval counts optimizers instead "
+    "of iterations. Call `update()` once, after the last of them.",
+    "scaler.step(optimizer_a)\nscaler.step(optimizer_b)\nscaler.update()",
+)
 
 
 def _lowered_elsewhere(run: Run) -> list[Finding]:
