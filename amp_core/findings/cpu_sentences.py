@@ -121,10 +121,23 @@ def _beside_operators(run: Run, rows: pd.DataFrame, longest_us: float, operator:
         return f"loading data takes {percent(data_us / wall_us)} of the time; {operator}"
     if outside_us > max(MAX_OUTSIDE_FRAC * wall_us, longest_us):
         share, wall = percent(outside_us / wall_us), number(wall_us / 1e3, "ms")
-        return f"no operator runs for {share} of the {wall}, in which Python or other code does; {operator}"
+        within = _in_function(windows, outside_us)
+        return f"no operator runs for {share} of the {wall}, in which Python or other code does{within}; {operator}"
     if data_us >= MIN_SAVED_FRAC * wall_us:
         return f"{operator} Loading data takes {percent(data_us / wall_us)} of the time."
     return operator
+
+
+def _in_function(windows: pd.DataFrame, outside_us: float) -> str:
+    """The Python function in which most of the time without an operator is, where the trace has Python's stacks."""
+    us = windows[windows["host_function"] != ""].groupby("host_function")["host_function_us"].sum()
+    if us.empty or us.max() < MIN_FUNCTION_FRAC * outside_us:
+        return ""
+    return f", {number(float(us.max()) / 1e3, 'ms')} of it in {us.idxmax()}"
+
+
+MIN_FUNCTION_FRAC = 0.2
+"""Share of the time outside of operators from which the function with most of it is named."""
 
 
 def _idle_gpu(run: Run) -> str:

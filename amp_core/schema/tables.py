@@ -322,7 +322,8 @@ TABLES: dict[str, Table] = {
                     "host_function",
                     "s",
                     "Python function of the loop's thread in which the host spent the longest of the same, of 300 µs "
-                    "or more and without longer ones that it calls; null without stacks",
+                    "or more and without longer ones that it calls; on a CPU, of idle_us without idle_data_us; null "
+                    "without stacks",
                 ),
                 _column("host_function_us", "f", "how long it was in that function during them"),
                 _column("data_function", "s", "the same during idle_data_us and lead_data_us"),

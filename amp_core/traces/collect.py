@@ -55,9 +55,11 @@ LONG_CALL_US = 50.0
 """Calls that neither wait nor allocate return sooner: a launch takes a few microseconds, also under the profiler."""
 _LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
-_ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn_|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):")
-
-
+_ACCELERATOR_OPS = re.compile(
+    r"(?:aten::)?_?(?:cudnn_(?!is_acceptable)|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):"
+)
+"""Operators and ranges that an accelerator alone has. Recurrent layers ask on a CPU too whether cuDNN would take them.
+"""
 _APPLE_OPS = re.compile(r"aten::(?:linear_backward$|_?mps_|_?lstm_mps|\w+_for_mps)")
 """Operators that torch has for Apple's GPUs, whose work it does not record; nested tensors have the first one too."""
 TIMED_ON_DEVICE = "CUDA functions"

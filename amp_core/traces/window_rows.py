@@ -129,7 +129,8 @@ def window_rows(
                 first_loads = times.NONE
             late = times.merged(causes.host, lead) if causes else times.NONE
             host_op, host_op_us = longest_op(events, host, late) if causes else (None, None)
-            function, function_us = longest_function(events, host, late) if causes else (None, None)
+            unaided = times.without(idle, data_inside) if on_cpu else late
+            function, function_us = longest_function(events, host, unaided) if causes or on_cpu else (None, None)
             unfed = times.intersection(idle, data_inside)
             unfed = times.merged(unfed, first_loads)
             data_function, data_function_us = longest_function(events, host, unfed) if causes else (None, None)

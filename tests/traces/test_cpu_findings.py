@@ -172,3 +172,28 @@ def test_apples_gpus_are_not_taken_for_the_cpu(tmp_path, ops, apple):
         "No device activity was recorded" if apple else "The trace contains no device"
     )
     assert ["Instruments" in f.advice for f in diagnose(run) if f.code == "device-not-recorded"] == [True] * apple
+
+
+@pytest.mark.parametrize(("us", "named"), [(500, True), (100, False)])
+def test_the_python_function_that_keeps_operators_from_running_is_named(tmp_path, us, named):
+    """A function counts without those that it calls."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.event("python_function", "train.py(3): step", 0, 990, 1)
+    trace.event("python_function", "train.py(9): collate", 10, 990 - us, 1) if not named else None
+    trace.op("aten::mm", 900, 80)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "no operator runs for" in sentence
+    assert ("of it in train.py(3): step" in sentence) == named
+    assert ("of it in train.py(9): collate" in sentence) != named
+
+
+@pytest.mark.parametrize(("op", "missing"), [("aten::cudnn_is_acceptable", False), ("aten::_cudnn_rnn", True)])
+def test_asking_for_cudnn_is_no_use_of_a_gpu(tmp_path, op, missing):
+    """A recurrent layer of a CPU asks too."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op(op, 10, 5)
+    trace.op("aten::mm", 100, 800)
+    run = run_of(tmp_path, trace)
+    assert ("device-not-recorded" in {f.code for f in diagnose(run)}) == missing
