@@ -36,6 +36,8 @@ _FAMILIES = {"gemm": "all matrix products", "conv": "all convolutions"}
 _NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$")
 """Operators have a namespace (`aten::`, `gloo:`), and nodes of autograd have none; other names are ranges of programs.
 """
+_COMPILING = "(dynamo_timed)"
+"""How the ranges end that torch.compile marks while it compiles (torch/_dynamo/utils.py)."""
 _FUSED = ("aten::_fused_", "aten::_foreach_")
 
 
@@ -67,6 +69,10 @@ def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     if family_us > MIN_FAMILY_RATIO * longest_us:
         sentence += f", and {_FAMILIES[category]} take {percent(family_us / total)}"
     sentence = f"{sentence}.{advice}"
+    compiling_us = float(us[us.index.str.endswith(_COMPILING)].sum())
+    if compiling_us >= longest_us:
+        share = percent(compiling_us / total)
+        return compiling_us, f"torch.compile compiles for {share} of the recorded time: profile after a warm-up."
     stepping = rows[rows["phase"] == "optimizer"]
     optimizer_us = float(stepping["total_us"].sum())
     largest_us = max(longest_us, family_us)

@@ -197,3 +197,15 @@ def test_asking_for_cudnn_is_no_use_of_a_gpu(tmp_path, op, missing):
     trace.op("aten::mm", 100, 800)
     run = run_of(tmp_path, trace)
     assert ("device-not-recorded" in {f.code for f in diagnose(run)}) == missing
+
+
+@pytest.mark.parametrize(("us", "told"), [(500, True), (100, False)])
+def test_compiling_is_told_as_one_cause(tmp_path, us, told):
+    """The ranges of a compilation are nested; each counts without those within it."""
+    trace = Made()
+    trace.op("_compile.compile_inner (dynamo_timed)", 0, us)
+    trace.op("async_compile.wait (dynamo_timed)", 10, us / 2)
+    trace.op("aten::mm", us + 10, 300)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("torch.compile compiles for 62.5 % of the recorded time: profile after a warm-up." in sentence) == told
+    assert ("aten::mm takes 75.0 %" in sentence) != told
