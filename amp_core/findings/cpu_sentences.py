@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import format_sizes, product
-from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, takes_fused, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
@@ -49,13 +49,14 @@ def cpu_sentence(run: Run) -> str:
         return ""
     everything = kernel_rows(run, everything=True)  # allocations too, which start the device at their first call
     everything = everything[everything["phase"] != "watch"]
-    longest_us, operators = _operators(everything, int(window_rows(run)["steps"].sum()))
+    longest_us, operators = _operators(everything, int(window_rows(run)["steps"].sum()), may_fuse=takes_fused(run))
     sentence = _beside_operators(run, everything, longest_us, operators)
     return f"The trace contains no device activity: on the CPU, {sentence}{_idle_gpu(run)}"
 
 
-def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
-    """The time of what takes longest among operators in microseconds, and a sentence on it."""
+def _operators(rows: pd.DataFrame, steps: int, *, may_fuse: bool) -> tuple[float, str]:
+    """The time of what takes longest among operators in microseconds, and a sentence on it. `may_fuse`: whether the
+    optimizer may take `fused=True`."""
     us, total, count = rows.groupby("op")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
@@ -78,7 +79,7 @@ def _operators(rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     largest_us = max(longest_us, family_us)
     if optimizer_us > max(largest_us, MIN_OPTIMIZER_FRAC * total):
         calls = number(stepping["count"].sum() / max(steps, 1)) + (" operators per step" if steps else " operators")
-        fuse = "" if stepping["name"].str.startswith(_FUSED).any() else ": fused=True makes them one"
+        fuse = "" if stepping["name"].str.startswith(_FUSED).any() or not may_fuse else ": fused=True makes them one"
         share = percent(optimizer_us / total)
         return optimizer_us, f"the optimizer takes {share} of the operators' time, in {calls}{fuse}; {sentence}"
     if total / count < MAX_SMALL_US and largest_us < MAX_SMALL_FRAC * total:

@@ -9,6 +9,7 @@ from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
     is_compiled_without_fusion,
     kernel_rows,
+    takes_fused,
     window_rows,
 )
 from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
@@ -40,6 +41,8 @@ def _remedy(run: Run) -> Remedy | None:
         return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
     if is_fused:
         return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
+    if not takes_fused(run):
+        return _OWN_OPTIMIZER if on_cuda else _OWN_OPTIMIZER_ELSEWHERE
     return None if on_cuda else _ELSEWHERE
 
 
@@ -58,6 +61,15 @@ _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
 _GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
 _NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
+_COMPILED_STEP = "compiled_step = torch.compile(optimizer.step)   # the optimizer takes no fused=True"
+_OWN_OPTIMIZER = Remedy(
+    f"{_WAITS} Use larger batches, compile the model and the optimizer's step, or capture CUDA graphs.",
+    f"{_REDUCE_OVERHEAD}\n{_COMPILED_STEP}",
+)
+_OWN_OPTIMIZER_ELSEWHERE = Remedy(
+    f"{_WAITS_ELSEWHERE} Use larger batches, and compile the model and the optimizer's step.",
+    f"model = torch.compile(model)\n{_COMPILED_STEP}",
+)
 _COMPILED = Remedy(
     f"{_WAITS} Part of the model is compiled already: find what breaks its graph, so that more of it is, let the "
     "compiler capture CUDA graphs too, or use larger batches.",

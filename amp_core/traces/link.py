@@ -159,6 +159,12 @@ def _steps_per_iteration(events: TraceEvents, host: Host, optimizers: list[int])
     return 1
 
 
+def optimizer_names(events: TraceEvents) -> list[str]:
+    """The classes of the optimizers that step, by the marks of their steps, in order of their names."""
+    marks = (text for text in events.texts if text.startswith(_OPTIMIZER_STEP))
+    return sorted({mark.removeprefix(_OPTIMIZER_STEP).removesuffix(".step") for mark in marks})
+
+
 _OPTIMIZER_STEP = "Optimizer.step#"
 MIN_OPTIMIZER_STEPS = 2
 

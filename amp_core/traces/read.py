@@ -40,7 +40,7 @@ from amp_core.traces.host_alone import HostPart, longest_host_part, longest_time
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
 from amp_core.traces.left_out import PartLeftOut, parts_left_out
-from amp_core.traces.link import link
+from amp_core.traces.link import link, optimizer_names
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.phases import infer_phases
@@ -102,6 +102,8 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
+    optimizers: list[str] = field(default_factory=list)
+    """Classes of the optimizers that step, where torch marks their steps."""
     sync_call: str = ""
     """Name of the calls in which the host waits for the device most often."""
     left_out: tuple[PartLeftOut, ...] = ()
@@ -271,6 +273,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         launches_without_work=without_work,
+        optimizers=optimizer_names(events),
         sync_call=most_frequent_wait(events),
         left_out=parts_left_out(events, host, linked, windows),
         repaired=stream.repaired,

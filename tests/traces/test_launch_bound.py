@@ -98,3 +98,21 @@ def test_long_kernels_are_not_what_short_gaps_are_between(tmp_path, us, named):
         trace.kernel(made.GEMM, at + 240 - us, us, at + 230 - us)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
     assert ("on average" in finding.title) == named
+
+
+@pytest.mark.parametrize(
+    ("marks", "says", "refuted"),
+    [(["Adam"], "fused=True)", "optimizer.step)"), (["Lion"], "compile(optimizer.step)", "type(optimizer)")],
+)
+def test_a_step_of_the_optimizer_alone_is_named_with_what_makes_it_fewer_kernels(tmp_path, marks, says, refuted):
+    trace = Made()
+    for name in marks:
+        trace.event("mark", f"Optimizer.step#{name}.step", 0, 1000, 1)
+    for n in range(20):
+        trace.op("aten::mul_", 50 * n, 20)
+        trace.kernel(made.RELU, 50 * n + 10, 2, 50 * n + 5)
+    run = run_of(tmp_path, trace)
+    assert "between kernels of 2.0 µs on average, 100 % of them the optimizer's" in first_sentence(run)
+    (finding,) = [f for f in diagnose(run) if f.code == "launch-bound"]
+    assert says in finding.snippet and refuted not in finding.snippet
+    assert run.head.config["optimizers"] == marks

@@ -54,6 +54,9 @@ def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, step
     code = "launch-bound" if launch_bound else "host-bound"
     short = launch_bound and mean_us < MAX_SHORT_US
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
+    of_optimizer = float(rows["count"][rows["phase"] == "optimizer"].sum() / max(1.0, rows["count"].sum()))
+    if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
+        kernels = f"{kernels or ', between kernels'}, {100 * of_optimizer:.0f} % of them the optimizer's"
     op, in_op = ("", "") if launch_bound or in_calls else _host_op(windows, cost, steps)
     loading, in_loading = _longest_of(windows, "data_function", cost, steps)
     calling = _in_calls(windows, kind, calls, call_us, cost, steps) if in_calls else ""
@@ -83,6 +86,8 @@ def alone_loading_us(windows: pd.DataFrame) -> float:
     return float(windows["alone_loading_us"].fillna(0.0).sum())
 
 
+MIN_OF_OPTIMIZER_FRAC = 0.5
+"""Share of the optimizer in the launches from which it is named where the host launches too slowly."""
 MIN_OF_ONE_RATIO = 1.5
 """A rank whose work waits that many times as long as that of the mean rank is named, with its own time."""
 

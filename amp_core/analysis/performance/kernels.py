@@ -77,6 +77,14 @@ def is_compiled_in_part(run: Run) -> bool:
 
 
 MIN_COMPILED_FRAC = 0.1
+FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Those of torch that take `fused=True`."""
+
+
+def takes_fused(run: Run) -> bool:
+    """Whether an optimizer of a trace may take `fused=True`; also where the trace names none."""
+    names = run.head.config.get("optimizers")
+    return not isinstance(names, list) or not names or any(name in FUSED_OPTIMIZERS for name in names)
 
 
 def is_compiled_without_fusion(run: Run) -> bool:

@@ -10,6 +10,7 @@ from amp_core.analysis.performance.kernels import (
     is_matrix,
     is_trace,
     kernel_rows,
+    takes_fused,
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
@@ -316,7 +317,16 @@ _UNFUSED = Remedy(
 )
 def unfused_optimizer(run: Run) -> list[Finding]:
     """`unfused-optimizer`: an optimizer in many kernels."""
-    return saving_finding(run, "unfused-optimizer")
+    findings = saving_finding(run, "unfused-optimizer")
+    if takes_fused(run):
+        return findings
+    return [replace(f, advice=_COMPILED_STEP.advice, snippet=_COMPILED_STEP.snippet) for f in findings]
+
+
+_COMPILED_STEP = Remedy(
+    "Each kernel reads and writes all parameters, and this optimizer takes no fused=True. A compiler fuses its step.",
+    "compiled_step = torch.compile(optimizer.step)",
+)
 
 
 _OF_THE_BATCH = r"bn_fw_tr|batchnorm_fwtr|batch_norm_collect_statistics|BatchNormFwdTrain"

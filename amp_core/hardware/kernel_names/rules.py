@@ -408,6 +408,14 @@ RULES = (
         "CUTLASS: FP8 and FP4 exist on tensor cores alone",
         words="device_kernel<",
     ),
+    _rule(
+        r"Fused_Moe_Kernel_sm[89]\d<",
+        "yes",
+        types.of_template,
+        "TensorRT-LLM's fused experts: MMA of 16 bits",
+        category="gemm",
+        words="Fused_Moe_Kernel",
+    ),
     _rule(r"DeviceGemmFp4\w*Sm1\d\d", "yes", "fp4", "FP4 exists on tensor cores alone"),
     _rule(
         r"(?<![a-z])marlin\w*::\w*Marlin|(?<![A-Za-z])Marlin<",
