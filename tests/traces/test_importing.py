@@ -32,6 +32,7 @@ def test_a_trace_becomes_a_run(tmp_path):
         "format": "torch.profiler",
         "traces": ["t.json"],
         "device": "cuda:0",
+        "optimizers": ["AdamW"],
         "sync_call": "cudaStreamSynchronize",
     }
     assert run.head.environment["gpus"][0]["capability"] == "8.0"
