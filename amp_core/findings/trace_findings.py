@@ -17,8 +17,10 @@ from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.findings.step_sentences import captured_anew, uneven_steps
 from amp_core.hardware.gpus import core_names
+from amp_core.hardware.kernel_names import SMALL_TYPES
+from amp_core.hardware.kernel_names.dtypes import of_token
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import kernel_in_words, number, percent
 
 SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
 """What a guide entry states as its threshold if its finding is one of the possible savings."""
@@ -152,9 +154,10 @@ def _unknown(run: Run, savings: Savings) -> str:
     rows = kernel_rows(run)
     rows = rows[(rows["name"] == savings.unknown_kernel) & is_matrix(rows) & (rows["precision"] != "")]
     if rows.empty:
-        return f"cannot be classified by name: {savings.unknown_kernel}"
+        return f"cannot be classified by name: {kernel_in_words(savings.unknown_kernel)}"
     precision = str(rows["precision"].iloc[0]).upper()
-    return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {savings.unknown_kernel}"
+    kernel = kernel_in_words(savings.unknown_kernel)
+    return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {kernel}"
 
 
 MAIN_KERNEL_FRAC = 1 / 3
@@ -187,11 +190,13 @@ def _profiler(run: Run) -> str:
 def _nothing(run: Run, savings: Savings) -> str:
     cost = savings.cost
     if savings.unknown_frac > MAX_UNKNOWN_FRAC:
+        is_narrow = of_token(savings.unknown_kernel) in ("fp16", "bf16", *SMALL_TYPES)
+        of_16_bits = " is" if is_narrow else " and the savings from 16 bits are"
         return (
             f"The device is busy for {percent(_busy_frac(savings))} of the {savings.unit}. "
             f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, "
-            f"{percent(savings.unknown_kernel_frac)} of the {savings.unit} in {savings.unknown_kernel}, so the share "
-            "of GEMM/conv and the savings from 16 bits are unknown."
+            f"{percent(savings.unknown_kernel_frac)} of the {savings.unit} in "
+            f"{kernel_in_words(savings.unknown_kernel)}, so the share of GEMM/conv{of_16_bits} unknown."
         )
     matrix = cost.us(*MATRIX_PARTS)
     rows = kernel_rows(run)
@@ -222,7 +227,7 @@ def _nothing(run: Run, savings: Savings) -> str:
         return (
             f"Nothing beside {kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
             f"{it_takes} {shares} of it{where}. One kernel takes {percent(main_frac)}: "
-            f"{by_name.idxmax()}. Profile it alone{_profiler(run)}.{rest}"
+            f"{kernel_in_words(str(by_name.idxmax()))}. Profile it alone{_profiler(run)}.{rest}"
         )
     return (
         f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}{kinds.text} "

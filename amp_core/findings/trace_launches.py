@@ -9,6 +9,7 @@ from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
     is_compiled_without_fusion,
     kernel_rows,
+    optimizer_frac,
     takes_fused,
     window_rows,
 )
@@ -31,6 +32,8 @@ def _remedy(run: Run) -> Remedy | None:
     on_cuda = str(run.head.config.get("device")).startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
     is_fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
+    if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
+        return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
     if on_cuda and graphs:
         return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
     if is_compiled_without_fusion(run):
@@ -61,6 +64,16 @@ _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
 _GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
 _NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
+MIN_OPTIMIZER_ALONE_FRAC = 0.9
+"""Share of the optimizer in the launches from which nothing else is worth a change."""
+_FUSED_OPTIMIZER = Remedy(
+    f"{_WAITS_ELSEWHERE} Nearly all launches are the optimizer's: its fused implementation needs a few.",
+    "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
+)
+_COMPILED_OPTIMIZER = Remedy(
+    f"{_WAITS_ELSEWHERE} Nearly all launches are the optimizer's, which takes no fused=True: compile its step.",
+    "compiled_step = torch.compile(optimizer.step)",
+)
 _COMPILED_STEP = "compiled_step = torch.compile(optimizer.step)   # the optimizer takes no fused=True"
 _OWN_OPTIMIZER = Remedy(
     f"{_WAITS} Use larger batches, compile the model and the optimizer's step, or capture CUDA graphs.",

@@ -139,6 +139,19 @@ def without_arguments(name: str) -> str:
     return text or name
 
 
+MAX_KERNEL_CHARS = 100
+"""A name of that length still reads within a sentence."""
+
+
+def kernel_in_words(name: str) -> str:
+    """`without_arguments`, and of a long name without those of its template: `flash_fwd_kernel<…>`."""
+    text = without_arguments(name)
+    if len(text) <= MAX_KERNEL_CHARS:
+        return text
+    text = f"{text.partition('<')[0]}<…>" if "<" in text else text
+    return text if len(text) <= MAX_KERNEL_CHARS else f"{text[:MAX_KERNEL_CHARS]}…"
+
+
 def percent(fraction: float | None) -> str:
     """A fraction 0–1 in percent."""
     return NONE if _missing(fraction) else number((fraction or 0.0) * 100, "%")

@@ -7,6 +7,7 @@ host-bound 12700.0
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.kernels import optimizer_frac
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.text.formatting import mean_count, number
@@ -54,7 +55,7 @@ def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, step
     code = "launch-bound" if launch_bound else "host-bound"
     short = launch_bound and mean_us < MAX_SHORT_US
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
-    of_optimizer = float(rows["count"][rows["phase"] == "optimizer"].sum() / max(1.0, rows["count"].sum()))
+    of_optimizer = optimizer_frac(rows)
     if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
         kernels = f"{kernels or ', between kernels'}, {100 * of_optimizer:.0f} % of them the optimizer's"
     op, in_op = ("", "") if launch_bound or in_calls else _host_op(windows, cost, steps)

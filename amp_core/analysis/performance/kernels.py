@@ -81,6 +81,11 @@ FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
 """Those of torch that take `fused=True`."""
 
 
+def optimizer_frac(rows: pd.DataFrame) -> float:
+    """The share of the optimizer in the launches of kernels."""
+    return float(rows["count"][rows["phase"] == "optimizer"].sum() / max(1.0, rows["count"].sum()))
+
+
 def takes_fused(run: Run) -> bool:
     """Whether an optimizer of a trace may take `fused=True`; also where the trace names none."""
     names = run.head.config.get("optimizers")

@@ -42,6 +42,9 @@ class Saving:
     """Of communication with late ranks: whether the transfer itself is surely a small part of it."""
     held_ranks: tuple[int, ...] = ()
     """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
+    waits_for_idle: bool = False
+    """Whether it shortens kernels of a device that is idle for most of the step: most of them delay nothing, so the
+    step becomes shorter only once the device no longer waits."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 
@@ -59,7 +62,8 @@ class Saving:
         """`up to 21.3 of 33.1 ms`, of one `unit` if that is given. What comes before the step is told apart."""
         per, step = f" per {unit}" if unit else "", number(self.step_us / 1e3, "ms")
         if not self.lead_us:
-            return f"up to {number(self.saved_us / 1e3)} of {step}{per}"
+            when = ", once the device no longer waits" if self.waits_for_idle else ""
+            return f"up to {number(self.saved_us / 1e3)} of {step}{per}{when}"
         inside, before = round(self.saved_us - self.lead_us, 1), number(self.lead_us / 1e3, "ms")
         if inside < MIN_INSIDE_FRAC * self.saved_us:
             return f"up to {before}{f'{per}, all' if per else ''} before the first kernel"

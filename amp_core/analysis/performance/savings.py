@@ -92,9 +92,14 @@ def _possible_savings(run: Run) -> Savings | None:
     savings = [
         *idle_savings(windows, rows, cost, steps, unit),
         *alone_savings(run, cost, rows, unit),
-        *_types(rows, cost, rates, steps, unit, has_tensor_cores=gpu.has_tensor_cores is not False),
-        *_slow(run, cost, rates, steps, unit),
-        *_memory_bound(rows, cost, steps, unit),
+        *(
+            replace(saving, waits_for_idle=_is_mostly_idle(cost))
+            for saving in (
+                *_types(rows, cost, rates, steps, unit, has_tensor_cores=gpu.has_tensor_cores is not False),
+                *_slow(run, cost, rates, steps, unit),
+                *_memory_bound(rows, cost, steps, unit),
+            )
+        ),
     ]
     if not windows["device"].str.startswith("cuda").all():
         savings = [replace(c, what=c.what.replace("The GPU", "The device")) for c in savings]
@@ -120,6 +125,14 @@ def _possible_savings(run: Run) -> Savings | None:
     return Savings(
         ranked, tuple(small), unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
     )
+
+
+MAX_IDLE_FRAC = 0.5
+"""In a step that is idle for longer, a shorter kernel mostly makes the wait after it longer."""
+
+
+def _is_mostly_idle(cost: StepCost) -> bool:
+    return float(np.nan_to_num(cost.us("gaps", "data"))) > MAX_IDLE_FRAC * cost.step_us
 
 
 MIN_CAPTURE_FRAC = 0.5

@@ -252,6 +252,7 @@ def part_of(rows: pd.DataFrame) -> "pd.Series[str]":
     # AMD's matrix cores multiply FP32 too, at the rate of its data sheet's FP32.
     part = part.mask((part == "matrix") & (rows["tensor_core"] == "yes") & (rows["precision"] != "fp32"), "tensor")
     part = part.mask((part == "matrix") & (rows["tensor_core"] == "unknown"), "matrix_unknown")
+    part = part.mask((part == "memory_bound") & (rows["tensor_core"] == "unknown"), "other")  # perhaps a product
     part = part.mask(rows["category"] == "communication", "communication")
     return part.mask(rows["phase"] == "watch", "watch")
 

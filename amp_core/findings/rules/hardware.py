@@ -12,7 +12,9 @@ from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, paired_rule, rule
 from amp_core.findings.signals import GEMM_LAYERS, facts, on_gpu
+from amp_core.hardware.gpus import core_names
 from amp_core.store.run import Run
+from amp_core.text.formatting import kernel_in_words
 
 MIN_OFF_TENSOR_CORE_FRAC = 0.1
 """Share of matrix time off tensor cores from which a gain is worthwhile: it is an upper bound (Amdahl)."""
@@ -188,16 +190,20 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     longest = off.iloc[int(off["total_us"].to_numpy().argmax())]
     where = str(longest["module"]) or str(longest["op"]) or str(longest["name"])
     product = longest["category"] != "conv"
+    cores, _ = core_names(profiled_gpu(run, str(longest["device"])).name)
+    remedy = _PADDED_PRODUCTS if product else _MIOPEN if "iopen" in longest["name"].lower() else None
+    if remedy is None and "conv1d" in longest["top_op"]:
+        remedy = _CONV1D
     finding = make_finding(
         "kernels-off-tensor-cores",
-        f"{100 * share:.0f} % of 16-bit GEMM/conv kernel time does not use tensor cores, most of it in "
-        f"{longest['name']}",
+        f"{100 * share:.0f} % of 16-bit GEMM/conv kernel time does not use {cores}, most of it in "
+        f"{kernel_in_words(str(longest['name']))}",
         where,
         steps=steps_of(off),
         value=share,
         limit=MIN_OFF_TENSOR_CORE_FRAC,
         unit="share of matrix time",
-        remedy=_PADDED_PRODUCTS if product else _MIOPEN if "iopen" in longest["name"].lower() else None,
+        remedy=remedy,
     )
     little = is_trace(run) and off["total_us"].sum() < MIN_REPORTED_FRAC * window_rows(run)["wall_us"].sum()
     return [replace(finding, severity="info") if little else finding]
@@ -208,6 +214,12 @@ _MIOPEN = Remedy(
     "searches. Let it search its kernels, use channels-last memory format, and a newer version.",
     'os.environ["MIOPEN_FIND_MODE"] = "NORMAL"   # before the first convolution\n'
     "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+)
+_CONV1D = Remedy(
+    "The library chose a kernel without tensor cores because of the shape or the library's age; there is no "
+    "channels-last format for signals. Let cuDNN benchmark its algorithms, pad channels to multiples of 8, and use "
+    "newer libraries.",
+    "torch.backends.cudnn.benchmark = True\nlayer = torch.nn.Conv1d(-(-inputs // 8) * 8, -(-outputs // 8) * 8, size)",
 )
 _PADDED_PRODUCTS = Remedy(
     "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. Pad "

@@ -64,7 +64,14 @@ def fp32_products(run: Run) -> list[Finding]:
         return findings
     training, inference = remedies
     chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
-    return [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
+    told = [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
+    if not kernel_rows(run)["op"].str.contains("embedding", regex=False).any():
+        return told
+    # What an embedding takes are numbers of rows, which 16 bits would change.
+    return [replace(f, snippet=_CAST_INPUT.sub("model(x)", f.snippet)) for f in told]
+
+
+_CAST_INPUT = re.compile(r"model\(x\.to\(torch\.\w+\)\)")
 
 
 def _fp16_alone() -> tuple[Remedy, Remedy]:

@@ -97,7 +97,10 @@ _APPLE = Remedy(
 )
 def waiting_for_data(run: Run) -> list[Finding]:
     """`waiting-for-data`: idle time of the GPU while data is loaded."""
-    return saving_finding(run, "waiting-for-data")
+    findings = saving_finding(run, "waiting-for-data")
+    if not kernel_rows(run, everything=True)["name"].str.contains("Pinned -> Device", regex=False).any():
+        return findings
+    return [replace(f, snippet=f.snippet.replace("pin_memory=True, ", "")) for f in findings]
 
 
 @rule(
@@ -130,7 +133,9 @@ def host_bound(run: Run) -> list[Finding]:
         named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
         stacks = facts(run.head.environment, "profiler").get("with_stack")
         unknown = run.head.config.get("without_operators") is True
-        known = _IN_PYTHON if named else _HAS_STACKS if stacks else _WITHOUT_OPERATORS if unknown else None
+        created = bool(findings) and findings[0].where.removesuffix("_") in _CREATING
+        applies = ((created, _ON_DEVICE), (named, _IN_PYTHON), (stacks, _HAS_STACKS), (unknown, _WITHOUT_OPERATORS))
+        known = next((remedy for is_so, remedy in applies if is_so), None)
         told = [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
         return for_what_runs(run, told)
     on_device = str(run.head.config.get("device")).startswith("cuda") or remedy is _CALLS["compiling"]
@@ -142,6 +147,15 @@ _WITHOUT_OPERATORS = Remedy(
     "The trace does not show what the host does between launches, for no operator was recorded. Record "
     "ProfilerActivity.CPU too.",
     _HOW.format(activity="CUDA"),
+)
+_CREATING = tuple(
+    f"aten::{name}"
+    for name in ("rand", "randn", "randint", "randperm", "normal", "uniform", "zeros", "ones", "full", "arange", "eye")
+)
+"""Operators that create a tensor, and so can do it on the device."""
+_ON_DEVICE = Remedy(
+    "The host creates tensors in this operator while the GPU waits. Create them on the device.",
+    "x = torch.randn(shape, device=device)   # instead of torch.randn(shape).to(device)",
 )
 _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "

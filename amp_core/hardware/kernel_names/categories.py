@@ -88,7 +88,7 @@ _PATTERNS = (
     ),
     (
         "elementwise",
-        r"(?i)elementwise|triton_poi_|pool|scalePackedTensor|op_generic_tensor|copy_kernel|fill|dropout|pointwise|gelu|silu|relu|activation|where|mask",
+        r"(?i)elementwise|triton_poi_|pool|scalePackedTensor|op_generic_tensor|copy_kernel|fill|dropout|pointwise|gelu|silu|relu|activation(?!_Type)|where|mask",
     ),
 )
 """Categories and their patterns; the first match decides."""

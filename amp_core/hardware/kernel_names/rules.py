@@ -632,7 +632,7 @@ RULES = (
         r"causal_conv1d_|recat_copy_async|bounds_check_indices|kv_indices|page_indices|combined_routing|"
         r"_finalize_matmul_scatter|sum_bitmatrix|reduce_segments|count_expert|expand_to_fused|get_fused_mapping|"
         r"reduce_fused_impl|get_dispatch_layout|future_token_ids|clamp_position|sage_quant|_copy_tensor_kernel|"
-        r"topk_gating|topkGating|expandInputRows|finalizeMoeRouting|doActivation|grouped_gemm::\w+::utils::transpose|"
+        r"topk_gating|topkGating|expandInputRows|fusedBuildExpertMaps|finalizeMoeRouting|doActivation|grouped_gemm::\w+::utils::transpose|"
         r"^_?alloc_(?:decode|extend|\w*slots?|\w*tokens?)_kernel|"
         r"(?:align|swizzle|interleave|repack)_(?:\w+_)?(?:scales?|sf)(?:_kernel)?(?:$|[<(])",
         "no",
