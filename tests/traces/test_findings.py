@@ -113,3 +113,21 @@ def test_the_operator_that_takes_most_of_the_memory_bound_time_is_named(tmp_path
         trace.op(f"aten::{name}", 20 + 10 * n, 8)
         trace.kernel(made.RELU, 10 + us + 500 * n * (1 - us / 1000), 500 * (1 - us / 1000), 22 + 10 * n)
     assert ("aten::index_put_ alone 69 %" in first_sentence(run_of(tmp_path, trace))) == named
+
+
+EXPERTS = (
+    "void moe::run<moe::Kernel_sm80<cutlass::bfloat16_t, cutlass::bfloat16_t, cutlass::bfloat16_t, 32, 128, 64, 2> >"
+)
+
+
+@pytest.mark.parametrize(("kernel", "unknown"), [("my_kernel", True), (f"{EXPERTS}(moe::Params)", False)])
+def test_what_16_bits_would_save_is_not_asked_of_kernels_in_16_bits(tmp_path, kernel, unknown):
+    """Their names are without what they are instantiated with."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel(kernel, 10, 300, 2)
+    trace.op("aten::mm", 20, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 310, 690, 22)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("the savings from 16 bits are unknown" in sentence) == unknown
+    assert ("my_kernel, so" if unknown else "moe::run<…>, so the share of GEMM/conv is unknown") in sentence

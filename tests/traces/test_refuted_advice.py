@@ -211,3 +211,58 @@ def test_implementations_of_attention_that_take_no_fp32_are_not_advised_for_it(t
     trace.kernel(f"fmha_cutlassF_{of_kernel}_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", 10, 99_000, 2)
     finding = finding_of(run_of(tmp_path, trace, "NVIDIA A100-SXM4-40GB", (8, 0)), "slow-products")
     assert ("FLASH_ATTENTION" in finding.snippet, "in 16 bits" in finding.advice.replace("\n", " ")) == (told, not told)
+
+
+@pytest.mark.parametrize(("op", "cast"), [("aten::embedding", False), ("aten::relu", True)])
+def test_numbers_of_rows_are_not_told_to_become_16_bits(tmp_path, op, cast):
+    trace = products()
+    trace.op(op, 850, 8)
+    trace.kernel(made.RELU, 860, 20, 852)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "fp32-products"]
+    assert ("x.to(torch.float16)" in finding.snippet) == cast and "model(x" in finding.snippet
+
+
+@pytest.mark.parametrize(("op", "format_"), [("aten::conv1d", False), ("aten::conv2d", True)])
+def test_a_convolution_of_signals_is_not_told_to_take_channels_last(tmp_path, op, format_):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op(op, 10, 50, **{"Input type": ["c10::Half"] * 2})
+    trace.op("aten::cudnn_convolution", 12, 40, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel("void cudnn::cnn::im2col4d_kernel<__half, int>", 20, 10, 15)
+    trace.kernel("void implicit_convolve_sgemm<__half, __half, 128, 5, 5, 3, 3, 3, 1>", 40, 900, 20)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "kernels-off-tensor-cores"]
+    assert ("channels_last" in finding.snippet) == format_
+
+
+@pytest.mark.parametrize(("op", "created"), [("aten::randn", True), ("aten::sort", False)])
+def test_a_tensor_that_the_host_creates_is_advised_to_be_created_on_the_device(tmp_path, op, created):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.op(op, 10, 9000)
+    trace.op("aten::mm", 9100, 20)
+    trace.kernel(made.GEMM, 9200, 500, 9110)
+    trace.kernel(made.GEMM, 5, 3, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-bound"]
+    assert ("device=device" in finding.snippet) == created
+
+
+@pytest.mark.parametrize(("kernel_us", "waits"), [(100, True), (450, False)])
+def test_faster_kernels_of_a_device_that_waits_save_little_before_it_no_longer_does(tmp_path, kernel_us, waits):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for at in (10, 510):
+        trace.op("aten::mm", at - 5, 8, **{"Input type": ["float"] * 2})
+        trace.kernel(made.SIMT, at, kernel_us, at - 3)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "fp32-products"]
+    assert finding.title.endswith("once the device no longer waits") == waits
+
+
+@pytest.mark.parametrize(("memory", "pins"), [("Pinned", False), ("Pageable", True)])
+def test_pinned_copies_are_not_told_to_be_pinned(tmp_path, memory, pins):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 9000, 1)
+    trace.kernel(f"Memcpy HtoD ({memory} -> Device)", 9010, 100, 9001, sort="copy")
+    trace.kernel(made.GEMM, 9200, 500, 9110)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "waiting-for-data"]
+    assert ("pin_memory=True" in finding.snippet) == pins
