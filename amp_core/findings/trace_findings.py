@@ -10,9 +10,9 @@ import numpy as np
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, matrix_kinds, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
-from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
 from amp_core.findings.left_out_sentences import parts_left_out
+from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.findings.step_sentences import captured_anew, uneven_steps
@@ -145,8 +145,21 @@ def _first_sentence(run: Run) -> str:
                 f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
                 f"{_unknown(run, savings)}. Profile it alone{_profiler(run)}. Of the rest, l{saving}"
             )
+        work = matrix_work(run, savings)
+        if largest.share < MAX_SMALL_FRAC and work.frac > MIN_MAIN_FRAC and largest.code not in _OF_PRODUCTS:
+            it = "it" if len(work.kinds.fracs) == 1 else "them"
+            return (
+                f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. Beside {it}, "
+                f"the l{saving}"
+            )
         return f"L{saving}"
     return _nothing(run, savings)
+
+
+MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
+"""Where less than the first of the step can be saved, products that take more than the second are told before that."""
+_OF_PRODUCTS = ("fp32-products", "slow-products")
+"""Savings whose sentence tells what products take."""
 
 
 def _unknown(run: Run, savings: Savings) -> str:
@@ -198,7 +211,6 @@ def _nothing(run: Run, savings: Savings) -> str:
             f"{percent(savings.unknown_kernel_frac)} of the {savings.unit} in "
             f"{kernel_in_words(savings.unknown_kernel)}, so the share of GEMM/conv{of_16_bits} unknown."
         )
-    matrix = cost.us(*MATRIX_PARTS)
     rows = kernel_rows(run)
     cores, _ = core_names(cost.device_name)
     off = rows[is_matrix(rows) & (rows["tensor_core"] == "no") & rows["precision"].isin(["fp16", "bf16"])]
@@ -210,39 +222,25 @@ def _nothing(run: Run, savings: Savings) -> str:
             "What these would save depends on the library's kernels; nothing else would save "
             f"{percent(MIN_SAVED_FRAC)} or more of the {savings.unit}."
         )
-    on_tensor_cores = matrix > 0 and np.nan_to_num(cost.us("tensor")) >= 0.95 * matrix
-    multiplying = rows[is_matrix(rows)]
-    kinds = matrix_kinds(multiplying["total_us"], multiplying["category"] == "attention")
-    its, it_takes = ("its", "it takes") if len(kinds.fracs) == 1 else ("their", "they take")
-    shares = " and ".join(percent(frac * matrix / cost.step_us) for frac in kinds.fracs)
-    at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings, its)
-    where = f", on {cores}{at}" if on_tensor_cores else ""
+    work = matrix_work(run, savings)
     rest = f" {savings.ranked[0].what}." if savings.ranked else ""
     others = rows[~is_matrix(rows) & (rows["op"] != "")].groupby("op")["total_us"].sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
     longest = f"{others.idxmax()} takes {percent(share)} of the kernel time, and " if share > MAIN_OP_FRAC else ""
-    by_name = multiplying.groupby("name")["total_us"].sum()
-    main_frac = float(by_name.max() / by_name.sum()) * matrix / cost.step_us if len(by_name) else 0.0
-    if on_tensor_cores and savings.peak_frac is None and main_frac > MAIN_KERNEL_FRAC and not longest:
+    if savings.peak_frac is None and work.kernel_frac > MAIN_PRODUCT_FRAC and not longest:
+        it_takes = "it takes" if len(work.kinds.fracs) == 1 else "they take"
         return (
-            f"Nothing beside {kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
-            f"{it_takes} {shares} of it{where}. One kernel takes {percent(main_frac)}: "
-            f"{kernel_in_words(str(by_name.idxmax()))}. Profile it alone{_profiler(run)}.{rest}"
+            f"Nothing beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
+            f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}: "
+            f"{kernel_in_words(work.kernel)}. Profile it alone{_profiler(run)}.{rest}"
         )
     return (
-        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}{kinds.text} "
-        f"{kinds.verb} {shares} of {f'the {savings.unit}' if longest else 'it'}{where}.{rest}"
+        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}{work.kinds.text} "
+        f"{work.kinds.verb} {work.shares} of {f'the {savings.unit}' if longest else 'it'}{work.where}.{rest}"
     )
 
 
+MAIN_PRODUCT_FRAC = 0.25
+"""A product of unknown efficiency with more of the step than this is named where nothing else is to be said."""
 MAIN_OP_FRAC = 0.5
 """An operator other than products that takes more of the kernel time is named where nothing else is to be said."""
-
-
-def _rate(savings: Savings, its: str) -> str:
-    """The achieved rate where no share of a peak is known, and why none is."""
-    if savings.flops_per_s is None:
-        return f"; {its} operations cannot be counted from the trace, so {its} efficiency is unknown"
-    unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
-    why = "is not named in the trace" if unnamed else "has no data sheet here"
-    return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so {its} efficiency is unknown"

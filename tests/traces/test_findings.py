@@ -131,3 +131,17 @@ def test_what_16_bits_would_save_is_not_asked_of_kernels_in_16_bits(tmp_path, ke
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("the savings from 16 bits are unknown" in sentence) == unknown
     assert ("my_kernel, so" if unknown else "moe::run<…>, so the share of GEMM/conv is unknown") in sentence
+
+
+@pytest.mark.parametrize(("idle_us", "beside"), [(100, True), (400, False)])
+def test_products_are_told_before_a_small_saving_beside_them(tmp_path, idle_us, beside):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 490, 2)
+    trace.op("aten::mm", 490 + idle_us, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 500 + idle_us, 500 - idle_us, 495 + idle_us)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert sentence.startswith("GEMM/conv takes 89.0 % of the step, on tensor cores;") == beside
+    assert ("Beside it, the largest possible saving: the GPU is idle for 11 %" in sentence) == beside
+    assert sentence.startswith("Largest possible saving: the GPU is idle for 41 %") != beside

@@ -1,0 +1,66 @@
+"""What the first sentence says of products in a trace of a GPU: what they take, on which cores, and at what rate.
+
+matrix_work(run, savings)   # MatrixWork(shares='55.0 %', where=', on tensor cores at 52.0 % of the peak rate')
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_core.analysis.performance.kernels import MatrixKinds, is_matrix, kernel_rows, matrix_kinds
+from amp_core.analysis.performance.savings import Savings
+from amp_core.analysis.performance.step_cost import MATRIX_PARTS
+from amp_core.hardware.gpus import core_names
+from amp_core.store.run import Run
+from amp_core.text.formatting import percent
+
+MIN_ON_CORES_FRAC = 0.95
+"""Share of the products' time on tensor cores from which they are said to run there."""
+
+
+@dataclass(frozen=True)
+class MatrixWork:
+    """The products of a step."""
+
+    kinds: MatrixKinds
+    frac: float
+    """Their share of the step."""
+    shares: str
+    """The same of each kind, in words."""
+    where: str
+    """`, on tensor cores` and at what rate; empty if much of them runs elsewhere."""
+    kernel: str
+    """Name of the kernel with most of their time; empty without one."""
+    kernel_frac: float
+    """Its share of the step."""
+
+
+def matrix_work(run: Run, savings: Savings) -> MatrixWork:
+    """What products take of a step of a trace."""
+    cost, rows = savings.cost, kernel_rows(run)
+    us = float(np.nan_to_num(cost.us(*MATRIX_PARTS)))
+    rows = rows[is_matrix(rows)]
+    kinds = matrix_kinds(rows["total_us"], rows["category"] == "attention")
+    its = "its" if len(kinds.fracs) == 1 else "their"
+    cores, _ = core_names(cost.device_name)
+    at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings, its)
+    on_cores = us > 0 and np.nan_to_num(cost.us("tensor")) >= MIN_ON_CORES_FRAC * us
+    by_name = rows.groupby("name")["total_us"].sum()
+    frac = us / cost.step_us
+    return MatrixWork(
+        kinds,
+        frac,
+        shares=" and ".join(percent(share * frac) for share in kinds.fracs),
+        where=f", on {cores}{at}" if on_cores else "",
+        kernel=str(by_name.idxmax()) if len(by_name) else "",
+        kernel_frac=float(by_name.max() / by_name.sum()) * frac if len(by_name) else 0.0,
+    )
+
+
+def _rate(savings: Savings, its: str) -> str:
+    """The achieved rate where no share of a peak is known, and why none is."""
+    if savings.flops_per_s is None:
+        return f"; {its} operations cannot be counted from the trace, so {its} efficiency is unknown"
+    unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
+    why = "is not named in the trace" if unnamed else "has no data sheet here"
+    return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so {its} efficiency is unknown"
