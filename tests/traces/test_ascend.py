@@ -101,3 +101,44 @@ def test_arrows_without_rows_and_rows_without_arrows_are_no_work(tmp_path):
     trace.arrow("async_npu", 7, 20, MAIN, 500, NPU, 2)
     trace.event("Computing", 100, 200, 905, 0)
     assert "aten::mm takes 100 % of the operators" in first_sentence(trace.run(tmp_path))
+
+
+def reducing(*, count=4_000_000, kind="FP32", called="allReduce", ranks=(0, 0)):
+    """A step with one collective, and a part of it between two ranks."""
+    trace = of_two()
+    trace.op("c10d::allreduce_", 95, 5)
+    trace.row(f"hcom_{called}__868_0_1", 300, 400, 95, process=HCCL, row=0)
+    trace.events[-3]["args"] |= {"count": count, "data_type": kind}
+    trace.event("Notify_Wait", 300, 390, HCCL, 1, {"src rank": ranks[0], "dst rank": ranks[1], "stream id": 3})
+    return trace
+
+
+def test_a_collective_of_an_npu_tells_its_bytes_and_group(tmp_path):
+    row = reducing().run(tmp_path).collectives.iloc[0]
+    assert (row["name"], row["group"], row["dtype"], row["message_bytes"]) == ("all_reduce", "868", "float32", 16e6)
+    row = reducing(kind="BFP16").run(tmp_path / "b").collectives.iloc[0]
+    assert (row["dtype"], row["message_bytes"]) == ("bfloat16", 8e6)
+
+
+def test_a_count_of_one_rank_alone_is_no_message_of_all(tmp_path):
+    row = reducing(called="allGather").run(tmp_path).collectives.iloc[0]
+    assert row["name"] == "all_gather" and row["dtype"] == "float32" and row["message_bytes"] != row["message_bytes"]
+
+
+@pytest.mark.parametrize(("ranks", "world_size"), [((0, 5), 6), ((0, 2**32 - 1), 1), ((0, True), 1)])
+def test_a_trace_of_an_npu_has_the_ranks_that_its_collectives_name(tmp_path, ranks, world_size):
+    run = reducing(ranks=ranks).run(tmp_path)
+    assert run.head.world_size == world_size and ("world_size_is_least" in run.head.config) == (world_size > 1)
+
+
+def test_two_of_more_ranks_are_said_to_be_some(tmp_path):
+    files = []
+    for rank, start in enumerate((310, 600)):
+        trace = of_two()
+        trace.op("c10d::allreduce_", 95, 5)
+        trace.row("hcom_allReduce__868_0_1", start, 690 - start, 95, process=HCCL, row=0)
+        trace.event("Notify_Wait", 300, 390, HCCL, 1, {"src rank": rank, "dst rank": 3})
+        files.append(write(tmp_path / f"{rank}.json", trace.events))
+    run = load_run(import_traces(files, tmp_path / "run"))
+    (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
+    assert "at least" in finding.title and "of these 2 of at least 4 ranks" in finding.title + finding.advice

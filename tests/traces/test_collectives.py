@@ -247,3 +247,24 @@ def test_waiting_that_computation_may_hide_is_not_all_of_the_communication(tmp_p
     (finding,) = [f for f in diagnose(run_of(tmp_path, *documents)) if f.code == "exposed-communication"]
     assert ("neither a faster network nor" in finding.advice) == sure
     assert ("at least 0.0600 ms are waiting and at most 0.0400 ms the transfer" in finding.advice) == (not sure)
+
+
+@pytest.mark.parametrize(
+    ("message", "world_size", "is_least"),
+    [
+        ({"Group size": 16}, 16, True),
+        ({"Group size": 4, "Global rank start": 3, "Global rank stride": 8}, 28, True),
+        ({"Group size": 2, "Process Group Ranks": "[5, 21]"}, 22, True),
+        ({"Group size": 1, "Global rank start": 0, "Global rank stride": 0}, 1, False),
+        ({"Group size": 2**40}, 1, False),
+    ],
+)
+def test_a_trace_that_states_no_ranks_has_those_that_its_collectives_name(tmp_path, message, world_size, is_least):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    collective(trace, 300, 400, 250, **{"Collective name": "allreduce", "In msg nelems": 1000}, **message)
+    run = run_of(tmp_path, trace.document())
+    assert run.head.world_size == world_size and run.head.config.get("world_size_is_least", False) == is_least
+    (tmp_path / "b").mkdir()
+    stated = run_of(tmp_path / "b", trace.document(distributedInfo={"rank": 0, "world_size": 64}))
+    assert stated.head.world_size == 64 and "world_size_is_least" not in stated.head.config

@@ -127,7 +127,8 @@ def _of_some_ranks(run: Run) -> tuple[str, str]:
     ranks = window_rows(run)["rank"].nunique()
     if ranks >= run.head.world_size:
         return "", ""
-    return "at least ", f" of these {ranks} of {run.head.world_size} ranks"
+    least = "at least " if run.head.config.get("world_size_is_least") else ""
+    return "at least ", f" of these {ranks} of {least}{run.head.world_size} ranks"
 
 
 def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
