@@ -67,14 +67,6 @@ def trains(run: Run) -> bool:
     return bool(run.ops["phase"].isin(["backward", "optimizer"]).any())
 
 
-def has_all_ranks(run: Run) -> bool:
-    """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
-    merged, or those of one process."""
-    windows = window_rows(run)
-    several = windows.groupby("rank", dropna=False)["device"].nunique().max() > 1
-    return bool(several or windows["rank"].nunique() >= run.head.world_size > 1)
-
-
 def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
     trace is left out, first if that is most of it and the host's doing. Empty for other runs."""

@@ -40,6 +40,8 @@ class Saving:
     """Of communication that is nearly all waiting: the ranks that the others wait for, the latest first."""
     all_waiting: bool = True
     """Of communication with late ranks: whether the transfer itself is surely a small part of it."""
+    waiting_us: float = 0.0
+    """Of communication: at least that much of `saved_us` is waiting for ranks whose traces are missing."""
     held_ranks: tuple[int, ...] = ()
     """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
     is_sure: bool = True
