@@ -142,3 +142,17 @@ def test_two_of_more_ranks_are_said_to_be_some(tmp_path):
     run = load_run(import_traces(files, tmp_path / "run"))
     (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
     assert "at least" in finding.title and "of these 2 of at least 4 ranks" in finding.title + finding.advice
+
+
+def test_kernels_of_an_npu_are_classified_by_their_operators(tmp_path):
+    trace = of_two()
+    trace.op("aten::npu_dtype_cast", 70, 5)
+    trace.row("trans_TransData_117", 350, 100, 70, 340)
+    rows = trace.run(tmp_path).kernels.set_index("name")
+    product, relu = rows.loc["aclnnMm_MatMulCommon_MatMulV2"], rows.loc["aclnnRelu_Relu_Relu"]
+    assert (product["tensor_core"], product["category"]) == ("yes", "gemm")
+    assert (relu["tensor_core"], relu["category"]) == ("no", "elementwise")
+    assert (rows.loc["trans_TransData_117", "category"], rows.loc["trans_TransData_117", "tensor_core"]) == (
+        "layout",
+        "no",
+    )
