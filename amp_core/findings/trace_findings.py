@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, matrix_kinds, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, without_gpu
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
@@ -57,6 +57,14 @@ def for_what_runs(run: Run, findings: list[Finding]) -> list[Finding]:
     if trains(run):
         return findings
     return [replace(f, snippet=f.snippet.replace("train_step(batch)", "model(batch)")) for f in findings]
+
+
+def of_device(run: Run, findings: list[Finding]) -> list[Finding]:
+    """The findings of a trace, which call a GPU of NVIDIA's or AMD's one, and every other accelerator a device."""
+    device = str(run.head.config.get("device") or "cpu")
+    if not is_trace(run) or device.startswith(("cuda", "cpu", "mps")):
+        return findings
+    return [replace(f, title=without_gpu(f.title), advice=without_gpu(f.advice)) for f in findings]
 
 
 def trains(run: Run) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from amp_core import diagnose, load_run
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
-from tests.traces.made import BASE, write
+from tests.traces.made import BASE, GEMM, Made, run_of, write
 
 PYTHON, NPU, HCCL, CANN = 88, 901, 902, 903
 MAIN, LAUNCHER = 88, 89
@@ -156,3 +156,20 @@ def test_kernels_of_an_npu_are_classified_by_their_operators(tmp_path):
         "layout",
         "no",
     )
+
+
+def test_advice_on_an_npu_names_no_gpu(tmp_path):
+    run = of_two(launched=250).run(tmp_path)
+    (finding,) = [f for f in diagnose(run) if f.code == "kernel-wait"]
+    assert "No stream of the device runs" in finding.advice and "virtual or shared device" in finding.advice
+    assert not [f for f in diagnose(run) if "GPU" in f.title + f.advice] and "GPU" not in first_sentence(run)
+
+
+def test_advice_on_a_gpu_still_names_it(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for start in (100, 700):
+        trace.op("aten::mm", start // 10, 8)
+        trace.kernel(GEMM, start, 200, start // 10 + 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "kernel-wait"]
+    assert "No stream of" in finding.advice and "GPU" in finding.title and "GPU" in finding.advice

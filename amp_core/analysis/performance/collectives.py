@@ -217,7 +217,10 @@ def slow_collectives(run: Run) -> SlowCollectives | None:
             each_us = (slow["alone_us"] - transfer_us).clip(lower=0.0)
             waiting_us += float(each_us.sum())
             if len(slow) and each_us.max() > longest_us:
-                longest_us, longest = float(each_us.max()), _beside(slow.loc[each_us.idxmax()], *fastest)
+                longest_us, longest = (
+                    float(each_us.max()),
+                    _beside(slow.iloc[int(each_us.to_numpy().argmax())], *fastest),
+                )
     return SlowCollectives(waiting_us / _steps(run), longest) if waiting_us > 0 else None
 
 

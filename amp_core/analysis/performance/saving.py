@@ -4,6 +4,7 @@
 'up to 0.120 of 1.00 ms per step'
 """
 
+import re
 from dataclasses import dataclass
 
 import pandas as pd
@@ -71,6 +72,11 @@ class Saving:
 def step_share(us: float, cost: StepCost) -> str:
     """`28 %`: microseconds as a share of the step."""
     return f"{100 * us / cost.step_us:.0f} %"
+
+
+def without_gpu(text: str) -> str:
+    """`text` on a device that is no GPU of NVIDIA's or AMD's: `The device is idle` for `The GPU is idle`."""
+    return re.sub(r"\bGPU(s?)\b", r"device\1", text)
 
 
 def longest_name(rows: pd.DataFrame, column: str) -> str:

@@ -59,6 +59,8 @@ _VECTOR_PATTERNS = tuple((category, re.compile(pattern)) for category, pattern i
 def classify_npu_kernel(name: str) -> KernelClass:
     """Whether the kernel called `name` runs on an NPU's cube unit, and its category. Names that are no operator's, as
     those of copies, collectives and Triton's kernels, are classified as elsewhere."""
+    if name.startswith("atomic_memset"):
+        return KernelClass("no", None, "memset", "CANN: fills what an operator adds to")
     match = _OPERATOR.fullmatch(name)
     if match is None or name.startswith(_COPIES):
         return classify_kernel(name)
