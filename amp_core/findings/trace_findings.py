@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, matrix_kinds, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, without_gpu
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
 from amp_core.findings.left_out_sentences import parts_left_out
@@ -61,20 +61,20 @@ def for_what_runs(run: Run, findings: list[Finding]) -> list[Finding]:
     return [replace(f, snippet=f.snippet.replace("train_step(batch)", "model(batch)")) for f in findings]
 
 
+def of_device(run: Run, findings: list[Finding]) -> list[Finding]:
+    """The findings of a trace, which call a GPU of NVIDIA's or AMD's one, and every other accelerator a device."""
+    device = str(run.head.config.get("device") or "cpu")
+    if not is_trace(run) or device.startswith(("cuda", "cpu", "mps")):
+        return findings
+    return [replace(f, title=without_gpu(f.title), advice=without_gpu(f.advice)) for f in findings]
+
+
 def trains(run: Run) -> bool:
     """Whether a trace contains backward or an optimizer; by its operators where it has no kernels."""
     savings = possible_savings(run)
     if savings is not None:
         return savings.trains
     return bool(run.ops["phase"].isin(["backward", "optimizer"]).any())
-
-
-def has_all_ranks(run: Run) -> bool:
-    """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
-    merged, or those of one process."""
-    windows = window_rows(run)
-    several = windows.groupby("rank", dropna=False)["device"].nunique().max() > 1
-    return bool(several or windows["rank"].nunique() >= run.head.world_size > 1)
 
 
 def first_sentence(run: Run) -> str:

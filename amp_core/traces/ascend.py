@@ -13,20 +13,29 @@ from the moment of the launch, on a thread of its own, to the same row. Rows tha
 of events, and parts of collectives, which are counted whole.
 """
 
+import json
 import math
+import re
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from amp_core.traces.events import MAX_NAME_CHARS, OP, InternedTexts, TraceEvents
+from amp_core.traces.events import MAX_NAME_CHARS, MAX_NAMED_RANKS, OP, InternedTexts, TraceEvents
 
 OPERATOR_ARROW, LAUNCH_ARROW = "async_npu", "HostToDevice"
 _COLLECTIVE = "hcom_"
 _COLLECTIVE_STREAMS = 1_000_000
 """Added to the number of a collective's row, which is none of the streams that the others count."""
 _CALL = "AscendCL@"
+
+_COLLECTIVE_NAME = re.compile(r"hcom_([A-Za-z]+)_+(\d+)_")
+"""Kind and group of a collective: torch_npu ends the kind with the last digits of the group's identifier."""
+_COUNTED = ("allReduce", "broadcast", "reduce")
+"""Collectives whose `count` is the whole message. For others it is the part of one rank, of a number not recorded."""
+_TYPES = {"BFP16": "bfloat16"}
+"""HCCL's names of types that are no other's."""
 
 Place = tuple[str, float]
 """Number of a row or thread as text, and a time of the trace in microseconds."""
@@ -44,6 +53,8 @@ class NpuWork:
     """Thread and start of the operator that causes it."""
     launch: Place
     """Thread and time of its launch; the operator's where the trace has none."""
+    message: str = ""
+    """Of a collective: JSON of what it carries, as in `TraceEvents.messages_of_work`."""
 
 
 @dataclass
@@ -55,6 +66,8 @@ class AscendRows:
     """By kind and identifier of an arrow: where it begins on the host."""
     _ends: dict[tuple[str, Place], str] = field(default_factory=dict)
     """By kind of an arrow and the row at which it ends: its identifier."""
+    named_ranks: int = 0
+    """One more than the largest rank that a part of a collective names."""
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._begins) + len(self._ends)
@@ -66,13 +79,18 @@ class AscendRows:
             return False
         if "Mode" in arguments:
             return name.startswith(_CALL)
+        for key in ("src rank", "dst rank"):
+            rank = arguments.get(key)
+            if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MAX_NAMED_RANKS:
+                self.named_ranks = max(self.named_ranks, rank + 1)
         collective = name.startswith(_COLLECTIVE)
         if collective or "Task Type" in arguments:
             row = str(event.get("tid"))[:40]
             number = int(row) if row.isdecimal() and len(row) < 10 else 0
             stream = number + _COLLECTIVE_STREAMS * collective
             place = (row, start_us)
-            self._rows.setdefault(place, NpuWork(name, start_us, start_us + duration_us, stream, place, place))
+            message = _message(name, arguments) if collective else ""
+            self._rows.setdefault(place, NpuWork(name, start_us, start_us + duration_us, stream, place, place, message))
         return False
 
     def add_arrow(self, event: dict[str, Any], at_us: float) -> None:
@@ -92,10 +110,16 @@ class AscendRows:
                 self._begins.get((kind, self._ends.get((kind, place), ""))) for kind in (OPERATOR_ARROW, LAUNCH_ARROW)
             )
             if operator is not None:
-                linked.append(
-                    NpuWork(row.name, row.start_us, row.end_us, row.stream, operator, launch or operator),
-                )
+                linked.append(replace(row, operator=operator, launch=launch or operator))
         return linked
+
+
+def _message(name: str, arguments: dict[str, Any]) -> str:
+    """What a collective carries, from its name, `count` and `data_type`."""
+    match, count, dtype = _COLLECTIVE_NAME.match(name), arguments.get("count"), str(arguments.get("data_type", ""))[:20]
+    kind, group = match.groups() if match else ("", "")
+    message = {"name": kind, "group": group, "dtype": _TYPES.get(dtype, dtype)}
+    return json.dumps(message | ({"in": count} if kind in _COUNTED and isinstance(count, int) else {}))
 
 
 def add_npu_work(
@@ -139,6 +163,8 @@ def add_npu_work(
         work.blocks_per_sm.append(math.nan)
         work.shared_bytes.append(math.nan)
         work.process.append(-1)
+        if one.message:
+            events.messages_of_work[len(work) - 1] = texts.intern(one.message)
     events.launches += len(linked)
 
 

@@ -76,6 +76,8 @@ MESSAGE_KEYS = {
     "Group size": "size",
     "Process Group Name": "group",
     "Process Group Ranks": "ranks",
+    "Global rank start": "start",
+    "Global rank stride": "stride",
 }
 """What newer versions of torch say of a collective, in `record_param_comms` and in NCCL's kernels."""
 MAX_MESSAGES = 1_000_000
@@ -186,6 +188,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
     if base is not None:
         add_npu_work(events, npu.linked(), base, texts, threads)
+    events.named_ranks = npu.named_ranks
     events.threads = len(threads)
     events.thread_process = array("i", [_process(pid, processes) for pid, _ in threads])
     events.processes = list(processes)

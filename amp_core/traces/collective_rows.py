@@ -14,7 +14,7 @@ import numpy as np
 from amp_core.formats import dtype_of, element_bytes
 from amp_core.hardware.kernel_names import classify_kernel
 from amp_core.traces import intervals as times
-from amp_core.traces.events import TraceEvents
+from amp_core.traces.events import MAX_NAMED_RANKS, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.kernel_rows import Rows, device_name, parse_types, text_at
 from amp_core.traces.link import PHASES, Host
@@ -106,6 +106,20 @@ _COLUMNS = (
     "device",
     "kernel",
 )
+
+
+def named_ranks(events: TraceEvents) -> int:
+    """Ranks of the training, at least, by the ranks and groups that its collectives name; 0 where they name none."""
+    texts = {*events.messages_of_span.values(), *events.messages_of_work.values()}
+    return max([events.named_ranks, *(_ranks_of_message(json.loads(events.texts[text])) for text in texts)])
+
+
+def _ranks_of_message(message: dict[str, Any]) -> int:
+    size, start, stride = (_whole(message.get(key)) for key in ("size", "start", "stride"))
+    last = [int(rank) for rank in re.findall(r"\d{1,9}", str(message.get("ranks", "")))]
+    if size and start is not None and stride:
+        last.append(start + stride * (size - 1))
+    return max((ranks for ranks in (size or 0, *(n + 1 for n in last)) if ranks <= MAX_NAMED_RANKS), default=0)
 
 
 def _steps(host: Host, launched: times.Floats) -> list[int | None]:

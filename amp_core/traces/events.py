@@ -20,6 +20,8 @@ MAX_TEXT_CHARS = 2**28
 """Together with the limits of the stream these bound the memory that a hostile trace can take."""
 MAX_ARGUMENT_CHARS = 4000
 MAX_NAME_CHARS = 2000
+MAX_NAMED_RANKS = 100_000
+"""A rank of this number or more is none: HCCL writes 2**32 - 1 where it knows none."""
 
 
 @dataclass
@@ -151,6 +153,8 @@ class TraceEvents:
     """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
     messages_of_work: dict[int, int] = field(default_factory=dict)
     """The same by kernel."""
+    named_ranks: int = 0
+    """Ranks of the training, at least, by those that parts of collectives name; 0 where none does."""
 
     def drop_identifiers(self) -> None:
         """Free the numbers that only linking needs: 60 MB of a trace of a gigabyte."""

@@ -62,11 +62,15 @@ def _notes(traces: dict[int, Trace]) -> list[str]:
 
 def _write(traces: dict[int, Trace], notes: list[str], folder: Path, name: str) -> None:
     first = next(iter(traces.values()))
-    world_size = max([t.world_size or 1 for t in traces.values()] + [max(traces) + 1])
+    stated = max(t.world_size or 0 for t in traces.values())
+    world_size = max(stated, max(traces) + 1, *(t.named_ranks for t in traces.values()))
+    config = _config(first, [t.name for t in traces.values()])
+    if stated < world_size > len(traces):
+        config["world_size_is_least"] = True
     with RunWriter(
         folder,
         name=name,
-        config=_config(first, [t.name for t in traces.values()]),
+        config=config,
         environment={"gpus": first.gpus, "profiler": first.facts},
         world_size=world_size,
     ) as writer:

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.hardware.kernel_names import GEMM_CATEGORIES, SMALL_TYPES, classify_kernel, tells_type, with_dtype
+from amp_core.hardware.kernel_names import (
+    GEMM_CATEGORIES,
+    SMALL_TYPES,
+    classify_kernel,
+    classify_npu_kernel,
+    tells_type,
+    with_dtype,
+)
 from amp_core.traces.device_times import DeviceClock, whole_trace
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -124,7 +131,9 @@ def kernel_rows(
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
         types = parse_types(texts[dtype]) if dtype >= 0 else []
-        tensor_core, precision, category = classed(texts[name], op_text, types, on_cpu=device < 0, amd=amd)
+        tensor_core, precision, category = classed(
+            texts[name], op_text, types, events.accelerator, on_cpu=device < 0, amd=amd
+        )
         tensor_core = "unknown" if is_unnamed else tensor_core
         values = (
             launched_in.first if launched_in else None,
@@ -196,23 +205,24 @@ def _resolve_by_trace(rows: Rows) -> None:
 
 
 def classed(
-    name: str, op: str | None, types: list[str], *, on_cpu: bool, amd: bool
+    name: str, op: str | None, types: list[str], accelerator: str | None = None, *, on_cpu: bool, amd: bool
 ) -> tuple[str | None, str | None, str]:
     """tensor_core, precision and category of a kernel by its name, and by the operator that launched it with the types
-    of its inputs; on a CPU, of the operator `name`."""
+    of its inputs; on a CPU, of the operator `name`. `accelerator`: the type of the device, where a trace gives it."""
     tensor_core, precision = None, None
     if on_cpu:
         category = refine("other", name, types) if name == "aten::copy_" else operator_category(name)
     else:
         if op is not None and op.startswith("triton_") and _WITHOUT_NAME.fullmatch(name):
             name = op
-        kernel = with_dtype(classify_kernel(name), precision_of(types))
+        by_name = classify_npu_kernel(name) if accelerator == "npu" else classify_kernel(name)
+        kernel = with_dtype(by_name, precision_of(types))
         tensor_core, precision = kernel.tensor_core, kernel.precision
         category = refine(kernel.category, op, types)
     if precision is None and category in GEMM_CATEGORIES and not tells_type(name):
         precision = precision_of(types)
         if precision == "fp32" and tensor_core == "yes" and not amd:
-            precision = "tf32"
+            precision = None if accelerator == "npu" else "tf32"  # a setting of CANN's, or rounded to FP16
     return tensor_core, precision, category
 
 

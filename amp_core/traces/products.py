@@ -74,16 +74,19 @@ def product_numbers(events: TraceEvents, host: Host, linked: LinkedWork, *, amd:
         return product
     keys = np.stack([linked.name, np.where(known, names[op], -1), np.where(known, dtypes[op], -1)])
     kinds, kind = np.unique(keys, axis=1, return_inverse=True)
-    multiplies = np.array([_multiplies(events.texts, *one, amd=amd) for one in kinds.T.tolist()], dtype=bool)
+    multiplies = np.array([_multiplies(events, *one, amd=amd) for one in kinds.T.tolist()], dtype=bool)
     unknown = len(events.spans) + np.arange(len(linked))  # each kernel of such a launch counts as one product
     product = np.where(product >= 0, product, np.where(known, op, unknown))
     result: Ints = np.where(multiplies[kind.reshape(-1)], product, -1)
     return result
 
 
-def _multiplies(texts: list[str], name: int, op: int, dtypes: int, *, amd: bool) -> bool:
+def _multiplies(events: TraceEvents, name: int, op: int, dtypes: int, *, amd: bool) -> bool:
+    texts = events.texts
     types = parse_types(texts[dtypes]) if dtypes >= 0 else []
-    tensor_core, _, category = classed(texts[name], texts[op] if op >= 0 else None, types, on_cpu=False, amd=amd)
+    tensor_core, _, category = classed(
+        texts[name], texts[op] if op >= 0 else None, types, events.accelerator, on_cpu=False, amd=amd
+    )
     return category in GEMM_CATEGORIES or tensor_core == "yes"
 
 

@@ -22,7 +22,7 @@ from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
 from amp_core.traces.collect import collect
-from amp_core.traces.collective_rows import collective_rows
+from amp_core.traces.collective_rows import collective_rows, named_ranks
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import launches_without_work, link_work
@@ -58,6 +58,9 @@ class Trace:
     """Name of the file."""
     rank: int | None
     world_size: int | None
+    """Ranks of the training, as the trace states."""
+    named_ranks: int = 0
+    """The same, at least, by the ranks that its collectives name; 0 where they name none."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """name, memory_bytes, capability, multiprocessors of each GPU that the trace lists."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -246,6 +249,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         name=stream.path.name,
         rank=_count(distributed.get("rank")),
         world_size=_count(distributed.get("world_size")) or None,
+        named_ranks=named_ranks(events),
         gpus=gpus,
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),

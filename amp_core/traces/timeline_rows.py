@@ -39,7 +39,7 @@ def timeline_rows(
         op_text = texts[spans.name[op]] if op >= 0 else None
         types = parse_types(texts[spans.dtypes[op]]) if op >= 0 and spans.dtypes[op] >= 0 else []
         name = texts[linked.name[i]]
-        tensor_core, precision, category = classed(name, op_text, types, on_cpu=False, amd=amd)
+        tensor_core, precision, category = classed(name, op_text, types, events.accelerator, on_cpu=False, amd=amd)
         tensor_core = "unknown" if unnamed[i] else tensor_core
         queue = start - float(linked.launched_us[i])
         stream = work.stream[i]

@@ -11,6 +11,7 @@ every other; the root of a broadcast leaves early. With traces of some of the ra
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,12 +19,15 @@ import pandas as pd
 from amp_core.analysis.performance.kernels import window_rows
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
+from amp_core.text.formatting import number, size
 
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that no rank leaves before the last one has entered."""
 REDUCING = ("all_reduce", "reduce_scatter")
 LATE_FRAC = 0.5
 """Share of the longest wait for a rank from which another rank is named beside it."""
+EQUAL_PARTS = ("all_reduce", "all_gather", "reduce_scatter")
+"""Those whose bytes are the same on all ranks, so that one rank's tell how long the transfer takes."""
 _KEYS = ["step", "group", "number", "name"]
 
 
@@ -59,7 +63,7 @@ def _collective_rows(run: Run) -> pd.DataFrame:
     if not len(frame):  # as in most runs
         return frame.assign(transfer_us=np.nan, waiting_us=np.nan, last=np.nan)
     by = frame.groupby(_KEYS, dropna=False)["total_us"]
-    size = by.transform("size").to_numpy()
+    together = by.transform("size").to_numpy()
     parts = frame.groupby(["step", "group"], dropna=False)
     # A group of some of the ranks has a name of its own; without names every collective is one of all ranks.
     members = parts["rank"].transform("nunique").where(frame["group"] != "", frame["rank"].nunique()).to_numpy()
@@ -69,7 +73,11 @@ def _collective_rows(run: Run) -> pd.DataFrame:
     kinds = frame.groupby(["step", "group", "number"], dropna=False)["name"].transform("nunique")
     orders = frame.assign(kinds=kinds).groupby(["step", "group"], dropna=False)["kinds"].transform("max").to_numpy()
     matched = (
-        (size == members) & (members > 1) & (spread == 1) & (orders == 1) & frame["name"].isin(SYNCHRONIZING).to_numpy()
+        (together == members)
+        & (members > 1)
+        & (spread == 1)
+        & (orders == 1)
+        & frame["name"].isin(SYNCHRONIZING).to_numpy()
     )
     transfer = by.transform("min").where(matched)
     frame["transfer_us"], frame["waiting_us"] = transfer, frame["total_us"] - transfer
@@ -116,9 +124,9 @@ _COLUMNS += ["transfer_ms", "gb_per_s", "bound"]
 
 
 def rank_waiting(run: Run) -> pd.DataFrame:
-    """One row per rank: rank, ms (in collectives), waiting_ms, transfer_ms, last_frac (share of the collectives that it
-    enters last), kept_ms (how long each other rank waits for it, on average); times per step. Empty if the traces of
-    fewer than two ranks hold the same collectives."""
+    """One row per rank: rank, ms (in collectives), waiting_ms, transfer_ms, collectives (their number), last_frac
+    (share of them that it enters last), kept_ms (how long each other rank waits for it, on average); times per step.
+    Empty if the traces of fewer than two ranks hold the same collectives."""
     frame = collective_rows(run)
     frame = frame[frame["last"].notna()]
     per = 1e3 * _steps(run) / max(1, frame["rank"].nunique())
@@ -132,11 +140,13 @@ def rank_waiting(run: Run) -> pd.DataFrame:
                 "ms": part["total_us"].sum() / per,
                 "waiting_ms": part["waiting_us"].sum() / per,
                 "transfer_ms": part["transfer_us"].sum() / per,
+                "collectives": len(part),
                 "last_frac": float((part["last"] == rank).mean()),
                 "kept_ms": kept["waiting_us"].sum() / per / others,
             }
         )
-    return pd.DataFrame(rows, columns=["rank", "ms", "waiting_ms", "transfer_ms", "last_frac", "kept_ms"])
+    columns = ["rank", "ms", "waiting_ms", "transfer_ms", "collectives", "last_frac", "kept_ms"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def waited_for(run: Run) -> WaitedFor | None:
@@ -166,6 +176,68 @@ def late_ranks(run: Run) -> pd.DataFrame:
     late = (table["kept_ms"] >= LATE_FRAC * longest_ms) | often
     late &= table["last_frac"] >= min(1.0, MIN_CHANCE_RATIO / max(1, len(table)))
     return table[late & (longest_ms > 0)].sort_values("kept_ms", ascending=False, ignore_index=True)
+
+
+LATENCY_US = 500.0
+"""Time that a collective of any size may need: across many nodes some hundred microseconds."""
+SMALL_RATE_RATIO = 4.0
+"""Time per byte over that of a larger collective up to which it may be the transfer's: small messages reach a fraction
+of the bandwidth."""
+MIN_SLOW_RATIO = 3.0
+"""A collective that takes that many times as long as its transfer may take waits: contention with kernels beside it
+explains less."""
+
+
+@dataclass(frozen=True)
+class SlowCollectives:
+    """Collectives that wait for ranks whose traces are missing, as larger ones of their kind and group take less."""
+
+    waiting_us: float
+    """At least that much of what a rank only communicates; mean over ranks, per step."""
+    longest: str
+    """The one that waits the longest, beside a larger one: `an all-reduce of 16 MiB takes 53 ms, one of 144 MiB 9 ms`.
+    """
+
+
+def slow_collectives(run: Run) -> SlowCollectives | None:
+    """Waiting that one rank's trace alone shows; None if there is none. Never where sizes or groups are not recorded,
+    for a collective among other ranks may be slower."""
+    frame = collective_rows(run)
+    frame = frame[frame["name"].isin(EQUAL_PARTS) & (frame["group"] != "") & (frame["message_bytes"] > 0)]
+    waiting_us, longest_us, longest = 0.0, 0.0, ""
+    for _, part in frame[frame["total_us"] > 0].groupby(["rank", "name", "group"]):
+        sizes = {float(str(bytes_)): same for bytes_, same in part.groupby("message_bytes")}
+        shortest_us, fastest = np.inf, (1.0, np.inf)  # of those at least as large; bytes and time of the second
+        for bytes_ in sorted(sizes, reverse=True):
+            same, us = sizes[bytes_], float(sizes[bytes_]["total_us"].min())
+            shortest_us, fastest = min(shortest_us, us), min(fastest, (bytes_, us), key=lambda one: one[1] / one[0])
+            transfer_us = min(shortest_us, SMALL_RATE_RATIO * bytes_ * fastest[1] / fastest[0])
+            transfer_us = max(LATENCY_US, transfer_us)
+            slow = same[same["total_us"] >= MIN_SLOW_RATIO * transfer_us]
+            each_us = (slow["alone_us"] - transfer_us).clip(lower=0.0)
+            waiting_us += float(each_us.sum())
+            if len(slow) and each_us.max() > longest_us:
+                longest_us, longest = (
+                    float(each_us.max()),
+                    _beside(slow.iloc[int(each_us.to_numpy().argmax())], *fastest),
+                )
+    return SlowCollectives(waiting_us / _steps(run), longest) if waiting_us > 0 else None
+
+
+def _beside(slow: "pd.Series[Any]", bytes_: float, us: float) -> str:
+    kind = str(slow["name"]).replace("_", "-")
+    return (
+        f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(float(slow['message_bytes']))} takes "
+        f"{number(float(slow['total_us']) / 1e3, 'ms')}, one of {size(bytes_)} {number(us / 1e3, 'ms')}"
+    )
+
+
+def has_all_ranks(run: Run) -> bool:
+    """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
+    merged, or those of one process."""
+    windows = window_rows(run)
+    several = windows.groupby("rank", dropna=False)["device"].nunique().max() > 1
+    return bool(several or windows["rank"].nunique() >= run.head.world_size > 1)
 
 
 def gradient_dtype(run: Run) -> str | None:

@@ -14,8 +14,10 @@ import pandas as pd
 from amp_core.analysis.performance.collectives import (
     collective_rows,
     gradient_dtype,
+    has_all_ranks,
     late_ranks,
     rank_waiting,
+    slow_collectives,
     waited_for,
 )
 from amp_core.analysis.performance.idle_savings import alone_loading_us
@@ -24,7 +26,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import number, share_of
 
 MIN_WAITING_FRAC = 0.85
 """Share of waiting in the exposed communication of the ranks that wait from which the network is no part of the
@@ -33,6 +35,8 @@ MIN_SURE_FRAC = 0.8
 """Share of it that comes before the last rank enters, whatever hides the rest, from which nothing else shortens it."""
 MIN_HELD_FRAC = 0.5
 """Share of a late rank's idle time with work queued from which its GPU, and not its host, is what is late."""
+MIN_MISSING_FRAC = 0.25
+"""Share of waiting for ranks whose traces are missing in the exposed communication from which it is told."""
 MAX_RANKS_NAMED = 4
 
 
@@ -48,11 +52,14 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     kernels = longest_name(rows[rows["category"] == "communication"], "name")
     where = str(exposed.idxmax()) if exposed.sum() > 0 else kernels
     waits, here = _waits(run, cost)
+    waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     share = step_share(copies, cost)
-    communicates = f"The GPU only communicates for {step_share(communication, cost)} of the {unit}{waits}"
+    communicates = f"The GPU only communicates for {step_share(communication, cost)} of the {unit}{missing or waits}"
     return [
         _late_ranks(run, cost, unit)
-        or Saving("exposed-communication", communication, cost.step_us, communicates, where, here),
+        or Saving(
+            "exposed-communication", communication, cost.step_us, communicates, where, here, waiting_us=waiting_us
+        ),
         Saving("copies", copies, cost.step_us, f"Copies and fills take {share} of the {unit}", copied),
     ]
 
@@ -88,7 +95,7 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
     )
     is_sure = surely_us >= MIN_SURE_FRAC * exposed_us
     late = late.head(MAX_RANKS_NAMED)
-    shares = " and ".join(map(percent, late["last_frac"]))
+    shares = " and ".join(_last(late))
     at_least, of_these = _of_some_ranks(run)
     queued_ms = windows.groupby("rank")["idle_late_start_us"].sum() / steps / 1e3
     held = [rank for rank in named if queued_ms[rank] >= MIN_HELD_FRAC * idle_ms[rank] > 0]
@@ -103,7 +110,7 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
         saved_us,
         cost.step_us,
         f"The other ranks wait {at_least}{step_share(saved_us, cost)} of the {unit} in collectives for "
-        f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {shares} of them last{of_these}",
+        f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {shares} last{of_these}",
         f"rank {named[0]}",
         f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
         f"{number(transfer_ms, 'ms')}{'' if is_sure else parts}",
@@ -122,12 +129,39 @@ def _ranks(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1][:MAX_RANKS_NAMED]))} and {last}"
 
 
+def _last(late: pd.DataFrame) -> list[str]:
+    """For each row of `rank_waiting`, how many collectives its rank enters last, `3 of 4`."""
+    return [share_of(round(frac * n), n) for frac, n in zip(late["last_frac"], late["collectives"], strict=True)]
+
+
+def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool) -> tuple[float, str]:
+    """How much of exposed communication is, at least, waiting for ranks whose traces are missing, and words for it or
+    for what is not known. `is_told`: whether a comparison of the ranks that are here tells of waiting."""
+    if has_all_ranks(run):
+        return 0.0, ""
+    slow, waited = slow_collectives(run), waited_for(run)
+    waiting_us = min(slow.waiting_us, exposed_us) if slow is not None else 0.0
+    known_us = 1e3 * waited.all_waiting_ms if waited is not None else 0.0
+    enough_us = max(MIN_MISSING_FRAC * exposed_us, MIN_SAVED_FRAC * cost.step_us, known_us)
+    if slow is not None and waiting_us >= enough_us:
+        parts = f"at least {number(waiting_us / 1e3)} of {number(exposed_us / 1e3, 'ms')}"
+        return waiting_us, f", {parts} of it waiting for other ranks: {slow.longest}"
+    if is_told:
+        return 0.0, ""
+    ranks, least = window_rows(run)["rank"].nunique(), "at least " if run.head.config.get("world_size_is_least") else ""
+    of_all = f" of {least}{run.head.world_size} ranks" if run.head.world_size > ranks else f" rank{'s' * (ranks > 1)}"
+    traces = "the trace of one" if ranks == 1 else f"the traces of {ranks}"
+    does_not = "does not" if ranks == 1 else "do not"
+    return 0.0, f"; {traces}{of_all} {does_not} show how much of that is waiting for others"
+
+
 def _of_some_ranks(run: Run) -> tuple[str, str]:
     """Words for what traces of some of the ranks leave open: one whose trace is not here may be later still."""
     ranks = window_rows(run)["rank"].nunique()
     if ranks >= run.head.world_size:
         return "", ""
-    return "at least ", f" of these {ranks} of {run.head.world_size} ranks"
+    least = "at least " if run.head.config.get("world_size_is_least") else ""
+    return "at least ", f" of these {ranks} of {least}{run.head.world_size} ranks"
 
 
 def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
@@ -140,16 +174,18 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
         words = f"; a rank spends {at_least}{share} in collectives waiting for others"
         if late.empty or len(late) > max(2.0, ranks / 2):
             late = late if len(late) else rank_waiting(run)
-            often = f"up to {percent(late['last_frac'].max())} of the collectives last{of_these}"
+            often = f"up to {_last(late.nlargest(1, 'last_frac'))[0]} collectives last{of_these}"
             who = f"{len(late)} of {ranks} ranks each enter"
             return words, f"no rank is late alone: {who} {often}, as where the work of the ranks varies"
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [
-            f"rank {rank} enters {percent(frac)} of the collectives last{of_these}, and each other rank waits "
+            f"rank {rank} enters {share} collectives last{of_these}, and each other rank waits "
             f"{at_least}{number(kept_ms, 'ms')} for it"
-            for rank, frac, kept_ms in zip(late["rank"], late["last_frac"], late["kept_ms"], strict=True)
+            for rank, share, kept_ms in zip(late["rank"], _last(late), late["kept_ms"], strict=True)
         ]
         look_at = "look at what it does before the collectives" if not others else "look at what they do before them"
+        if of_these:
+            look_at = "a rank whose trace is missing may enter later still"
         return words, f"{'; '.join([first, *others])}: {look_at}"
     if dtype == "float32":
         return "", (

@@ -4,6 +4,7 @@
 'up to 0.120 of 1.00 ms per step'
 """
 
+import re
 from dataclasses import dataclass
 
 import pandas as pd
@@ -40,6 +41,8 @@ class Saving:
     """Of communication that is nearly all waiting: the ranks that the others wait for, the latest first."""
     all_waiting: bool = True
     """Of communication with late ranks: whether the transfer itself is surely a small part of it."""
+    waiting_us: float = 0.0
+    """Of communication: at least that much of `saved_us` is waiting for ranks whose traces are missing."""
     held_ranks: tuple[int, ...] = ()
     """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
     waits_for_idle: bool = False
@@ -73,6 +76,11 @@ class Saving:
 def step_share(us: float, cost: StepCost) -> str:
     """`28 %`: microseconds as a share of the step."""
     return f"{100 * us / cost.step_us:.0f} %"
+
+
+def without_gpu(text: str) -> str:
+    """`text` on a device that is no GPU of NVIDIA's or AMD's: `The device is idle` for `The GPU is idle`."""
+    return re.sub(r"\bGPU(s?)\b", r"device\1", text)
 
 
 def longest_name(rows: pd.DataFrame, column: str) -> str:

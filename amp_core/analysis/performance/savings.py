@@ -23,7 +23,7 @@ from amp_core.analysis.performance.gemm_shapes import product
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import idle_savings
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share, without_gpu
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
@@ -102,7 +102,7 @@ def _possible_savings(run: Run) -> Savings | None:
         ),
     ]
     if not windows["device"].str.startswith("cuda").all():
-        savings = [replace(c, what=c.what.replace("The GPU", "The device")) for c in savings]
+        savings = [replace(c, what=without_gpu(c.what), here=without_gpu(c.here)) for c in savings]
     worth = [c for c in savings if c.saved_us >= MIN_SAVED_FRAC * cost.step_us]
     unknown = rows[rows["tensor_core"] == "unknown"]
     share = float(unknown["total_us"].sum()) / max(float(rows["total_us"].sum()), MIN_KERNEL_US)

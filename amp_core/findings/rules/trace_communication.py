@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.collectives import collective_rows, collective_table
+from amp_core.analysis.performance.collectives import collective_rows, collective_table, has_all_ranks
+from amp_core.analysis.performance.saving import Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, has_all_ranks, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
+from amp_core.text.formatting import number
 
 _OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of all ranks to compare them."
 
@@ -47,6 +49,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
+        if not has_all_ranks(run):
+            remedy = replace(remedy, advice=f"{remedy.advice}{_LATER_STILL}")
         return for_what_runs(
             run, saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
         )
@@ -65,9 +69,31 @@ def exposed_communication(run: Run) -> list[Finding]:
         elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
             remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
-    if has_all_ranks(run):
+    missing = next((c for c in savings.ranked if c.waiting_us), None) if savings is not None else None
+    if has_all_ranks(run) or missing is not None:
         findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
-    return findings
+    return for_what_runs(run, [_with_missing_ranks(f, missing) for f in findings]) if missing else findings
+
+
+def _with_missing_ranks(finding: Finding, saving: Saving) -> Finding:
+    """The finding with advice to find the late rank first, and what else it advises for the transfer alone."""
+    transfer_us = saving.saved_us - saving.waiting_us
+    advice = (
+        f"At least {number(saving.waiting_us / 1e3, 'ms')} of this is waiting for ranks that enter the collectives "
+        "late, which neither overlap nor fewer bytes shorten: record all ranks, and import their traces together to "
+        "see which is late."
+    )
+    if transfer_us >= MIN_TRANSFER_FRAC * saving.saved_us:
+        advice += f" The rest, at most {number(transfer_us / 1e3, 'ms')}, is the transfer. {finding.advice}"
+    is_most = saving.waiting_us >= transfer_us
+    return replace(finding, advice=advice, snippet=_RECORD_ALL if is_most else finding.snippet)
+
+
+_RECORD_ALL = (
+    'save = torch.profiler.tensorboard_trace_handler("traces")   # on every rank: one file each\n'
+    "with torch.profiler.profile(on_trace_ready=save) as prof:\n    train_step(batch)"
+)
+_LATER_STILL = " A rank whose trace is missing may enter later still: import the traces of all ranks."
 
 
 _LATE_RANKS = Remedy(

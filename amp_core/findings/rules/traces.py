@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from amp_core.analysis.performance.collectives import has_all_ranks
 from amp_core.analysis.performance.idle_savings import CALLS, GRAPH_START
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import possible_savings
@@ -9,7 +10,7 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import captured_anew
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, has_all_ranks, saving_finding, trains
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding, trains
 from amp_core.store.run import Run
 
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}

@@ -6,6 +6,7 @@ name -> dtypes (precision, per family of kernels) and categories (kind of work) 
 from amp_core.hardware.kernel_names.categories import CATEGORIES, COPIES, GEMM_CATEGORIES, kernel_category
 from amp_core.hardware.kernel_names.classify import SMALL_TYPES, KernelClass, classify_kernel, with_dtype
 from amp_core.hardware.kernel_names.dtypes import tells_type
+from amp_core.hardware.kernel_names.npu import classify_npu_kernel
 from amp_core.hardware.kernel_names.rules import RULES
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "SMALL_TYPES",
     "KernelClass",
     "classify_kernel",
+    "classify_npu_kernel",
     "kernel_category",
     "tells_type",
     "with_dtype",

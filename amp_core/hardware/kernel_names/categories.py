@@ -109,7 +109,7 @@ _WORDS = {
     "relu activation where mask epilogue",
 }
 """One of these is in the name in lower case, where the pattern of a category matches: faster than the pattern."""
-_NO_COMMUNICATION = re.compile(r"gemm|GEMM|matmul")
+_NO_COMMUNICATION = re.compile(r"gemm|GEMM|[Mm]at[Mm]ul")
 _CATEGORY_PATTERNS = tuple(  # an anchored pattern is faster than its words
     (name, () if pattern.startswith("^") else tuple(_WORDS.get(name, "").split()), re.compile(pattern))
     for name, pattern in _PATTERNS
