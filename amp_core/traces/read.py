@@ -23,7 +23,7 @@ from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
 from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows
-from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
+from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import launches_without_work, link_work
 from amp_core.traces.graphs import (
@@ -221,8 +221,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     without_work = launches_without_work(events)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
-    bounds = step_bounds(events, host, clock)
-    windows = trace_windows(events, host, linked, bounds, clock)
+    times = step_times(events, host, clock)
+    windows = trace_windows(events, host, linked, times)
     inside = launch_windows(windows, linked)
     earlier_us = 0.0
     if len(events.work) and windows[0].first is None:
@@ -237,7 +237,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         names = dict.fromkeys(events.work.device, amd_name(None, None, None))
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
-    steps = step_rows(host, windows, bounds, clock)
+    steps = step_rows(host, times, clock)
     memory = memory_rows(events, host, accelerator)
     add_step_memory(steps, memory)
     distributed = stream.head.get("distributedInfo")
@@ -257,7 +257,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         ops=op_rows(events, host, windows, of_span),
         collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),
         memory=memory,
-        timeline={} if unrecorded else timeline_rows(events, host, linked, windows, bounds, accelerator, amd),
+        timeline={} if unrecorded else timeline_rows(events, host, linked, windows, times, accelerator, amd),
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,

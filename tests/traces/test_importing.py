@@ -33,6 +33,7 @@ def test_a_trace_becomes_a_run(tmp_path):
         "traces": ["t.json"],
         "device": "cuda:0",
         "sync_call": "cudaStreamSynchronize",
+        "optimizers": ["AdamW"],
     }
     assert run.head.environment["gpus"][0]["capability"] == "8.0"
     assert run.head.created_at.startswith("2023-11-14T22:13:20")
