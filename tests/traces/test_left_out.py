@@ -154,3 +154,22 @@ def test_launches_whose_kernels_are_not_recorded_are_counted(tmp_path, missing, 
     text = first_sentence(run_of(tmp_path, trace))
     assert text.startswith("12 of 32 launches have no kernel in the trace") == told
     assert ("have no kernel" in text) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "blamed"),
+    [
+        ("Activity Buffer Request", "39.0 ms of them in the profiler's own work"),
+        ("Buffer Flush", "39.0 ms of them in the profiler's own work"),
+        ("Lazy Function Loading", "39.0 ms of them in Lazy Function Loading"),
+        ("Unrecognized", "40.0 ms of them in aten::mul_"),
+    ],
+)
+def test_the_profilers_own_work_is_not_the_operators(tmp_path, name, blamed):
+    """CUPTI gets its buffers in the first call of an operator."""
+    trace = Made()
+    trace.op("aten::mul_", 0, 40_010)
+    trace.event("overhead", name, 500, 39_000, 0)
+    trace.kernel(made.GEMM, 40_010, 9_000, 40_002)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert f"40.0 ms of the trace (81.6 %) come before the first device activity and are left out, {blamed}." in text
