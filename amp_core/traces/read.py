@@ -25,6 +25,7 @@ from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.events import OP, TraceEvents
+from amp_core.traces.first_calls import first_calls
 from amp_core.traces.gpu_work import launches_without_work, link_work
 from amp_core.traces.graphs import (
     CAPTURES,
@@ -102,6 +103,8 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
+    first_calls: dict[str, float] = field(default_factory=dict)
+    """Operators whose first call takes nearly all of their time, and how long that call takes, microseconds."""
     optimizers: list[str] = field(default_factory=list)
     """Classes of the optimizers that step, where torch marks their steps."""
     sync_call: str = ""
@@ -273,6 +276,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         launches_without_work=without_work,
+        first_calls=first_calls(events, host, linked),
         optimizers=optimizer_names(events),
         sync_call=most_frequent_wait(events),
         left_out=parts_left_out(events, host, linked, windows),

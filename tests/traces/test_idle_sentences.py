@@ -148,3 +148,18 @@ def test_graphs_that_are_captured_anew_are_told(tmp_path, captures, told):
     ) == told
     (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
     assert ("Capture each of them once" in finding.advice) == told
+
+
+@pytest.mark.parametrize("last_us", [8, 3_000])
+def test_idle_time_in_the_first_call_of_an_operator_is_told_as_that(tmp_path, last_us):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    for number, us in enumerate((8_000, 8, 8, last_us)):
+        trace.op("aten::linalg_qr", 400 + 3_000 * number + (6_000 if number else 0), us)
+    trace.op("aten::mm", 19_490, 8)
+    trace.kernel(made.GEMM, 19_500, 400, 19_492)
+    text = first_sentence(run_of(tmp_path, trace))
+    first = "8.02 ms of it in aten::linalg_qr (nearly all in its first call), "
+    assert (first in text) == (last_us == 8) and "in aten::linalg_qr" in text
