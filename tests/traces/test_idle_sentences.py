@@ -38,7 +38,21 @@ def test_what_an_operator_does_beside_the_calls_is_another_time(tmp_path):
     trace.op("aten::mm", 325 + 9_040 + 3_330, 8)
     trace.kernel(made.GEMM, 325 + 9_040 + 3_340, 300, 325 + 9_040 + 3_332)
     text = first_sentence(run_of(tmp_path, trace))
-    assert "in aten::conv1d, 3.00 ms of it in aten::sort (up to" in text
+    assert "in aten::conv1d, 3.00 ms beside these calls in aten::sort (up to" in text
+
+
+def test_an_operator_within_and_beside_the_calls_is_told_with_both_times(tmp_path):
+    trace = late_launch()
+    trace.op("aten::conv1d", 9_900, 7_000)
+    trace.op("aten::relu", 17_000, 2_010)
+    trace.event("call", "cudaLaunchKernel", 17_005, 2_000, 1, correlation=6)
+    trace.op("aten::mm", 19_090, 8)
+    trace.kernel(made.GEMM, 19_100, 300, 19_092)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert (
+        "11.0 ms of it launching or loading kernels (cudaLaunchKernel), 9.00 ms of these calls in aten::conv1d, "
+        "7.03 ms beside these calls in aten::conv1d (up to" in text
+    )
 
 
 def test_all_calls_of_a_start_count_where_several_kinds_matter(tmp_path):

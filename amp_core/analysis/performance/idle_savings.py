@@ -128,8 +128,10 @@ def _in_calls(
     us = windows[windows["host_call_op"] != ""].groupby("host_call_op")["host_call_op_us"].sum() / steps
     if len(us) and us.max() >= MOST_OF_CALLS_FRAC * call_us:
         nearly_all = us.max() >= NEARLY_ALL_FRAC * call_us
-        sentence += f" in {us.idxmax()}" if nearly_all else f", {number(us.max() / 1e3, 'ms')} of that in {us.idxmax()}"
-    op, in_op = _longest_of(windows, "host_rest_op", cost, steps)
+        sentence += (
+            f" in {us.idxmax()}" if nearly_all else f", {number(us.max() / 1e3, 'ms')} of these calls in {us.idxmax()}"
+        )
+    op, in_op = _longest_of(windows, "host_rest_op", cost, steps, "beside these calls")
     return f"{sentence}{in_op}{_in_first(run, windows, 'host_rest_op', op)}"
 
 
@@ -149,14 +151,16 @@ MIN_OUTSIDE_FRAC = 0.2
 """Share of the time in which the host launches too late from which the part in no operator is told."""
 
 
-def _longest_of(windows: pd.DataFrame, column: str, cost: StepCost, steps: float) -> tuple[str, str]:
+def _longest_of(
+    windows: pd.DataFrame, column: str, cost: StepCost, steps: float, part: str = "of it"
+) -> tuple[str, str]:
     """The value of a column of names with most of its time, and that as part of a sentence; empty if it is not much of
-    the step."""
+    the step. `part`: of which time it is."""
     us = windows.groupby(column)[f"{column}_us"].sum() / steps
     us = us[us.index != ""]
     if us.empty or us.max() < MIN_SAVED_FRAC * cost.step_us:
         return "", ""
-    return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} of it in {us.idxmax()}"
+    return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} {part} in {us.idxmax()}"
 
 
 CALLS = {
