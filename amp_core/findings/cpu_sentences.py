@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import format_sizes, product
-from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, takes_fused, window_rows
+from amp_core.analysis.performance.kernels import first_call_us, is_trace, kernel_rows, on_cpu, takes_fused, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
@@ -49,14 +49,13 @@ def cpu_sentence(run: Run) -> str:
         return ""
     everything = kernel_rows(run, everything=True)  # allocations too, which start the device at their first call
     everything = everything[everything["phase"] != "watch"]
-    longest_us, operators = _operators(everything, int(window_rows(run)["steps"].sum()), may_fuse=takes_fused(run))
+    longest_us, operators = _operators(run, everything, int(window_rows(run)["steps"].sum()))
     sentence = _beside_operators(run, everything, longest_us, operators)
     return f"The trace contains no device activity: on the CPU, {sentence}{_idle_gpu(run)}"
 
 
-def _operators(rows: pd.DataFrame, steps: int, *, may_fuse: bool) -> tuple[float, str]:
-    """The time of what takes longest among operators in microseconds, and a sentence on it. `may_fuse`: whether the
-    optimizer may take `fused=True`."""
+def _operators(run: Run, rows: pd.DataFrame, steps: int) -> tuple[float, str]:
+    """The time of what takes longest among operators in microseconds, and a sentence on it."""
     us, total, count = rows.groupby("op")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
@@ -64,12 +63,14 @@ def _operators(rows: pd.DataFrame, steps: int, *, may_fuse: bool) -> tuple[float
     what = f"Python or other code in {longest}, outside of operators," if is_range else longest
     what += _serving(rows, longest, total)
     whole = "the recorded time" if is_range else "the operators' time"
-    sentence = f"{what} takes {percent(longest_us / total)} of {whole}{_few_calls(rows[rows['name'] == longest])}"
+    sentence = f"{what} takes {percent(longest_us / total)} of {whole}"
+    in_first = _first_call(run, longest, longest_us)
+    sentence += in_first or _few_calls(rows[rows["name"] == longest])
     category = str(rows["category"][rows["op"] == longest].iloc[0])
     family_us = float(rows["total_us"][rows["category"] == category].sum()) if category in _FAMILIES else 0.0
     if family_us > MIN_FAMILY_RATIO * longest_us:
         sentence += f", and {_FAMILIES[category]} take {percent(family_us / total)}"
-    sentence = f"{sentence}.{advice}"
+    sentence = f"{sentence}{_WARM_UP if in_first else ''}.{advice}"
     compiling_us = float(us[us.index.str.endswith(_COMPILING)].sum())
     if compiling_us >= longest_us:
         share = percent(compiling_us / total)
@@ -79,7 +80,11 @@ def _operators(rows: pd.DataFrame, steps: int, *, may_fuse: bool) -> tuple[float
     largest_us = max(longest_us, family_us)
     if optimizer_us > max(largest_us, MIN_OPTIMIZER_FRAC * total):
         calls = number(stepping["count"].sum() / max(steps, 1)) + (" operators per step" if steps else " operators")
-        fuse = "" if stepping["name"].str.startswith(_FUSED).any() or not may_fuse else ": fused=True makes them one"
+        fuse = (
+            ""
+            if stepping["name"].str.startswith(_FUSED).any() or not takes_fused(run)
+            else ": fused=True makes them one"
+        )
         share = percent(optimizer_us / total)
         return optimizer_us, f"the optimizer takes {share} of the operators' time, in {calls}{fuse}; {sentence}"
     if total / count < MAX_SMALL_US and largest_us < MAX_SMALL_FRAC * total:
@@ -94,6 +99,15 @@ def _serving(rows: pd.DataFrame, product: str, total_us: float) -> str:
     if us.empty or us.max() < MIN_SAVED_FRAC * total_us:
         return ""
     return f", with {us.idxmax()} within it ({percent(float(us.max()) / total_us)}),"
+
+
+def _first_call(run: Run, op: str, op_us: float = np.inf) -> str:
+    """That nearly all of an operator's time is in its first call; empty for others."""
+    us = first_call_us(run, op, op_us)
+    return f", {number(us / 1e3, 'ms')} of it in its first call" if us else ""
+
+
+_WARM_UP = ": profile after a warm-up"
 
 
 MIN_OF_FEW_FRAC, MAX_FEW_FRAC = 0.9, 0.1
@@ -167,7 +181,10 @@ def host_alone(run: Run) -> str:
     name, share = config.get("host_op"), config.get("host_op_frac")
     if not isinstance(name, str) or not isinstance(share, int | float):
         return ""
-    what = _HOST_PARTS.get(str(config.get("host_part")), "{name} takes {share} of the time, and launches nothing.")
+    kind = str(config.get("host_part"))
+    if kind in ("any-op", "idle-device") and (in_first := _first_call(run, name)):
+        return f" On the host, {name} takes {percent(share)} of the time{in_first}{_WARM_UP}."
+    what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
     return f" On the host, {what.format(name=name, share=percent(share))}"
 
 

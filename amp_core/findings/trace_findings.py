@@ -81,8 +81,29 @@ def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
     trace is left out, first if that is most of it and the host's doing. Empty for other runs."""
     before, after = parts_left_out(run)
+    if nothing := _nothing_to_judge(run):
+        return " ".join((nothing, *before, *after))
     told = (*before, _vectors(run), _first_sentence(run), _small(run), captured_anew(run), uneven_steps(run), *after)
     return " ".join(filter(None, told))
+
+
+MAX_NO_WORK_FRAC = 0.001
+"""Share of a window with less device activity than which there is nothing to save on the device."""
+
+
+def _nothing_to_judge(run: Run) -> str:
+    """That a trace holds neither work of the device worth the name nor what the host does; else empty."""
+    windows = window_rows(run)
+    if run.head.config.get("without_operators") is not True or windows.empty:
+        return ""
+    busy_us, wall_us = (float(windows[name].sum()) for name in ("busy_us", "wall_us"))
+    if busy_us >= MAX_NO_WORK_FRAC * wall_us:
+        return ""
+    return (
+        f"The trace holds practically no device activity, {number(busy_us / 1e3, 'ms')} of "
+        f"{number(wall_us / 1e3, 'ms')}, and no operators, so there is nothing to judge: profile what the device "
+        "works on, after a warm-up, and record ProfilerActivity.CPU too."
+    )
 
 
 def _small(run: Run) -> str:

@@ -66,6 +66,8 @@ TIMED_ON_DEVICE = "CUDA functions"
 """Operators whose time on the device torch measured with events, up to PyTorch 1.7: not their kernels."""
 LOADING = re.compile(r"(?:Module|Function) Loading$")
 """What CUPTI calls its overhead while the runtime loads code."""
+PROFILING = re.compile(r"(?:Buffer Flush|Activity Buffer Request|Instrumentation|Resource|UVM Activity Init)$")
+"""What it calls its own work, which a program does not have without the profiler (`CUpti_ActivityOverheadKind`)."""
 MEMORY = "[memory]"
 """Name of the events of torch's allocators."""
 MESSAGE_KEYS = {
@@ -126,6 +128,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         if kind == "overhead":
             if LOADING.search(name):
                 _add_frame(events.loadings, start, duration, 0, texts.intern(name))
+            elif PROFILING.match(name):
+                _add_frame(events.profiling, start, duration, 0, texts.intern(name))
             continue
         events.first_us = min(events.first_us, start)
         if kind == "timed op":

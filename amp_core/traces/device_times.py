@@ -5,11 +5,15 @@
     3980.0
 
 The host runs ahead of the device. So a step begins on the device when the work of the step before has ended, and not
-when the host begins it, and it ends with the last work that was launched in it. Where the trace marks steps on the
-device, those marks count.
+when the host begins it, and it ends with the last work that was launched in it. Where the device waits for the host, as
+for data, a step begins with the host: the wait belongs to the step whose data it is.
+
+Where the trace marks steps on the device, a mark is from a step's first work to its last. A step begins no later than
+its mark, and the windows lie between the marks.
 """
 
 from array import array
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -52,24 +56,34 @@ def drop_steps_without_work(host: Host, linked: LinkedWork) -> None:
         host.steps = []
 
 
-def step_bounds(events: TraceEvents, host: Host, clock: DeviceClock) -> list[tuple[float, float]]:
-    """Start and end on the device of each of `host.steps`, in microseconds.
+@dataclass(frozen=True)
+class StepTimes:
+    """When a step runs on the device, in microseconds."""
 
-    A mark of the step on the device's own clock is from its first work to its last; a step lasts until the next one
-    begins. Without marks a step begins with the host, or when the device has done what was launched before.
+    begins: float
+    """When the host has begun it and the device has done what was launched before, or with its first work."""
+    ends: float
+    """When the host has ended it and the device has done its work, or when the next one begins, if that is behind it.
     """
+    first_work: float
+    """As `begins`; where the device marks the step, the start of its first work, without a wait before."""
+    last_work: float
+    """As the `ends` of a last step; where the device marks the step, the end of its last work."""
+
+
+def step_times(events: TraceEvents, host: Host, clock: DeviceClock) -> list[StepTimes]:
+    """When each of `host.steps` runs on the device."""
     marked = _marked_steps(events)
-    marks = [_mark(marked, clock, *step) for step in host.steps]
-    bounds = []
-    for n, (start, end, _) in enumerate(host.steps):
-        begins, ends = marks[n] or (clock.at(start), clock.at(end))
-        if n + 1 < len(host.steps):
-            later, _, _ = host.steps[n + 1]
-            following = (marks[n + 1] or (clock.at(later),))[0]
-            if marks[n] or following > later:  # the device was still busy when the host began the next step
-                ends = following
-        bounds.append((begins, max(begins, ends)))
-    return bounds
+    times: list[StepTimes] = []
+    later, following = np.inf, np.inf  # when the host and the device begin the next step
+    for start, end, number in reversed(host.steps):
+        ready, done = clock.at(start), clock.at(end)
+        first, last = _mark(marked, clock, start, end, number) or (ready, done)
+        begins = min(ready, first)
+        ends = following if later < following else done  # the device was still busy when the host began the next step
+        times.append(StepTimes(begins, max(begins, ends), first, max(first, last)))
+        later, following = start, begins
+    return times[::-1]
 
 
 def _marked_steps(events: TraceEvents) -> dict[int, tuple[float, float]]:

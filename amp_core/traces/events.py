@@ -123,6 +123,8 @@ class TraceEvents:
     frames: Frames = field(default_factory=Frames)
     loadings: Frames = field(default_factory=Frames)
     """When the runtime loads modules and functions (`LOADING`), where the profiler records that as its own overhead."""
+    profiling: Frames = field(default_factory=Frames)
+    """When the profiler does its own work (`PROFILING`), where it records that."""
     timed: Frames = field(default_factory=Frames)
     """Operators with their times on the device (`TIMED_ON_DEVICE`)."""
     texts: list[str] = field(default_factory=list)

@@ -123,8 +123,28 @@ def _cut(idle: times.Intervals, starts: times.Floats) -> times.Intervals:
     return np.sort(np.concatenate([idle[0], inside])), np.sort(np.concatenate([inside, idle[1]]))
 
 
+PROFILER = "the profiler's own work"
+"""What is said where the profiler itself keeps the host busy, as with its buffers."""
+
+
+def _of_program(events: TraceEvents, spans: times.Intervals) -> times.Intervals:
+    """The part of `spans` in which the profiler does no work of its own: operators and calls around that work are not
+    to blame for it."""
+    if not len(events.profiling) or not len(spans[0]):
+        return spans
+    profiling = times.union(np.asarray(events.profiling.start), np.asarray(events.profiling.end))
+    return times.without(spans, profiling)
+
+
 def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
-    """The outermost operator in which the host spent the longest of `spans`, and how long, in microseconds."""
+    """The outermost operator in which the host spent the longest of `spans`, and how long, in microseconds; `PROFILER`
+    if the profiler's own work takes longer."""
+    name, op_us = _longest_op(events, host, of_program := _of_program(events, spans))
+    profiling_us = times.total(spans) - times.total(of_program)
+    return (PROFILER, profiling_us) if profiling_us > op_us else (name, op_us)
+
+
+def _longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
     us = np.zeros(len(events.texts))
@@ -139,6 +159,7 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
 
 def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) -> tuple[str | None, float]:
     """The innermost operator of which one call takes at least `enough_us` of `spans`, and how long, in microseconds."""
+    spans = _of_program(events, spans)
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
     start, end = np.asarray(events.spans.start), np.asarray(events.spans.end)
@@ -153,6 +174,7 @@ def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) 
 def longest_call(events: TraceEvents, spans: times.Intervals) -> tuple[str | None, float]:
     """The calls of one name into the device's runtime in which the host spent the longest of `spans`, waiting or not,
     and how long, in microseconds."""
+    spans = _of_program(events, spans)
     if not len(events.calls) or not len(spans[0]):
         return None, 0.0
     start, end, name = (np.asarray(column) for column in (events.calls.start, events.calls.end, events.calls.name))
@@ -164,6 +186,7 @@ def longest_call(events: TraceEvents, spans: times.Intervals) -> tuple[str | Non
 
 def outside_operators(events: TraceEvents, host: Host, spans: times.Intervals) -> times.Intervals:
     """The part of `spans` in which the host is in no operator and no call; none of it if no operator was recorded."""
+    spans = _of_program(events, spans)
     if OP not in events.spans.kind or not len(spans[0]):
         return times.NONE
     outermost = (np.asarray(events.spans.kind) == OP) & (host.parent < 0)
@@ -181,7 +204,7 @@ NO_OPERATOR = "no operator"
 def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
     """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
     that it calls, and how long, in microseconds."""
-    frames = events.frames
+    frames, spans = events.frames, _of_program(events, spans)
     chosen = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
     if not len(chosen) or not len(spans[0]):
         return None, 0.0
@@ -227,6 +250,7 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     """The kind of runtime calls in which the host spent the longest of `spans`; None if it spent them outside of such
     calls. Calls that wait for the device (`waits`) and short ones do not count. Modules that are loaded do, where the
     profiler records that by itself."""
+    spans = _of_program(events, spans)
     if not len(spans[0]):
         return None
     name, start, end = _long_calls(events, waits)

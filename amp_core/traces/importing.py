@@ -127,6 +127,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["captured_calls"] = dataclasses.asdict(trace.captured_calls)
     if trace.launches_without_work[0]:
         config["launches_without_work"], config["kernel_launches"] = trace.launches_without_work
+    if trace.first_calls:
+        config["first_calls"] = trace.first_calls
     if trace.optimizers:
         config["optimizers"] = trace.optimizers
     if trace.sync_call:

@@ -23,14 +23,13 @@ from amp_core.hardware.kernel_names import (
     tells_type,
     with_dtype,
 )
-from amp_core.traces.device_times import DeviceClock, whole_trace
+from amp_core.traces.device_times import StepTimes, whole_trace
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, PHASES, Host, Ints
 from amp_core.traces.operators import operator_category, precision_of, refine
 
 Rows = dict[str, list[Any]]
-Bound = tuple[float, float]
 
 _CHUNK = 2**16
 
@@ -54,10 +53,8 @@ class Window:
     """End of the work launched before a trace without marked steps."""
 
 
-def trace_windows(
-    events: TraceEvents, host: Host, linked: LinkedWork, bounds: Sequence[Bound], clock: DeviceClock
-) -> list[Window]:
-    """The windows of a trace, in order. `bounds`: start and end of each of `host.steps` on the device."""
+def trace_windows(events: TraceEvents, host: Host, linked: LinkedWork, step_times: Sequence[StepTimes]) -> list[Window]:
+    """The windows of a trace, in order. `step_times` of each of `host.steps`."""
     if not host.steps:
         start, end = whole_trace(events, linked)
         earlier = float(linked.end_us[np.isneginf(linked.launched_us)].max(initial=-np.inf))
@@ -65,14 +62,14 @@ def trace_windows(
         ready = min(start, earlier) if np.isfinite(earlier) and not len(events.spans) else start
         return [Window(None, None, -np.inf, np.inf, start, end, ready, earlier)]
     windows: list[Window] = []
-    for (start, end, number), (begins, ends) in zip(host.steps, bounds, strict=True):
+    for (start, end, number), step in zip(host.steps, step_times, strict=True):
         last = windows[-1] if windows else None
         if last is not None and last.first is not None and last.steps is not None and number == last.first + last.steps:
             windows[-1] = replace(
-                last, steps=last.steps + 1, end=max(last.end, end), device_end=max(last.device_end, ends)
+                last, steps=last.steps + 1, end=max(last.end, end), device_end=max(last.device_end, step.last_work)
             )
         else:
-            windows.append(Window(number, 1, start, end, begins, ends, min(begins, clock.at(start))))
+            windows.append(Window(number, 1, start, end, step.first_work, step.last_work, step.begins))
     return windows
 
 

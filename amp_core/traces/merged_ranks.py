@@ -115,6 +115,7 @@ def _part(events: TraceEvents, rank_of: Ints, rank: int, *, is_first: bool) -> T
         work=_chosen(events.work, work),
         frames=_chosen(events.frames, frames),
         loadings=Frames(),  # of no process
+        profiling=Frames(),
         first_us=math.inf,
         allocations=allocations,
         device_steps={key: times for key, times in events.device_steps.items() if rank_of[key[0]] == rank},

@@ -23,8 +23,9 @@ from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
 from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows, named_ranks
-from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_bounds
+from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.events import OP, TraceEvents
+from amp_core.traces.first_calls import first_calls
 from amp_core.traces.gpu_work import launches_without_work, link_work
 from amp_core.traces.graphs import (
     CAPTURES,
@@ -105,6 +106,8 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
+    first_calls: dict[str, float] = field(default_factory=dict)
+    """Operators whose first call takes nearly all of their time, and how long that call takes, microseconds."""
     optimizers: list[str] = field(default_factory=list)
     """Classes of the optimizers that step, where torch marks their steps."""
     sync_call: str = ""
@@ -224,8 +227,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     without_work = launches_without_work(events)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
-    bounds = step_bounds(events, host, clock)
-    windows = trace_windows(events, host, linked, bounds, clock)
+    times = step_times(events, host, clock)
+    windows = trace_windows(events, host, linked, times)
     inside = launch_windows(windows, linked)
     earlier_us = 0.0
     if len(events.work) and windows[0].first is None:
@@ -240,7 +243,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         names = dict.fromkeys(events.work.device, amd_name(None, None, None))
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
-    steps = step_rows(host, windows, bounds, clock)
+    steps = step_rows(host, times, clock)
     memory = memory_rows(events, host, accelerator)
     add_step_memory(steps, memory)
     distributed = stream.head.get("distributedInfo")
@@ -261,7 +264,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         ops=op_rows(events, host, windows, of_span),
         collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),
         memory=memory,
-        timeline={} if unrecorded else timeline_rows(events, host, linked, windows, bounds, accelerator, amd),
+        timeline={} if unrecorded else timeline_rows(events, host, linked, windows, times, accelerator, amd),
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,
@@ -277,6 +280,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         launches_without_work=without_work,
+        first_calls=first_calls(events, host, linked),
         optimizers=optimizer_names(events),
         sync_call=most_frequent_wait(events),
         left_out=parts_left_out(events, host, linked, windows),

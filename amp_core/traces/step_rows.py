@@ -10,7 +10,7 @@ import numpy.typing as npt
 from amp_core.formats import dtype_of, element_bytes
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES
 from amp_core.traces import intervals as times
-from amp_core.traces.device_times import DeviceClock
+from amp_core.traces.device_times import DeviceClock, StepTimes
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.kernel_rows import Rows, Window, parse_types, text_at
 from amp_core.traces.link import BACKWARD, DATA, OPTIMIZER, PHASES, WATCH, Host, Ints
@@ -18,15 +18,15 @@ from amp_core.traces.operators import operator_category
 from amp_core.traces.window_rows import marked_time
 
 
-def step_rows(host: Host, windows: Sequence[Window], bounds: Sequence[tuple[float, float]], clock: DeviceClock) -> Rows:
-    """Rows of `steps`, one per marked step; all times are of the device if there is one. `bounds`: start and end of
-    each of `host.steps` on the device."""
+def step_rows(host: Host, step_times: Sequence[StepTimes], clock: DeviceClock) -> Rows:
+    """Rows of `steps`, one per marked step; all times are of the device if there is one. `step_times` of each of
+    `host.steps`."""
     if not host.steps:
         return {}
     data, backward, optimizer = (marked_time(host, region) for region in (DATA, BACKWARD, OPTIMIZER))
     rows: Rows = {name: [] for name in _STEP_COLUMNS}
-    origin = windows[0].device_start
-    for (start, end, number), (begins, ends) in zip(host.steps, bounds, strict=True):
+    origin = step_times[0].begins
+    for (start, end, number), step in zip(host.steps, step_times, strict=True):
         loaded = times.clip(data, start, end)
         back = times.clip(backward, start, end)
         stepped = times.clip(optimizer, start, end)
@@ -36,11 +36,12 @@ def step_rows(host: Host, windows: Sequence[Window], bounds: Sequence[tuple[floa
         )
         first, last = (clock.at(float(back[0][0])), clock.at(float(back[1][-1]))) if has_backward else (None, None)
         rows["step"].append(number)
-        rows["time_s"].append((ends - origin) / 1e6)
+        rows["time_s"].append((step.ends - origin) / 1e6)
         rows["skipped"].append(None)  # not in a trace
-        rows["step_ms"].append((ends - begins) / 1e3)
+        rows["step_ms"].append((step.ends - step.begins) / 1e3)
         rows["data_ms"].append(times.total(loaded) / 1e3 if len(data[0]) else None)
-        rows["forward_ms"].append(None if first is None else max(0.0, first - max(begins, clock.at(forward))) / 1e3)
+        began = max(step.first_work, clock.at(forward))
+        rows["forward_ms"].append(None if first is None else max(0.0, first - began) / 1e3)
         rows["backward_ms"].append(None if first is None or last is None else (last - first) / 1e3)
         ended = None if last is None or not len(stepped[0]) else max(0.0, clock.at(float(stepped[1][-1])) - last)
         rows["optimizer_ms"].append(None if ended is None else ended / 1e3)

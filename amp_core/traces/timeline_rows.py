@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from amp_core.traces.device_times import StepTimes
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.kernel_rows import Bound, Rows, Window, classed, device_name, parse_types, unnamed_templates
+from amp_core.traces.kernel_rows import Rows, Window, classed, device_name, parse_types, unnamed_templates
 from amp_core.traces.link import PHASES, Host
 
 MAX_ROWS = 100_000
@@ -21,15 +22,15 @@ def timeline_rows(
     host: Host,
     linked: LinkedWork,
     windows: Sequence[Window],
-    bounds: Sequence[Bound],
+    step_times: Sequence[StepTimes],
     accelerator: str,
     amd: bool,
 ) -> Rows:
-    """Rows of `timeline`, in order of their start; none for a trace of a CPU. `bounds`: start and end of each of
-    `host.steps` on the device."""
+    """Rows of `timeline`, in order of their start; none for a trace of a CPU. `step_times` of each of
+    `host.steps`."""
     if not len(events.work):
         return {}
-    number, low, high = _step(host, windows, bounds)
+    number, low, high = _step(host, windows, step_times)
     chosen = np.flatnonzero((linked.start_us < high) & (linked.end_us > low))
     chosen = chosen[np.argsort(linked.start_us[chosen], kind="stable")][:MAX_ROWS]
     spans, texts, work, unnamed = events.spans, events.texts, events.work, unnamed_templates(events)
@@ -84,13 +85,13 @@ _COLUMNS = (
 )
 
 
-def _step(host: Host, windows: Sequence[Window], bounds: Sequence[Bound]) -> tuple[int | None, float, float]:
+def _step(host: Host, windows: Sequence[Window], step_times: Sequence[StepTimes]) -> tuple[int | None, float, float]:
     """The number of the step, its start and its end on the device."""
     if not host.steps:
         return None, windows[0].device_start, windows[0].device_end
-    order = np.argsort([end - start for start, end in bounds], kind="stable")
+    order = np.argsort([step.ends - step.begins for step in step_times], kind="stable")
     middle = int(order[(len(order) - 1) // 2])
-    return host.steps[middle][2], *bounds[middle]
+    return host.steps[middle][2], step_times[middle].begins, step_times[middle].ends
 
 
 def _known(value: float) -> float | None:

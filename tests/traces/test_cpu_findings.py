@@ -209,3 +209,40 @@ def test_compiling_is_told_as_one_cause(tmp_path, us, told):
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("torch.compile compiles for 62.5 % of the recorded time: profile after a warm-up." in sentence) == told
     assert ("aten::mm takes 75.0 %" in sentence) != told
+
+
+def warming_up(name="aten::cudnn_convolution", first_us=9_000, sizes=(), calls=20):
+    """Calls of an operator for 10 µs each; the first one takes longer."""
+    trace, at = Made(), 0
+    for number in range(calls):
+        args = {"Input Dims": [sizes[min(number, len(sizes) - 1)]]} if sizes else {}
+        us = first_us if number == 0 else 10
+        trace.op(name, at, us, **args)
+        at += us + 5
+    return trace
+
+
+FIRST = ", 9.00 ms of it in its first call: profile after a warm-up."
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ({}, True),
+        ({"first_us": 400}, False),  # a clock that is still low
+        ({"sizes": [[8, 8]]}, True),
+        ({"sizes": [[800, 8], [8, 8]]}, False),  # it computes more
+        ({"calls": 2}, False),
+    ],
+)
+def test_an_operator_whose_first_call_takes_nearly_all_of_its_time_is_told_so(tmp_path, case, told):
+    sentence = first_sentence(run_of(tmp_path, warming_up(**case)))
+    assert "On the host, aten::cudnn_convolution takes" in sentence
+    assert sentence.endswith(FIRST) == told and ("or its first call." in sentence) != told
+
+
+@pytest.mark.parametrize(("sizes", "told"), [([[8, 8]], True), ([[800, 8], [8, 8]], False), ((), False)])
+def test_a_first_call_on_a_cpu_is_told_if_later_ones_have_its_size(tmp_path, sizes, told):
+    sentence = first_sentence(run_of(tmp_path, warming_up("aten::gelu", sizes=sizes), ""))
+    assert "on the CPU, aten::gelu takes 100 % of the operators' time" in sentence
+    assert (FIRST in sentence) == told

@@ -379,3 +379,21 @@ def test_late_starts_for_which_the_host_waits_name_the_waits(tmp_path):
     sentence = first_sentence(run_of(tmp_path, trace))
     assert "although work is queued" in sentence
     assert "the host waits meanwhile, in 4 synchronizations (aten::_coalesce)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("own_us", "blamed", "us"), [(6_000, "the profiler's own work", 6_000), (1_000, "aten::sort", 7_000)]
+)
+def test_the_profilers_own_work_within_an_operator_is_not_blamed_on_it(tmp_path, own_us, blamed, us):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.op("aten::sort", 400, 8000)
+    trace.event("overhead", "Activity Buffer Request", 1_000, own_us, 0)
+    trace.op("aten::mm", 9_490, 8)
+    trace.kernel(made.GEMM, 9_500, 400, 9_492)
+    run = run_of(tmp_path, trace)
+    (window,) = run.windows.to_dict("records")
+    assert (window["host_op"], window["host_op_us"], window["idle_us"]) == (blamed, us, 9_300)
+    assert f"{us / 1000:.2f} ms of it in {blamed}" in first_sentence(run)

@@ -38,7 +38,21 @@ def test_what_an_operator_does_beside_the_calls_is_another_time(tmp_path):
     trace.op("aten::mm", 325 + 9_040 + 3_330, 8)
     trace.kernel(made.GEMM, 325 + 9_040 + 3_340, 300, 325 + 9_040 + 3_332)
     text = first_sentence(run_of(tmp_path, trace))
-    assert "in aten::conv1d, 3.00 ms of it in aten::sort (up to" in text
+    assert "in aten::conv1d, 3.00 ms beside these calls in aten::sort (up to" in text
+
+
+def test_an_operator_within_and_beside_the_calls_is_told_with_both_times(tmp_path):
+    trace = late_launch()
+    trace.op("aten::conv1d", 9_900, 7_000)
+    trace.op("aten::relu", 17_000, 2_010)
+    trace.event("call", "cudaLaunchKernel", 17_005, 2_000, 1, correlation=6)
+    trace.op("aten::mm", 19_090, 8)
+    trace.kernel(made.GEMM, 19_100, 300, 19_092)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert (
+        "11.0 ms of it launching or loading kernels (cudaLaunchKernel), 9.00 ms of these calls in aten::conv1d, "
+        "7.03 ms beside these calls in aten::conv1d (up to" in text
+    )
 
 
 def test_all_calls_of_a_start_count_where_several_kinds_matter(tmp_path):
@@ -148,3 +162,18 @@ def test_graphs_that_are_captured_anew_are_told(tmp_path, captures, told):
     ) == told
     (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
     assert ("Capture each of them once" in finding.advice) == told
+
+
+@pytest.mark.parametrize("last_us", [8, 3_000])
+def test_idle_time_in_the_first_call_of_an_operator_is_told_as_that(tmp_path, last_us):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    for number, us in enumerate((8_000, 8, 8, last_us)):
+        trace.op("aten::linalg_qr", 400 + 3_000 * number + (6_000 if number else 0), us)
+    trace.op("aten::mm", 19_490, 8)
+    trace.kernel(made.GEMM, 19_500, 400, 19_492)
+    text = first_sentence(run_of(tmp_path, trace))
+    first = "8.02 ms of it in aten::linalg_qr (nearly all in its first call), "
+    assert (first in text) == (last_us == 8) and "in aten::linalg_qr" in text

@@ -154,3 +154,41 @@ def test_launches_whose_kernels_are_not_recorded_are_counted(tmp_path, missing, 
     text = first_sentence(run_of(tmp_path, trace))
     assert text.startswith("12 of 32 launches have no kernel in the trace") == told
     assert ("have no kernel" in text) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "blamed"),
+    [
+        ("Activity Buffer Request", "39.0 ms of them in the profiler's own work"),
+        ("Buffer Flush", "39.0 ms of them in the profiler's own work"),
+        ("Lazy Function Loading", "39.0 ms of them in Lazy Function Loading"),
+        ("Unrecognized", "40.0 ms of them in aten::mul_"),
+    ],
+)
+def test_the_profilers_own_work_is_not_the_operators(tmp_path, name, blamed):
+    """CUPTI gets its buffers in the first call of an operator."""
+    trace = Made()
+    trace.op("aten::mul_", 0, 40_010)
+    trace.event("overhead", name, 500, 39_000, 0)
+    trace.kernel(made.GEMM, 40_010, 9_000, 40_002)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert f"40.0 ms of the trace (81.6 %) come before the first device activity and are left out, {blamed}." in text
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "operators", "nothing"), [(2, False, True), (2_000, False, False), (2, True, False)]
+)
+def test_a_trace_with_practically_no_work_and_no_operators_is_not_judged(tmp_path, kernel_us, operators, nothing):
+    trace = Made()
+    trace.event("call", "cudaStreamIsCapturing", 0, 5, 1, correlation=3)
+    for at in (60_000, 80_000):
+        if operators:
+            trace.op("aten::mm", at - 5, 10)
+        trace.kernel(made.GEMM, at + 10, kernel_us, at)
+    text = first_sentence(run_of(tmp_path, trace))
+    said = (
+        "The trace holds practically no device activity, 0.00400 ms of 20.0 ms, and no operators, so there is nothing "
+        "to judge: profile what the device works on, after a warm-up, and record ProfilerActivity.CPU too. 60.0 ms of "
+        "the trace (75.0 %) come before the first device activity and are left out; what the host does then is unknown"
+    )
+    assert text.startswith(said) == nothing and ("Largest possible saving" in text) != nothing

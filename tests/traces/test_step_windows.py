@@ -175,18 +175,75 @@ def host_bound(steps=1, *, marked=True, covers=True):
     return trace.document()
 
 
-def test_a_step_is_what_the_gpu_marks_as_one(tmp_path):
+def test_a_window_is_what_the_gpu_marks_and_the_wait_before_it(tmp_path):
     trace = read_trace(write(tmp_path / "t.json", host_bound()))
-    assert trace.step_rows["step_ms"] == [0.5]
     (window,) = [dict(zip(trace.windows, row, strict=True)) for row in zip(*trace.windows.values(), strict=True)]
     assert (window["wall_us"], window["busy_us"], window["idle_us"]) == (500, 400, 100)
     assert (window["lead_us"], window["lead_data_us"]) == (400, 300)
 
 
-def test_a_marked_step_lasts_until_the_next_begins(tmp_path):
-    trace = read_trace(write(tmp_path / "t.json", host_bound(steps=3)))
-    assert trace.step_rows["step_ms"] == [1.0, 1.0, 0.5]
-    assert trace.windows["wall_us"] == [2500] and trace.windows["idle_data_us"] == [600]
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_step_that_an_idle_gpu_waits_for_begins_with_the_host(tmp_path, marked):
+    trace = read_trace(write(tmp_path / "t.json", host_bound(steps=3, marked=marked)))
+    assert trace.step_rows["step_ms"] == [0.99] * 3
+    assert trace.windows["wall_us"] == [2500 if marked else 2990]
+    assert trace.windows["idle_data_us"] == [600 if marked else 900]
+
+
+WAITS = (470, 220, 620, 300)
+
+
+def waiting(marks=True, streams=(7,), empty=()):
+    """Steps whose kernel of 50 µs comes after waits of several lengths, and which end when it does. The steps of
+    `empty` launch none."""
+    loop, at = Made(), 0
+    for number, wait in enumerate(WAITS):
+        loop.event("mark", f"ProfilerStep#{number}", at, wait + 60, 1)
+        if number not in empty:
+            loop.op("aten::mm", at + wait - 10, 8)
+            for stream in streams:
+                late = 5 * (stream - 7)
+                loop.kernel(made.GEMM, at + wait + late, 50 - late, at + wait - 8, stream=stream)
+                if marks:
+                    name = f"ProfilerStep#{number}"
+                    loop.event("gpu_user_annotation", name, at + wait + late, 50 - late, f"stream {stream}")
+        at += wait + 60
+    return loop
+
+
+@pytest.mark.parametrize("kinds", [{}, {"marks": False}, {"streams": (7, 8)}, {"empty": (1,)}, {"empty": (0, 2)}])
+def test_each_wait_counts_in_the_step_that_waits(tmp_path, kinds):
+    trace, _ = read(tmp_path, waiting(**kinds).document())
+    assert trace.step_rows["step_ms"] == [(wait + 60) / 1e3 for wait in WAITS]
+    assert trace.step_rows["time_s"] == [sum(w + 60 for w in WAITS[: n + 1]) / 1e6 for n in range(4)]
+
+
+def test_a_wait_behind_earlier_work_counts_in_the_step_that_waits_too(tmp_path):
+    """The host begins the second step while the device still works, and is late for it."""
+    loop = Made()
+    for number, (host, start) in enumerate(((0, 20), (100, 600))):
+        loop.event("mark", f"ProfilerStep#{number}", host, 90 + 500 * number, 1)
+        loop.kernel(made.GEMM, start, 200, start - 10)
+        loop.event("gpu_user_annotation", f"ProfilerStep#{number}", start, 200, "stream 7")
+    assert read(tmp_path, loop.document())[0].step_rows["step_ms"] == [0.22, 0.58]
+
+
+@pytest.mark.parametrize("device_marks", [True, False])
+def test_a_host_that_runs_ahead_does_not_shorten_steps(tmp_path, device_marks):
+    trace, _ = read(tmp_path, queued(4, device_marks=device_marks).document())
+    assert trace.step_rows["step_ms"] == [0.3] * 4 and trace.windows["wall_us"] == [1200]
+
+
+def test_a_step_that_overlaps_with_the_one_before_begins_with_its_mark(tmp_path):
+    """An all-reduce outlasts its step on a stream of its own."""
+    loop = Made()
+    for number in range(2):
+        loop.event("mark", f"ProfilerStep#{number}", 40 * number, 30, 1)
+        loop.kernel(made.GEMM, 100 + 300 * number, 300, 40 * number + 5)
+        loop.kernel(made.NCCL, 250 + 300 * number, 200, 40 * number + 15, stream=8)
+        loop.event("gpu_user_annotation", f"ProfilerStep#{number}", 100 + 300 * number, 350, "stream 7")
+    trace, _ = read(tmp_path, loop.document())
+    assert trace.step_rows["step_ms"] == [0.4, 0.35] and trace.windows["wall_us"] == [650]
 
 
 @pytest.mark.parametrize("marks", [{"marked": False}, {"covers": False}])

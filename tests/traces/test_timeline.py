@@ -148,3 +148,14 @@ def test_the_text_of_a_timeline_tells_kernels_from_copies(tmp_path):
     trace.kernel(made.GEMM, 200, 300, 120)
     figure = timeline_figure(timeline_bars(timeline(run_of(tmp_path, trace.document()))))
     assert "1 kernel and 1 copy or fill on 1 stream over" in figure.layout.meta["alt"]
+
+
+def test_the_timeline_of_a_step_begins_with_its_wait(tmp_path):
+    trace = Made()
+    for number, wait in enumerate((500, 300, 700)):
+        trace.event("mark", f"ProfilerStep#{number}", 1000 * number, 990, 1)
+        trace.op("aten::mm", 1000 * number + wait - 10, 8)
+        trace.kernel(made.GEMM, 1000 * number + wait, 100, 1000 * number + wait - 5)
+        trace.event("gpu_user_annotation", f"ProfilerStep#{number}", 1000 * number + wait, 100, "stream 7")
+    rows = read_trace(write(tmp_path / "t.json", trace.document())).timeline
+    assert (rows["step"], rows["start_us"]) == ([1], [300])

@@ -1,15 +1,16 @@
 """What the idle time of a device would save, by its cause: data, the host, synchronizations, queued work.
 
->>> for saving in idle_savings(windows, rows, cost, steps=2.0, unit="step"): print(saving.code, saving.saved_us)
+>>> for saving in idle_savings(run, windows, rows, cost, steps=2.0, unit="step"): print(saving.code, saving.saved_us)
 host-bound 12700.0
 """
 
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import optimizer_frac
+from amp_core.analysis.performance.kernels import first_call_us, optimizer_frac
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
 from amp_core.analysis.performance.step_cost import StepCost
+from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count, number
 
 GRAPH_START = "for a captured graph to start"
@@ -20,7 +21,9 @@ LAUNCH_US = 10.0
 of the gaps between kernels are not recorded."""
 
 
-def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
+def idle_savings(
+    run: Run, windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str
+) -> list[Saving]:
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
@@ -58,9 +61,9 @@ def idle_savings(windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, step
     of_optimizer = optimizer_frac(rows)
     if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
         kernels = f"{kernels or ', between kernels'}, {100 * of_optimizer:.0f} % of them the optimizer's"
-    op, in_op = ("", "") if launch_bound or in_calls else _host_op(windows, cost, steps)
+    op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, cost, steps)
     loading, in_loading = _longest_of(windows, "data_function", cost, steps)
-    calling = _in_calls(windows, kind, calls, call_us, cost, steps) if in_calls else ""
+    calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
     named = windows["host_function_us"].sum() > 0 and not in_calls
     outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
     why = f" because the host launches too late{kernels}{calling}{in_op}{outside}"
@@ -102,22 +105,34 @@ def _held(windows: pd.DataFrame, wait_us: float, cost: StepCost) -> tuple[str, f
     return f"Rank {us.idxmax():.0f}'s GPU", min(float(us.max()), cost.step_us)
 
 
-def _host_op(windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:
+def _host_op(run: Run, windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:
     """The operator in which the host spends most of the time in which it should launch, or the Python function if that
     is longer, and that as part of a sentence; empty if it is not much of the step."""
     is_function = windows["host_function_us"].sum() > windows["host_op_us"].sum()
-    return _longest_of(windows, "host_function" if is_function else "host_op", cost, steps)
+    op, in_op = _longest_of(windows, "host_function" if is_function else "host_op", cost, steps)
+    return op, in_op if is_function else f"{in_op}{_in_first(run, windows, 'host_op', op)}"
 
 
-def _in_calls(windows: pd.DataFrame, kind: str, calls: str, call_us: float, cost: StepCost, steps: float) -> str:
+def _in_first(run: Run, windows: pd.DataFrame, column: str, op: str) -> str:
+    """That an operator is blamed for its first call, as part of a sentence; empty for others."""
+    us = float(windows[windows[column] == op][f"{column}_us"].sum()) if op else 0.0
+    return " (nearly all in its first call)" if first_call_us(run, op, us) else ""
+
+
+def _in_calls(
+    run: Run, windows: pd.DataFrame, kind: str, calls: str, call_us: float, cost: StepCost, steps: float
+) -> str:
     """The part of the sentence on calls into the runtime, with the operator that most of them are in, and the operator
     in which the host is longest beside them."""
     sentence = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})"
     us = windows[windows["host_call_op"] != ""].groupby("host_call_op")["host_call_op_us"].sum() / steps
     if len(us) and us.max() >= MOST_OF_CALLS_FRAC * call_us:
         nearly_all = us.max() >= NEARLY_ALL_FRAC * call_us
-        sentence += f" in {us.idxmax()}" if nearly_all else f", {number(us.max() / 1e3, 'ms')} of that in {us.idxmax()}"
-    return f"{sentence}{_longest_of(windows, 'host_rest_op', cost, steps)[1]}"
+        sentence += (
+            f" in {us.idxmax()}" if nearly_all else f", {number(us.max() / 1e3, 'ms')} of these calls in {us.idxmax()}"
+        )
+    op, in_op = _longest_of(windows, "host_rest_op", cost, steps, "beside these calls")
+    return f"{sentence}{in_op}{_in_first(run, windows, 'host_rest_op', op)}"
 
 
 MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC = 0.5, 0.95
@@ -136,14 +151,16 @@ MIN_OUTSIDE_FRAC = 0.2
 """Share of the time in which the host launches too late from which the part in no operator is told."""
 
 
-def _longest_of(windows: pd.DataFrame, column: str, cost: StepCost, steps: float) -> tuple[str, str]:
+def _longest_of(
+    windows: pd.DataFrame, column: str, cost: StepCost, steps: float, part: str = "of it"
+) -> tuple[str, str]:
     """The value of a column of names with most of its time, and that as part of a sentence; empty if it is not much of
-    the step."""
+    the step. `part`: of which time it is."""
     us = windows.groupby(column)[f"{column}_us"].sum() / steps
     us = us[us.index != ""]
     if us.empty or us.max() < MIN_SAVED_FRAC * cost.step_us:
         return "", ""
-    return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} of it in {us.idxmax()}"
+    return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} {part} in {us.idxmax()}"
 
 
 CALLS = {

@@ -76,6 +76,16 @@ def is_compiled_in_part(run: Run) -> bool:
     return bool(rows["count"].where(is_compiled(rows), 0.0).sum() >= MIN_COMPILED_FRAC * rows["count"].sum() > 0)
 
 
+def first_call_us(run: Run, op: str, op_us: float = np.inf) -> float:
+    """How long the first call of an operator takes if it takes nearly all of the operator's time and is most of `op_us`
+    of it; else 0."""
+    calls = run.head.config.get("first_calls")
+    us = calls.get(op) if isinstance(calls, dict) else None
+    return float(us) if isinstance(us, int | float) and MOST_OF_FIRST_FRAC * us <= op_us else 0.0
+
+
+MOST_OF_FIRST_FRAC = 0.5
+"""Of a first call with nine tenths of an operator's time: a part of that time which is this long is mostly in it."""
 MIN_COMPILED_FRAC = 0.1
 FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
 """Those of torch that take `fused=True`."""

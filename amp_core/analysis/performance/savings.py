@@ -90,7 +90,7 @@ def _possible_savings(run: Run) -> Savings | None:
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
     savings = [
-        *idle_savings(windows, rows, cost, steps, unit),
+        *idle_savings(run, windows, rows, cost, steps, unit),
         *alone_savings(run, cost, rows, unit),
         *(
             replace(saving, waits_for_idle=_is_mostly_idle(cost))
