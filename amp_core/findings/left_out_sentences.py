@@ -63,10 +63,11 @@ def _sentence(part: Mapping[str, Any], *, without_operators: bool) -> tuple[str,
     kind, name, ms = str(part.get("kind")), str(part.get("name") or ""), number(us / 1e3, "ms")
     if kind == "first-batch":
         workers = ", with the start of the loader's workers," if name else ""
-        batch = (
-            f"The first batch{workers} took {ms} ({percent(frac)} of the trace) and is left out: profile further ones."
-        )
-        return batch, frac > MOST_FRAC
+        batch = f"The first batch{workers} took {ms} ({percent(frac)} of the trace) and is left out: "
+        later_us = part.get("later_us")
+        if isinstance(later_us, int | float) and later_us > 0:
+            return f"{batch}later ones take {number(later_us / 1e3, 'ms')} at most.", frac > MOST_FRAC
+        return f"{batch}profile further ones.", frac > MOST_FRAC
     if (why := _OF_THE_DEVICE.get(kind)) is not None:
         host = f" The host waits in {name}." if name else ""
         return f"Left out are the {ms} before ({percent(frac)} of the trace), in which {why}.{host}", False

@@ -46,9 +46,9 @@ class PartLeftOut:
     kind: str
     """`queued`: the device does recorded work that was launched before the trace. `unrecorded`: it does work that the
     trace lacks, or the profiler starts, which looks the same. `start`: nothing is launched yet, or the first launch
-    lasts. `first-batch`: the loader's only marked batch is loaded, with the start of its workers if it has them, which
-    `name` then tells. `first-steps`: what comes before the first whole step. `end`: what follows the last work, or the
-    last step."""
+    lasts. `first-batch`: the loader's first batch is loaded, the only one that is marked or far longer than the others,
+    with the start of its workers if it has them, which `name` then tells. `first-steps`: what comes before the first
+    whole step. `end`: what follows the last work, or the last step."""
     us: float
     frac: float
     """Its share of the time from the first event to the last."""
@@ -56,6 +56,8 @@ class PartLeftOut:
     """The calls, operator or function in which the host is for most of it, `NO_OPERATOR` if it is in none; "" where
     nothing tells."""
     name_us: float = 0.0
+    later_us: float = 0.0
+    """Of `first-batch`: the longest load of a later batch; 0 if none is marked."""
 
 
 def parts_left_out(
@@ -96,7 +98,8 @@ def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float
         return None
     if kind == "first-batch":
         workers = next((text for text in events.texts if text.startswith(_LOADS_WITH_WORKERS)), "")
-        return PartLeftOut(kind, us, us / wall_us, workers, us if workers else 0.0)
+        later_us = max((end - start for start, end in sorted(host.marks[DATA])[1:]), default=0.0)
+        return PartLeftOut(kind, us, us / wall_us, workers, us if workers else 0.0, later_us)
     name, name_us = _host_is_in(events, host, kind, span)
     if kind == "end" and name.endswith(WAITING):  # the profiler waits for the device when it stops
         return None

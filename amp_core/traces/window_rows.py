@@ -206,10 +206,18 @@ def window_rows(
 
 
 def first_batch(host: Host, before: float) -> tuple[float, float] | None:
-    """Start and end of the only load of data that is marked, if it ends by that time: the first batch of a loader, with
-    the start of its workers, which tells nothing of the loop's batches. None for other traces."""
-    marks = host.marks[DATA]
-    return marks[0] if len(marks) == 1 and marks[0][1] <= before else None
+    """Start and end of the first load of data that is marked, if it ends by that time, and later ones are far shorter:
+    the first batch of a loader, with the start of its workers, which tells nothing of the loop's batches. None for
+    other traces."""
+    marks = sorted(host.marks[DATA])
+    if not marks or marks[0][1] > before:
+        return None
+    first_us = marks[0][1] - marks[0][0]
+    return marks[0] if all(end - start <= MAX_LATER_FRAC * first_us for start, end in marks[1:]) else None
+
+
+MAX_LATER_FRAC = 0.1
+"""The first batch is far longer than those of which none takes more than this share of it."""
 
 
 def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:

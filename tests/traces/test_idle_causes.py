@@ -321,7 +321,7 @@ def test_the_profilers_own_time_is_no_idle_time_of_a_trace_without_steps(tmp_pat
 def test_data_that_is_loaded_before_the_first_kernel_of_a_trace_without_steps_counts(tmp_path, before_us, named):
     trace = Made()
     at = before_us + 5000  # what else happens before the first kernel is the start of the program
-    for start, us in ((0, before_us), (at + 1, 3)):  # the second batch is that of the loop
+    for start, us in ((0, before_us), (at + 1, before_us // 9)):  # the second batch is that of the loop
         trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", start, us, 1)
     for number in range(2):
         trace.op("aten::mm", at + 5 + 500 * number, 8)

@@ -82,7 +82,7 @@ def test_what_lies_around_marked_steps_is_the_users_choice(tmp_path):
 def test_loading_data_before_the_first_kernel_is_not_left_out(tmp_path):
     """It is a wait of the device, which data that is loaded ahead saves; the rest of the start is left out."""
     trace = Made()
-    for start, us in ((0, 30_000), (50_009, 1)):
+    for start, us in ((0, 30_000), (50_009, 5_000)):
         trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", start, us, 1)
     trace.op("aten::empty_strided", 30_000, 20_000)
     trace.op("aten::mm", 50_000, 8)
@@ -142,6 +142,20 @@ def test_the_only_batch_before_the_window_is_the_start_of_its_loader(tmp_path):
     assert "40.0 ms of the trace (36.4 %) come before the first device activity" in text
     assert text.endswith("40.0 ms of them in no operator.")
     assert [f for f in diagnose(run) if f.code == "waiting-for-data"] == []
+
+
+@pytest.mark.parametrize(("later_us", "told"), [(500, True), (20_000, False)])
+def test_a_first_batch_far_longer_than_later_ones_is_the_start_of_its_loader(tmp_path, later_us, told):
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 60_000, 1)
+    for at in (60_100, 90_000):
+        trace.op("aten::mm", at, 15)
+        trace.kernel(made.GEMM, at + 20, 9_000, at + 5)
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at + 100, later_us, 1)
+    run = run_of(tmp_path, trace)
+    said = "took 60.0 ms (60.6 % of the trace) and is left out: later ones take 0.500 ms at most."
+    assert (said in first_sentence(run)) == told
+    assert ("waiting-for-data" in {f.code for f in diagnose(run)}) != told
 
 
 @pytest.mark.parametrize(("missing", "told"), [(12, True), (1, False)])
