@@ -15,6 +15,9 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# These options, of `.ci/run` for one, are for this session, not for a pytest that a test starts.
+os.environ.pop("PYTEST_ADDOPTS", None)
+
 # A shell starts what runs in its background with SIGINT ignored, and `nohup` ignores SIGHUP; child processes inherit
 # that. Tests send both to them. A handler is not inherited: theirs is the default, and a hangup ends no tests here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
