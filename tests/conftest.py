@@ -15,6 +15,9 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# These options, of `.ci/run` for one, are for this session, not for a pytest that a test starts.
+os.environ.pop("PYTEST_ADDOPTS", None)
+
 # A shell starts what runs in its background with SIGINT ignored, and `nohup` ignores SIGHUP; child processes inherit
 # that. Tests send both to them. A handler is not inherited: theirs is the default, and a hangup ends no tests here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -45,27 +48,33 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ProcessorTime())
 
 
-# Where files are spread over processes, long ones come first: one of them at the end would keep one process busy while
-# the others wait. In alphabetical order, some of the longest would be last.
+# Where files are spread over processes, long ones come first, in this order: one of them at the end would keep one
+# process busy while the others wait. Tests of browsers and schedulers mostly wait, beside one that computes.
 LONG = (
+    "tests/robustness/test_hostile",
     "tests/browser/",
     "tests/fake_cuda/",
+    "tests/pages/test_one_diagnosis",
+    "tests/findings/test_other_forms",
+    "tests/tune/test_simulated",
     "tests/record/stats/test_measure_compiled",
-    "tests/gpu/",
     "tests/jobs/test_slurm",
+    "tests/train/",
     "tests/serve/",
     "tests/distributed/",
-    "tests/train/",
     "tests/tune/",
+    "tests/gpu/",
     "tests/views/",
-    "tests/pages/test_one_diagnosis",
-    "tests/robustness/test_hostile",
 )
+
+
+def _place(item: pytest.Item) -> int:
+    return next((place for place, start in enumerate(LONG) if item.nodeid.startswith(start)), len(LONG))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put long files first, and deselect cases marked `whole`, unless `--whole` is given."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    items.sort(key=_place)
     if config.getoption("--whole"):
         return
     left_out = [item for item in items if item.get_closest_marker("whole")]

@@ -185,9 +185,9 @@ def memory(place: Place) -> Iterator[Row]:
     """Additional peak of device memory with watching, relative to the size of the gradients."""
     with scratch() as folder:
         size = "mini" if place.quick else "small"
+        bare, gradients = _peak(Loop(place, "text-gpt", size, "bf16", batch_size=4))
         for kinds in (("weight_grad",), ("weight_grad", "output_grad"), None):
             asked = {"level": "full"} if kinds is None else {"kinds": kinds}
-            bare, gradients = _peak(Loop(place, "text-gpt", size, "bf16", batch_size=4))
             into = folder / str(len(kinds or ()))
             watched, _ = _peak(Loop(place, "text-gpt", size, "bf16", batch_size=4, into=into, every=1, **asked))
             more = (watched - bare) / gradients

@@ -101,7 +101,11 @@ class Timed:
 
 
 def timed(run: Run) -> Timed:
-    """Times of the run's steps without its warm-up."""
+    """Times of the run's steps without its warm-up. Callers share them."""
+    return run.cached(["steps"], _timed)  # a race compares each run with several others
+
+
+def _timed(run: Run) -> Timed:
     frame = attempts(run)
     warmup = warmup_steps(len(frame))
     frame = frame.iloc[warmup:]
