@@ -247,6 +247,7 @@ TABLES: dict[str, Table] = {
                 _column(
                     "serves", "s", "on a CPU, the product of which it is a copy, fill, allocation or view; null if none"
                 ),
+                _column("longest_us", "f", "time of the longest launch; null where launches are not told apart"),
             ),
         ),
         Table(

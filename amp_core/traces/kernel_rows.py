@@ -118,12 +118,13 @@ def kernel_rows(
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us]
+                sums[key] = [1, us, us]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
+                sums_of_key[2] = max(sums_of_key[2], us)
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us) in sums.items():
+    for key, (count, us, longest_us) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -149,6 +150,7 @@ def kernel_rows(
             text_at(texts, dtype),
             _without_engine(text_at(texts, top_name)),
             text_at(texts, served),
+            longest_us,
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -243,6 +245,7 @@ _KERNEL_COLUMNS = (
     "in_dtypes",
     "top_op",
     "serves",
+    "longest_us",
 )
 
 

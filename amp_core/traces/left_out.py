@@ -82,7 +82,10 @@ def parts_left_out(
         launched = max(min(launched, low), first)
         if (batch := first_batch(host, low)) is not None:
             bounds.append(("first-batch", *batch))
-        bounds += [("start", first, launched), ("queued" if queued.any() else "unrecorded", launched, low)]
+        kind = "queued" if queued.any() else "unrecorded"
+        if kind == "unrecorded" and _part(events, host, kind, launched, low, last - first) is None:
+            launched = low  # what little follows the first launch is no part of its own
+        bounds += [("start", first, launched), (kind, launched, low)]
     bounds.append(("end", max(high, low), last))
     parts = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
     return tuple(part for part in parts if part is not None)

@@ -266,3 +266,48 @@ def test_pinned_copies_are_not_told_to_be_pinned(tmp_path, memory, pins):
     trace.kernel(made.GEMM, 9200, 500, 9110)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "waiting-for-data"]
     assert ("pin_memory=True" in finding.snippet) == pins
+
+
+def convolutions(*, tf32_us, gemm_us):
+    """Convolutions in FP32, some in TF32 beside them, and a product in FP32."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2000, 1)
+    trace.op("aten::cudnn_convolution", 1, 8, **{"Input type": ["float"] * 2})
+    trace.kernel("ampere_scudnn_128x64_relu_medium_nn_v1", 10, 600, 2)
+    trace.kernel("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x64x16", 700, tf32_us, 4)
+    trace.op("aten::mm", 20, 8, **{"Input type": ["float"] * 2})
+    trace.kernel("ampere_sgemm_128x64_nn", 1000, gemm_us, 22)
+    return trace
+
+
+@pytest.mark.parametrize(("tf32_us", "gemm_us", "allows"), [(100, 10, False), (100, 900, True), (0.001, 900, True)])
+def test_tf32_is_not_advised_where_it_is_allowed_already(tmp_path, tf32_us, gemm_us, allows):
+    """Convolutions and other products have a setting each; the library may choose FP32 nevertheless."""
+    run = run_of(tmp_path, convolutions(tf32_us=tf32_us, gemm_us=gemm_us), "NVIDIA A100-SXM4-80GB", (8, 0))
+    (finding,) = [f for f in diagnose(run) if f.code == "fp32-products"]
+    assert ("TF32" in finding.advice) == allows
+
+
+@pytest.mark.parametrize(("op", "signal"), [("aten::conv1d", True), ("aten::conv2d", False)])
+def test_signals_are_not_told_to_be_channels_last(tmp_path, op, signal):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op(op, 0, 50, **{"Input type": ["float"] * 2})
+    trace.op("aten::cudnn_convolution", 1, 40, **{"Input type": ["float"] * 2})
+    trace.kernel("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(float)", 10, 400, 2)
+    trace.kernel(made.GEMM, 410, 500, 4)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "layout-transposes"]
+    assert ("Conv1d" in finding.snippet) == signal
+    assert ("model = model.to(memory_format" in finding.snippet) != signal
+
+
+@pytest.mark.parametrize(("shapes", "told"), [([[8, 64], [64, 8]], False), ([], True)])
+def test_a_launch_that_stalls_is_no_product_that_16_bits_would_shorten(tmp_path, shapes, told):
+    """Where sizes are not recorded, the long one may be a large product."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for at, us in ((10, 10), (30, 10), (50, 900)):
+        trace.op("aten::mm", at - 9, 4, **{"Input type": ["float"] * 2, "Input Dims": shapes})
+        trace.kernel(made.SIMT, at, us, at - 8)
+    codes = {f.code for f in diagnose(run_of(tmp_path, trace))}
+    assert ("fp32-products" in codes) == told

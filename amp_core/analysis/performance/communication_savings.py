@@ -45,7 +45,8 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
     windows = window_rows(run)
     steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
-    communication = max(0.0, communication - alone_loading_us(windows) / steps)
+    measured, loading = communication, alone_loading_us(windows) / steps
+    communication = max(0.0, communication - loading)
     everything = kernel_rows(run, everything=True)
     copied = longest_name(everything[everything["category"].isin(COPIES)], "name") or "copies"
     exposed = collective_rows(run).groupby("kernel")["alone_us"].sum()
@@ -54,7 +55,10 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     waits, here = _waits(run, cost)
     waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     share = step_share(copies, cost)
-    communicates = f"The GPU only communicates for {step_share(communication, cost)} of the {unit}{missing or waits}"
+    in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
+    communicates = (
+        f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{in_launch}{missing or waits}"
+    )
     return [
         _late_ranks(run, cost, unit)
         or Saving(

@@ -43,7 +43,7 @@ def idle_savings(
         waited_for = ", and nothing in the trace shows what it waits for"
         if float(windows["sync_us"].fillna(0.0).sum()) / steps >= wait / 2:  # otherwise the host runs ahead of it
             waited_for += f"; the host waits meanwhile, in {number_of}{in_syncs}"
-    gpu, held = _held(windows, wait, cost)
+    gpu, held, its_share = _held(windows, wait, cost, unit)
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
@@ -79,7 +79,7 @@ def idle_savings(
                (calls if in_calls else op) or "host", lead_us=lead),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
                f"after {number_of} with the host{in_syncs}", where),
-        Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {step_share(held, cost)} of the {unit} "
+        Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
 
@@ -96,13 +96,16 @@ MIN_OF_ONE_RATIO = 1.5
 """A rank whose work waits that many times as long as that of the mean rank is named, with its own time."""
 
 
-def _held(windows: pd.DataFrame, wait_us: float, cost: StepCost) -> tuple[str, float]:
-    """The GPU of which work waits, and for how long per step: that of one rank if it is far above the mean."""
+def _held(windows: pd.DataFrame, wait_us: float, cost: StepCost, unit: str) -> tuple[str, float, str]:
+    """The GPU of which work waits, for how long per step, and that as a share of its step: that of one rank if it is
+    far above the mean."""
     ranks = windows.groupby("rank")
     us = ranks["idle_wait_us"].sum() / ranks["steps"].sum().where(lambda steps: steps > 0, ranks.size())
     if len(us) < 2 or us.max() < MIN_OF_ONE_RATIO * wait_us:
-        return "The GPU", wait_us
-    return f"Rank {us.idxmax():.0f}'s GPU", min(float(us.max()), cost.step_us)
+        return "The GPU", wait_us, f"{step_share(wait_us, cost)} of the {unit}"
+    own = windows[windows["rank"] == us.idxmax()]
+    share = float(own["idle_wait_us"].sum() / own["wall_us"].sum())
+    return f"Rank {us.idxmax():.0f}'s GPU", min(float(us.max()), cost.step_us), f"{100 * share:.0f} % of its {unit}"
 
 
 def _host_op(run: Run, windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:

@@ -20,7 +20,7 @@ _TEXTS = (
     *("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes"),
     *("in_dtypes", "serves"),
 )
-_NUMBERS = ("step", "steps", "count", "total_us", "rank")
+_NUMBERS = ("step", "steps", "count", "total_us", "rank", "longest_us")
 _FUNCTIONS = ("host_function", "data_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op")
 _WINDOW_NUMBERS = (

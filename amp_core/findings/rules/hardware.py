@@ -7,7 +7,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, on_cpu, window_rows
 from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, paired_rule, rule
@@ -182,6 +182,10 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     off = matrix[(matrix["tensor_core"] == "no") & ~matrix["precision"].isin(["fp32", "tf32", "fp64"])]
     # Kernels of a captured graph name no operator, but a product with a vector gains nothing from tensor cores.
     off = off[~off["name"].isin(never["kernel"]) & ~off["name"].str.contains("gemv", regex=False)]
+    kinds = matrix_kinds(off["total_us"], off["category"] == "attention")
+    if len(kinds.fracs) == 1:  # not beside the time of the other kind
+        matrix = matrix[(matrix["category"] == "attention") == (kinds.text == "attention")]
+        total = float(matrix["total_us"].sum())
     if autocast_dtype(run) is None and not off["precision"].isin(["fp16", "bf16"]).any():
         return []
     share = float(off["total_us"].sum()) / total if total > 0 else 0.0
@@ -196,7 +200,7 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
         remedy = _CONV1D
     finding = make_finding(
         "kernels-off-tensor-cores",
-        f"{100 * share:.0f} % of 16-bit GEMM/conv kernel time does not use {cores}, most of it in "
+        f"{100 * share:.0f} % of 16-bit {kinds.text} kernel time does not use {cores}, most of it in "
         f"{kernel_in_words(str(longest['name']))}",
         where,
         steps=steps_of(off),
@@ -327,8 +331,17 @@ def layout_transposes(run: Run) -> list[Finding]:
             value=share,
             limit=MIN_REPORTED_FRAC,
             unit="share of kernel time",
+            remedy=_TURNED_SIGNALS if "conv1d" in longest["top_op"] else None,
         )
     ]
+
+
+_TURNED_SIGNALS = Remedy(
+    "Tensor-core convolutions need channels last, and there is no such memory format for signals. As a convolution of "
+    "images of height 1, the model can have it.",
+    "conv = torch.nn.Conv2d(inputs, outputs, (1, size)).to(memory_format=torch.channels_last)\n"
+    "y = conv(x.unsqueeze(2).to(memory_format=torch.channels_last)).squeeze(2)   # instead of Conv1d",
+)
 
 
 def _device(run: Run) -> str:

@@ -91,12 +91,16 @@ def _fp16_alone() -> tuple[Remedy, Remedy]:
 
 
 def _tf32_helps(run: Run, gpu_name: str) -> bool:
-    """Whether products in TF32 would be faster: most are not in TF32 yet, and the data sheet gives it a higher rate, as
-    it does not for GeForce."""
+    """Whether products in TF32 would be faster: most are in FP32 where TF32 is not allowed, and the data sheet gives it
+    a higher rate, as it does not for GeForce. It is allowed for convolutions, and for other products, by a setting of
+    its own; where one of them runs in TF32, the library chose FP32 for the rest."""
     rows, rates = kernel_rows(run), dense_rates(gpu_name)
-    us = rows[is_matrix(rows)].groupby("precision")["total_us"].sum()
+    rows = rows[is_matrix(rows)]
+    us = rows.groupby([rows["category"] == "conv", "precision"])["total_us"].sum()
+    fp32, tf32 = ([us.get((conv, precision), 0.0) for conv in (False, True)] for precision in ("fp32", "tf32"))
+    gaining = sum(slow for slow, fast in zip(fp32, tf32, strict=True) if fast == 0)
     faster = rates is None or rates.tf32 is None or rates.tf32 >= MIN_TF32_RATIO * rates.fp32
-    return faster and us.get("fp32", 0.0) > us.get("tf32", 0.0)
+    return bool(faster and gaining > max(sum(fp32) / 2, sum(tf32)))
 
 
 MIN_TF32_RATIO = 1.2
