@@ -33,8 +33,12 @@ def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
     unknown = run.head.config.get("without_operators") is True
     if is_trace(run) and (missing := _missing_kernels(run.head.config)):
         first.append(missing)
-    for part in listed if isinstance(listed, list) else []:
-        sentence, is_most = _sentence(part, without_operators=unknown) if isinstance(part, dict) else ("", False)
+    parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
+    in_two = any(part.get("kind") in _OF_THE_DEVICE for part in parts)
+    for part in parts:
+        sentence, is_most = _sentence(part, without_operators=unknown)
+        if in_two:  # what follows the first launch is told beside it
+            sentence = sentence.replace(_OF_THE_HOST["start"], "before the first launch")
         (first if is_most else last).append(sentence)
     return first, last
 

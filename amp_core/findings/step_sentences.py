@@ -11,6 +11,8 @@ from amp_core.text.formatting import number
 
 MIN_UNEVEN_RATIO = 1.5
 """A step that takes that many times as long as the median, or that part of it, differs."""
+MIN_FIRST_RATIO = 2.5
+"""The same of the first step, which begins on the host: where the host runs ahead by a step, it lasts two."""
 MIN_STEPS = 3
 
 
@@ -24,7 +26,8 @@ def uneven_steps(run: Run) -> str:
     median = float(ms.median()) if len(ms) >= MIN_STEPS else 0.0
     if median <= 0:
         return ""
-    apart = ms[(ms >= MIN_UNEVEN_RATIO * median) | (ms * MIN_UNEVEN_RATIO <= median)]
+    least = np.where(np.arange(len(ms)) == 0, MIN_FIRST_RATIO, MIN_UNEVEN_RATIO)
+    apart = ms[(ms >= least * median) | (ms * MIN_UNEVEN_RATIO <= median)]
     if apart.empty:
         return ""
     farthest = (np.log(apart.clip(lower=1e-6) / median)).abs().idxmax()

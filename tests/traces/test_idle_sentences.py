@@ -177,3 +177,16 @@ def test_idle_time_in_the_first_call_of_an_operator_is_told_as_that(tmp_path, la
     text = first_sentence(run_of(tmp_path, trace))
     first = "8.02 ms of it in aten::linalg_qr (nearly all in its first call), "
     assert (first in text) == (last_us == 8) and "in aten::linalg_qr" in text
+
+
+@pytest.mark.parametrize(("longer_us", "told"), [(0, False), (5000, True)])
+def test_a_first_step_that_begins_on_the_host_ahead_of_the_device_is_no_longer_one(tmp_path, longer_us, told):
+    """Its work ends during the next step of the host, as that of all steps does."""
+    trace = Made()
+    for n in range(4):
+        trace.event("mark", f"ProfilerStep#{3 + n}", 1000 * n, 990, 1)
+        trace.op("aten::normal_", 1000 * n, 880)
+        trace.op("aten::mm", 1000 * n + 885, 8)
+        begins = 1000 * n + 900 + (longer_us if n else 0)
+        trace.kernel(made.GEMM, begins, 990 + (0 if n else longer_us), 1000 * n + 890)
+    assert ("The steps differ: step 3" in first_sentence(run_of(tmp_path, trace))) == told

@@ -167,6 +167,9 @@ MIN_CHANCE_RATIO = 1.5
 """A late rank enters that many times as many collectives last as it would by chance, which is one in as many as there
 are ranks: three of four with two ranks, three of sixteen with eight."""
 
+MOST_KEPT_FRAC = 0.8
+"""A rank for which the others wait that share of all waiting is late, however often it enters last."""
+
 
 def late_ranks(run: Run) -> pd.DataFrame:
     """Rows of `rank_waiting` of the ranks that the others wait for, the latest first; empty where it is not known."""
@@ -175,6 +178,7 @@ def late_ranks(run: Run) -> pd.DataFrame:
     often = (table["last_frac"] >= MIN_LAST_FRAC) & (table["kept_ms"] >= MIN_KEPT_FRAC * longest_ms)
     late = (table["kept_ms"] >= LATE_FRAC * longest_ms) | often
     late &= table["last_frac"] >= min(1.0, MIN_CHANCE_RATIO / max(1, len(table)))
+    late |= table["kept_ms"] >= MOST_KEPT_FRAC * table["kept_ms"].sum()
     return table[late & (longest_ms > 0)].sort_values("kept_ms", ascending=False, ignore_index=True)
 
 

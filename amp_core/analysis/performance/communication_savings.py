@@ -60,7 +60,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
         f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{in_launch}{missing or waits}"
     )
     return [
-        _late_ranks(run, cost, unit)
+        _late_ranks(run, unit)
         or Saving(
             "exposed-communication", communication, cost.step_us, communicates, where, here, waiting_us=waiting_us
         ),
@@ -68,7 +68,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     ]
 
 
-def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
+def _late_ranks(run: Run, unit: str) -> Saving | None:
     """The saving if nearly all exposed communication is waiting for ranks that enter late; None otherwise. It is that
     of the ranks that wait: the late ones would save nothing."""
     rows, late = collective_rows(run), late_ranks(run)
@@ -87,7 +87,8 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
         return None
     steps = max(1.0, float(windows["steps"].fillna(1.0).sum())) / ranks
     hidden_us = alone_loading_us(windows[~windows["rank"].isin(named)])
-    saved_us = min(cost.step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
+    their_step_us = float(windows["wall_us"][~windows["rank"].isin(named)].sum()) / others / steps
+    saved_us = min(their_step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
     idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
     # A collective first waits and then transfers: what runs beside it may hide either.
     surely_us = float((rows["alone_us"] - rows["transfer_us"]).clip(lower=0.0).fillna(0.0)[waits].sum())
@@ -112,8 +113,8 @@ def _late_ranks(run: Run, cost: StepCost, unit: str) -> Saving | None:
     return Saving(
         "exposed-communication",
         saved_us,
-        cost.step_us,
-        f"The other ranks wait {at_least}{step_share(saved_us, cost)} of the {unit} in collectives for "
+        their_step_us,
+        f"The other ranks wait {at_least}{100 * saved_us / their_step_us:.0f} % of the {unit} in collectives for "
         f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {shares} last{of_these}",
         f"rank {named[0]}",
         f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
