@@ -43,12 +43,13 @@ def timeline_rows(
         tensor_core, precision, category = classed(name, op_text, types, events.accelerator, on_cpu=False, amd=amd)
         tensor_core = "unknown" if unnamed[i] else tensor_core
         queue = start - float(linked.launched_us[i])
+        before_us = max(0.0, low - start)  # of a kernel that began in the step before, the part in this one
         stream = work.stream[i]
         values: tuple[Any, ...] = (
             number,
             name,
-            round(start - low, 3),
-            round(float(linked.own_us[i]), 3),
+            round(start + before_us - low, 3),
+            round(max(0.0, float(linked.own_us[i]) - before_us), 3),
             round(queue, 3) if np.isfinite(queue) and queue > 0 else None,
             stream if stream >= 0 else None,
             device_name(int(linked.device[i]), accelerator),

@@ -381,3 +381,17 @@ def test_several_traces_are_told_to_be_imported_before_a_diagnosis(tmp_path, cap
     paths = [str(trace_of(tmp_path, rank, f"{rank}.json")) for rank in range(2)]
     assert main(["diagnose", *paths]) != 0
     assert "2 paths are too many" in (said := capsys.readouterr().err) and "import-trace" in said
+
+
+def test_products_of_amds_vector_units_in_16_bits_are_no_fp32_and_gain_nothing_by_16_bits(tmp_path):
+    made = Made()
+    made.event("mark", "ProfilerStep#3", 0, 100, 1)
+    made.op("aten::miopen_convolution", 0, 20, **{"Input type": ["c10::Half", "c10::Half"]})
+    made.kernel("miopenSp3AsmConv_v30_3_1_gfx9_fp16_dot2_edc_f3x2_stride1", 10, 90, 5)
+    properties = [{"name": "AMD Instinct MI300X", "warpSize": 64, "computeMajor": 9, "computeMinor": 4}]
+    file = write(tmp_path / "t.json", made.document(deviceProperties=properties))
+    cost = step_cost(load_run(import_traces([file], tmp_path / "run")))
+    assert cost.us("matrix") == cost.narrow_us == 90
+    assert "GEMM/conv, on vector units" in set(cost.parts["label"])
+    bound = amdahl(cost)
+    assert bound is not None and bound.half_expected == 1.0

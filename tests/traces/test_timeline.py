@@ -159,3 +159,17 @@ def test_the_timeline_of_a_step_begins_with_its_wait(tmp_path):
         trace.event("gpu_user_annotation", f"ProfilerStep#{number}", 1000 * number + wait, 100, "stream 7")
     rows = read_trace(write(tmp_path / "t.json", trace.document())).timeline
     assert (rows["step"], rows["start_us"]) == ([1], [300])
+
+
+def test_a_kernel_that_began_in_the_step_before_is_drawn_from_the_start_of_this_one(tmp_path):
+    """Otherwise its row would begin before 0, which no table may hold."""
+    trace = made.Made()
+    for n in range(3):
+        trace.event("mark", f"ProfilerStep#{n}", 1000 * n, 990, 1)
+        trace.event("device mark", f"ProfilerStep#{n}", 1000 * n + 100, 990, "stream 7")
+        trace.kernel(made.GEMM, 1000 * n + 100, 900, 1000 * n + 10)
+        trace.kernel(made.RELU, 1000 * n + 900, 500, 1000 * n + 20, stream=8)
+    run = made.run_of(tmp_path, trace)
+    run.validate(full=True)
+    assert (run.timeline["start_us"] >= 0).all() and (run.timeline["total_us"] >= 0).all()
+    assert run.timeline["start_us"].min() == 0

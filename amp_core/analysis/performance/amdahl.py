@@ -59,7 +59,8 @@ def amdahl(cost: StepCost) -> Amdahl | None:
     tf32 = min(1.0, cost.tf32_us / cost.step_us)
     expected = None
     if ratio is not None:
-        expected = 1 / (1 - on_cuda_cores + on_cuda_cores / ratio - tf32 + tf32 / (tf32_ratio or 1.0))
+        gaining = max(0.0, on_cuda_cores - cost.narrow_us / cost.step_us)  # without what is in 16 bits already
+        expected = 1 / (1 - gaining + gaining / ratio - tf32 + tf32 / (tf32_ratio or 1.0))
     memory = cost.us("memory_bound") / cost.step_us
     bound = _faster(matrix)
     rest = f"{100 * (1 - matrix):.0f} %"

@@ -20,7 +20,7 @@ from amp_core.analysis.performance.step_time import speed_summary
 from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import is_amd
-from amp_core.hardware.kernel_names import COPIES
+from amp_core.hardware.kernel_names import COPIES, SMALL_TYPES
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
@@ -90,6 +90,8 @@ class StepCost:
     """Kernel time per step that overlapped with other kernels and is not counted twice."""
     tf32_us: float
     """Time of the part `tensor` in TF32, per step."""
+    narrow_us: float
+    """Time of the part `matrix` in 16 bits or fewer, per step: products that the library runs without tensor cores."""
     rate_ratio: float | None
     """Dense rate of the device's 16-bit tensor cores over that of FP32 on its CUDA cores; None if not listed."""
     tf32_ratio: float | None
@@ -128,7 +130,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
     totals = pd.DataFrame(by_window).sum(min_count=1)
     wall = float(windows["wall_us"].sum())
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
-    labels = part_labels(gpu.name, cpu)
+    labels = part_labels(gpu.name, cpu, rows)
     rates = dense_rates(gpu.name)
     samples = attempts(run)["samples"].median()
     return StepCost(
@@ -144,6 +146,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
         syncs=_per(windows["syncs"], per),
         overlap_us=overlap / per,
         tf32_us=float(totals["tensor"]) / per * _tf32_share(rows),
+        narrow_us=float(totals["matrix"]) / per * _narrow_share(rows),
         rate_ratio=rates.half / rates.fp32 if rates and not cpu else None,
         tf32_ratio=rates.half / rates.tf32 if rates and rates.tf32 and not cpu else None,
         samples=float(samples) if np.isfinite(samples) else None,
@@ -175,6 +178,7 @@ def phase_cost(run: Run) -> StepCost:
         syncs=None,
         overlap_us=0.0,
         tf32_us=0.0,
+        narrow_us=0.0,
         rate_ratio=None,
         tf32_ratio=None,
         samples=float(samples) if np.isfinite(samples) else None,
@@ -239,9 +243,16 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
     return {name: float(us.get(name, 0.0)) for name in PARTS}
 
 
-def part_labels(gpu_name: str, on_cpu: bool) -> dict[str, str]:
-    """The label of each part on that device."""
-    return PARTS | (CPU_LABELS if on_cpu else AMD_LABELS if is_amd(gpu_name) else {})
+def part_labels(gpu_name: str, on_cpu: bool, rows: pd.DataFrame) -> dict[str, str]:
+    """The label of each part on that device, of these rows of kernels."""
+    labels = PARTS | (CPU_LABELS if on_cpu else AMD_LABELS if is_amd(gpu_name) else {})
+    if is_amd(gpu_name) and _narrow_share(rows) > MIN_NARROW_FRAC:
+        labels["matrix"] = "GEMM/conv, on vector units"
+    return labels
+
+
+MIN_NARROW_FRAC = 0.5
+"""Share of 16 bits in products without matrix cores from which an AMD GPU's are told as those of its vector units."""
 
 
 def part_of(rows: pd.DataFrame) -> "pd.Series[str]":
@@ -262,6 +273,13 @@ def _tf32_share(rows: pd.DataFrame) -> float:
     on = rows[(rows["tensor_core"] == "yes") & (rows["precision"] != "fp32") & (rows["phase"] != "optimizer")]
     us = float(on["total_us"].sum())
     return float(on.loc[on["precision"] == "tf32", "total_us"].sum()) / us if us > 0 else 0.0
+
+
+def _narrow_share(rows: pd.DataFrame) -> float:
+    """Share of 16 bits or fewer in the time of the part `matrix`."""
+    rows = rows[part_of(rows) == "matrix"]
+    us = float(rows["total_us"].sum())
+    return float(rows.loc[rows["precision"].isin(SMALL_TYPES), "total_us"].sum()) / us if us > 0 else 0.0
 
 
 def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:

@@ -154,7 +154,7 @@ def kernel_table(run: Run, by: str = "kernel", step: int | None = None) -> pd.Da
         windows = window_rows(run, step)
         gpu = profiled_gpu(run, *(str(windows[c].iloc[0]) if len(windows) else "" for c in ("device", "device_name")))
         table["part"] = part_of(table)
-        table["label"] = table["part"].map(part_labels(gpu.name, cpu))
+        table["label"] = table["part"].map(part_labels(gpu.name, cpu, rows))
         shown += [*keys[1:], "op", "module", "phase", "part", "label"]
     return table[shown].sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
 

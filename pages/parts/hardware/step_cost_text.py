@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core.analysis import Amdahl, StepCost
-from amp_core.analysis.performance.step_cost import MATRIX_PARTS, part_labels
+from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.hardware.gpus import core_names
 from pages.parts import cards, glossary, tables, words
 
@@ -19,6 +19,7 @@ SYNC = "A launch starts one kernel. A host sync is a call in which Python waits 
 GAPS = "Time between operators: Python and the profiler's own overhead. Data loading is counted separately."
 
 MIN_US = 1e-3  # less is rounding of a subtraction
+LEAST_GAIN_RATIO = 1.005  # less is no gain: the products are in 16 bits already
 MIN_SHARE_FRAC = 0.01  # smaller shares of the time are not mentioned
 
 
@@ -40,7 +41,8 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
             f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
         )
     cores, _ = core_names(cost.device_name)
-    off = part_labels(cost.device_name, cost.on_cpu)["matrix"].replace(",", "")
+    labels = cost.parts.set_index("part")["label"]
+    off = str(labels["matrix"]).replace(",", "")
     sentence = f"{words.percent(bound.cuda_core_frac)} of the time is {off}"
     if bound.tf32_frac >= MIN_SHARE_FRAC:
         sentence += f", {words.percent(bound.tf32_frac)} is TF32 on {cores}"
@@ -52,7 +54,7 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
         only = bound.tf32_frac < MIN_SHARE_FRAC and bound.unknown_frac < MIN_SHARE_FRAC
         removing = "Removing it" if only else f"Removing {off}"
         sentence += f". {removing} would give {words.number(bound.cuda_core_bound)} ×"
-    if bound.half_expected and bound.rate_ratio:
+    if bound.half_expected and bound.rate_ratio and bound.half_expected >= LEAST_GAIN_RATIO:
         rates = (
             [f"{words.number(bound.rate_ratio)} × the dense rate of FP32"]
             if bound.cuda_core_frac >= MIN_SHARE_FRAC
