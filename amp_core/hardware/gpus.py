@@ -58,6 +58,14 @@ _AMD_PARTS = {
 }
 """Parts by gfx version and number of compute units, where these identify it (AMD CDNA white papers)."""
 
+_AMD_CORES = (
+    (re.compile(r"\bMI100"), "CDNA", ("FP32", "FP16", "BF16")),
+    (re.compile(r"\bMI2\d\d"), "CDNA 2", ("FP64", "FP32", "FP16", "BF16")),
+    (re.compile(r"\bMI3[0-2]\d"), "CDNA 3", ("FP64", "FP32", "TF32", "FP16", "BF16", "FP8")),
+    (re.compile(r"\bMI35\d"), "CDNA 4", ("FP64", "FP32", "FP16", "BF16", "FP8", "FP6", "FP4")),
+)
+"""Floating-point inputs of the matrix cores of AMD's Instinct parts (AMD CDNA white papers)."""
+
 GPM_SINCE = (9, 0)
 """Hopper: from this capability on NVML has activity counters of the tensor cores (nvml.h, GPM)."""
 
@@ -118,6 +126,9 @@ class Gpu:
     def in_words(self) -> str:
         """What its tensor cores support, in one sentence."""
         at = f"compute capability {self.capability[0]}.{self.capability[1]}" if self.capability else "this GPU"
+        if amd := _amd_cores(self.name):
+            generation, inputs = amd
+            return f"Matrix cores for {join_words(inputs)} ({generation})."
         if self.has_tensor_cores is None:
             return "Not an NVIDIA GPU of a known generation, so its matrix units are unknown."
         if not self.has_tensor_cores and self.capability == (7, 5):
@@ -128,6 +139,13 @@ class Gpu:
         missing = [p.upper() for p in ("bf16", "tf32", "fp8") if not self.takes(p)]
         without = f"; not {join_words(missing, 'or')}" if missing else ""
         return f"Tensor cores for {join_words(here)}{without} ({self.architecture}, {at})."
+
+
+def _amd_cores(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """Generation of an Instinct part, and what its matrix cores multiply; None for other GPUs."""
+    if not is_amd(name):
+        return None
+    return next(((generation, inputs) for part, generation, inputs in _AMD_CORES if part.search(name)), None)
 
 
 @dataclass(frozen=True)

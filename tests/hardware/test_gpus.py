@@ -69,12 +69,19 @@ def test_gpus_before_volta_have_no_tensor_cores():
 
 
 @pytest.mark.parametrize(
-    ("name", "capability"), [("AMD Instinct MI250X", (9, 0)), ("NVIDIA Z1", (13, 0)), ("NVIDIA H200", None)]
+    ("name", "capability"), [("AMD Radeon RX 7900 XTX", (11, 0)), ("NVIDIA Z1", (13, 0)), ("NVIDIA H200", None)]
 )
 def test_unknown_gpus_have_no_capabilities(name, capability):
     gpu = Gpu(name, capability)
     assert gpu.architecture is gpu.has_tensor_cores is gpu.takes("fp16") is gpu.counts_tensor_use is None
     assert "matrix units are unknown" in gpu.in_words()
+
+
+def test_amd_names_the_inputs_of_its_matrix_cores():
+    gpu = Gpu("AMD Instinct MI300X", (9, 4))
+    assert gpu.has_tensor_cores is None
+    assert gpu.in_words() == "Matrix cores for FP64, FP32, TF32, FP16, BF16 and FP8 (CDNA 3)."
+    assert "TF32" not in Gpu("AMD Instinct MI250X", (9, 0)).in_words()
 
 
 def test_the_description_names_present_and_missing_formats():

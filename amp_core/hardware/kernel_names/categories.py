@@ -47,7 +47,7 @@ _PATTERNS = (
     ),
     (
         "attention",
-        r"(?i)flash_?(?:fwd|bwd|attn|attention)|fmha|sdpa|attention|attn|\bsage_fwd|(?:Prefill|Decode)\w*KVCacheKernel",
+        r"(?i)flash_?(?:fwd|bwd|attn|attention)|fmha|sdpa|attention|attn|\bsage_fwd|^_?(?:fwd|bwd)_kernel(?:_|$)|(?:Prefill|Decode)\w*KVCacheKernel",
     ),
     (
         "embedding",
@@ -64,7 +64,7 @@ _PATTERNS = (
     ),
     (
         "layout",
-        r"(?i)nchwtonhwc|nhwctonchw|nchw2nhwc|(?<![a-z])transpose_|_transpose|tensorTransform|CatArray|permute_",
+        r"(?i)nhwcto|tonhwc|tofoldednhwc|nchw2nhwc|(?<![a-z])transpose_|_transpose|tensorTransform|CatArray|permute_",
     ),
     (
         "conv",
@@ -95,7 +95,7 @@ _PATTERNS = (
 _WORDS = {
     "communication": "nccl rccl hcom_ nvshmem mscclpp cross_device multimem_ userbuffers_ internode intranode "
     "allreduce all_reduce reducescatter reduce_scatter allgather all_gather alltoall all_to_all deep_ep:: deepep::",
-    "attention": "flash fmha sdpa attention attn sage kvcache",
+    "attention": "flash fmha sdpa attention attn sage kvcache fwd_kernel bwd_kernel",
     "embedding": "embedding fbgemm indexselect vectorized_gather permute_pooled linearize_index bounds_check",
     "optimizer": "multi_tensor adam sgd lamb adagrad novograd",
     "norm": "layernorm layer_norm rmsnorm rms_norm batchnorm batch_norm groupnorm group_norm instancenorm "
