@@ -372,6 +372,22 @@ TABLES: dict[str, Table] = {
                     "part of communication_alone_us in which the host stays in one launch, as the first of a kernel",
                 ),
                 _column("products", "i", "GEMM/conv and attention that operators called, nested ones as one"),
+                _column(
+                    "idle_profiling_us",
+                    "f",
+                    "part of lead_us, of alone_loading_us and of idle_us before late launches in which the profiler "
+                    "does work of its own",
+                ),
+                _column(
+                    "idle_sync_op",
+                    "s",
+                    "operator in which the host waited before most of idle_sync_us; null outside operators",
+                ),
+                _column(
+                    "idle_wait_op",
+                    "s",
+                    "operator in which the host waited during most of idle_wait_us; null outside operators",
+                ),
             ),
         ),
         Table(

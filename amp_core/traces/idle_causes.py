@@ -52,6 +52,10 @@ class IdleCauses:
     """The longer gaps in which the host launched too late."""
     late: times.Intervals
     """The same of all lengths."""
+    held: times.Intervals
+    """When launched work did not begin, as in `wait_us`."""
+    after_wait_us: times.Floats
+    """`sync_us` by the waits that it came after: of one gap in proportion to their lengths."""
 
 
 def idle_causes(
@@ -78,13 +82,14 @@ def idle_causes(
     by_end = np.argsort(wait_ends)
     waited = np.concatenate([[0.0], np.cumsum((wait_ends - wait_starts)[by_end])])
     first, last = (np.searchsorted(wait_ends[by_end], edge, side="right") for edge in idle)
+    waited_us = waited[last] - waited[first]
     length = idle[1] - idle[0]
     long_wait = length >= LATENCY_US
     launching = np.where(queued & long_wait, np.clip(launch_end - idle[0], 0.0, length), 0.0)
     has_call = launch_end > launch  # otherwise only the operator is known, in which the host may be for long
     start_us = np.where(has_call, np.clip(idle[1] - launch_end, 0.0, length), 0.0)
     late = np.where(queued, launching, length - np.where(start_us >= START_US, start_us, 0.0))
-    sync = np.where(queued, 0.0, np.minimum(late, waited[last] - waited[first]))
+    sync = np.where(queued, 0.0, np.minimum(late, waited_us))
     late_us = late - sync
     dispatch = late_us < DISPATCH_US
     began = idle[0] + sync
@@ -98,7 +103,22 @@ def idle_causes(
         dispatch_us=float(late_us[dispatch].sum()),
         host=(began[rest], (began + late_us)[rest]),
         late=(began[some], (began + late_us)[some]),
+        held=((idle[0] + late)[waiting & (late < length)], idle[1][waiting & (late < length)]),
+        after_wait_us=_after_each(idle, sync, waited_us, wait_starts, wait_ends),
     )
+
+
+def _after_each(
+    idle: times.Intervals, sync_us: times.Floats, waited_us: times.Floats, starts: times.Floats, ends: times.Floats
+) -> times.Floats:
+    """Of each wait, the idle time after it. Of each gap, `sync_us` came after waits of `waited_us` that end in it."""
+    gap = np.searchsorted(idle[1], ends, side="left")
+    inside = gap < len(idle[0])
+    inside[inside] &= idle[0][gap[inside]] < ends[inside]
+    share = np.divide(sync_us, waited_us, out=np.zeros(len(sync_us)), where=waited_us > 0)
+    us = np.zeros(len(ends))
+    us[inside] = (ends - starts)[inside] * share[gap[inside]]
+    return us
 
 
 def long_launches(starts: times.Floats, launched: times.Floats, returned: times.Floats) -> times.Intervals:
@@ -123,28 +143,26 @@ def _cut(idle: times.Intervals, starts: times.Floats) -> times.Intervals:
     return np.sort(np.concatenate([idle[0], inside])), np.sort(np.concatenate([inside, idle[1]]))
 
 
-PROFILER = "the profiler's own work"
-"""What is said where the profiler itself keeps the host busy, as with its buffers."""
+def _of_profiler(events: TraceEvents) -> times.Intervals:
+    """When the profiler does work of its own, as with its buffers."""
+    return times.union(np.asarray(events.profiling.start), np.asarray(events.profiling.end))
 
 
 def _of_program(events: TraceEvents, spans: times.Intervals) -> times.Intervals:
     """The part of `spans` in which the profiler does no work of its own: operators and calls around that work are not
     to blame for it."""
-    if not len(events.profiling) or not len(spans[0]):
-        return spans
-    profiling = times.union(np.asarray(events.profiling.start), np.asarray(events.profiling.end))
-    return times.without(spans, profiling)
+    return times.without(spans, _of_profiler(events)) if len(events.profiling) else spans
+
+
+def profiling_us(events: TraceEvents, spans: times.Intervals) -> float:
+    """How much of `spans` the profiler's own work takes, microseconds."""
+    return times.overlap(spans, _of_profiler(events))
 
 
 def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
-    """The outermost operator in which the host spent the longest of `spans`, and how long, in microseconds; `PROFILER`
-    if the profiler's own work takes longer."""
-    name, op_us = _longest_op(events, host, of_program := _of_program(events, spans))
-    profiling_us = times.total(spans) - times.total(of_program)
-    return (PROFILER, profiling_us) if profiling_us > op_us else (name, op_us)
-
-
-def _longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
+    """The outermost operator in which the host spent the longest of `spans`, without the profiler's own work, and how
+    long, in microseconds."""
+    spans = _of_program(events, spans)
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
     us = np.zeros(len(events.texts))
@@ -152,7 +170,7 @@ def _longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tupl
     for low in range(0, len(events.spans), _CHUNK):
         kind, name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
         chosen = (kind == OP) & (host.parent[low : low + _CHUNK] < 0)
-        us += np.bincount(name[chosen], _overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
+        us += np.bincount(name[chosen], overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
     longest = int(us.argmax())
     return (events.texts[longest].removeprefix(EVALUATE), float(us[longest])) if us[longest] > 0 else (None, 0.0)
 
@@ -163,7 +181,7 @@ def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) 
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
     start, end = np.asarray(events.spans.start), np.asarray(events.spans.end)
-    us = _overlap_of_each(start, end, spans)
+    us = overlap_of_each(start, end, spans)
     long = np.flatnonzero((np.asarray(events.spans.kind) == OP) & (us >= enough_us))
     if not len(long):
         return None, 0.0
@@ -178,7 +196,7 @@ def longest_call(events: TraceEvents, spans: times.Intervals) -> tuple[str | Non
     if not len(events.calls) or not len(spans[0]):
         return None, 0.0
     start, end, name = (np.asarray(column) for column in (events.calls.start, events.calls.end, events.calls.name))
-    us = np.bincount(name, _overlap_of_each(start, end, spans), minlength=len(events.texts))
+    us = np.bincount(name, overlap_of_each(start, end, spans), minlength=len(events.texts))
     chosen = name == us.argmax()
     longest_us = times.overlap(times.union(start[chosen], end[chosen]), spans)
     return (events.texts[int(us.argmax())], longest_us) if longest_us > 0 else (None, 0.0)
@@ -211,7 +229,7 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
     start, end = np.asarray(frames.start)[chosen], np.asarray(frames.end)[chosen]
     order = np.lexsort((-end, start))
     start, end, names = start[order], end[order], np.asarray(frames.name)[chosen][order]
-    own = _overlap_of_each(start, end, spans)
+    own = overlap_of_each(start, end, spans)
     inside, around = own.copy(), list[int]()
     for item, began in enumerate(start.tolist()):
         while around and end[around[-1]] <= began:
@@ -254,11 +272,11 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     if not len(spans[0]):
         return None
     name, start, end = _long_calls(events, waits)
-    own_us = _overlap_of_each(start, end, spans)
+    own_us = overlap_of_each(start, end, spans)
     loaded = np.arange(len(name)) >= len(name) - len(events.loadings)
     loading = times.intersection(spans, times.union(start[loaded], end[loaded]))
     if len(loading[0]):  # it happens within calls, and tells more than their names
-        own_us[~loaded] -= _overlap_of_each(start[~loaded], end[~loaded], loading)
+        own_us[~loaded] -= overlap_of_each(start[~loaded], end[~loaded], loading)
     us = np.bincount(name, np.maximum(own_us, 0.0), minlength=len(events.texts))
     by_kind: dict[str, list[int]] = {}
     for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
@@ -372,7 +390,7 @@ _CALL_KINDS = {
 CANN's calls contain."""
 
 
-def _overlap_of_each(starts: times.Floats, ends: times.Floats, spans: times.Intervals) -> times.Floats:
+def overlap_of_each(starts: times.Floats, ends: times.Floats, spans: times.Intervals) -> times.Floats:
     """How much of each time from start to end `spans` cover, which are not empty."""
     edges = np.stack(spans, axis=1).reshape(-1)
     covered = np.repeat(np.concatenate([[0.0], np.cumsum(spans[1] - spans[0])]), 2)[1:-1]

@@ -25,11 +25,14 @@ from amp_core.traces.idle_causes import (
     longest_function,
     longest_op,
     outside_operators,
+    profiling_us,
 )
 from amp_core.traces.kernel_rows import Window
 from amp_core.traces.link import DATA, Host
 from amp_core.traces.window_rows import WAITING, first_batch, marked_time, waiting_calls
 
+PROFILER = "the profiler's own work"
+"""What is said where the profiler itself keeps the host busy, as with its buffers."""
 MIN_LEFT_OUT_US = 1000.0
 MIN_LEFT_OUT_FRAC = 0.2
 """Share of the trace from which a part is told: a reader who compares its length would miss it."""
@@ -126,6 +129,7 @@ def _host_is_in(events: TraceEvents, host: Host, kind: str, span: times.Interval
         call,
         innermost_op(events, span, enough_us),
         *(longest(events, host, span) for longest in (longest_op, longest_function)),
+        (PROFILER, profiling_us(events, span)),
         (NO_OPERATOR, outside_us),
     ]
     name, us = next(((name, us) for name, us in named if name is not None and us >= enough_us), ("", 0.0))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from amp_core.traces.idle_causes import (
     longest_function,
     longest_op,
     outside_operators,
+    overlap_of_each,
+    profiling_us,
 )
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, WATCH, Host, Ints
@@ -59,150 +62,262 @@ def window_rows(
     `kernels` are the rows of `kernels` of the same trace. `device_names` is by device number, -1 for the CPU.
     `amd` as in `kernel_rows`.
     """
+    trace = _trace(events, host, linked, kernels, amd=amd)
     rows: list[dict[str, Any]] = []
-    communication = np.array(
-        [_is_communication(name, on_cpu=not len(events.work)) for name in events.texts], dtype=bool
-    )[linked.name]
-    copied = [not len(events.work) or classify_kernel(name).category not in COPIES for name in events.texts]
-    copies = ~np.array(copied, dtype=bool)[linked.name]
-    casts = list(zip(*(kernels[c] for c in ("step", "device", "category", "total_us")), strict=True))
-    data = marked_time(host, DATA)
-    watch = marked_time(host, WATCH)
-    call_start, call_end = np.asarray(events.calls.start), np.asarray(events.calls.end)
-    waits = waiting_calls(events)
-    repeated = _waits_after_copies(events, host, waits, linked.blocking_calls)
-    waits[linked.blocking_calls] = True
-    products = product_numbers(events, host, linked, amd=amd)
-    held_up = _is_called(events, HELD_UP_BY)
-    # A graph whose work the profiler did not record may run in any gap.
-    held_up |= not linked.in_graph.any() and _is_called(events, _GRAPH)
-    launches = (linked.start_us, linked.launched_us, linked.returned_us)
-    launches_known = bool((linked.launched_us < linked.start_us).any())
     for number, window in enumerate(windows):
         inside = window_index == number
         # An idle device runs no stream that another one of it could wait for, and a collective waits within its kernel.
-        alone = not held_up and len(np.unique(linked.device[inside])) == 1
+        alone = not trace.held_up and len(np.unique(linked.device[inside])) == 1
         for device in np.unique(linked.device[inside]).tolist():
-            selected = inside & (linked.device == device)
-            on_cpu, name = device < 0, device_name(device, accelerator)
-            # On a CPU the time of nested operators is part of the outer ones.
-            starts, ends = linked.start_us[selected], linked.end_us[selected]
-            low, high = window.device_start, window.device_end
-            busy = times.clip(times.union(starts, ends), low, high)
-            watching = linked.phase[selected] == WATCH
-            training = times.clip(times.union(starts[~watching], ends[~watching]), low, high)
-            if on_cpu:  # hooks run inside operators
-                training = times.intersection(training, times.gaps(watch, low, high))
-                own_ops = times.union(starts[watching], ends[watching])
-                busy = times.clip(times.merged(training, own_ops), low, high)
-            idle = times.gaps(busy, low, high)
-            communicating = communication[selected]
-            communication_time = times.clip(times.union(starts[communicating], ends[communicating]), low, high)
-            computing = times.clip(times.union(starts[~communicating], ends[~communicating]), low, high)
-            copying = copies[selected]
-            copying_time = times.clip(times.union(starts[copying], ends[copying]), low, high)
-            neither = ~communicating & ~copying
-            kernel_time = times.clip(times.union(starts[neither], ends[neither]), low, high)
-            data_inside, watch_inside = times.clip(data, low, high), times.clip(watch, low, high)
-            waited = waits & (call_start >= window.start) & (call_start < window.end)
-            if window.first is None:  # the profiler itself waits before the first launch and after the last work
-                launched = linked.launched_us[selected]
-                waited &= (call_end > launched[np.isfinite(launched)].min(initial=np.inf)) & (call_start < high)
-            own = linked.own_us[selected]
-            causes = None
-            if not on_cpu and launches_known:
-                without_data = times.without(idle, data_inside)
-                causes = idle_causes(
-                    without_data,
-                    starts,
-                    linked.launched_us[selected],
-                    linked.returned_us[selected],
-                    linked.in_graph[selected],
-                    call_start[waits],
-                    call_end[waits],
-                )
-            # In a loop the work that outlasts the host's last step would run during the start of the next one.
-            ready = min(low, window.ready + max(0.0, high - window.end)) if np.isfinite(window.end) else window.ready
-            lead = times.without((np.array([ready]), np.array([low])), data) if ready < low else times.NONE
-            first_loads = times.clip(data, window.earlier if window.first is None else ready, low)
-            if window.first is None and first_batch(host, low) is not None:
-                first_loads = times.NONE
-            late = times.merged(causes.host, lead) if causes else times.NONE
-            host_op, host_op_us = longest_op(events, host, late) if causes else (None, None)
-            unaided = times.without(idle, data_inside) if on_cpu else late
-            function, function_us = longest_function(events, host, unaided) if causes or on_cpu else (None, None)
-            unfed = times.intersection(idle, data_inside)
-            unfed = times.merged(unfed, first_loads)
-            data_function, data_function_us = longest_function(events, host, unfed) if causes else (None, None)
-            loading = times.NONE if on_cpu else long_launches(*(at[selected & ~copies] for at in launches))
-            exposed = times.without(communication_time, computing)
-            loading = times.intersection(exposed, loading)
-            if times.total(loading) < MIN_LOADING_FRAC * times.total(exposed):
-                loading = times.NONE
-            held = times.merged(times.merged(causes.late, lead), loading) if causes else times.NONE
-            in_calls = longest_calls(events, waits, held)
-            calling = in_calls.spans if in_calls else times.NONE
-            call_op, call_op_us = longest_op(events, host, calling) if causes else (None, None)
-            rest = times.without(late, calling)
-            rest_op, rest_op_us = longest_op(events, host, rest) if causes else (None, None)
-            rows.append(
-                {
-                    "step": window.first,
-                    "steps": window.steps,
-                    "device": name,
-                    "device_name": device_names.get(device),
-                    "wall_us": high - low,
-                    "busy_us": times.total(busy),
-                    "idle_us": times.total(idle),
-                    "data_us": times.total(data_inside) if len(data[0]) else None,
-                    "idle_data_us": times.overlap(idle, data_inside) if len(data[0]) else None,
-                    "watch_us": (
-                        times.total(watch_inside)
-                        if on_cpu
-                        else times.total(busy) - times.total(training) + times.overlap(idle, watch_inside)
-                    ),
-                    "kernel_us": float(own.sum()),
-                    "launches": None if on_cpu else int(selected.sum()),
-                    "cast_us": sum(
-                        us for step, on, sort, us in casts if (step, on, sort) == (window.first, name, "cast")
-                    ),
-                    "communication_us": times.total(communication_time),
-                    "communication_alone_us": times.total(exposed),
-                    "idle_sync_us": causes.sync_us if causes else None,
-                    "idle_wait_us": causes.wait_us if causes else None,
-                    "idle_latency_us": causes.latency_us if causes else None,
-                    "idle_late_start_us": (causes.wait_us - causes.graph_us if alone else 0.0) if causes else None,
-                    "idle_graph_us": causes.graph_us if causes else None,
-                    "idle_dispatch_us": causes.dispatch_us if causes else None,
-                    "host_op": host_op,
-                    "host_op_us": host_op_us,
-                    "host_function": function,
-                    "host_function_us": function_us,
-                    "data_function": data_function,
-                    "data_function_us": data_function_us,
-                    "host_call": in_calls.names if in_calls else None,
-                    "host_call_kind": in_calls.kind if in_calls else None,
-                    "host_call_us": in_calls.us if in_calls else 0.0 if causes else None,
-                    "host_call_op": call_op,
-                    "host_call_op_us": call_op_us,
-                    "host_rest_op": rest_op,
-                    "host_rest_op_us": rest_op_us,
-                    "host_outside_us": times.total(outside_operators(events, host, rest)) if causes else None,
-                    "alone_loading_us": times.total(loading) if causes else None,
-                    "lead_us": times.total(lead) + times.total(first_loads),
-                    "lead_data_us": times.total(first_loads) if len(data[0]) else None,
-                    "copies_alone_us": None
-                    if on_cpu
-                    else times.total(copying_time) - times.overlap(copying_time, kernel_time),
-                    "sync_op": None if on_cpu else _longest_wait(events, host, waited),
-                    "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
-                    "syncs": None if on_cpu else int((waited & ~repeated).sum()),
-                    "products": len(np.unique(products[selected & (products >= 0)])),
-                }
-            )
+            name, selected = device_name(device, accelerator), inside & (linked.device == device)
+            spans = _spans(trace, window, selected, on_cpu=device < 0)
+            columns = {
+                "step": window.first,
+                "steps": window.steps,
+                "device": name,
+                "device_name": device_names.get(device),
+                **_busy_columns(trace, window, selected, spans, name),
+            }
+            lead, first_loads = _before_first_work(trace, window, spans)
+            columns |= {
+                "lead_us": times.total(lead) + times.total(first_loads),
+                "lead_data_us": times.total(first_loads) if len(trace.data[0]) else None,
+            }
+            if device < 0:
+                unaided = times.without(spans.idle, spans.data)
+                function, function_us = longest_function(events, host, unaided)
+                columns |= {"host_function": function, "host_function_us": function_us}
+            else:
+                columns |= _sync_columns(trace, window, selected, spans)
+                if trace.launches_known:
+                    columns |= _idle_columns(trace, selected, spans, lead, first_loads, alone=alone)
+            rows.append(columns)
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
-    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
     return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What all windows of a trace share. Arrays of numbers are by launched work, those of calls by call."""
+
+    events: TraceEvents
+    host: Host
+    linked: LinkedWork
+    communication: npt.NDArray[np.bool_]
+    copies: npt.NDArray[np.bool_]
+    products: Ints
+    cast_us: Mapping[tuple[Any, Any], float]
+    """By step and device."""
+    data: times.Intervals
+    watch: times.Intervals
+    call_start: times.Floats
+    call_end: times.Floats
+    waits: npt.NDArray[np.bool_]
+    repeated: npt.NDArray[np.bool_]
+    """Waits that come right behind a copy that waited already."""
+    held_up: bool
+    """Whether work of the device may wait for something that the trace lacks."""
+    launches_known: bool
+
+
+def _trace(events: TraceEvents, host: Host, linked: LinkedWork, kernels: Rows, *, amd: bool) -> _Trace:
+    on_cpu = not len(events.work)
+    communication = np.array([_is_communication(name, on_cpu=on_cpu) for name in events.texts], dtype=bool)
+    copies = np.array([not on_cpu and classify_kernel(name).category in COPIES for name in events.texts], dtype=bool)
+    cast_us: dict[tuple[Any, Any], float] = {}
+    for step, on, category, us in zip(*(kernels[c] for c in ("step", "device", "category", "total_us")), strict=True):
+        if category == "cast":
+            cast_us[step, on] = cast_us.get((step, on), 0.0) + us
+    waits = waiting_calls(events)
+    repeated = _waits_after_copies(events, host, waits, linked.blocking_calls)
+    waits[linked.blocking_calls] = True
+    # A graph whose work the profiler did not record may run in any gap.
+    held_up = _is_called(events, HELD_UP_BY) or (not linked.in_graph.any() and _is_called(events, _GRAPH))
+    return _Trace(
+        events=events,
+        host=host,
+        linked=linked,
+        communication=communication[linked.name],
+        copies=copies[linked.name],
+        products=product_numbers(events, host, linked, amd=amd),
+        cast_us=cast_us,
+        data=marked_time(host, DATA),
+        watch=marked_time(host, WATCH),
+        call_start=np.asarray(events.calls.start),
+        call_end=np.asarray(events.calls.end),
+        waits=waits,
+        repeated=repeated,
+        held_up=held_up,
+        launches_known=bool((linked.launched_us < linked.start_us).any()),
+    )
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """When a device does what, within one window."""
+
+    low: float
+    high: float
+    busy: times.Intervals
+    training: times.Intervals
+    """The part of it that is not recording."""
+    idle: times.Intervals
+    data: times.Intervals
+    """When the host loads data."""
+    communication: times.Intervals
+    exposed: times.Intervals
+    """The part of it with nothing else running."""
+
+
+def _spans(trace: _Trace, window: Window, selected: npt.NDArray[np.bool_], *, on_cpu: bool) -> _Spans:
+    linked, low, high = trace.linked, window.device_start, window.device_end
+
+    def when(chosen: npt.NDArray[np.bool_]) -> times.Intervals:
+        return times.clip(times.union(linked.start_us[chosen], linked.end_us[chosen]), low, high)
+
+    watching = linked.phase == WATCH
+    busy, training = when(selected), when(selected & ~watching)
+    if on_cpu:  # hooks run inside operators
+        training = times.intersection(training, times.gaps(trace.watch, low, high))
+        own_ops = times.union(linked.start_us[selected & watching], linked.end_us[selected & watching])
+        busy = times.clip(times.merged(training, own_ops), low, high)
+    communication = when(selected & trace.communication)
+    return _Spans(
+        low=low,
+        high=high,
+        busy=busy,
+        training=training,
+        idle=times.gaps(busy, low, high),
+        data=times.clip(trace.data, low, high),
+        communication=communication,
+        exposed=times.without(communication, when(selected & ~trace.communication)),
+    )
+
+
+def _busy_columns(
+    trace: _Trace, window: Window, selected: npt.NDArray[np.bool_], spans: _Spans, device: str
+) -> dict[str, Any]:
+    """How long the device was busy, and with what."""
+    linked, on_cpu = trace.linked, device.startswith("cpu")
+    watch = times.clip(trace.watch, spans.low, spans.high)
+    watch_us = times.total(spans.busy) - times.total(spans.training) + times.overlap(spans.idle, watch)
+    columns: dict[str, Any] = {
+        "wall_us": spans.high - spans.low,
+        "busy_us": times.total(spans.busy),
+        "idle_us": times.total(spans.idle),
+        "data_us": times.total(spans.data) if len(trace.data[0]) else None,
+        "idle_data_us": times.overlap(spans.idle, spans.data) if len(trace.data[0]) else None,
+        # On a CPU the time of nested operators is part of the outer ones.
+        "watch_us": times.total(watch) if on_cpu else watch_us,
+        "kernel_us": float(linked.own_us[selected].sum()),
+        "launches": None if on_cpu else int(selected.sum()),
+        "cast_us": trace.cast_us.get((window.first, device), 0.0),
+        "communication_us": times.total(spans.communication),
+        "communication_alone_us": times.total(spans.exposed),
+        "products": len(np.unique(trace.products[selected & (trace.products >= 0)])),
+    }
+    if not on_cpu:
+        copying = times.union(*(at[selected & trace.copies] for at in (linked.start_us, linked.end_us)))
+        computing = selected & ~trace.communication & ~trace.copies
+        computed = times.union(linked.start_us[computing], linked.end_us[computing])
+        copies_alone = times.without(copying, computed)
+        columns["copies_alone_us"] = times.total(times.clip(copies_alone, spans.low, spans.high))
+    return columns
+
+
+def _sync_columns(trace: _Trace, window: Window, selected: npt.NDArray[np.bool_], spans: _Spans) -> dict[str, Any]:
+    """How long and how often the host waited for the device."""
+    waited = trace.waits & (trace.call_start >= window.start) & (trace.call_start < window.end)
+    if window.first is None:  # the profiler itself waits before the first launch and after the last work
+        launched = trace.linked.launched_us[selected]
+        first = launched[np.isfinite(launched)].min(initial=np.inf)
+        waited &= (trace.call_end > first) & (trace.call_start < spans.high)
+    us = np.where(waited, trace.call_end - trace.call_start, 0.0)
+    return {
+        "sync_us": float(us.sum()),
+        "syncs": int((waited & ~trace.repeated).sum()),
+        "sync_op": _longest_in(trace, us),
+    }
+
+
+def _before_first_work(trace: _Trace, window: Window, spans: _Spans) -> tuple[times.Intervals, times.Intervals]:
+    """When the host was in the window already and the device not yet: without loading data, and loading it."""
+    # In a loop the work that outlasts the host's last step would run during the start of the next one.
+    low, ready = spans.low, window.ready
+    if np.isfinite(window.end):
+        ready = min(low, window.ready + max(0.0, spans.high - window.end))
+    lead = times.without((np.array([ready]), np.array([low])), trace.data) if ready < low else times.NONE
+    if window.first is None and first_batch(trace.host, low) is not None:
+        return lead, times.NONE
+    return lead, times.clip(trace.data, window.earlier if window.first is None else ready, low)
+
+
+def _idle_columns(
+    trace: _Trace,
+    selected: npt.NDArray[np.bool_],
+    spans: _Spans,
+    lead: times.Intervals,
+    first_loads: times.Intervals,
+    *,
+    alone: bool,
+) -> dict[str, Any]:
+    """Why the device was idle, and what the host did then. `alone`: nothing in the trace holds its work up."""
+    events, host, linked = trace.events, trace.host, trace.linked
+    causes = idle_causes(
+        times.without(spans.idle, spans.data),
+        linked.start_us[selected],
+        linked.launched_us[selected],
+        linked.returned_us[selected],
+        linked.in_graph[selected],
+        trace.call_start[trace.waits],
+        trace.call_end[trace.waits],
+    )
+    late, unfed = times.merged(causes.host, lead), times.intersection(spans.idle, spans.data)
+    loading = _loading_alone(trace, selected, spans)
+    held = times.merged(times.merged(causes.late, lead), loading)
+    in_calls = longest_calls(events, trace.waits, held)
+    calling = in_calls.spans if in_calls else times.NONE
+    rest = times.without(late, calling)
+    longest = {
+        "host_op": longest_op(events, host, late),
+        "host_function": longest_function(events, host, late),
+        "data_function": longest_function(events, host, times.merged(unfed, first_loads)),
+        "host_call_op": longest_op(events, host, calling),
+        "host_rest_op": longest_op(events, host, rest),
+    }
+    columns: dict[str, Any] = {}
+    for column, (name, us) in longest.items():
+        columns |= {column: name, f"{column}_us": us}
+    after_us, held_us = np.zeros((2, len(trace.waits)))
+    after_us[trace.waits] = causes.after_wait_us
+    if len(causes.held[0]):
+        held_us = np.where(trace.waits, overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
+    return columns | {
+        "idle_sync_us": causes.sync_us,
+        "idle_sync_op": _longest_in(trace, after_us),
+        "idle_wait_op": _longest_in(trace, held_us),
+        "idle_profiling_us": profiling_us(events, held),
+        "idle_wait_us": causes.wait_us,
+        "idle_latency_us": causes.latency_us,
+        "idle_late_start_us": causes.wait_us - causes.graph_us if alone else 0.0,
+        "idle_graph_us": causes.graph_us,
+        "idle_dispatch_us": causes.dispatch_us,
+        "host_call": in_calls.names if in_calls else None,
+        "host_call_kind": in_calls.kind if in_calls else None,
+        "host_call_us": in_calls.us if in_calls else 0.0,
+        "host_outside_us": times.total(outside_operators(events, host, rest)),
+        "alone_loading_us": times.total(loading),
+    }
+
+
+def _loading_alone(trace: _Trace, selected: npt.NDArray[np.bool_], spans: _Spans) -> times.Intervals:
+    """When the device only communicates while its own host stays in a launch; none if that is little of it."""
+    linked, launching = trace.linked, selected & ~trace.copies
+    when = long_launches(*(at[launching] for at in (linked.start_us, linked.launched_us, linked.returned_us)))
+    loading = times.intersection(spans.exposed, when)
+    return loading if times.total(loading) >= MIN_LOADING_FRAC * times.total(spans.exposed) else times.NONE
 
 
 def first_batch(host: Host, before: float) -> tuple[float, float] | None:
@@ -256,13 +371,13 @@ def _is_called(events: TraceEvents, pattern: "re.Pattern[str]") -> bool:
     return any(pattern.search(events.texts[name]) is not None for name in names.tolist())
 
 
-def _longest_wait(events: TraceEvents, host: Host, waited: npt.NDArray[np.bool_]) -> str | None:
-    """The operator in which the host waited the longest for the device; None outside of operators."""
+def _longest_in(trace: _Trace, us_of_call: times.Floats) -> str | None:
+    """The operator whose calls have the most of these times; None outside of operators."""
     us: dict[str, float] = {}
-    for call in np.flatnonzero(waited).tolist():
-        op = int(host.op_of_call[call])
-        name = events.texts[events.spans.name[op]] if op >= 0 else ""
-        us[name] = us.get(name, 0.0) + events.calls.end[call] - events.calls.start[call]
+    for call in np.flatnonzero(us_of_call).tolist():
+        op = int(trace.host.op_of_call[call])
+        name = trace.events.texts[trace.events.spans.name[op]] if op >= 0 else ""
+        us[name] = us.get(name, 0.0) + float(us_of_call[call])
     return max(us, key=lambda name: us[name], default="") or None
 
 
