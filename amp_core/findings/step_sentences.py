@@ -1,13 +1,15 @@
-"""What the first sentence says of steps and calls of a trace that differ in length.
+"""What the first sentence says of what its figures are of: of which steps and ranks, and without the profiler's work.
 
 uneven_steps(run)     # 'The steps differ: step 4 takes 397 ms, the median 144 ms; figures per step are means.'
+of_ranks(run)         # 'Where no rank is named, figures are means over 8 ranks.'
 """
 
 import numpy as np
 
 from amp_core.analysis.performance.kernels import is_trace, window_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.store.run import Run
-from amp_core.text.formatting import number
+from amp_core.text.formatting import number, percent
 
 MIN_UNEVEN_RATIO = 1.5
 """A step that takes that many times as long as the median, or that part of it, differs."""
@@ -57,3 +59,21 @@ def captured_anew(run: Run) -> str:
 
 MIN_CAPTURED_FRAC = 0.2
 """Share of the profiled time from which such calls are told."""
+
+
+def of_ranks(run: Run) -> str:
+    """That figures are means over the ranks; empty for one rank."""
+    ranks = window_rows(run)["rank"].nunique() if is_trace(run) else 0
+    return f"Where no rank is named, figures are means over {ranks} ranks." if ranks > 1 else ""
+
+
+def profilers_part(run: Run) -> str:
+    """A sentence on idle time in which the profiler does work of its own, which is part of no saving; empty for
+    little."""
+    windows = window_rows(run) if is_trace(run) else run.windows[:0]
+    if windows.empty:
+        return ""
+    us, wall_us = float(windows["idle_profiling_us"].fillna(0.0).sum()), float(windows["wall_us"].sum())
+    if us < MIN_SAVED_FRAC * wall_us:
+        return ""
+    return f"The profiler's own work takes {percent(us / wall_us)} of the profiled time, and is part of no saving."

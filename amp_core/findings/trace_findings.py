@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, without_gpu
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
@@ -15,7 +16,7 @@ from amp_core.findings.left_out_sentences import parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
-from amp_core.findings.step_sentences import captured_anew, uneven_steps
+from amp_core.findings.step_sentences import captured_anew, of_ranks, profilers_part, uneven_steps
 from amp_core.hardware.gpus import core_names
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
@@ -40,13 +41,14 @@ def saving_finding(
         remedy = Remedy(inference_advice, inference_snippet)
     won = saving.saved_us > 0
     whole = f"the {savings.unit} and the time before it" if saving.lead_us else f"the {savings.unit}"
+    others = f", with {saving.others} other{'s' if saving.others > 1 else ''}" if saving.others else ""
     finding = make_finding(
         code,
         f"{saving.what}; could save {saving.how_much()}" if won else saving.what,
         saving.where,
         value=saving.share if won else None,
         limit=MIN_SAVED_FRAC if won else None,
-        unit=f"share of {whole} saved" if won else "",
+        unit=f"share of {whole} saved{others}" if won else "",
         remedy=remedy,
     )
     if saving.here:
@@ -83,8 +85,9 @@ def first_sentence(run: Run) -> str:
     before, after = parts_left_out(run)
     if nothing := _nothing_to_judge(run):
         return " ".join((nothing, *before, *after))
-    told = (*before, _vectors(run), _first_sentence(run), _small(run), captured_anew(run), uneven_steps(run), *after)
-    return " ".join(filter(None, told))
+    told = (*before, _vectors(run), _first_sentence(run), _small(run), captured_anew(run))
+    figures = (profilers_part(run), uneven_steps(run), of_ranks(run))
+    return " ".join(filter(None, (*told, *figures, *after)))
 
 
 MAX_NO_WORK_FRAC = 0.001
@@ -159,7 +162,7 @@ def _first_sentence(run: Run) -> str:
         # Short gaps all along are those of a loop.
         at_start = savings.unit != "step" and not savings.trains and largest.code != "launch-bound"
         idle = at_start and _busy_frac(savings) < MOSTLY_IDLE_FRAC
-        hint = _IDLE_HINT if idle else ""
+        hint = _idle_hint(run) if idle else ""
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
@@ -200,10 +203,23 @@ MAIN_KERNEL_FRAC = 1 / 3
 
 MOSTLY_IDLE_FRAC = 0.1
 """A window without steps with less work than this share is hardly one of training."""
-_IDLE_HINT = (
-    " The trace has no step markers and little device activity, like the start of a program or an idle server: call "
-    "prof.step() and profile after a warm-up."
-)
+MIN_OF_IDLE_FRAC = 0.5
+"""Share of the idle time from which one operator or function that the host is in accounts for it."""
+
+
+def _idle_hint(run: Run) -> str:
+    """What to say of a window without steps and with little work of the device. What it looks like is told where
+    neither an operator nor a function accounts for the idle time."""
+    windows = window_rows(run)
+    idle_us = float(windows[["idle_us", "lead_us"]].fillna(0.0).to_numpy().sum())
+    calls_us = float(windows["host_call_us"].fillna(0.0).sum())
+    named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
+    accounted = named_us >= max(MIN_OF_IDLE_FRAC * idle_us, 2 * calls_us)
+    like = "" if accounted else ", like the start of a program or an idle server"
+    return (
+        f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
+        "warm-up."
+    )
 
 
 def _busy_frac(savings: Savings) -> float:

@@ -381,10 +381,8 @@ def test_late_starts_for_which_the_host_waits_name_the_waits(tmp_path):
     assert "the host waits meanwhile, in 4 synchronizations (aten::_coalesce)" in sentence
 
 
-@pytest.mark.parametrize(
-    ("own_us", "blamed", "us"), [(6_000, "the profiler's own work", 6_000), (1_000, "aten::sort", 7_000)]
-)
-def test_the_profilers_own_work_within_an_operator_is_not_blamed_on_it(tmp_path, own_us, blamed, us):
+@pytest.mark.parametrize(("own_us", "told"), [(6_000, "60.0 %"), (400, "")])
+def test_the_profilers_own_work_is_neither_blamed_on_an_operator_nor_to_be_saved(tmp_path, own_us, told):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
     trace.op("aten::mm", 1, 8)
@@ -395,5 +393,31 @@ def test_the_profilers_own_work_within_an_operator_is_not_blamed_on_it(tmp_path,
     trace.kernel(made.GEMM, 9_500, 400, 9_492)
     run = run_of(tmp_path, trace)
     (window,) = run.windows.to_dict("records")
-    assert (window["host_op"], window["host_op_us"], window["idle_us"]) == (blamed, us, 9_300)
-    assert f"{us / 1000:.2f} ms of it in {blamed}" in first_sentence(run)
+    assert (window["host_op"], window["host_op_us"]) == ("aten::sort", 8_000 - own_us)
+    assert (window["idle_us"], window["idle_profiling_us"]) == (9_300, own_us)
+    sentence = first_sentence(run)
+    assert f"{(8_000 - own_us) / 1000:.2f} ms of it in aten::sort" in sentence
+    assert f"(up to {(9_300 - own_us) / 1000:.2f} of 10.0 ms per step)" in sentence
+    own = f"The profiler's own work takes {told} of the profiled time, and is part of no saving."
+    assert (own in sentence) if told else ("profiler's own" not in sentence)
+
+
+def test_the_operator_of_the_longest_idle_time_is_named_for_synchronizations(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    # The host waits long in one operator, for a kernel that runs meanwhile, and the device is idle after the other.
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 20, 9_000, 2)
+    trace.op("aten::nonzero", 30, 9_000)
+    trace.event("call", "cudaStreamSynchronize", 40, 8_985, 1, correlation=901)
+    trace.op("aten::mm", 9_030, 8)
+    trace.kernel(made.GEMM, 9_041, 1_000, 9_031)
+    for number in range(8):
+        at = 10_041 + 1_200 * number
+        trace.op("aten::item", at - 400, 800)
+        trace.event("call", "cudaStreamSynchronize", at - 300, 650, 1, correlation=910 + number)
+        trace.op("aten::mm", at + 390, 8)
+        trace.kernel(made.GEMM, at + 400, 800, at + 392)
+    (window,) = run_of(tmp_path, trace).windows.to_dict("records")
+    assert (window["sync_op"], window["idle_sync_op"]) == ("aten::nonzero", "aten::item")
+    assert window["idle_sync_us"] > 2_000

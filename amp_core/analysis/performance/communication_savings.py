@@ -22,7 +22,7 @@ from amp_core.analysis.performance.collectives import (
 )
 from amp_core.analysis.performance.idle_savings import alone_loading_us
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, others, step_share
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
@@ -48,7 +48,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     measured, loading = communication, alone_loading_us(windows) / steps
     communication = max(0.0, communication - loading)
     everything = kernel_rows(run, everything=True)
-    copied = longest_name(everything[everything["category"].isin(COPIES)], "name") or "copies"
+    copying = everything[everything["category"].isin(COPIES)]
     exposed = collective_rows(run).groupby("kernel")["alone_us"].sum()
     kernels = longest_name(rows[rows["category"] == "communication"], "name")
     where = str(exposed.idxmax()) if exposed.sum() > 0 else kernels
@@ -62,9 +62,23 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     return [
         _late_ranks(run, unit)
         or Saving(
-            "exposed-communication", communication, cost.step_us, communicates, where, here, waiting_us=waiting_us
+            "exposed-communication",
+            communication,
+            cost.step_us,
+            communicates,
+            where,
+            here,
+            waiting_us=waiting_us,
+            others=max(0, len(exposed) - 1),
         ),
-        Saving("copies", copies, cost.step_us, f"Copies and fills take {share} of the {unit}", copied),
+        Saving(
+            "copies",
+            copies,
+            cost.step_us,
+            f"Copies and fills take {share} of the {unit}",
+            longest_name(copying, "name") or "copies",
+            others=others(copying, "name"),
+        ),
     ]
 
 

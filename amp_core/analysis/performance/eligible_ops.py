@@ -247,4 +247,6 @@ def _sizes(made: Product | None) -> str:
     if made is None or not made.sizes:
         return ""
     text = format_sizes(made.sizes)
+    if made.kind == "attention":
+        text = f"{format_sizes({'queries': made.queries or 0, 'keys': made.keys or 0})} · {text}"
     return f"{made.batch} × ({text})" if made.batch > 1 else text

@@ -27,12 +27,15 @@ class Product:
     kind: str
     """gemm, conv, attention or rnn."""
     sizes: Mapping[str, int]
-    """M, N and K of a product; C_in and C_out (per group) of a convolution; the head size D of attention."""
+    """M, N and K of a product; C_in and C_out (per group) of a convolution; the head size D of attention. Those that
+    padding changes."""
     batch: int = 1
     flops: int | None = None
     """Floating-point operations of one call; None if the input shapes do not determine them."""
     queries: int | None = None
     """Of attention: positions of the query of each head."""
+    keys: int | None = None
+    """Of attention: positions of the key of each head."""
 
     @property
     def is_vector(self) -> bool:
@@ -238,4 +241,4 @@ def _attention(query: Shape, key: Shape, heads_first: bool, products: int) -> Pr
     batch, size = query[0], query[3]
     heads, queries, keys = (query[1], query[2], key[2]) if heads_first else (query[2], query[1], key[1])
     flops = 2 * products * batch * heads * queries * keys * size
-    return Product("attention", {"D": size}, batch * heads, flops, queries)
+    return Product("attention", {"D": size}, batch * heads, flops, queries, keys)

@@ -27,9 +27,8 @@ def idle_savings(
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
-    syncing = windows["sync_op"][windows["sync_op"] != ""]
-    where = str(syncing.iloc[0]) if len(syncing) else "synchronizing calls"
-    in_syncs = f" ({where})" if len(syncing) else ""
+    where, _ = longest_named(windows, "idle_sync_op", "idle_sync_us")
+    waiting_in, _ = longest_named(windows, "idle_wait_op", "idle_wait_us")
     number_of = (
         f"{mean_count(cost.syncs)} synchronization{'s' if cost.syncs != 1 else ''}"
         if cost.syncs
@@ -42,13 +41,14 @@ def idle_savings(
     elif unexplained:
         waited_for = ", and nothing in the trace shows what it waits for"
         if float(windows["sync_us"].fillna(0.0).sum()) / steps >= wait / 2:  # otherwise the host runs ahead of it
-            waited_for += f"; the host waits meanwhile, in {number_of}{in_syncs}"
+            waited_for += f"; the host waits meanwhile, in {number_of}{f' ({waiting_in})' if waiting_in else ''}"
     gpu, held, its_share = _held(windows, wait, cost, unit)
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
     loading_us = alone_loading_us(windows) / steps
-    host = max(0.0, gaps - sync - wait - latency) + lead + loading_us
+    profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
+    host = max(0.0, max(0.0, gaps - sync - wait - latency) + lead + loading_us - profiling)
     mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps
     known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
@@ -78,7 +78,7 @@ def idle_savings(
         Saving(code, host, cost.step_us, f"The GPU is idle{or_waits} for {_when(host - lead, lead, cost, unit)}{why}",
                (calls if in_calls else op) or "host", lead_us=lead),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
-               f"after {number_of} with the host{in_syncs}", where),
+               f"after {number_of} with the host{f' ({where})' if where else ''}", where or "synchronizing calls"),
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
@@ -128,12 +128,9 @@ def _in_calls(
     """The part of the sentence on calls into the runtime, with the operator that most of them are in, and the operator
     in which the host is longest beside them."""
     sentence = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})"
-    us = windows[windows["host_call_op"] != ""].groupby("host_call_op")["host_call_op_us"].sum() / steps
-    if len(us) and us.max() >= MOST_OF_CALLS_FRAC * call_us:
-        nearly_all = us.max() >= NEARLY_ALL_FRAC * call_us
-        sentence += (
-            f" in {us.idxmax()}" if nearly_all else f", {number(us.max() / 1e3, 'ms')} of these calls in {us.idxmax()}"
-        )
+    calling, its_us = longest_named(windows, "host_call_op")
+    if calling and its_us / steps >= MOST_OF_CALLS_FRAC * call_us:
+        sentence += f"{'' if its_us / steps >= NEARLY_ALL_FRAC * call_us else ', most'} in {calling}"
     op, in_op = _longest_of(windows, "host_rest_op", cost, steps, "beside these calls")
     return f"{sentence}{in_op}{_in_first(run, windows, 'host_rest_op', op)}"
 
@@ -159,11 +156,17 @@ def _longest_of(
 ) -> tuple[str, str]:
     """The value of a column of names with most of its time, and that as part of a sentence; empty if it is not much of
     the step. `part`: of which time it is."""
-    us = windows.groupby(column)[f"{column}_us"].sum() / steps
-    us = us[us.index != ""]
-    if us.empty or us.max() < MIN_SAVED_FRAC * cost.step_us:
+    name, us = longest_named(windows, column)
+    if us / steps < MIN_SAVED_FRAC * cost.step_us:
         return "", ""
-    return str(us.idxmax()), f", {number(us.max() / 1e3, 'ms')} {part} in {us.idxmax()}"
+    return name, f", {number(us / steps / 1e3, 'ms')} {part} in {name}"
+
+
+def longest_named(windows: pd.DataFrame, column: str, times: str = "") -> tuple[str, float]:
+    """The value of a column of names with most of its time in all of the windows, and that time in microseconds; empty
+    and 0 where nothing is named. `times`: the column of the time, if it is not the name's with `_us`."""
+    us = windows[windows[column] != ""].groupby(column)[times or f"{column}_us"].sum()
+    return (str(us.idxmax()), float(us.max())) if len(us) else ("", 0.0)
 
 
 CALLS = {

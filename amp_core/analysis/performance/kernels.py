@@ -46,6 +46,7 @@ _WINDOW_NUMBERS = (
     "idle_latency_us",
     "idle_late_start_us",
     "idle_graph_us",
+    "idle_profiling_us",
     "idle_dispatch_us",
     "host_op_us",
     "host_function_us",
@@ -167,7 +168,7 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
-    texts = ("device", "device_name", "sync_op", *_HOST_TEXTS, *_FUNCTIONS)
+    texts = ("device", "device_name", "sync_op", "idle_sync_op", "idle_wait_op", *_HOST_TEXTS, *_FUNCTIONS)
     frame = _typed(run.windows, texts, _WINDOW_NUMBERS)
     if frame.empty:
         return frame

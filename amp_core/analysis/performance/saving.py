@@ -29,6 +29,7 @@ class Saving:
     step_us: float
     what: str
     where: str
+    """The operator, the kernel or the setting concerned; of several the longest."""
     here: str = ""
     """What the trace adds to the finding's advice: sizes to pad to, the rank that others wait for."""
     ideal_us: float = 0.0
@@ -48,6 +49,8 @@ class Saving:
     waits_for_idle: bool = False
     """Whether it shortens kernels of a device that is idle for most of the step: most of them delay nothing, so the
     step becomes shorter only once the device no longer waits."""
+    others: int = 0
+    """How many operators or kernels it is of beside `where`."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 
@@ -87,3 +90,8 @@ def longest_name(rows: pd.DataFrame, column: str) -> str:
     """The value of `column` with most of the time; empty for no rows."""
     us = rows.groupby(column)["total_us"].sum()
     return str(us.idxmax()) if len(us) else ""
+
+
+def others(rows: pd.DataFrame, column: str) -> int:
+    """How many values of `column` there are beside that with most of the time."""
+    return max(0, rows[column].nunique() - 1)

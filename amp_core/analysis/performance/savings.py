@@ -24,7 +24,7 @@ from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import idle_savings
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share, without_gpu
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, others, step_share, without_gpu
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
@@ -39,8 +39,6 @@ GOOD_PEAK_FRAC = 0.6
 SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
-MAIN_BOUND_FRAC = 0.5
-"""Share of the memory-bound kernels' time from which their longest operator is named."""
 MIN_KERNEL_US = 1e-3
 """Less is no kernel time: a trace may hold copies alone."""
 UNKNOWN_RATIO = 2.0
@@ -211,7 +209,7 @@ def _types(
     wide = pd.concat([fp32, tf32])
     kinds = matrix_kinds(wide["total_us"], wide["category"] == "attention")
     what = f"{kinds.subject} {kinds.verb} {' and '.join(parts)}{f'; {gain}' if rates else ''}"
-    return [Saving("fp32-products", win, cost.step_us, what, longest)]
+    return [Saving("fp32-products", win, cost.step_us, what, longest, others=others(wide, "name"))]
 
 
 def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str) -> list[Saving]:
@@ -232,7 +230,8 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     )
     saved_us, ideal_us = float(wins.sum()) / steps, best[ops.index.get_loc(wins.idxmax())] / max(1.0, worst["count"])
     saving = Saving("slow-products", saved_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
-    return [replace(saving, ideal_us=ideal_us, blocks_per_sm=_blocks_per_sm(run, worst.to_dict()))]
+    blocks_per_sm = _blocks_per_sm(run, worst.to_dict())
+    return [replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, others=others(ops, "op"))]
 
 
 ATTENTION_TILE = 128
@@ -293,7 +292,7 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     us = float(bound["total_us"].sum()) * scale
     longest = longest_name(bound, "op")
     its_us = float(bound["total_us"][bound["op"] == longest].sum()) * scale
-    mostly = f", {longest} alone {step_share(its_us, cost)}" if longest and its_us >= MAIN_BOUND_FRAC * us else ""
+    alone = f", {longest} alone {step_share(its_us, cost)}" if longest and others(bound, "op") else ""
     stepping = unfused_optimizer_rows(rows[eager])
     step_us = float(stepping["total_us"].sum()) * scale
     each = float(stepping["count"].sum()) * scale
@@ -301,9 +300,9 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
         step_us = 0.0
     return [
         Saving("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Unfused norms, elementwise kernels, casts and "
-               f"reductions take {step_share(us, cost)} of the {unit}{mostly}; fusing them halves their memory traffic",
-               longest or longest_name(bound, "name")),
+               f"reductions take {step_share(us, cost)} of the {unit}{alone}; fusing them halves their memory traffic",
+               longest or longest_name(bound, "name"), others=others(bound, "op" if longest else "name")),
         Saving("unfused-optimizer", FUSED_FRAC * step_us, cost.step_us, "The optimizer takes "
                f"{step_share(step_us, cost)} of the {unit} in {each:,.0f} kernels",
-               longest_name(stepping, "op") or "optimizer"),
+               longest_name(stepping, "op") or "optimizer", others=others(stepping, "op")),
     ]  # fmt: skip
