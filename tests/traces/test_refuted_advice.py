@@ -234,11 +234,22 @@ def test_a_convolution_of_signals_is_not_told_to_take_channels_last(tmp_path, op
     assert ("channels_last" in finding.snippet) == format_
 
 
-@pytest.mark.parametrize(("op", "created"), [("aten::randn", True), ("aten::sort", False)])
-def test_a_tensor_that_the_host_creates_is_advised_to_be_created_on_the_device(tmp_path, op, created):
+@pytest.mark.parametrize(
+    ("op", "function", "created"),
+    [
+        ("aten::randn", "", True),
+        ("aten::sort", "", False),
+        ("", "<built-in method randn of type object at 0x7f00>", True),
+        ("", "<built-in method randn of numpy.random.mtrand.RandomState object at 0x7f00>", False),
+    ],
+)
+def test_a_tensor_that_the_host_creates_is_advised_to_be_created_on_the_device(tmp_path, op, function, created):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
-    trace.op(op, 10, 9000)
+    if op:
+        trace.op(op, 10, 9000)
+    else:
+        trace.event("python_function", function, 10, 9000, 1)
     trace.op("aten::mm", 9100, 20)
     trace.kernel(made.GEMM, 9200, 500, 9110)
     trace.kernel(made.GEMM, 5, 3, 2)

@@ -1,5 +1,6 @@
 """Rules on imported traces: whether the device was recorded, and its waits and copies."""
 
+import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import has_all_ranks
@@ -134,7 +135,7 @@ def host_bound(run: Run) -> list[Finding]:
         named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
         stacks = facts(run.head.environment, "profiler").get("with_stack")
         unknown = run.head.config.get("without_operators") is True
-        created = bool(findings) and findings[0].where.removesuffix("_") in _CREATING
+        created = bool(findings) and _CREATES.fullmatch(findings[0].where) is not None
         applies = ((created, _ON_DEVICE), (named, _IN_PYTHON), (stacks, _HAS_STACKS), (unknown, _WITHOUT_OPERATORS))
         known = next((remedy for is_so, remedy in applies if is_so), None)
         told = [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
@@ -149,11 +150,11 @@ _WITHOUT_OPERATORS = Remedy(
     "ProfilerActivity.CPU too.",
     _HOW.format(activity="CUDA"),
 )
-_CREATING = tuple(
-    f"aten::{name}"
-    for name in ("rand", "randn", "randint", "randperm", "normal", "uniform", "zeros", "ones", "full", "arange", "eye")
+_CREATES = re.compile(
+    r"(?:aten::|<built-in method )(?:rand|randn|randint|randperm|normal|uniform|zeros|ones|full|arange|eye)_?"
+    r"(?: of type object.*>)?"
 )
-"""Operators that create a tensor, and so can do it on the device."""
+"""Operators that create a tensor, and so can do it on the device, and torch's functions of that name in stacks."""
 _ON_DEVICE = Remedy(
     "The host creates tensors in this operator while the GPU waits. Create them on the device.",
     "x = torch.randn(shape, device=device)   # instead of torch.randn(shape).to(device)",
