@@ -18,6 +18,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,132 +88,225 @@ MAX_MESSAGES = 1_000_000
 
 def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
     """Collect the relevant events of `stream`. Raises `RunError` if there are none, or too many."""
-    events = TraceEvents()
-    texts = InternedTexts(events.texts)
-    threads: dict[tuple[str, str], int] = {}
-    spans, calls, work = events.spans, events.calls, events.work
-    processes: dict[str, int] = {}
-    npu = AscendRows()
-    base: float | None = None
+    collector = _Collector()
     for event in stream:
-        if event.get("ph") != "X":
-            if event.get("name") == MEMORY and base is not None:
-                _add_allocation(events, event, base, texts, threads)
-            elif event.get("cat") in (OPERATOR_ARROW, LAUNCH_ARROW) and (at := _time(event.get("ts"))) is not None:
-                npu.add_arrow(event, at)
-            elif event.get("name") == "process_name":
-                _add_process_name(events.process_names, event)
-            continue
-        category = event.get("cat", event.get("pid"))
+        if event.get("ph") == "X":
+            collector.add(event)
+        else:
+            collector.add_other(event)
+    return collector.collected()
+
+
+class _Collector:
+    """Events of one trace, as they are read."""
+
+    def __init__(self) -> None:
+        self.events = TraceEvents()
+        self._texts = InternedTexts(self.events.texts)
+        self._threads: dict[tuple[str, str], int] = {}
+        self._processes: dict[str, int] = {}
+        self._npu = AscendRows()
+        self._base: float | None = None
+        self._add = {
+            "op": self._add_span,
+            "mark": self._add_span,
+            "python": self._add_python,
+            "call": self._add_call,
+            "work": self._add_work,
+            "device mark": self._add_device_mark,
+            "timed op": self._add_timed,
+        }
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Add an event with a duration, if it is of a kind that counts."""
+        category, events = event.get("cat", event.get("pid")), self.events
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
         if kind is None and "cat" not in event:
-            kind = _npu_kind(npu, event)
+            kind = _npu_kind(self._npu, event)
         if kind is None or event.get("name") == DISPATCH_MODE:
-            continue
+            return
         if category in _ACCELERATORS:
             events.accelerator = _ACCELERATORS[category]
         start, duration, name = _time(event.get("ts")), _time(event.get("dur")), event.get("name")
         if start is None or duration is None or duration < 0 or not isinstance(name, str):
             events.invalid += 1
-            continue
+            return
         events.converted += isinstance(event["ts"], str) or isinstance(event["dur"], str)
-        if len(spans) + len(calls) + len(work) + len(events.frames) + len(events.timed) + len(npu) >= MAX_EVENTS:
-            raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
+        self._check_size()
         arguments = event.get("args")
-        if not isinstance(arguments, dict):
-            arguments = {}
-        if base is None:
-            base = events.base_us = start
-        start -= base
-        name = name[:MAX_NAME_CHARS]
+        if self._base is None:
+            self._base = events.base_us = start
+        item = _Event(
+            kind=kind,
+            name=name[:MAX_NAME_CHARS],
+            start=start - self._base,
+            duration=duration,
+            arguments=arguments if isinstance(arguments, dict) else {},
+            event=event,
+        )
         if kind == "overhead":
-            if LOADING.search(name):
-                _add_frame(events.loadings, start, duration, 0, texts.intern(name))
-            elif PROFILING.match(name):
-                _add_frame(events.profiling, start, duration, 0, texts.intern(name))
-            continue
-        events.first_us = min(events.first_us, start)
-        if kind == "timed op":
-            events.accelerator_ops += 1
-            _add_frame(events.timed, start, duration, 0, texts.intern(name))
-            continue
-        if kind == "device mark":
-            process = _process(event.get("pid"), processes)
-            _add_device_step(events.device_steps, process, name, start, start + duration)
-            continue
-        if kind == "work":
-            if category == "mtia_ccp_events" and name.startswith("event_"):  # waits for others, and records of events
-                continue
-            work.start.append(start)
-            work.end.append(start + duration)
-            work.device.append(_device_number(arguments.get("device", event.get("pid")), 0))
-            work.stream.append(_identifier(arguments.get("stream", event.get("tid"))))
-            work.name.append(texts.intern(name))
-            work.correlation.append(_identifier(arguments.get("correlation")))
-            work.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
-            occupancy, blocks = _time(arguments.get("est. achieved occupancy %")), _time(arguments.get("blocks per SM"))
-            work.occupancy.append(math.nan if occupancy is None else occupancy)
-            work.blocks_per_sm.append(math.nan if blocks is None else blocks)
-            shared = _time(arguments.get("shared memory"))
-            work.shared_bytes.append(math.nan if shared is None else shared)
-            work.process.append(_process(event.get("pid"), processes))
-            if "Collective name" in arguments:
-                _add_message(events.messages_of_work, len(work) - 1, arguments, texts)
-            continue
-        if kind == "call" and duration < LONG_CALL_US and _QUERIES.search(name):
-            continue
-        events.launches += kind == "call" and _LAUNCHES.search(name) is not None
+            self._add_overhead(item)
+            return
+        events.first_us = min(events.first_us, item.start)
+        self._add[kind](item)
+
+    def add_other(self, event: dict[str, Any]) -> None:
+        """Add an event without a duration: an allocation, an arrow between rows of an NPU, the name of a process."""
+        if event.get("name") == MEMORY and self._base is not None:
+            self._add_allocation(event, self._base)
+        elif event.get("cat") in (OPERATOR_ARROW, LAUNCH_ARROW) and (at := _time(event.get("ts"))) is not None:
+            self._npu.add_arrow(event, at)
+        elif event.get("name") == "process_name":
+            _add_process_name(self.events.process_names, event)
+
+    def collected(self) -> TraceEvents:
+        """All of them. Raises `RunError` if they tell nothing, or hold the trace twice."""
+        events = self.events
+        if self._base is not None:
+            add_npu_work(events, self._npu.linked(), self._base, self._texts, self._threads)
+        events.named_ranks = self._npu.named_ranks
+        events.threads = len(self._threads)
+        events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
+        events.processes = list(self._processes)
+        if not (len(events.work) or events.launches or events.accelerator_ops):
+            apple = sum(_APPLE_OPS.match(text) is not None for text in events.texts)
+            if apple and not any("nested" in text for text in events.texts):
+                events.accelerator, events.accelerator_ops = "mps", apple
+        _check_content(events)
+        _check_duplicates(events.work)
+        return events
+
+    def _check_size(self) -> None:
+        events = self.events
+        kept = len(events.spans) + len(events.calls) + len(events.work) + len(events.frames) + len(events.timed)
+        if kept + len(self._npu) >= MAX_EVENTS:
+            raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
+
+    def _thread(self, event: dict[str, Any]) -> int:
         place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
-        thread = threads.setdefault(place, len(threads))
-        if kind == "call":
-            calls.start.append(start)
-            calls.end.append(start + duration)
-            calls.thread.append(thread)
-            calls.name.append(texts.intern(name))
-            correlation = _identifier(arguments.get("correlation"))
-            external = min(_identifier(arguments.get("External id")), 2**62)
-            calls.correlation.append(-2 - external if correlation < 0 else correlation)
-            continue
-        if kind == "python" and duration >= LONG_FRAME_US:
-            _add_frame(events.frames, start, duration, thread, texts.intern(_function_name(name)))
-        marked_time = kind == "mark" or MARKED.match(name) is not None
-        if kind == "python" and not name.startswith("nn.Module: "):
-            continue
-        events.accelerator_ops += kind in ("op", "mark") and _ACCELERATOR_OPS.match(name) is not None
-        spans.start.append(start)
-        spans.end.append(start + duration)
-        spans.thread.append(thread)
-        spans.kind.append(MARK if marked_time else OP)
-        spans.name.append(texts.intern(name))
+        return self._threads.setdefault(place, len(self._threads))
+
+    def _add_overhead(self, item: "_Event") -> None:
+        if LOADING.search(item.name):
+            _add_frame(self.events.loadings, item, 0, self._texts.intern(item.name))
+        elif PROFILING.match(item.name):
+            _add_frame(self.events.profiling, item, 0, self._texts.intern(item.name))
+
+    def _add_timed(self, item: "_Event") -> None:
+        self.events.accelerator_ops += 1
+        _add_frame(self.events.timed, item, 0, self._texts.intern(item.name))
+
+    def _add_device_mark(self, item: "_Event") -> None:
+        process = _process(item.event.get("pid"), self._processes)
+        _add_device_step(self.events.device_steps, process, item.name, item.start, item.end)
+
+    def _add_work(self, item: "_Event") -> None:
+        event, arguments, work = item.event, item.arguments, self.events.work
+        if event.get("cat") == "mtia_ccp_events" and item.name.startswith("event_"):  # waits, and records of events
+            return
+        work.start.append(item.start)
+        work.end.append(item.end)
+        work.device.append(_device_number(arguments.get("device", event.get("pid")), 0))
+        work.stream.append(_identifier(arguments.get("stream", event.get("tid"))))
+        work.name.append(self._texts.intern(item.name))
+        work.correlation.append(_identifier(arguments.get("correlation")))
+        work.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
+        for column, key in (
+            (work.occupancy, "est. achieved occupancy %"),
+            (work.blocks_per_sm, "blocks per SM"),
+            (work.shared_bytes, "shared memory"),
+        ):
+            value = _time(arguments.get(key))
+            column.append(math.nan if value is None else value)
+        work.process.append(_process(event.get("pid"), self._processes))
+        if "Collective name" in arguments:
+            _add_message(self.events.messages_of_work, len(work) - 1, arguments, self._texts)
+
+    def _add_call(self, item: "_Event") -> None:
+        if item.duration < LONG_CALL_US and _QUERIES.search(item.name):
+            return
+        calls = self.events.calls
+        self.events.launches += _LAUNCHES.search(item.name) is not None
+        calls.start.append(item.start)
+        calls.end.append(item.end)
+        calls.thread.append(self._thread(item.event))
+        calls.name.append(self._texts.intern(item.name))
+        correlation = _identifier(item.arguments.get("correlation"))
+        external = min(_identifier(item.arguments.get("External id")), 2**62)
+        calls.correlation.append(-2 - external if correlation < 0 else correlation)
+
+    def _add_python(self, item: "_Event") -> None:
+        """Add a function if it is long, and a module's as a span."""
+        if item.duration >= LONG_FRAME_US:
+            function = self._texts.intern(_function_name(item.name))
+            _add_frame(self.events.frames, item, self._thread(item.event), function)
+        if item.name.startswith("nn.Module: "):
+            self._add_span(item)
+
+    def _add_span(self, item: "_Event") -> None:
+        arguments, events, spans, texts = item.arguments, self.events, self.events.spans, self._texts
+        events.accelerator_ops += item.kind != "python" and _ACCELERATOR_OPS.match(item.name) is not None
+        spans.start.append(item.start)
+        spans.end.append(item.end)
+        spans.thread.append(self._thread(item.event))
+        spans.kind.append(MARK if item.kind == "mark" or MARKED.match(item.name) is not None else OP)
+        spans.name.append(texts.intern(item.name))
         spans.shapes.append(texts.intern_list(arguments.get("Input Dims")))
         spans.dtypes.append(texts.intern_list(arguments.get("Input type")))
         spans.sequence.append(_identifier(arguments.get("Sequence number")))
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
-    if base is not None:
-        add_npu_work(events, npu.linked(), base, texts, threads)
-    events.named_ranks = npu.named_ranks
-    events.threads = len(threads)
-    events.thread_process = array("i", [_process(pid, processes) for pid, _ in threads])
-    events.processes = list(processes)
-    if not (len(work) or events.launches or events.accelerator_ops):
-        apple = sum(_APPLE_OPS.match(text) is not None for text in events.texts)
-        if apple and not any("nested" in text for text in events.texts):
-            events.accelerator, events.accelerator_ops = "mps", apple
-    if events.invalid and not (len(spans) or len(work)):
+
+    def _add_allocation(self, event: dict[str, Any], base: float) -> None:
+        """Add an allocation or a free on a device; memory of the host is left out."""
+        arguments, at = event.get("args"), _time(event.get("ts"))
+        if not isinstance(arguments, dict) or at is None or arguments.get("Device Type") == 0:
+            return
+        allocated, reserved = (_identifier(arguments.get(f"Total {what}")) for what in ("Allocated", "Reserved"))
+        calls, allocations = self.events.calls, self.events.allocations
+        if allocated < 0 or len(calls) >= MAX_EVENTS:
+            return
+        allocations.call.append(len(calls))
+        allocations.device.append(_device_number(arguments.get("Device Id"), 0))
+        allocations.allocated.append(allocated)
+        allocations.reserved.append(reserved)
+        calls.start.append(at - base)
+        calls.end.append(at - base)
+        calls.thread.append(self._thread(event))
+        calls.name.append(self._texts.intern(MEMORY))
+        calls.correlation.append(-1)
+
+
+@dataclass(slots=True)
+class _Event:
+    """An event with a duration; times in microseconds since the first one."""
+
+    kind: str
+    name: str
+    start: float
+    duration: float
+    arguments: dict[str, Any]
+    event: dict[str, Any]
+
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+
+def _check_content(events: TraceEvents) -> None:
+    """Raise `RunError` if nothing can be told from the events."""
+    if events.invalid and not (len(events.spans) or len(events.work)):
         raise RunError(
             f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
             "second not negative"
         )
-    if not (OP in spans.kind or len(work) or events.launches or events.accelerator_ops):
-        marked = ", only marked ranges, as after the last active step of the schedule" if len(spans) else ""
+    if not (OP in events.spans.kind or len(events.work) or events.launches or events.accelerator_ops):
+        marked = ", only marked ranges, as after the last active step of the schedule" if len(events.spans) else ""
         raise RunError(
             f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace, "
             "and under a schedule in on_trace_ready, since a profiler is empty after its last active step"
         )
-    _check_duplicates(work)
-    return events
 
 
 MAX_DUPLICATE_FRAC = 0.1
@@ -287,9 +381,9 @@ def _npu_kind(npu: AscendRows, event: dict[str, Any]) -> str | None:
     return "call" if npu.add(event, start, duration) else None
 
 
-def _add_frame(frames: Frames, start: float, duration: float, thread: int, name: int) -> None:
-    frames.start.append(start)
-    frames.end.append(start + duration)
+def _add_frame(frames: Frames, item: _Event, thread: int, name: int) -> None:
+    frames.start.append(item.start)
+    frames.end.append(item.end)
     frames.thread.append(thread)
     frames.name.append(name)
 
@@ -330,29 +424,6 @@ def _add_process_name(names: dict[str, str], event: dict[str, Any]) -> None:
 
 MAX_PROCESSES = 10_000
 """A trace of more processes is not one of several ranks."""
-
-
-def _add_allocation(
-    events: TraceEvents, event: dict[str, Any], base: float, texts: InternedTexts, threads: dict[tuple[str, str], int]
-) -> None:
-    """Add an allocation or a free on a device; memory of the host is left out."""
-    arguments, at = event.get("args"), _time(event.get("ts"))
-    if not isinstance(arguments, dict) or at is None or arguments.get("Device Type") == 0:
-        return
-    allocated, reserved = (_identifier(arguments.get(f"Total {what}")) for what in ("Allocated", "Reserved"))
-    if allocated < 0 or len(events.calls) >= MAX_EVENTS:
-        return
-    calls, allocations = events.calls, events.allocations
-    allocations.call.append(len(calls))
-    allocations.device.append(_device_number(arguments.get("Device Id"), 0))
-    allocations.allocated.append(allocated)
-    allocations.reserved.append(reserved)
-    place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
-    calls.start.append(at - base)
-    calls.end.append(at - base)
-    calls.thread.append(threads.setdefault(place, len(threads)))
-    calls.name.append(texts.intern(MEMORY))
-    calls.correlation.append(-1)
 
 
 def _add_message(messages: dict[int, int], item: int, arguments: dict[str, Any], texts: InternedTexts) -> None:
