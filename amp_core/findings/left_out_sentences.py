@@ -6,19 +6,20 @@ parts_left_out(run)     # ([], ['10.6 ms of the trace (66.4 %) come after the la
 from collections.abc import Mapping
 from typing import Any
 
+from amp_core.analysis.performance.idle_savings import UNKNOWN_HOST
 from amp_core.analysis.performance.kernels import is_trace
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
 MOST_FRAC = 0.5
 """Share of the trace from which a part that the host takes comes before the largest saving in the rest."""
-_UNKNOWN = "; what the host does then is unknown, for no operator was recorded"
 _OF_THE_DEVICE = {
     "queued": "the device does what was launched before the trace began",
     "unrecorded": "nothing launched in the trace runs: the device does earlier work, or the profiler starts",
 }
 _OF_THE_HOST = {
     "start": "before the first device activity",
+    "wait": "before the first work that is launched in it",
     "first-steps": "before the first whole step, with the first iteration,",
     "end": "after the last kernel",
 }
@@ -77,5 +78,5 @@ def _sentence(part: Mapping[str, Any], *, without_operators: bool) -> tuple[str,
         return f"Left out are the {ms} before ({percent(frac)} of the trace), in which {why}.{host}", False
     if (where := _OF_THE_HOST.get(kind)) is None:
         return "", False
-    inside = f", {number(name_us / 1e3, 'ms')} of them in {name}" if name else _UNKNOWN if without_operators else ""
+    inside = f", {number(name_us / 1e3, 'ms')} of them in {name}" if name else UNKNOWN_HOST if without_operators else ""
     return f"{ms} of the trace ({percent(frac)}) come {where} and are left out{inside}.", frac > MOST_FRAC

@@ -379,6 +379,13 @@ TABLES: dict[str, Table] = {
                     "does work of its own",
                 ),
                 _column(
+                    "host_kernel",
+                    "s",
+                    "kernel, copy or fill that ends the longest of idle_us in longer gaps in which the host had not "
+                    "launched it; null without such gaps",
+                ),
+                _column("host_kernel_us", "f", "how long these gaps before it are"),
+                _column(
                     "idle_sync_op",
                     "s",
                     "operator in which the host waited before most of idle_sync_us; null outside operators",

@@ -12,12 +12,11 @@ import numpy as np
 from amp_core.traces import intervals as times
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.operators import COMPILED
 
 CAPTURES = re.compile(r"StreamBeginCapture")
 GRAPH_LAUNCHES = re.compile(r"GraphLaunch|ExecuteGraph")
 GRAPH_BUILDS = re.compile(r"GraphInstantiate|GraphExecUpdate|GraphAdd\w*Node|GraphClone")
-_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
-"""Operators that torch.compile records around the code that it compiled."""
 _COMPILED_CALL = re.compile(r"Torch-Compiled Region|CompiledFunction$")
 """Those around a call of it in forward."""
 
@@ -68,7 +67,7 @@ def _in_operators(events: TraceEvents, pattern: "re.Pattern[str]") -> times.Inte
 
 def compiled_launch_frac(events: TraceEvents, linked: LinkedWork) -> float:
     """Share of the device's work, by number, that is launched while the host is in compiled code."""
-    starts, ends = _in_operators(events, _COMPILED)
+    starts, ends = _in_operators(events, COMPILED)
     if not len(starts):
         return 0.0
     at = np.searchsorted(starts, linked.launched_us, side="right") - 1

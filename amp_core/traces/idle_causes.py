@@ -23,6 +23,7 @@ from amp_core.traces import intervals as times
 from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.link import EVALUATE, Host
+from amp_core.traces.operators import COMPILED_CODE, is_compiled_code
 
 LATENCY_US = 10.0
 """Gaps up to this between kernels that were both launched are the time to start a kernel."""
@@ -50,6 +51,8 @@ class IdleCauses:
     """The host launched too late, in gaps up to `DISPATCH_US`."""
     host: times.Intervals
     """The longer gaps in which the host launched too late."""
+    host_before: npt.NDArray[np.int64]
+    """The work that ends each of them, an index of `starts`."""
     late: times.Intervals
     """The same of all lengths."""
     held: times.Intervals
@@ -102,6 +105,7 @@ def idle_causes(
         latency_us=float(length[queued & ~long_wait].sum()),
         dispatch_us=float(late_us[dispatch].sum()),
         host=(began[rest], (began + late_us)[rest]),
+        host_before=order[np.minimum(following, len(starts) - 1)][rest],
         late=(began[some], (began + late_us)[some]),
         held=((idle[0] + late)[waiting & (late < length)], idle[1][waiting & (late < length)]),
         after_wait_us=_after_each(idle, sync, waited_us, wait_starts, wait_ends),
@@ -161,7 +165,7 @@ def profiling_us(events: TraceEvents, spans: times.Intervals) -> float:
 
 def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
     """The outermost operator in which the host spent the longest of `spans`, without the profiler's own work, and how
-    long, in microseconds."""
+    long, in microseconds; the calls of compiled code are one."""
     spans = _of_program(events, spans)
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
@@ -172,7 +176,15 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
         chosen = (kind == OP) & (host.parent[low : low + _CHUNK] < 0)
         us += np.bincount(name[chosen], overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
     longest = int(us.argmax())
+    compiled = [number for number in np.flatnonzero(us).tolist() if is_compiled_code(events.texts[number])]
+    compiled_us = float(us[compiled].sum())
+    if compiled_us > us[longest] and us[compiled].max() < MIN_OF_COMPILED_FRAC * compiled_us:
+        return COMPILED_CODE, compiled_us
     return (events.texts[longest].removeprefix(EVALUATE), float(us[longest])) if us[longest] > 0 else (None, 0.0)
+
+
+MIN_OF_COMPILED_FRAC = 0.9
+"""Share of the time in compiled code from which one call of it, as that of forward, is named alone."""
 
 
 def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) -> tuple[str | None, float]:

@@ -47,8 +47,8 @@ class PartLeftOut:
     """A part of a trace that is in no window."""
 
     kind: str
-    """`queued`: the device does recorded work that was launched before the trace. `unrecorded`: it does work that the
-    trace lacks, or the profiler starts, which looks the same. `start`: nothing is launched yet, or the first launch
+    """`queued`: the device does recorded work that was launched before the trace. `wait`: it has done that, and what the trace launches has
+    not begun. `unrecorded`: it does work that the trace lacks, or the profiler starts, which looks the same. `start`: nothing is launched yet, or the first launch
     lasts. `first-batch`: the loader's first batch is loaded, the only one that is marked or far longer than the others,
     with the start of its workers if it has them, which `name` then tells. `first-steps`: what comes before the first
     whole step. `end`: what follows the last work, or the last step."""
@@ -88,7 +88,10 @@ def parts_left_out(
         kind = "queued" if queued.any() else "unrecorded"
         if kind == "unrecorded" and _part(events, host, kind, launched, low, last - first) is None:
             launched = low  # what little follows the first launch is no part of its own
-        bounds += [("start", first, launched), (kind, launched, low)]
+        ends = min(low, windows[0].earlier) if kind == "queued" else low
+        bounds += [("start", first, launched), (kind, launched, ends)]
+        if ends < low == windows[0].ready:  # otherwise the wait after earlier work is idle time of the window
+            bounds.append(("wait", ends, low))
     bounds.append(("end", max(high, low), last))
     parts = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
     return tuple(part for part in parts if part is not None)
@@ -97,7 +100,7 @@ def parts_left_out(
 def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float, wall_us: float) -> PartLeftOut | None:
     """One part; None if it is short. Loading data before the first kernel is none: it is a wait of the device."""
     span = (np.array([begins]), np.array([ends]))
-    if kind == "start" and begins < ends:
+    if kind in ("start", "wait") and begins < ends:
         span = times.without(span, marked_time(host, DATA))
     us = times.total(span)
     if us < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):

@@ -66,6 +66,17 @@ def refine(category: str, op: str | None, dtypes: list[str]) -> str:
     return category
 
 
+COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
+"""Operators that torch.compile records around the code that it compiled."""
+COMPILED_CODE = "compiled code"
+"""What is said of several of these operators together, as those of forward and of backward."""
+
+
+def is_compiled_code(op: str | None) -> bool:
+    """Whether an operator is a call of compiled code, or stands for several of them."""
+    return op is not None and (op == COMPILED_CODE or COMPILED.search(op) is not None)
+
+
 def precision_of(dtypes: list[str]) -> str | None:
     """The precision of the first input that is a tensor of floats or 8-bit integers."""
     return next(filter(None, map(kernel_precision_of, dtypes)), None)

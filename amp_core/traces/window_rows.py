@@ -13,6 +13,7 @@ from amp_core.traces import intervals as times
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.idle_causes import (
+    IdleCauses,
     idle_causes,
     long_launches,
     longest_calls,
@@ -287,6 +288,7 @@ def _idle_columns(
         "host_call_op": longest_op(events, host, calling),
         "host_rest_op": longest_op(events, host, rest),
     }
+    longest["host_kernel"] = _longest_before(trace, selected, causes)
     columns: dict[str, Any] = {}
     for column, (name, us) in longest.items():
         columns |= {column: name, f"{column}_us": us}
@@ -310,6 +312,15 @@ def _idle_columns(
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
     }
+
+
+def _longest_before(trace: _Trace, selected: npt.NDArray[np.bool_], causes: IdleCauses) -> tuple[str | None, float]:
+    """The kernel before whose launches the device is idle the longest, in the longer gaps, and how long."""
+    if not len(causes.host_before):
+        return None, 0.0
+    us = np.bincount(trace.linked.name[selected][causes.host_before], causes.host[1] - causes.host[0])
+    longest = int(us.argmax())
+    return trace.events.texts[longest], float(us[longest])
 
 
 def _loading_alone(trace: _Trace, selected: npt.NDArray[np.bool_], spans: _Spans) -> times.Intervals:

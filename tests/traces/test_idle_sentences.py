@@ -164,6 +164,25 @@ def test_graphs_that_are_captured_anew_are_told(tmp_path, captures, told):
     assert ("Capture each of them once" in finding.advice) == told
 
 
+@pytest.mark.parametrize(("backward_us", "place"), [(4_000, "compiled code"), (300, "Torch-Compiled Region: 0/1")])
+def test_compiled_code_of_forward_and_backward_is_one_place_with_the_kernel_it_launches_late(
+    tmp_path, backward_us, place
+):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    trace.op("Torch-Compiled Region: 0/1", 0, 10_000)
+    for at in (0, 4_000, 8_000):
+        trace.kernel(made.RELU, at + 5, 100, at + 1)
+        trace.kernel(made.GEMM, at + 3_500, 300, at + 3_400)
+    trace.op("CompiledFunctionBackward", 12_000, backward_us)
+    trace.kernel(made.RELU, 12_100, 100, 12_010)
+    trace.kernel(made.GEMM, 12_000 + backward_us + 100, 300, 12_000 + backward_us - 10)
+    run = run_of(tmp_path, trace)
+    (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
+    assert finding.where == place and 'mode="reduce-overhead"' in finding.snippet
+    assert f"of it in {place}, " in finding.title and f" ms of it before {made.GEMM}" in finding.title
+
+
 @pytest.mark.parametrize("last_us", [8, 3_000])
 def test_idle_time_in_the_first_call_of_an_operator_is_told_as_that(tmp_path, last_us):
     trace = Made()

@@ -34,6 +34,25 @@ def test_recorded_work_from_before_the_trace_is_told_too(tmp_path):
                          "launched before the trace began.")  # fmt: skip
 
 
+@pytest.mark.parametrize("with_host", [True, False])
+def test_the_wait_after_work_from_before_the_trace_is_not_told_as_that_work(tmp_path, with_host):
+    trace = Made()
+    trace.event("kernel", made.GEMM, 0, 2_000, "stream 7", correlation=5, device=0, stream=7)
+    if with_host:
+        trace.op("aten::mm", 39_900, 8)
+    trace.kernel(made.GEMM, 40_000, 9_000, 39_901)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "launched before the trace began" not in text
+    if with_host:
+        assert "38.0 ms of the trace (77.6 %) come before the first work that is launched in it" in text
+    else:
+        assert text == (
+            "Largest possible saving: the GPU is idle for 38.0 ms before the first kernel of the profiled window "
+            "because the host launches too late; what the host does then is unknown, for no operator was recorded (up "
+            "to 38.0 ms per profiled window, all before the first kernel)."
+        )
+
+
 def test_a_device_that_starts_late_is_told_with_what_the_host_does(tmp_path):
     """The first call of a program sets the device up: most of the file, and so it comes first."""
     trace = Made()

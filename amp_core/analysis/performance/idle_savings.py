@@ -11,8 +11,10 @@ from amp_core.analysis.performance.kernels import first_call_us, optimizer_frac
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.store.run import Run
-from amp_core.text.formatting import mean_count, number
+from amp_core.text.formatting import kernel_in_words, mean_count, number
+from amp_core.traces.operators import is_compiled_code
 
+UNKNOWN_HOST = "; what the host does then is unknown, for no operator was recorded"
 GRAPH_START = "for a captured graph to start"
 MAX_SHORT_US = 100.0
 """Longer kernels are not named as short ones: their gaps are, or there are copies between them."""
@@ -66,7 +68,10 @@ def idle_savings(
     calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
     named = windows["host_function_us"].sum() > 0 and not in_calls
     outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
-    why = f" because the host launches too late{kernels}{calling}{in_op}{outside}"
+    if run.head.config.get("without_operators") is True and not (launch_bound or in_calls or named):
+        outside = UNKNOWN_HOST
+    before = "" if launch_bound or in_calls else _before(windows, op, steps)
+    why = f" because the host launches too late{kernels}{calling}{in_op}{before}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
         code, why = "unexplained-idle", ", and the trace has no launches that would show why"
         if (rows["category"] == "communication").all():
@@ -147,6 +152,17 @@ def _outside(windows: pd.DataFrame, host_us: float, cost: StepCost, steps: float
     return f", {number(us / 1e3, 'ms')} of it in no operator"
 
 
+def _before(windows: pd.DataFrame, op: str, steps: float) -> str:
+    """The kernel whose late launch ends most of the longer gaps, as part of a sentence, where the operator says no more
+    than that the host is in compiled code; else empty."""
+    kernel, us = longest_named(windows, "host_kernel")
+    if not is_compiled_code(op) or us < MIN_BEFORE_FRAC * longest_named(windows, "host_op")[1]:
+        return ""
+    return f", {number(us / steps / 1e3, 'ms')} of it before {kernel_in_words(kernel)}"
+
+
+MIN_BEFORE_FRAC = 0.5
+"""Share of the time in compiled code from which the kernel is named before which the device waits."""
 MIN_OUTSIDE_FRAC = 0.2
 """Share of the time in which the host launches too late from which the part in no operator is told."""
 

@@ -15,6 +15,7 @@ import pandas as pd
 from amp_core.analysis.performance.gemm_shapes import is_matrix_op
 from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
 from amp_core.store.run import Run
+from amp_core.traces.operators import is_compiled_code
 
 _TEXTS = (
     *("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes"),
@@ -22,7 +23,7 @@ _TEXTS = (
 )
 _NUMBERS = ("step", "steps", "count", "total_us", "rank", "longest_us")
 _FUNCTIONS = ("host_function", "data_function")
-_HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op")
+_HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel")
 _WINDOW_NUMBERS = (
     "step",
     "steps",
@@ -57,6 +58,7 @@ _WINDOW_NUMBERS = (
     "products",
     "host_call_op_us",
     "host_rest_op_us",
+    "host_kernel_us",
     "host_outside_us",
     "alone_loading_us",
 )
@@ -65,7 +67,7 @@ _WINDOW_NUMBERS = (
 def is_compiled(rows: pd.DataFrame) -> "pd.Series[bool]":
     """Which kernels of a trace ran in compiled code: the compiler's own, and those that it calls."""
     of_compiler = rows["name"].str.match(r"triton_\w+_fused") | rows["op"].str.match(r"triton_\w+_fused")
-    return of_compiler | rows["top_op"].str.contains("Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
+    return of_compiler | rows["top_op"].map(is_compiled_code).astype(bool)
 
 
 def is_compiled_in_part(run: Run) -> bool:

@@ -13,6 +13,7 @@ from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import captured_anew
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding, trains
 from amp_core.store.run import Run
+from amp_core.traces.operators import is_compiled_code
 
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
 _HOW = """\
@@ -136,7 +137,15 @@ def host_bound(run: Run) -> list[Finding]:
         stacks = facts(run.head.environment, "profiler").get("with_stack")
         unknown = run.head.config.get("without_operators") is True
         created = bool(findings) and _CREATES.fullmatch(findings[0].where) is not None
-        applies = ((created, _ON_DEVICE), (named, _IN_PYTHON), (stacks, _HAS_STACKS), (unknown, _WITHOUT_OPERATORS))
+        compiled = bool(findings) and is_compiled_code(findings[0].where)
+        in_compiled = _IN_GRAPHS if run.head.config.get("graph_launches") else _IN_COMPILED
+        applies = (
+            (created, _ON_DEVICE),
+            (named, _IN_PYTHON),
+            (compiled, in_compiled),
+            (stacks, _HAS_STACKS),
+            (unknown, _WITHOUT_OPERATORS),
+        )
         known = next((remedy for is_so, remedy in applies if is_so), None)
         told = [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
         return for_what_runs(run, told)
@@ -163,6 +172,17 @@ _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
     "before the loop, run it in worker processes, or do the same on the device.",
     "loader = DataLoader(data, batch_size, num_workers=8)   # what prepares a batch runs in other processes",
+)
+_IN_COMPILED = Remedy(
+    "The host is in compiled code: Python that the compiler wrote checks guards and launches one kernel after the "
+    "other, and sizes that are new are compiled. Let it capture CUDA graphs, which launch all of them at once, and "
+    "look for what is compiled again.",
+    'model = torch.compile(model, mode="reduce-overhead")   # TORCH_LOGS=recompiles names what is compiled again',
+)
+_IN_GRAPHS = Remedy(
+    "The host is in compiled code, of which a part is replayed as graphs: look for what is compiled or captured again, "
+    "and for what breaks the graph.",
+    "TORCH_LOGS=recompiles,graph_breaks python main.py",
 )
 _HAS_STACKS = Remedy(
     "Between launches the host does something else, in many short functions. The trace has Python's stacks: a timeline "
