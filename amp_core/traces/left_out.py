@@ -47,11 +47,12 @@ class PartLeftOut:
     """A part of a trace that is in no window."""
 
     kind: str
-    """`queued`: the device does recorded work that was launched before the trace. `wait`: it has done that, and what the trace launches has
-    not begun. `unrecorded`: it does work that the trace lacks, or the profiler starts, which looks the same. `start`: nothing is launched yet, or the first launch
-    lasts. `first-batch`: the loader's first batch is loaded, the only one that is marked or far longer than the others,
-    with the start of its workers if it has them, which `name` then tells. `first-steps`: what comes before the first
-    whole step. `end`: what follows the last work, or the last step."""
+    """`queued`: the device does recorded work that was launched before the trace. `wait`: it has done that, and
+    what the trace launches has not begun. `unrecorded`: it does work that the trace lacks, or the profiler starts,
+    which looks the same. `start`: nothing is launched yet, or the first launch lasts. `first-batch`: the loader's
+    first batch is loaded, the only one that is marked or far longer than the others, with the start of its workers
+    if it has them, which `name` then tells. `first-steps`: what comes before the first whole step. `end`: what
+    follows the last work, or the last step."""
     us: float
     frac: float
     """Its share of the time from the first event to the last."""
