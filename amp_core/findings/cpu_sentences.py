@@ -63,7 +63,7 @@ def _operators(run: Run, rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     what = f"Python or other code in {longest}, outside of operators," if is_range else longest
     what += _serving(rows, longest, total)
     whole = "the recorded time" if is_range else "the operators' time"
-    sentence = f"{what} takes {percent(longest_us / total)} of {whole}"
+    sentence = f"{what} takes {percent(longest_us / total)} of {whole} ({number(longest_us / 1e3, 'ms')})"
     in_first = _first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest])
     category = str(rows["category"][rows["op"] == longest].iloc[0])
@@ -191,7 +191,7 @@ def host_alone(run: Run) -> str:
 _HOST_PARTS = {
     "data": "loading data takes {share} of the time.",
     "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
-    "outside": "no operator runs for {share} of the time, in which Python or other code does.",
+    "outside": "neither an operator nor a call of the runtime runs for {share} of the time: Python or other code does.",
     "optimizer": "the optimizer's steps take {share} of the time.",
     "any-op": "{name} takes {share} of the time: launching, waiting for the device, or its first call.",
 }

@@ -40,8 +40,10 @@ def saving_finding(
     if inference_advice and (training or not savings.trains):
         remedy = Remedy(inference_advice, inference_snippet)
     won = saving.saved_us > 0
-    whole = f"the {savings.unit} and the time before it" if saving.lead_us else f"the {savings.unit}"
+    whole = f"the {savings.unit} with the time before it" if saving.lead_us else f"the {savings.unit}"
     others = f", with {saving.others} other{'s' if saving.others > 1 else ''}" if saving.others else ""
+    if saving.is_of_part:
+        others = ", with what the host does beside it"
     finding = make_finding(
         code,
         f"{saving.what}; could save {saving.how_much()}" if won else saving.what,
@@ -53,7 +55,7 @@ def saving_finding(
     )
     if saving.here:
         finding = replace(finding, advice=f"{finding.advice} Here: {saving.here}.")
-    return [replace(finding, win_ms=saving.rank_us / 1e3 if won else None)]
+    return [replace(finding, win_ms=float(saving.rank_us) / 1e3 if won else None)]
 
 
 def for_what_runs(run: Run, findings: list[Finding]) -> list[Finding]:

@@ -107,6 +107,7 @@ class _Collector:
         self._processes: dict[str, int] = {}
         self._npu = AscendRows()
         self._base: float | None = None
+        self._functions = 0
         self._add = {
             "op": self._add_span,
             "mark": self._add_span,
@@ -169,10 +170,11 @@ class _Collector:
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
         events.processes = list(self._processes)
         if not (len(events.work) or events.launches or events.accelerator_ops):
-            apple = sum(_APPLE_OPS.match(text) is not None for text in events.texts)
-            if apple and not any("nested" in text for text in events.texts):
-                events.accelerator, events.accelerator_ops = "mps", apple
-        _check_content(events)
+            of_apple = [number for number, text in enumerate(events.texts) if _APPLE_OPS.match(text)]
+            if of_apple and not any("nested" in text for text in events.texts):
+                events.accelerator = "mps"
+                events.accelerator_ops = int(np.isin(np.asarray(events.spans.name), of_apple).sum())
+        _check_content(events, self._functions)
         _check_duplicates(events.work)
         return events
 
@@ -237,6 +239,7 @@ class _Collector:
 
     def _add_python(self, item: "_Event") -> None:
         """Add a function if it is long, and a module's as a span."""
+        self._functions += 1
         if item.duration >= LONG_FRAME_US:
             function = self._texts.intern(_function_name(item.name))
             _add_frame(self.events.frames, item, self._thread(item.event), function)
@@ -294,15 +297,17 @@ class _Event:
         return self.start + self.duration
 
 
-def _check_content(events: TraceEvents) -> None:
-    """Raise `RunError` if nothing can be told from the events."""
+def _check_content(events: TraceEvents, functions: int) -> None:
+    """Raise `RunError` if nothing can be told from the events, beside which there were `functions` of Python."""
     if events.invalid and not (len(events.spans) or len(events.work)):
         raise RunError(
             f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
             "second not negative"
         )
     if not (OP in events.spans.kind or len(events.work) or events.launches or events.accelerator_ops):
-        marked = ", only marked ranges, as after the last active step of the schedule" if len(events.spans) else ""
+        marked = f", only {functions:,} function{'s' * (functions > 1)} of Python" if functions else ""
+        if len(events.spans):
+            marked = ", only marked ranges, as after the last active step of the schedule"
         raise RunError(
             f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace, "
             "and under a schedule in on_trace_ready, since a profiler is empty after its last active step"

@@ -42,6 +42,21 @@ def test_pageable_copies_in_both_directions_are_told_to_pin(tmp_path):
     assert "DtoH" in finding.where and "pin_memory=True" in finding.snippet
 
 
+@pytest.mark.parametrize(("op", "created"), [("aten::ones", True), ("aten::sort", False)])
+def test_copies_of_tensors_that_the_host_creates_are_not_told_to_pin(tmp_path, op, created):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.kernel(made.RELU, 5, 3, 2)
+    trace.op(op, 10, 4_900)
+    trace.kernel("Memcpy HtoD (Pageable -> Device)", 5_000, 4_000, 4_950, sort="copy", call_us=4_020)
+    trace.kernel(made.RELU, 9_100, 800, 9_050)
+    findings = {f.code: f for f in diagnose(run_of(tmp_path, trace))}
+    assert ("device=device" in findings["copies"].snippet) == created
+    assert ("pin_memory" in findings["copies"].snippet) == (not created)
+    # The operator takes 94 % of what the host could save.
+    assert findings["host-bound"].evidence()[-1].endswith("saved, with what the host does beside it, limit 5.00 %")
+
+
 @pytest.mark.parametrize(("op", "says"), [("aten::copy_", "pin_memory"), ("aten::item", "loss.item()")])
 def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
     trace = Made()

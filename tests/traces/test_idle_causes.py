@@ -296,7 +296,7 @@ def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(t
     assert cost.step_us == 800  # as the GPU marks it, in every place
     assert "idle for 3.01 ms before the first kernel of the step because" in first_sentence(run)
     assert first_sentence(run).endswith("(up to 3.01 ms per step, all before the first kernel).")
-    assert first.evidence()[1].startswith("79.0 % of the step and the time before it saved")
+    assert first.evidence()[1].startswith("79.0 % of the step with the time before it saved")
 
 
 def test_a_nanosecond_beside_the_wait_before_the_first_kernel_is_none():

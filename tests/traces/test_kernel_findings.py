@@ -32,8 +32,10 @@ def test_attention_in_steps_is_told_to_take_one_kernel(tmp_path, softmax_us, say
     findings = diagnose(run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB"))
     (slow,) = [f for f in findings if f.code == "slow-products"]
     assert says in slow.advice
-    of_memory = [f.advice for f in findings if f.code == "memory-bound-kernels"]
-    assert all("in one kernel" in advice for advice in of_memory) and bool(of_memory) == (softmax_us > 100)
+    of_memory = [f for f in findings if f.code == "memory-bound-kernels"]
+    assert all("in one kernel" in f.advice for f in of_memory) and bool(of_memory) == (softmax_us > 100)
+    # A fused kernel needs no softmax at all; other kernels that are fused take half of their time.
+    assert all(f.win_ms == softmax_us / 1e3 and "fused attention needs no softmax" in f.title for f in of_memory)
 
 
 def test_an_operator_that_takes_most_of_a_step_with_nothing_to_save_is_named(tmp_path):
@@ -55,6 +57,18 @@ def test_concatenations_are_no_layout_changes_of_convolutions(tmp_path):
     trace.op("aten::cat", 1, 8)
     trace.kernel("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2>", 10, 990, 2)
     assert not [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "layout-transposes"]
+
+
+@pytest.mark.parametrize(("kernel_us", "waits"), [(100, True), (450, False)])
+def test_layout_changes_of_convolutions_tell_their_time_of_the_step(tmp_path, kernel_us, waits):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for at in (10, 510):
+        trace.op("aten::cudnn_convolution", at - 5, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>", at, kernel_us, at - 3)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "layout-transposes"]
+    saved = f"could save up to {2 * kernel_us / 1e3:.3f} of 1.00 ms"
+    assert finding.title.endswith(saved + (", once the device no longer waits" if waits else ""))
 
 
 def test_operators_that_compiled_code_does_not_fuse_need_another_backend(tmp_path):

@@ -247,14 +247,14 @@ def test_a_tensor_that_the_host_creates_is_advised_to_be_created_on_the_device(t
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
     if op:
-        trace.op(op, 10, 9000)
+        trace.op(op, 10, 9080)
     else:
-        trace.event("python_function", function, 10, 9000, 1)
+        trace.event("python_function", function, 10, 9080, 1)
     trace.op("aten::mm", 9100, 20)
     trace.kernel(made.GEMM, 9200, 500, 9110)
     trace.kernel(made.GEMM, 5, 3, 2)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-bound"]
-    assert ("device=device" in finding.snippet) == created
+    assert ("device=device" in finding.snippet) == created and "beside it" not in finding.unit
 
 
 @pytest.mark.parametrize(("kernel_us", "waits"), [(100, True), (450, False)])

@@ -64,6 +64,10 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
             b'{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 1, "dur": 9}]}',
             "only marked ranges",
         ),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "main.py(3): run", "ts": 1, "dur": 9}]}',
+            "has no operator and no kernel, only 1 function of Python;",
+        ),
         (b'{"traceEvents": [{"ph": }]}', "is damaged"),
         (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "is damaged"),
         (b'{"traceEvents": [' + b'{"a":' * 100_000, "is nested deeper"),

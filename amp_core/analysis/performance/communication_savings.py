@@ -52,7 +52,8 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     exposed = collective_rows(run).groupby("kernel")["alone_us"].sum()
     kernels = longest_name(rows[rows["category"] == "communication"], "name")
     where = str(exposed.idxmax()) if exposed.sum() > 0 else kernels
-    waits, here = _waits(run, cost)
+    waits, here = _waits(run, cost, unit)
+    waited = waited_for(run) if has_all_ranks(run) else None
     waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     share = step_share(copies, cost)
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
@@ -70,6 +71,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
             here,
             waiting_us=waiting_us,
             others=max(0, len(exposed) - 1),
+            waited_us=0.0 if waited is None else min(1e3 * waited.all_waiting_ms, communication),
         ),
         Saving(
             "copies",
@@ -183,7 +185,7 @@ def _of_some_ranks(run: Run) -> tuple[str, str]:
     return "at least ", f" of these {ranks} of {least}{run.head.world_size} ranks"
 
 
-def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
+def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
     """How much of the time in collectives is spent waiting, as part of a sentence; and which ranks to look at."""
     waited, dtype = waited_for(run), gradient_dtype(run)
     if waited is not None and 1e3 * waited.all_waiting_ms >= MIN_SAVED_FRAC * cost.step_us:
@@ -199,7 +201,7 @@ def _waits(run: Run, cost: StepCost) -> tuple[str, str]:
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {share} collectives last{of_these}, and each other rank waits "
-            f"{at_least}{number(kept_ms, 'ms')} for it"
+            f"{at_least}{number(kept_ms, 'ms')} per {unit} for it"
             for rank, share, kept_ms in zip(late["rank"], _last(late), late["kept_ms"], strict=True)
         ]
         look_at = "look at what it does before the collectives" if not others else "look at what they do before them"

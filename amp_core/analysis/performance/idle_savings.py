@@ -64,6 +64,7 @@ def idle_savings(
     if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
         kernels = f"{kernels or ', between kernels'}, {100 * of_optimizer:.0f} % of them the optimizer's"
     op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, cost, steps)
+    named_us = call_us if in_calls else longest_named(windows, _host_column(windows))[1] / steps
     loading, in_loading = _longest_of(windows, "data_function", cost, steps)
     calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
     named = windows["host_function_us"].sum() > 0 and not in_calls
@@ -81,7 +82,8 @@ def idle_savings(
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
                f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
         Saving(code, host, cost.step_us, f"The GPU is idle{or_waits} for {_when(host - lead, lead, cost, unit)}{why}",
-               (calls if in_calls else op) or "host", lead_us=lead),
+               (calls if in_calls else op) or "host", lead_us=lead,
+               is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * host),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
                f"after {number_of} with the host{f' ({where})' if where else ''}", where or "synchronizing calls"),
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
@@ -116,9 +118,14 @@ def _held(windows: pd.DataFrame, wait_us: float, cost: StepCost, unit: str) -> t
 def _host_op(run: Run, windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:
     """The operator in which the host spends most of the time in which it should launch, or the Python function if that
     is longer, and that as part of a sentence; empty if it is not much of the step."""
-    is_function = windows["host_function_us"].sum() > windows["host_op_us"].sum()
-    op, in_op = _longest_of(windows, "host_function" if is_function else "host_op", cost, steps)
-    return op, in_op if is_function else f"{in_op}{_in_first(run, windows, 'host_op', op)}"
+    column = _host_column(windows)
+    op, in_op = _longest_of(windows, column, cost, steps)
+    return op, in_op if column == "host_function" else f"{in_op}{_in_first(run, windows, column, op)}"
+
+
+def _host_column(windows: pd.DataFrame) -> str:
+    """The column that tells more of what the host does: its operators, or the functions of Python."""
+    return "host_function" if windows["host_function_us"].sum() > windows["host_op_us"].sum() else "host_op"
 
 
 def _in_first(run: Run, windows: pd.DataFrame, column: str, op: str) -> str:

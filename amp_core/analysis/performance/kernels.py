@@ -79,6 +79,18 @@ def is_compiled_in_part(run: Run) -> bool:
     return bool(rows["count"].where(is_compiled(rows), 0.0).sum() >= MIN_COMPILED_FRAC * rows["count"].sum() > 0)
 
 
+SOFTMAX = "aten::_softmax"
+MIN_SOFTMAX_FRAC = 0.25
+"""Time of softmax over that of the products of batches from which they are taken for attention."""
+
+
+def has_attention_in_steps(rows: pd.DataFrame) -> bool:
+    """Whether rows of kernels compute attention in steps: a softmax takes long beside products of batches."""
+    us = rows.groupby("op")["total_us"].sum()
+    products = us[us.index.isin(["aten::bmm", "aten::baddbmm"])].sum()
+    return bool(products > 0 and us.get(SOFTMAX, 0.0) >= MIN_SOFTMAX_FRAC * products)
+
+
 def first_call_us(run: Run, op: str, op_us: float = np.inf) -> float:
     """How long the first call of an operator takes if it takes nearly all of the operator's time and is most of `op_us`
     of it; else 0."""

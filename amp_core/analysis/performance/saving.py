@@ -7,6 +7,7 @@
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.step_cost import StepCost
@@ -51,6 +52,10 @@ class Saving:
     step becomes shorter only once the device no longer waits."""
     others: int = 0
     """How many operators or kernels it is of beside `where`."""
+    is_of_part: bool = False
+    """Whether `where` accounts for a part of it only, and nothing else that could be counted for the rest."""
+    waited_us: float = 0.0
+    """Of communication of ranks that are all here: how much of it is waiting for others, whoever they are."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 
@@ -90,6 +95,14 @@ def longest_name(rows: pd.DataFrame, column: str) -> str:
     """The value of `column` with most of the time; empty for no rows."""
     us = rows.groupby(column)["total_us"].sum()
     return str(us.idxmax()) if len(us) else ""
+
+
+def is_mostly_idle(cost: StepCost) -> bool:
+    """Whether a device is idle for so much of the step that a shorter kernel mostly makes the wait after it longer."""
+    return float(np.nan_to_num(cost.us("gaps", "data"))) > MAX_IDLE_FRAC * cost.step_us
+
+
+MAX_IDLE_FRAC = 0.5
 
 
 def others(rows: pd.DataFrame, column: str) -> int:

@@ -23,8 +23,24 @@ from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import idle_savings
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, others, step_share, without_gpu
+from amp_core.analysis.performance.kernels import (
+    SOFTMAX,
+    has_attention_in_steps,
+    is_matrix,
+    is_trace,
+    kernel_rows,
+    matrix_kinds,
+    window_rows,
+)
+from amp_core.analysis.performance.saving import (
+    MIN_SAVED_FRAC,
+    Saving,
+    is_mostly_idle,
+    longest_name,
+    others,
+    step_share,
+    without_gpu,
+)
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
@@ -92,7 +108,7 @@ def _possible_savings(run: Run) -> Savings | None:
         *idle_savings(run, windows, rows, cost, steps, unit),
         *alone_savings(run, cost, rows, unit),
         *(
-            replace(saving, waits_for_idle=_is_mostly_idle(cost))
+            replace(saving, waits_for_idle=is_mostly_idle(cost))
             for saving in (
                 *_types(_without_stalls(rows), cost, rates, steps, unit, has_tensor_cores=has_cores),
                 *_slow(run, cost, rates, steps, unit),
@@ -124,14 +140,6 @@ def _possible_savings(run: Run) -> Savings | None:
     return Savings(
         ranked, tuple(small), unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
     )
-
-
-MAX_IDLE_FRAC = 0.5
-"""In a step that is idle for longer, a shorter kernel mostly makes the wait after it longer."""
-
-
-def _is_mostly_idle(cost: StepCost) -> bool:
-    return float(np.nan_to_num(cost.us("gaps", "data"))) > MAX_IDLE_FRAC * cost.step_us
 
 
 MIN_CAPTURE_FRAC = 0.5
@@ -290,6 +298,7 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
     us = float(bound["total_us"].sum()) * scale
+    in_steps = scale * float(bound["total_us"][bound["op"] == SOFTMAX].sum()) if has_attention_in_steps(rows) else 0.0
     longest = longest_name(bound, "op")
     its_us = float(bound["total_us"][bound["op"] == longest].sum()) * scale
     alone = f", {longest} alone {step_share(its_us, cost)}" if longest and others(bound, "op") else ""
@@ -299,8 +308,9 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     if stepping["name"].str.contains(_PLAIN_SGD, regex=False).all():
         step_us = 0.0
     return [
-        Saving("memory-bound-kernels", FUSED_FRAC * us, cost.step_us, "Unfused norms, elementwise kernels, casts and "
-               f"reductions take {step_share(us, cost)} of the {unit}{alone}; fusing them halves their memory traffic",
+        Saving("memory-bound-kernels", FUSED_FRAC * (us - in_steps) + in_steps, cost.step_us, "Unfused norms, "
+               f"elementwise kernels, casts and reductions take {step_share(us, cost)} of the {unit}{alone}; fusing "
+               f"them halves their memory traffic{', and fused attention needs no softmax' if in_steps else ''}",
                longest or longest_name(bound, "name"), others=others(bound, "op" if longest else "name")),
         Saving("unfused-optimizer", FUSED_FRAC * step_us, cost.step_us, "The optimizer takes "
                f"{step_share(step_us, cost)} of the {unit} in {each:,.0f} kernels",

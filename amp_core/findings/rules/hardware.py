@@ -8,6 +8,8 @@ import pandas as pd
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, on_cpu, window_rows
+from amp_core.analysis.performance.saving import Saving, is_mostly_idle
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, paired_rule, rule
@@ -318,14 +320,15 @@ def layout_transposes(run: Run) -> list[Finding]:
     by_name = rows["name"].str.contains("(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", regex=True)
     # Concatenations and copies of other operators are layout changes too, but not for convolutions.
     turned = rows[by_name | ((rows["category"] == "layout") & rows["op"].str.contains("conv(?!ert)", regex=True))]
-    share = float(turned["total_us"].sum() / rows["total_us"].sum())
+    us = float(turned["total_us"].sum())
+    share = us / float(rows["total_us"].sum())
     if share < MIN_REPORTED_FRAC:
         return []
     longest = turned.iloc[int(turned["total_us"].to_numpy().argmax())]
     return [
         make_finding(
             "layout-transposes",
-            f"{100 * share:.0f} % of kernel time goes to layout conversions for convolutions",
+            f"{100 * share:.0f} % of kernel time goes to layout conversions for convolutions{_per_step(run, us)}",
             str(longest["module"]) or str(longest["op"]) or str(longest["name"]),
             steps=steps_of(turned),
             value=share,
@@ -334,6 +337,17 @@ def layout_transposes(run: Run) -> list[Finding]:
             remedy=_TURNED_SIGNALS if "conv1d" in longest["top_op"] else None,
         )
     ]
+
+
+def _per_step(run: Run, us: float) -> str:
+    """How much kernel time is of the step of a trace, as part of a title; empty for other runs."""
+    savings = possible_savings(run)
+    if savings is None:
+        return ""
+    windows, cost = window_rows(run), savings.cost
+    steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
+    saving = Saving("layout-transposes", us / steps, cost.step_us, "", "", waits_for_idle=is_mostly_idle(cost))
+    return f"; could save {saving.how_much()}"
 
 
 _TURNED_SIGNALS = Remedy(

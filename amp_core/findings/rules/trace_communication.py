@@ -72,7 +72,22 @@ def exposed_communication(run: Run) -> list[Finding]:
     missing = next((c for c in savings.ranked if c.waiting_us), None) if savings is not None else None
     if has_all_ranks(run) or missing is not None:
         findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
-    return for_what_runs(run, [_with_missing_ranks(f, missing) for f in findings]) if missing else findings
+    if missing is not None:
+        return for_what_runs(run, [_with_missing_ranks(f, missing) for f in findings])
+    saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
+    if saving is not None and saving.waited_us > saving.saved_us / 2:
+        findings = [_with_waiting(f, saving) for f in findings]
+    return for_what_runs(run, findings)
+
+
+def _with_waiting(finding: Finding, saving: Saving) -> Finding:
+    """The finding with the waiting for late ranks first, and what else it advises for the transfer alone."""
+    transfer = finding.advice.replace(f" Here: {saving.here}.", "")
+    advice = (
+        f"{number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks that "
+        f"enter the collectives late, which overlap does not shorten: {saving.here}. For the rest: {transfer}"
+    )
+    return replace(finding, advice=advice)
 
 
 def _with_missing_ranks(finding: Finding, saving: Saving) -> Finding:

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import (
+    SOFTMAX,
+    has_attention_in_steps,
     is_compiled_in_part,
     is_compiled_without_fusion,
     is_matrix,
@@ -137,7 +139,7 @@ _SIXTEEN_BITS_OR_TF32 = (
 def slow_products(run: Run) -> list[Finding]:
     """`slow-products`: products on tensor cores far below their rate."""
     findings = saving_finding(run, "slow-products")
-    if findings and "bmm" in findings[0].where and _has_eager_attention(run):
+    if findings and "bmm" in findings[0].where and has_attention_in_steps(kernel_rows(run)):
         in_steps = _attention_in_steps(run)
         return [replace(f, advice=in_steps.advice, snippet=in_steps.snippet) for f in findings]
     if not findings or "Here: " in findings[0].advice:  # sizes to pad to
@@ -163,22 +165,13 @@ def _is_in_fp32(run: Run, op: str) -> bool:
     return longest_name(rows[rows["op"] == op], "precision") in ("fp32", "tf32")
 
 
-def _has_eager_attention(run: Run) -> bool:
-    """Whether attention is computed in steps: a softmax takes long beside products of batches."""
-    us = kernel_rows(run).groupby("op")["total_us"].sum()
-    products = us[us.index.isin(["aten::bmm", "aten::baddbmm"])].sum()
-    return bool(products > 0 and us.get("aten::_softmax", 0.0) >= MIN_SOFTMAX_FRAC * products)
-
-
 def _attention_in_steps(run: Run) -> Remedy:
     """Advice for attention in steps: the model's own, or torch's where it has no fused kernel for the inputs."""
     rows = kernel_rows(run)
-    outer = longest_name(rows[rows["op"] == "aten::_softmax"], "top_op")
+    outer = longest_name(rows[rows["op"] == SOFTMAX], "top_op")
     return _MATH_BACKEND if "scaled_dot_product_attention" in outer else _IN_STEPS
 
 
-MIN_SOFTMAX_FRAC = 0.25
-"""Time of softmax over that of the products of batches from which they are taken for attention."""
 _USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
 _IN_STEPS = Remedy(
     "Softmax takes long beside products of batches: attention is computed in steps, and each writes and reads all "
@@ -289,7 +282,7 @@ _IN_FP64 = r"<double[,>]|lambda\(double[,)]"
 
 def _memory_bound(run: Run) -> list[Finding]:
     findings = saving_finding(run, "memory-bound-kernels")
-    if findings and findings[0].where == "aten::_softmax" and _has_eager_attention(run):
+    if findings and findings[0].where == SOFTMAX and has_attention_in_steps(kernel_rows(run)):
         in_steps = _attention_in_steps(run)
         advice = f"{in_steps.advice} For the rest, compile the model."
         return [replace(f, advice=advice, snippet=in_steps.snippet) for f in findings]

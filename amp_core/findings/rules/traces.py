@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import has_all_ranks
-from amp_core.analysis.performance.idle_savings import CALLS, GRAPH_START
+from amp_core.analysis.performance.idle_savings import CALLS, GRAPH_START, longest_named
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -326,7 +326,8 @@ _LATE_START = Remedy(
         what="Copies and fills take a noticeable part of the step of an imported trace.",
         signal="Time of memcpy and memset operations.",
         threshold=SAVING_THRESHOLD,
-        advice="Pin host memory, so that copies overlap with kernels. Keep reused data on the device.",
+        advice="Pin host memory: copies from it are faster, and run beside kernels and what the host does. Keep reused "
+        "data on the device.",
         snippet="loader = DataLoader(data, batch_size, pin_memory=True)\nx = x.to(device, non_blocking=True)",
         page="step-cost",
     )
@@ -341,6 +342,8 @@ def copies(run: Run) -> list[Finding]:
         copied = rows["category"] == "memcpy"
         if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
+    elif remedy is None and _CREATES.fullmatch(longest_named(window_rows(run), "host_op")[0]):
+        remedy = _CREATED
     elif remedy is known["DtoH"] and _is_pageable_both_ways(run):
         remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
@@ -375,6 +378,10 @@ _PIN_ON_TWO_STREAMS = (
 _ON_OWN_STREAM = (
     "The copies already come from pinned memory, on a stream of their own, and outlast what runs beside them. Copy "
     "fewer bytes: integers and 16 bits, widened on the device."
+)
+_CREATED = Remedy(
+    "The host creates tensors while the GPU waits, and then copies them: created on the device, they need no copy.",
+    _ON_DEVICE.snippet,
 )
 _COPIES = {
     "DtoD": Remedy(

@@ -722,6 +722,7 @@ RULES = (
     _rule(
         r"^_?\w*(?:(?<!fb)gemm|matmul|(?<![a-z])[bg]?mm(?:_|$)|moe_kernel|attn_(?:fwd|bwd)|unified_attention|sage_fwd|mqa_logits)|"
         r"^_?bwd_kernel(?:_|$)|^_?fwd_kernel(?:_|$)|^_?(?:fwd|bwd)_grouped_kernel|^_?(?:attn|attention)_(?:fwd|bwd)|"
+        r"^_?linear_(?:re|ge|si)lu\w*_kernel|"
         r"^_?bwd_(?:dq|dkdv|dkv)_kernel|^_?chunk_\w*(?:fwd|bwd)_kernel_(?:o|h|dh|dv|dqk\w*|dqkwg|inter|intra)$",
         "unknown",
         None,
@@ -755,7 +756,7 @@ RULES = (
         r"mean_pooling|token_shift|m?rope|histogram|state_passing|merge_states?|variable_length_merge|sparsemax|kldiv|"
         r"kl_div|jsd|geglu|grpo|dyt|optimizer_(?:update|precondition)|element_mul|zero_pad|amax|tv_distance|philox|"
         r"segsum|addcmul|downcast|upcast|dequant|unpermute|permute|argsort|quant|reduce|combine|hgrn|token_parallel|"
-        r"chunk_sort_map|copy_last_chunk|splitk_reduce|zero_pad|page_table|slot_mapping|penalt(?:y|ies))(?:_\w*|$)|"
+        r"chunk_sort_map|softcapped_\w*entropy|copy_last_chunk|splitk_reduce|zero_pad|page_table|slot_mapping|penalt(?:y|ies))(?:_\w*|$)|"
         r"^fused_recurrent_\w+(?<!_dw)$|^_(?:DWf_DW_dfg|fg|exact_(?:forward|backward)|approx_(?:forward|backward))_kernel$|"
         r"^_(?:fbgemm_silu_mul|fbgemm_gather_scale_dense_tokens|to_fp8_(?:col|row)_major)\w*$",
         "no",
