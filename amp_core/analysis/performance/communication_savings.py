@@ -49,11 +49,14 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     communication = max(0.0, communication - loading)
     everything = kernel_rows(run, everything=True)
     copying = everything[everything["category"].isin(COPIES)]
-    exposed = collective_rows(run).groupby("kernel")["alone_us"].sum()
+    by_collective = collective_rows(run)
+    exposed = by_collective.groupby("kernel")["alone_us"].sum()
     kernels = longest_name(rows[rows["category"] == "communication"], "name")
     where = str(exposed.idxmax()) if exposed.sum() > 0 else kernels
     waits, here = _waits(run, cost, unit)
-    waited = waited_for(run) if has_all_ranks(run) else None
+    # What runs beside a collective may hide the waiting or the transfer.
+    surely_us = float((by_collective["alone_us"] - by_collective["transfer_us"]).clip(lower=0.0).fillna(0.0).sum())
+    waited_us = surely_us / steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
     waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     share = step_share(copies, cost)
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
@@ -71,7 +74,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
             here,
             waiting_us=waiting_us,
             others=max(0, len(exposed) - 1),
-            waited_us=0.0 if waited is None else min(1e3 * waited.all_waiting_ms, communication),
+            waited_us=min(waited_us, communication),
         ),
         Saving(
             "copies",

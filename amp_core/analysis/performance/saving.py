@@ -55,7 +55,7 @@ class Saving:
     is_of_part: bool = False
     """Whether `where` accounts for a part of it only, and nothing else that could be counted for the rest."""
     waited_us: float = 0.0
-    """Of communication of ranks that are all here: how much of it is waiting for others, whoever they are."""
+    """Of communication of ranks that are all here: at least that much of it is waiting for others."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 

@@ -84,8 +84,8 @@ def _with_waiting(finding: Finding, saving: Saving) -> Finding:
     """The finding with the waiting for late ranks first, and what else it advises for the transfer alone."""
     transfer = finding.advice.replace(f" Here: {saving.here}.", "")
     advice = (
-        f"{number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks that "
-        f"enter the collectives late, which overlap does not shorten: {saving.here}. For the rest: {transfer}"
+        f"At least {number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks "
+        f"that enter the collectives late, which overlap does not shorten: {saving.here}. For the rest: {transfer}"
     )
     return replace(finding, advice=advice)
 
