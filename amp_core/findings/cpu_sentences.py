@@ -13,7 +13,7 @@ from amp_core.analysis.performance.kernels import first_call_us, is_trace, kerne
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import join_words, number, percent
 
 MAX_OUTSIDE_FRAC = 0.5
 """With more of the time outside operators, that comes before the longest operator."""
@@ -107,6 +107,16 @@ def _first_call(run: Run, op: str, op_us: float = np.inf) -> str:
     return f", {number(us / 1e3, 'ms')} of it in its first call" if us else ""
 
 
+def _other_first_calls(run: Run, op: str) -> str:
+    """The first calls of other operators that take nearly all of their time, the longest first."""
+    calls = run.head.config.get("first_calls")
+    known = calls.items() if isinstance(calls, dict) else ()
+    others = [(float(us), name) for name, us in known if name != op and isinstance(us, int | float)]
+    of_each = [f"that of {name} {number(us / 1e3, 'ms')}" for us, name in sorted(others, reverse=True)]
+    return f", and {join_words(of_each[:MAX_FIRST_CALLS])}" if of_each else ""
+
+
+MAX_FIRST_CALLS = 3
 _WARM_UP = ": profile after a warm-up"
 
 
@@ -183,6 +193,7 @@ def host_alone(run: Run) -> str:
         return ""
     kind = str(config.get("host_part"))
     if kind in ("any-op", "idle-device") and (in_first := _first_call(run, name)):
+        in_first += _other_first_calls(run, name)
         return f" On the host, {name} takes {percent(share)} of the time{in_first}{_WARM_UP}."
     what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
     return f" On the host, {what.format(name=name, share=percent(share))}"

@@ -16,6 +16,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from amp_core.text.formatting import join_words
+
 PRECISIONS = ("fp16", "bf16", "tf32", "fp8", "fp4", "int8", "fp64")
 """Inputs that tensor cores of some generation multiply."""
 
@@ -221,9 +223,3 @@ def cpu_abilities(flags: Collection[str]) -> dict[str, list[str]]:
         precision: list(dict.fromkeys(name for flag, name in table.items() if flag in flags))
         for precision, table in (("bf16", CPU_BF16), ("fp16", CPU_FP16))
     }
-
-
-def join_words(words: Collection[str], joint: str = "and") -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    *first, last = words
-    return f"{', '.join(first)} {joint} {last}" if first else last

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from amp_core.hardware.device_types import ACCELERATORS, type_of
-from amp_core.hardware.gpus import join_words
 from amp_core.schema import RunError
 from amp_core.settings.catalog import RECIPES, WORKLOADS, Recipe
 from amp_core.settings.setting import check_choice, unknown
+from amp_core.text.formatting import join_words
 
 if TYPE_CHECKING:
     from amp_core.settings.training import TrainConfig

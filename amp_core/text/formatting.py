@@ -8,6 +8,7 @@ What was not measured (None, NaN) is an en dash, never 0.
 
 import math
 import re
+from collections.abc import Collection
 
 NONE = "–"
 KIND_LABELS = {
@@ -150,6 +151,12 @@ def kernel_in_words(name: str) -> str:
         return text
     text = f"{text.partition('<')[0]}<…>" if "<" in text else text
     return text if len(text) <= MAX_KERNEL_CHARS else f"{text[:MAX_KERNEL_CHARS]}…"
+
+
+def join_words(words: Collection[str], joint: str = "and") -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *first, last = words
+    return f"{', '.join(first)} {joint} {last}" if first else last
 
 
 def percent(fraction: float | None) -> str:

@@ -3,8 +3,9 @@
 import pytest
 
 from amp_core.hardware.data_sheets import dense_rates
-from amp_core.hardware.gpus import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, join_words
+from amp_core.hardware.gpus import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of
 from amp_core.settings.training import RECIPES
+from amp_core.text.formatting import join_words
 
 KINDS = {
     "Tesla K80": ((3, 7), "Kepler", ()),

@@ -245,6 +245,16 @@ def test_an_operator_whose_first_call_takes_nearly_all_of_its_time_is_told_so(tm
     assert sentence.endswith(FIRST) == told and ("or its first call." in sentence) != told
 
 
+def test_first_calls_of_other_operators_are_told_with_the_longest(tmp_path):
+    trace = warming_up()
+    for number in range(4):
+        trace.op("aten::bmm", 10_000 + 5_000 * number, 4_000 if number == 0 else 8)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert sentence.endswith(
+        ", 9.00 ms of it in its first call, and that of aten::bmm 4.00 ms: profile after a warm-up."
+    )
+
+
 @pytest.mark.parametrize(("sizes", "told"), [([[8, 8]], True), ([[800, 8], [8, 8]], False), ((), False)])
 def test_a_first_call_on_a_cpu_is_told_if_later_ones_have_its_size(tmp_path, sizes, told):
     sentence = first_sentence(run_of(tmp_path, warming_up("aten::gelu", sizes=sizes), ""))

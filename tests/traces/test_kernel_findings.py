@@ -71,6 +71,15 @@ def test_layout_changes_of_convolutions_tell_their_time_of_the_step(tmp_path, ke
     assert finding.title.endswith(saved + (", once the device no longer waits" if waits else ""))
 
 
+def test_layout_changes_that_are_nothing_of_the_step_are_not_told(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 100_000, 1)
+    for at in (10, 90_000):
+        trace.op("aten::cudnn_convolution", at - 5, 8, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>", at, 100, at - 3)
+    assert not [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "layout-transposes"]
+
+
 def test_operators_that_compiled_code_does_not_fuse_need_another_backend(tmp_path):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)

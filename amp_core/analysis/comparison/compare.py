@@ -34,10 +34,10 @@ from amp_core.analysis.performance.tensor_cores import tensor_core_use
 from amp_core.analysis.run_labels import unique_labels
 from amp_core.analysis.steps import attempts, emulated, median, recipe
 from amp_core.hardware.device_types import is_accelerator
-from amp_core.hardware.gpus import join_words
 from amp_core.schema import RunError
 from amp_core.settings.catalog import EMULATED
 from amp_core.store.run import Run, check_run
+from amp_core.text.formatting import join_words
 
 
 @dataclass(frozen=True)

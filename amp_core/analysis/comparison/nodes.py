@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from amp_core.hardware.gpus import join_words
 from amp_core.store.run import Run
+from amp_core.text.formatting import join_words
 
 
 def array_note(runs: Sequence[Run], labels: Sequence[str]) -> str | None:

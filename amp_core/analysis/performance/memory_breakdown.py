@@ -21,9 +21,9 @@ import pandas as pd
 from amp_core.analysis.performance.memory import TENSOR_CATEGORIES, memory_description
 from amp_core.analysis.run_labels import unique_labels
 from amp_core.analysis.steps import recipe
-from amp_core.hardware.gpus import join_words
 from amp_core.schema import RunError
 from amp_core.store.run import Run
+from amp_core.text.formatting import join_words
 
 CATEGORIES = {
     "parameters": "parameters",

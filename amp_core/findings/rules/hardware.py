@@ -322,13 +322,15 @@ def layout_transposes(run: Run) -> list[Finding]:
     turned = rows[by_name | ((rows["category"] == "layout") & rows["op"].str.contains("conv(?!ert)", regex=True))]
     us = float(turned["total_us"].sum())
     share = us / float(rows["total_us"].sum())
-    if share < MIN_REPORTED_FRAC:
+    saving = _saving_of_trace(run, us)
+    if share < MIN_REPORTED_FRAC or (saving is not None and saving.share < MIN_STEP_FRAC):
         return []
+    saved = f"; could save {saving.how_much()}" if saving else ""
     longest = turned.iloc[int(turned["total_us"].to_numpy().argmax())]
     return [
         make_finding(
             "layout-transposes",
-            f"{100 * share:.0f} % of kernel time goes to layout conversions for convolutions{_per_step(run, us)}",
+            f"{100 * share:.0f} % of kernel time goes to layout conversions for convolutions{saved}",
             str(longest["module"]) or str(longest["op"]) or str(longest["name"]),
             steps=steps_of(turned),
             value=share,
@@ -339,15 +341,18 @@ def layout_transposes(run: Run) -> list[Finding]:
     ]
 
 
-def _per_step(run: Run, us: float) -> str:
-    """How much kernel time is of the step of a trace, as part of a title; empty for other runs."""
+def _saving_of_trace(run: Run, us: float) -> Saving | None:
+    """What these microseconds of kernel time, of all windows of a trace, would save; None for other runs."""
     savings = possible_savings(run)
     if savings is None:
-        return ""
+        return None
     windows, cost = window_rows(run), savings.cost
     steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
-    saving = Saving("layout-transposes", us / steps, cost.step_us, "", "", waits_for_idle=is_mostly_idle(cost))
-    return f"; could save {saving.how_much()}"
+    return Saving("layout-transposes", us / steps, cost.step_us, "", "", waits_for_idle=is_mostly_idle(cost))
+
+
+MIN_STEP_FRAC = 0.01
+"""Share of the step of a trace below which kernel time is not worth a change, whatever its share of all kernel time."""
 
 
 _TURNED_SIGNALS = Remedy(

@@ -16,11 +16,12 @@ from amp_core import Run, RunError
 from amp_core.analysis import amdahl, step_cost
 from amp_core.analysis.baseline import TASK
 from amp_core.analysis.comparison.measured_recipes import after_measurement, measured_recipes
-from amp_core.hardware.gpus import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, join_words
+from amp_core.hardware.gpus import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of
 from amp_core.hardware.host import cpu_flags, cpu_name
 from amp_core.hardware.nvml import NvmlError
 from amp_core.hardware.usable_gpus import usable_gpus
 from amp_core.settings.training import RECIPES
+from amp_core.text.formatting import join_words
 from pages.parts import bar, loaders, picker, words
 from pages.parts.library.run_list import Entry
 from pages.parts.start import devices
