@@ -95,11 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
     cores, _ = core_names(use.device_name)
     if use.tensor_frac is not None and use.unknown_frac is not None:
         print(
-            f"{use.kernel_us / 1e3:.1f} ms of kernels: {use.tensor_frac:.1%} on {cores}, "
+            f"{formatting.number(use.kernel_us / 1e3, 'ms')} of kernels: {use.tensor_frac:.1%} on {cores}, "
             f"{1 - use.tensor_frac - use.unknown_frac:.1%} without, {use.unknown_frac:.1%} unclassified"
         )
     else:
         on_cpu = kernels["device"].str.startswith("cpu").all()
         what = "operators on the CPU" if on_cpu else "copies and fills"
-        print(f"no kernels of a GPU; {float(kernels['total_us'].sum()) / 1e3:.1f} ms of {what}")
+        print(f"no kernels of a GPU; {formatting.number(float(kernels['total_us'].sum()) / 1e3, 'ms')} of {what}")
     return 0

@@ -9,7 +9,16 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import format_sizes, product
-from amp_core.analysis.performance.kernels import first_call_us, is_trace, kernel_rows, on_cpu, takes_fused, window_rows
+from amp_core.analysis.performance.kernels import (
+    all_first_calls,
+    first_calls_of,
+    is_matrix,
+    is_trace,
+    kernel_rows,
+    on_cpu,
+    takes_fused,
+    window_rows,
+)
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
@@ -32,7 +41,11 @@ MAX_SMALL_US, MAX_SMALL_FRAC = 5.0, 0.25
 about a microsecond to dispatch one, and Python a few to call it."""
 MIN_FAMILY_RATIO = 1.1
 """All products together are told with the longest if they take that many times as long."""
-_FAMILIES = {"gemm": "all matrix products", "conv": "all convolutions"}
+_FAMILIES = {
+    "gemm": "all matrix products take",
+    "conv": "all convolutions take",
+    "communication": "all communication takes",
+}
 _NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$")
 """Operators have a namespace (`aten::`, `gloo:`), and nodes of autograd have none; other names are ranges of programs.
 """
@@ -69,7 +82,7 @@ def _operators(run: Run, rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     category = str(rows["category"][rows["op"] == longest].iloc[0])
     family_us = float(rows["total_us"][rows["category"] == category].sum()) if category in _FAMILIES else 0.0
     if family_us > MIN_FAMILY_RATIO * longest_us:
-        sentence += f", and {_FAMILIES[category]} take {percent(family_us / total)}"
+        sentence += f", and {_FAMILIES[category]} {percent(family_us / total)}"
     sentence = f"{sentence}{_WARM_UP if in_first else ''}.{advice}"
     compiling_us = float(us[us.index.str.endswith(_COMPILING)].sum())
     if compiling_us >= longest_us:
@@ -102,18 +115,19 @@ def _serving(rows: pd.DataFrame, product: str, total_us: float) -> str:
 
 
 def _first_call(run: Run, op: str, op_us: float = np.inf) -> str:
-    """That nearly all of an operator's time is in its first call; empty for others."""
-    us = first_call_us(run, op, op_us)
-    return f", {number(us / 1e3, 'ms')} of it in its first call" if us else ""
+    """That nearly all of an operator's time is in its first calls; empty for others."""
+    calls = first_calls_of(run, op, op_us)
+    return f", {number(calls.us / 1e3, 'ms')} of it in its {calls.which}" if calls is not None else ""
 
 
 def _other_first_calls(run: Run, op: str) -> str:
-    """The first calls of other operators that take nearly all of their time, the longest first."""
-    calls = run.head.config.get("first_calls")
-    known = calls.items() if isinstance(calls, dict) else ()
-    others = [(float(us), name) for name, us in known if name != op and isinstance(us, int | float)]
-    of_each = [f"that of {name} {number(us / 1e3, 'ms')}" for us, name in sorted(others, reverse=True)]
-    return f", and {join_words(of_each[:MAX_FIRST_CALLS])}" if of_each else ""
+    """The first calls of other operators, as part of a sentence."""
+    others = [calls for calls in all_first_calls(run) if calls.op != op][:MAX_FIRST_CALLS]
+    of_each = [
+        f"the {calls.which} of {calls.op} take{'s' * (calls.count == 1)} {number(calls.us / 1e3, 'ms')}"
+        for calls in others
+    ]
+    return f"; {join_words(of_each)}" if of_each else ""
 
 
 MAX_FIRST_CALLS = 3
@@ -177,7 +191,9 @@ def _idle_gpu(run: Run) -> str:
     name = str(gpus[0].get("name", "")) if gpus else ""
     if not name:
         return ""
-    return f" The machine's GPU, {name}, has nothing in the trace: move the model to it, or record its activity."
+    computes = is_matrix(kernel_rows(run)).any()
+    do = "move the model to it, or record its activity" if computes else "record its activity, if the program uses it"
+    return f" The machine's GPU, {name}, has nothing in the trace: {do}."
 
 
 def host_alone(run: Run) -> str:
@@ -187,7 +203,7 @@ def host_alone(run: Run) -> str:
     if isinstance(timed := config.get("timed_op"), str) and isinstance(
         share := config.get("timed_op_frac"), int | float
     ):
-        return f" By torch's events around operators, {timed} takes {percent(share)} of the time on the device."
+        return f" By torch's events around operators, {timed} takes {percent(share)} of their time on the device."
     name, share = config.get("host_op"), config.get("host_op_frac")
     if not isinstance(name, str) or not isinstance(share, int | float):
         return ""

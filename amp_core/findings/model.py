@@ -98,7 +98,7 @@ class Finding:
     def evidence(self) -> list[str]:
         """Place, steps, and value with its limit, in words: `['fc1', 'steps 3–9', '7 steps, limit 0']`."""
         kernel = self.where.startswith("void ") or "::" in self.where or "kernel" in self.where.lower()
-        place = formatting.kernel_in_words(self.where) if kernel else self.where
+        place = formatting.kernel_in_words(self.where) if kernel else formatting.shortened(self.where)
         texts = [place] if place else []
         if self.steps is not None:
             first, last = self.steps

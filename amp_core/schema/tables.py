@@ -248,6 +248,7 @@ TABLES: dict[str, Table] = {
                     "serves", "s", "on a CPU, the product of which it is a copy, fill, allocation or view; null if none"
                 ),
                 _column("longest_us", "f", "time of the longest launch; null where launches are not told apart"),
+                _column("beside_us", "f", "part of total_us with a collective of the same device running beside it"),
             ),
         ),
         Table(

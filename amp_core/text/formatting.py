@@ -149,8 +149,12 @@ def kernel_in_words(name: str) -> str:
     text = without_arguments(name)
     if len(text) <= MAX_KERNEL_CHARS:
         return text
-    text = f"{text.partition('<')[0]}<…>" if "<" in text else text
-    return text if len(text) <= MAX_KERNEL_CHARS else f"{text[:MAX_KERNEL_CHARS]}…"
+    return shortened(f"{text.partition('<')[0]}<…>" if "<" in text else text)
+
+
+def shortened(name: str) -> str:
+    """The first `MAX_KERNEL_CHARS` characters of a name, with … if it is longer."""
+    return name if len(name) <= MAX_KERNEL_CHARS else f"{name[:MAX_KERNEL_CHARS]}…"
 
 
 def join_words(words: Collection[str], joint: str = "and") -> str:

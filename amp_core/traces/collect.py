@@ -169,6 +169,8 @@ class _Collector:
         events.threads = len(self._threads)
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
         events.processes = list(self._processes)
+        if len(events.timed):  # among them the operators that only an accelerator has
+            events.accelerator_ops = len(events.timed)
         if not (len(events.work) or events.launches or events.accelerator_ops):
             of_apple = [number for number, text in enumerate(events.texts) if _APPLE_OPS.match(text)]
             if of_apple and not any("nested" in text for text in events.texts):
@@ -195,7 +197,6 @@ class _Collector:
             _add_frame(self.events.profiling, item, 0, self._texts.intern(item.name))
 
     def _add_timed(self, item: "_Event") -> None:
-        self.events.accelerator_ops += 1
         _add_frame(self.events.timed, item, 0, self._texts.intern(item.name))
 
     def _add_device_mark(self, item: "_Event") -> None:

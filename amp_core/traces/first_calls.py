@@ -1,7 +1,7 @@
-"""Operators whose first call takes nearly all of their time: it sets up a library, or compiles.
+"""Operators of which the first calls take nearly all of their time: these set up a library, or compile.
 
 >>> first_calls(events, host, linked)
-{'aten::cudnn_convolution': 2336000.0}
+{'aten::cudnn_convolution': (2336000.0, 1)}
 """
 
 import numpy as np
@@ -11,18 +11,19 @@ from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, Host
 
 MIN_FIRST_FRAC = 0.9
-"""Share of an operator's time from which its first call has nearly all of it."""
+"""Share of an operator's time from which its first calls have nearly all of it."""
+MAX_FIRST_CALLS = 3
 MIN_FIRST_RATIO = 50.0
-"""The first call takes at least that many times as long as the median one; memory that is not cached yet, or a clock
-that is still low, costs less."""
+"""Each of the first calls takes at least that many times as long as the median one; memory that is not cached yet, or
+a clock that is still low, costs less."""
 MIN_CALLS = 3
 MIN_TRACE_FRAC = 0.05
 """Share of the trace from which such a call is kept: no other operator is named first."""
 
 
-def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str, float]:
-    """Time in microseconds of such first calls, by operator. With the work of a device, the outermost operators count
-    with all of their time, else all operators with their own, as where the host is told.
+def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str, tuple[float, int]]:
+    """Time in microseconds and number of such first calls, by operator. With the work of a device, the outermost
+    operators count with all of their time, else all operators with their own, as where the host is told.
 
     A call of another size may take longer for its size: where sizes are known, a later call has the same. On a CPU
     alone they have to be.
@@ -39,17 +40,19 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
         us = np.bincount(np.where(linked.serves >= 0, linked.serves, linked.op), linked.own_us, minlength=len(name))
     on_cpu = not (len(events.work) or events.launches or events.accelerator_ops)
     total = np.bincount(name[calls], us[calls], minlength=len(events.texts))
-    found: dict[str, float] = {}
+    found: dict[str, tuple[float, int]] = {}
     for number in np.flatnonzero(total >= MIN_TRACE_FRAC * (end.max() - start.min())).tolist():
         own = calls[name[calls] == number]
-        first = own[start[own].argmin()]
-        same = own[(shapes[own] == shapes[first]) & (own != first)]
-        if (
-            len(own) >= MIN_CALLS
-            and len(same)
-            and not (on_cpu and shapes[first] < 0)
-            and us[first] >= MIN_FIRST_FRAC * total[number]
-            and us[first] >= MIN_FIRST_RATIO * max(np.median(us[own]), np.median(us[same]))
-        ):
-            found[events.texts[number].removeprefix(EVALUATE)] = float(us[first])
+        own = own[np.argsort(start[own], kind="stable")]
+        for count in range(1, 1 + min(MAX_FIRST_CALLS, len(own) // MIN_CALLS)):
+            first, later = own[:count], own[count:]
+            same = later[np.isin(shapes[later], shapes[first])]
+            if (
+                np.isin(shapes[first], shapes[later]).all()
+                and not (on_cpu and (shapes[first] < 0).any())
+                and us[first].sum() >= MIN_FIRST_FRAC * total[number]
+                and us[first].min() >= MIN_FIRST_RATIO * max(np.median(us[own]), np.median(us[same]))
+            ):
+                found[events.texts[number].removeprefix(EVALUATE)] = float(us[first].sum()), count
+                break
     return found

@@ -72,7 +72,7 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
 
 def longest_timed_op(events: TraceEvents) -> tuple[str, float] | None:
     """Name of the operator with the most time of its own on the device, by torch's events around operators, and its
-    share of the time from the first event to the last. None for a trace without such times."""
+    share of that of all operators. None for a trace without such times."""
     timed = events.timed
     if not len(timed):
         return None
@@ -88,6 +88,4 @@ def longest_timed_op(events: TraceEvents) -> tuple[str, float] | None:
         around.append(item)
     us = np.bincount(name, np.maximum(own, 0.0), minlength=len(events.texts))
     longest = int(us.argmax())
-    last = max(float(end.max()), max(events.spans.end, default=0.0))
-    wall_us = last - min(float(start[0]), min(events.spans.start, default=float(start[0])))
-    return (events.texts[longest], float(us[longest]) / wall_us) if wall_us > 0 else None
+    return (events.texts[longest], float(us[longest] / us.sum())) if us.sum() > 0 else None

@@ -174,7 +174,7 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
     for low in range(0, len(events.spans), _CHUNK):
         kind, name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
         chosen = (kind == OP) & (host.parent[low : low + _CHUNK] < 0)
-        us += np.bincount(name[chosen], overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
+        us += np.bincount(name[chosen], times.overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
     longest = int(us.argmax())
     compiled = [number for number in np.flatnonzero(us).tolist() if is_compiled_code(events.texts[number])]
     compiled_us = float(us[compiled].sum())
@@ -193,7 +193,7 @@ def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) 
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
     start, end = np.asarray(events.spans.start), np.asarray(events.spans.end)
-    us = overlap_of_each(start, end, spans)
+    us = times.overlap_of_each(start, end, spans)
     long = np.flatnonzero((np.asarray(events.spans.kind) == OP) & (us >= enough_us))
     if not len(long):
         return None, 0.0
@@ -208,7 +208,7 @@ def longest_call(events: TraceEvents, spans: times.Intervals) -> tuple[str | Non
     if not len(events.calls) or not len(spans[0]):
         return None, 0.0
     start, end, name = (np.asarray(column) for column in (events.calls.start, events.calls.end, events.calls.name))
-    us = np.bincount(name, overlap_of_each(start, end, spans), minlength=len(events.texts))
+    us = np.bincount(name, times.overlap_of_each(start, end, spans), minlength=len(events.texts))
     chosen = name == us.argmax()
     longest_us = times.overlap(times.union(start[chosen], end[chosen]), spans)
     return (events.texts[int(us.argmax())], longest_us) if longest_us > 0 else (None, 0.0)
@@ -241,7 +241,7 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
     start, end = np.asarray(frames.start)[chosen], np.asarray(frames.end)[chosen]
     order = np.lexsort((-end, start))
     start, end, names = start[order], end[order], np.asarray(frames.name)[chosen][order]
-    own = overlap_of_each(start, end, spans)
+    own = times.overlap_of_each(start, end, spans)
     inside, around = own.copy(), list[int]()
     for item, began in enumerate(start.tolist()):
         while around and end[around[-1]] <= began:
@@ -284,11 +284,11 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     if not len(spans[0]):
         return None
     name, start, end = _long_calls(events, waits)
-    own_us = overlap_of_each(start, end, spans)
+    own_us = times.overlap_of_each(start, end, spans)
     loaded = np.arange(len(name)) >= len(name) - len(events.loadings)
     loading = times.intersection(spans, times.union(start[loaded], end[loaded]))
     if len(loading[0]):  # it happens within calls, and tells more than their names
-        own_us[~loaded] -= overlap_of_each(start[~loaded], end[~loaded], loading)
+        own_us[~loaded] -= times.overlap_of_each(start[~loaded], end[~loaded], loading)
     us = np.bincount(name, np.maximum(own_us, 0.0), minlength=len(events.texts))
     by_kind: dict[str, list[int]] = {}
     for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
@@ -400,14 +400,6 @@ _CALL_KINDS = {
 }  # fmt: skip
 """In this order, what the names of CUDA's, HIP's, Level Zero's, SYCL's, Cambricon's and
 CANN's calls contain."""
-
-
-def overlap_of_each(starts: times.Floats, ends: times.Floats, spans: times.Intervals) -> times.Floats:
-    """How much of each time from start to end `spans` cover, which are not empty."""
-    edges = np.stack(spans, axis=1).reshape(-1)
-    covered = np.repeat(np.concatenate([[0.0], np.cumsum(spans[1] - spans[0])]), 2)[1:-1]
-    overlap: times.Floats = np.interp(ends, edges, covered) - np.interp(starts, edges, covered)
-    return overlap
 
 
 _CHUNK = 2**16  # of the spans at a time, which take hundreds of megabytes in a trace of a gigabyte

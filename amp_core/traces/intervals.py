@@ -71,3 +71,11 @@ def overlap(one: Intervals, other: Intervals) -> float:
 def total(spans: Intervals) -> float:
     """Sum of the intervals' lengths."""
     return float((spans[1] - spans[0]).sum())
+
+
+def overlap_of_each(starts: Floats, ends: Floats, spans: Intervals) -> Floats:
+    """How much of each time from start to end `spans` cover, which are not empty."""
+    edges = np.stack(spans, axis=1).reshape(-1)
+    covered = np.repeat(np.concatenate([[0.0], np.cumsum(spans[1] - spans[0])]), 2)[1:-1]
+    overlap: Floats = np.interp(ends, edges, covered) - np.interp(starts, edges, covered)
+    return overlap

@@ -23,6 +23,7 @@ from amp_core.hardware.kernel_names import (
     tells_type,
     with_dtype,
 )
+from amp_core.traces import intervals as times
 from amp_core.traces.device_times import StepTimes, whole_trace
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -94,7 +95,7 @@ def kernel_rows(
     """Rows of `kernels`; equal ones are summed. `amd`: the GPUs are AMD's, whose matrix cores multiply FP32 too."""
     spans, texts = events.spans, events.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
-    unnamed = unnamed_templates(events)
+    unnamed, beside = unnamed_templates(events), _beside_collectives(events, linked)
     sums: dict[tuple[int, ...], list[float]] = {}
     for low in range(0, len(linked), _CHUNK):
         part = slice(low, low + _CHUNK)
@@ -113,18 +114,20 @@ def kernel_rows(
             np.where(serves >= 0, names[serves], -1) if len(names) else serves,
             unnamed[part] if len(unnamed) else np.zeros(len(op), dtype=bool),
         )
-        for key, us in zip(zip(*(c.tolist() for c in columns), strict=True), linked.own_us[part].tolist(), strict=True):
+        keys = zip(*(c.tolist() for c in columns), strict=True)
+        for key, us, beside_us in zip(keys, linked.own_us[part].tolist(), beside[part].tolist(), strict=True):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us, us]
+                sums[key] = [1, us, us, beside_us]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
                 sums_of_key[2] = max(sums_of_key[2], us)
+                sums_of_key[3] += beside_us
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us) in sums.items():
+    for key, (count, us, longest_us, beside_us) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -151,11 +154,27 @@ def kernel_rows(
             _without_engine(text_at(texts, top_name)),
             text_at(texts, served),
             longest_us,
+            round(beside_us, 3),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
     _resolve_by_trace(rows)
     return rows
+
+
+def _beside_collectives(events: TraceEvents, linked: LinkedWork) -> times.Floats:
+    """By work: for how long a collective of the same device runs beside it, microseconds."""
+    us = np.zeros(len(linked))
+    if not len(events.work):
+        return us
+    of_collectives = np.array([classify_kernel(text).category == "communication" for text in events.texts], dtype=bool)
+    communication = of_collectives[linked.name]
+    for device in np.unique(linked.device[communication]).tolist():
+        own = linked.device == device
+        spans = times.union(linked.start_us[own & communication], linked.end_us[own & communication])
+        beside = own & ~communication
+        us[beside] = times.overlap_of_each(linked.start_us[beside], linked.end_us[beside], spans)
+    return us
 
 
 def unnamed_templates(events: TraceEvents) -> npt.NDArray[np.bool_]:
@@ -246,6 +265,7 @@ _KERNEL_COLUMNS = (
     "top_op",
     "serves",
     "longest_us",
+    "beside_us",
 )
 
 

@@ -106,7 +106,7 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
-    first_calls: dict[str, float] = field(default_factory=dict)
+    first_calls: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Operators whose first call takes nearly all of their time, and how long that call takes, microseconds."""
     optimizers: list[str] = field(default_factory=list)
     """Classes of the optimizers that step, where torch marks their steps."""

@@ -20,7 +20,6 @@ from amp_core.traces.idle_causes import (
     longest_function,
     longest_op,
     outside_operators,
-    overlap_of_each,
     profiling_us,
 )
 from amp_core.traces.kernel_rows import Rows, Window, device_name
@@ -295,7 +294,7 @@ def _idle_columns(
     after_us, held_us = np.zeros((2, len(trace.waits)))
     after_us[trace.waits] = causes.after_wait_us
     if len(causes.held[0]):
-        held_us = np.where(trace.waits, overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
+        held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
     return columns | {
         "idle_sync_us": causes.sync_us,
         "idle_sync_op": _longest_in(trace, after_us),

@@ -86,5 +86,5 @@ def test_copies_alone_are_the_largest_saving_of_a_trace_without_kernels(tmp_path
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.kernel("Memcpy DtoH (Device -> Pageable)", 10, 900, 2, sort="copy")
     run = run_of(tmp_path, trace)
-    assert first_sentence(run).startswith("Largest possible saving: copies and fills take 90 % of the step")
+    assert first_sentence(run).startswith("Largest possible saving: the GPU only copies and fills for 90 % of the step")
     assert diagnose(run)[0].code == "copies"

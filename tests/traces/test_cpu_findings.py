@@ -128,7 +128,9 @@ def test_operators_that_torch_timed_on_the_device_are_named(tmp_path):
     events = [{"name": name, "ph": "X", "ts": start, "dur": us, **place} for name, start, us, place in calls]
     run = load_run(import_traces([write(tmp_path / "t.json", events)], tmp_path / "run"))
     assert first_sentence(run).startswith("No kernel was recorded")
-    assert first_sentence(run).endswith("aten::cudnn_convolution takes 90.0 % of the time on the device.")
+    assert first_sentence(run).endswith("aten::cudnn_convolution takes 94.7 % of their time on the device.")
+    (finding,) = [f for f in diagnose(run) if f.code == "device-not-recorded"]
+    assert finding.value == 2  # the operators with a time, each once
 
 
 def test_allocations_are_part_of_the_operators_time(tmp_path):
@@ -251,8 +253,28 @@ def test_first_calls_of_other_operators_are_told_with_the_longest(tmp_path):
         trace.op("aten::bmm", 10_000 + 5_000 * number, 4_000 if number == 0 else 8)
     sentence = first_sentence(run_of(tmp_path, trace))
     assert sentence.endswith(
-        ", 9.00 ms of it in its first call, and that of aten::bmm 4.00 ms: profile after a warm-up."
+        ", 9.00 ms of it in its first call; the first call of aten::bmm takes 4.00 ms: profile after a warm-up."
     )
+
+
+@pytest.mark.parametrize(("second_us", "told"), [(3_000, "in its first 2 calls"), (300, "or its first call.")])
+def test_two_first_calls_may_take_nearly_all_of_the_time(tmp_path, second_us, told):
+    trace, at = Made(), 0
+    for number in range(12):
+        us = (9_000, second_us)[number] if number < 2 else 10 if told != "or its first call." else 200
+        trace.op("aten::cudnn_convolution", at, us)
+        at += us + 5
+    assert told in first_sentence(run_of(tmp_path, trace))
+
+
+def test_a_trace_of_communication_alone_is_told_as_that(tmp_path):
+    trace = Made()
+    trace.op("gloo:send", 0, 4_280)
+    trace.op("gloo:recv", 10, 3_200)
+    trace.op("aten::slice", 4_300, 20)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "gloo:recv takes 74.4 % of the operators' time (3.20 ms), and all communication takes 99.5 %." in sentence
+    assert sentence.endswith("record its activity, if the program uses it.")
 
 
 @pytest.mark.parametrize(("sizes", "told"), [([[8, 8]], True), ([[800, 8], [8, 8]], False), ((), False)])

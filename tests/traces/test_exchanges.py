@@ -23,6 +23,29 @@ def test_gradients_that_are_reduced_one_by_one_are_not_told_to_take_smaller_buck
     assert says in finding.advice
 
 
+def test_gradients_that_are_reduced_one_by_one_are_known_without_operators_too(tmp_path):
+    trace = Made()
+    trace.kernel("void at::native::multi_tensor_apply_kernel<TensorListMetadata<1>>", 10, 300, 3, 2)
+    for n in range(60):
+        trace.kernel(made.NCCL, 320 + 14 * n, 13, 21 + 5 * n, 2, call_us=1)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "exposed-communication"]
+    assert "in buckets" in finding.advice
+
+
+@pytest.mark.parametrize("alone_us", [400, 10])
+def test_fusing_what_runs_beside_collectives_that_take_long_alone_saves_nothing(tmp_path, alone_us):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.kernel(made.NCCL, 320, 200 + alone_us, 21)
+    trace.op("aten::div_", 30, 8)
+    trace.kernel(made.RELU, 325, 190, 31, stream=20)
+    run = run_of(tmp_path, trace)
+    assert run.kernels.set_index("op").loc["aten::div_", "beside_us"] == 190
+    assert ("memory-bound-kernels" in {f.code for f in diagnose(run)}) == (alone_us == 10)
+
+
 @pytest.mark.parametrize(
     ("collective", "mark", "says"),
     [

@@ -284,6 +284,17 @@ def test_a_wait_that_may_be_the_profilers_comes_after_what_is_surely_in_the_step
     assert "could save up to 0.340 of 1.00 ms" in wait.title
 
 
+@pytest.mark.parametrize(("lead_us", "code"), [(200, "launch-bound"), (3_000, "host-bound")])
+def test_a_short_wait_before_the_first_kernel_is_dispatch(tmp_path, lead_us, code):
+    trace = products()
+    trace.event("gpu_user_annotation", "ProfilerStep#3", 10, 800, "stream 7")
+    of_device = ("kernel", "gpu_user_annotation")
+    trace.events = [{**e, "ts": e["ts"] + lead_us} if e["cat"] in of_device else e for e in trace.events]
+    trace.event("mark", "ProfilerStep#3", 0, 1_000 + lead_us, 1)
+    found = {f.code: f.title for f in diagnose(run_of(tmp_path, trace)) if f.code in ("launch-bound", "host-bound")}
+    assert list(found) == [code] and "before the first kernel of the step because" in found[code]
+
+
 def test_waiting_before_the_first_kernel_counts_though_the_step_begins_with_it(tmp_path):
     trace = products()
     trace.event("gpu_user_annotation", "ProfilerStep#3", 10, 800, "stream 7")

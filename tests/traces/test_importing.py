@@ -94,7 +94,7 @@ def test_the_command_prints_the_folder_and_a_summary(tmp_path, capsys):
     out = capsys.readouterr().out.splitlines()
     assert out[0] == str(tmp_path / "run")
     # 2 × (200 + 200) µs in FP16 products; copies and fills do not count
-    assert out[1] == "1.6 ms of kernels: 49.4% on tensor cores, 50.6% without, 0.0% unclassified"
+    assert out[1] == "1.62 ms of kernels: 49.4% on tensor cores, 50.6% without, 0.0% unclassified"
     assert main(["import-trace", str(tmp_path / "none"), "--out", str(tmp_path / "other")]) == 2
     assert capsys.readouterr().err.startswith("ampscope: trace=")
     assert main(["import-trace", "--out", "x"]) == 2

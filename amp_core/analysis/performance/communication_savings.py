@@ -80,7 +80,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
             "copies",
             copies,
             cost.step_us,
-            f"Copies and fills take {share} of the {unit}",
+            f"The GPU only copies and fills for {share} of the {unit}",
             longest_name(copying, "name") or "copies",
             others=others(copying, "name"),
         ),

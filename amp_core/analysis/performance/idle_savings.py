@@ -7,7 +7,7 @@ host-bound 12700.0
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import first_call_us, optimizer_frac
+from amp_core.analysis.performance.kernels import first_calls_of, optimizer_frac
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.store.run import Run
@@ -18,6 +18,9 @@ UNKNOWN_HOST = "; what the host does then is unknown, for no operator was record
 GRAPH_START = "for a captured graph to start"
 MAX_SHORT_US = 100.0
 """Longer kernels are not named as short ones: their gaps are, or there are copies between them."""
+SHORT_LEAD_US = 300.0
+"""Before the first kernel of a step Python and the dispatch of operators take less, as between two later ones
+(`amp_core.traces.idle_causes.DISPATCH_US`)."""
 LAUNCH_US = 10.0
 """Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy. Decides where the lengths
 of the gaps between kernels are not recorded."""
@@ -53,6 +56,7 @@ def idle_savings(
     host = max(0.0, max(0.0, gaps - sync - wait - latency) + lead + loading_us - profiling)
     mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps
+    dispatch += lead if lead < SHORT_LEAD_US else 0.0
     known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
     kind, calls, call_us = _host_calls(windows, steps)
     in_calls = call_us >= host / 2 > 0
@@ -131,7 +135,8 @@ def _host_column(windows: pd.DataFrame) -> str:
 def _in_first(run: Run, windows: pd.DataFrame, column: str, op: str) -> str:
     """That an operator is blamed for its first call, as part of a sentence; empty for others."""
     us = float(windows[windows[column] == op][f"{column}_us"].sum()) if op else 0.0
-    return " (nearly all in its first call)" if first_call_us(run, op, us) else ""
+    calls = first_calls_of(run, op, us)
+    return f" (nearly all in its {calls.which})" if calls is not None else ""
 
 
 def _in_calls(

@@ -21,7 +21,7 @@ _TEXTS = (
     *("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes"),
     *("in_dtypes", "serves"),
 )
-_NUMBERS = ("step", "steps", "count", "total_us", "rank", "longest_us")
+_NUMBERS = ("step", "steps", "count", "total_us", "rank", "longest_us", "beside_us")
 _FUNCTIONS = ("host_function", "data_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel")
 _WINDOW_NUMBERS = (
@@ -91,12 +91,36 @@ def has_attention_in_steps(rows: pd.DataFrame) -> bool:
     return bool(products > 0 and us.get(SOFTMAX, 0.0) >= MIN_SOFTMAX_FRAC * products)
 
 
-def first_call_us(run: Run, op: str, op_us: float = np.inf) -> float:
-    """How long the first call of an operator takes if it takes nearly all of the operator's time and is most of `op_us`
-    of it; else 0."""
-    calls = run.head.config.get("first_calls")
-    us = calls.get(op) if isinstance(calls, dict) else None
-    return float(us) if isinstance(us, int | float) and MOST_OF_FIRST_FRAC * us <= op_us else 0.0
+@dataclass(frozen=True)
+class FirstCalls:
+    """The first calls of an operator, where these take nearly all of its time."""
+
+    op: str
+    us: float
+    """How long they take together, microseconds."""
+    count: int
+
+    @property
+    def which(self) -> str:
+        """`first call`, `first 2 calls`."""
+        return "first call" if self.count == 1 else f"first {self.count} calls"
+
+
+def all_first_calls(run: Run) -> list[FirstCalls]:
+    """The first calls that take nearly all of their operators' time and much of the trace, the longest first."""
+    config = run.head.config.get("first_calls")
+    found = []
+    for op, value in config.items() if isinstance(config, dict) else ():
+        us, count = value if isinstance(value, list | tuple) and len(value) == 2 else (value, 1)  # of older versions
+        if isinstance(us, int | float) and isinstance(count, int):
+            found.append(FirstCalls(str(op), float(us), count))
+    return sorted(found, key=lambda calls: -calls.us)
+
+
+def first_calls_of(run: Run, op: str, op_us: float = np.inf) -> FirstCalls | None:
+    """The first calls of an operator, if they are most of `op_us` of its time; else None."""
+    calls = next((calls for calls in all_first_calls(run) if calls.op == op), None)
+    return calls if calls is not None and MOST_OF_FIRST_FRAC * calls.us <= op_us else None
 
 
 MOST_OF_FIRST_FRAC = 0.5

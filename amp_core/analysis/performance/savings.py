@@ -297,6 +297,9 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     # Other libraries' kernels already do several operators' work.
     eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
+    if np.nan_to_num(cost.us("communication")) >= MIN_SAVED_FRAC * cost.step_us:
+        # Where communication takes long alone, it outlasts what runs beside it.
+        bound = bound.assign(total_us=bound["total_us"] - bound["beside_us"].fillna(0.0))
     us = float(bound["total_us"].sum()) * scale
     in_steps = scale * float(bound["total_us"][bound["op"] == SOFTMAX].sum()) if has_attention_in_steps(rows) else 0.0
     longest = longest_name(bound, "op")

@@ -133,13 +133,15 @@ _HELD_RANKS = Remedy(
 
 
 def _is_per_parameter(run: Run) -> bool:
-    """Whether gradients are reduced one by one: many small all-reduces in backward and none elsewhere."""
+    """Whether gradients are reduced one by one: many small all-reduces in backward and none known to
+    be elsewhere."""
     table = collective_table(run)
     table = table[table["name"] == "all_reduce"]
     count = float(table["count"].sum())
     small = table["message_bytes"].isna() | (table["message_bytes"] < MAX_SMALL_BYTES)
     short = 1e3 * float(table["ms"].sum()) < MAX_SMALL_US * count
-    return bool(count >= MIN_SMALL_COUNT and short and (small & (table["phase"] == "backward")).all())
+    in_backward = (table["phase"] == "backward") | (run.head.config.get("without_operators") is True)  # then unknown
+    return bool(count >= MIN_SMALL_COUNT and short and (small & in_backward).all())
 
 
 def _is_in_optimizer(run: Run, name: str) -> bool:
