@@ -66,6 +66,8 @@ def device_not_recorded(run: Run) -> list[Finding]:
     )
     if device == "mps":
         return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
+    if launches and device == "cuda":
+        return for_what_runs(run, [replace(finding, advice=_KEPT_BACK, snippet=entry_snippet)])
     return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
 
 
@@ -75,6 +77,13 @@ def _unit(launches: int, counted: int) -> str:
     return "operator of a GPU without kernels" if counted == 1 else "operators of a GPU without kernels"
 
 
+_KEPT_BACK = (
+    "The trace has the calls that launch, which CUPTI gives as it gives the kernels: the driver kept these back. "
+    "Permission for them is missing (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; NVreg_RestrictProfilingToAdminUsers=0 gives "
+    "it to all users), another profiler is attached, or the driver is too old for CUPTI, as under WSL. Then record "
+    "again."
+)
+"""Advice for launches without kernels on a GPU of NVIDIA's."""
 _APPLE = Remedy(
     "torch.profiler does not record Apple's GPUs: operator times are those of launching, and of waiting where a value "
     "is read. Record signposts with torch.mps.profiler, and look at them in Instruments.",
