@@ -42,6 +42,18 @@ def test_pageable_copies_in_both_directions_are_told_to_pin(tmp_path):
     assert "DtoH" in finding.where and "pin_memory=True" in finding.snippet
 
 
+@pytest.mark.parametrize(("memory", "pin"), [("Pageable", True), ("Pinned", False)])
+def test_the_host_that_copies_while_the_device_waits_is_told_to_pin(tmp_path, memory, pin):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2_000, 1)
+    trace.kernel(made.RELU, 5, 3, 2)
+    trace.op("aten::to", 100, 1_200)
+    trace.kernel(f"Memcpy HtoD ({memory} -> Device)", 1_310, 40, 800, sort="copy", call_us=500)
+    trace.kernel(made.GEMM, 1_400, 500, 1_380)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-bound"]
+    assert finding.where == "aten::to" and ("pin_memory=True" in finding.snippet) == pin
+
+
 @pytest.mark.parametrize(("op", "created"), [("aten::ones", True), ("aten::sort", False)])
 def test_copies_of_tensors_that_the_host_creates_are_not_told_to_pin(tmp_path, op, created):
     trace = Made()

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import has_all_ranks
+from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import CALLS, GRAPH_START, longest_named
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import possible_savings
@@ -12,6 +13,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import captured_anew
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding, trains
+from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
 
@@ -66,7 +68,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
     )
     if device == "mps":
         return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
-    if launches and device == "cuda":
+    if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
         return for_what_runs(run, [replace(finding, advice=_KEPT_BACK, snippet=entry_snippet)])
     return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
 
@@ -136,31 +138,44 @@ def waiting_for_data(run: Run) -> list[Finding]:
 def host_bound(run: Run) -> list[Finding]:
     """`host-bound`: idle time of the GPU that the host causes."""
     findings = saving_finding(run, "host-bound")
-    remedy = next((r for kind, r in _CALLS.items() if findings and CALLS[kind] in findings[0].title), None)
-    if remedy is _CALLS["graphs"] and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
-        remedy = _GRAPH_LAUNCHES
-    if remedy is None and captured_anew(run):
-        remedy = _CALLS["graphs"]
-    if remedy is None:
-        named = bool(findings) and findings[0].where in set(window_rows(run)["host_function"])
-        stacks = facts(run.head.environment, "profiler").get("with_stack")
-        unknown = run.head.config.get("without_operators") is True
-        created = bool(findings) and _CREATES.fullmatch(findings[0].where) is not None
-        compiled = bool(findings) and is_compiled_code(findings[0].where)
-        in_compiled = _IN_GRAPHS if run.head.config.get("graph_launches") else _IN_COMPILED
-        applies = (
-            (created, _ON_DEVICE),
-            (named, _IN_PYTHON),
-            (compiled, in_compiled),
-            (stacks, _HAS_STACKS),
-            (unknown, _WITHOUT_OPERATORS),
-        )
-        known = next((remedy for is_so, remedy in applies if is_so), None)
-        told = [replace(f, advice=known.advice, snippet=known.snippet) for f in findings] if known else findings
-        return for_what_runs(run, told)
-    on_device = str(run.head.config.get("device")).startswith("cuda") or remedy is _CALLS["compiling"]
-    snippet = remedy.snippet if on_device else _WARM_UP
-    return for_what_runs(run, [replace(f, advice=remedy.advice, snippet=snippet) for f in findings])
+    remedy = _host_remedy(run, findings[0]) if findings else None
+    return for_what_runs(
+        run, [replace(f, advice=remedy.advice, snippet=remedy.snippet) if remedy else f for f in findings]
+    )
+
+
+def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
+    """What to advise for the host of a trace, by what it does while the device waits; None for the guide's advice."""
+    on_cuda = str(run.head.config.get("device")).startswith("cuda")
+    in_calls = next((kind for kind in _CALLS if CALLS[kind] in finding.title), None)
+    if in_calls == "graphs" and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
+        return _GRAPH_LAUNCHES
+    if in_calls is None and captured_anew(run):
+        in_calls = "graphs"
+    if in_calls is not None:
+        of_any_device = on_cuda or in_calls == "compiling"
+        return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
+    if finding.where in _COPYING and _waits_for_pageable_copies(run):
+        return _CALLS["copies"]
+    if _CREATES.fullmatch(finding.where):
+        return _ON_DEVICE
+    if finding.where in set(window_rows(run)["host_function"]):
+        return _IN_PYTHON
+    if is_compiled_code(finding.where):
+        return _IN_GRAPHS if run.head.config.get("graph_launches") else _IN_COMPILED
+    if facts(run.head.environment, "profiler").get("with_stack"):
+        return _HAS_STACKS
+    return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else None
+
+
+_COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
+"""Operators that copy to the device, or on the host."""
+
+
+def _waits_for_pageable_copies(run: Run) -> bool:
+    """Whether the host's longest calls while the device is idle copy, and from memory that is not pinned."""
+    pageable = kernel_rows(run, everything=True)["name"].str.contains("Pageable -> Device", regex=False).any()
+    return bool(pageable and (window_rows(run)["host_call_kind"] == "copies").any())
 
 
 _WITHOUT_OPERATORS = Remedy(
