@@ -263,9 +263,10 @@ def _nothing(run: Run, savings: Savings) -> str:
         )
     work = matrix_work(run, savings)
     rest = f" {savings.ranked[0].what}." if savings.ranked else ""
-    others = rows[~is_matrix(rows) & (rows["op"] != "")].groupby("op")["total_us"].sum()
+    named = rows["op"].where(rows["op"] != "", rows["name"].map(kernel_in_words))
+    others = rows["total_us"][~is_matrix(rows)].groupby(named).sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
-    longest = f"{others.idxmax()} takes {percent(share)} of the kernel time, and " if share > MAIN_OP_FRAC else ""
+    longest = f"{others.idxmax()} takes {percent(share)} of the kernel time" if share > MAIN_OP_FRAC else ""
     if savings.peak_frac is None and work.kernel_frac > MAIN_PRODUCT_FRAC and not longest:
         it_takes = "it takes" if len(work.kinds.fracs) == 1 else "they take"
         return (
@@ -273,9 +274,11 @@ def _nothing(run: Run, savings: Savings) -> str:
             f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}: "
             f"{kernel_in_words(work.kernel)}. Profile it alone{_profiler(run)}.{rest}"
         )
+    whole = f"the {savings.unit}" if longest else "it"
+    of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"
+    parts = [part for part in (longest, of_products if work.frac > 0 or not longest else "") if part]
     return (
-        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {longest}{work.kinds.text} "
-        f"{work.kinds.verb} {work.shares} of {f'the {savings.unit}' if longest else 'it'}{work.where}.{rest}"
+        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {', and '.join(parts)}.{rest}"
     )
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, Host
+from amp_core.traces.operators import is_compiled_code
 
-MIN_FIRST_FRAC = 0.9
+MIN_FIRST_FRAC = 0.8
 """Share of an operator's time from which its first calls have nearly all of it."""
 MAX_FIRST_CALLS = 3
 MIN_FIRST_RATIO = 50.0
@@ -26,7 +27,7 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
     operators count with all of their time, else all operators with their own, as where the host is told.
 
     A call of another size may take longer for its size: where sizes are known, a later call has the same. On a CPU
-    alone they have to be.
+    alone they have to be, but for compiled code, whose first call compiles.
     """
     spans = events.spans
     start, end, name, shapes = (np.asarray(c) for c in (spans.start, spans.end, spans.name, spans.shapes))
@@ -42,17 +43,17 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
     total = np.bincount(name[calls], us[calls], minlength=len(events.texts))
     found: dict[str, tuple[float, int]] = {}
     for number in np.flatnonzero(total >= MIN_TRACE_FRAC * (end.max() - start.min())).tolist():
-        own = calls[name[calls] == number]
+        own, op = calls[name[calls] == number], events.texts[number].removeprefix(EVALUATE)
         own = own[np.argsort(start[own], kind="stable")]
         for count in range(1, 1 + min(MAX_FIRST_CALLS, len(own) // MIN_CALLS)):
             first, later = own[:count], own[count:]
             same = later[np.isin(shapes[later], shapes[first])]
             if (
                 np.isin(shapes[first], shapes[later]).all()
-                and not (on_cpu and (shapes[first] < 0).any())
+                and not (on_cpu and (shapes[first] < 0).any() and not is_compiled_code(op))
                 and us[first].sum() >= MIN_FIRST_FRAC * total[number]
                 and us[first].min() >= MIN_FIRST_RATIO * max(np.median(us[own]), np.median(us[same]))
             ):
-                found[events.texts[number].removeprefix(EVALUATE)] = float(us[first].sum()), count
+                found[op] = float(us[first].sum()), count
                 break
     return found

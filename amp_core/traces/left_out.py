@@ -33,7 +33,7 @@ from amp_core.traces.window_rows import WAITING, first_batch, marked_time, waiti
 
 PROFILER = "the profiler's own work"
 """What is said where the profiler itself keeps the host busy, as with its buffers."""
-MIN_LEFT_OUT_US = 1000.0
+MIN_LEFT_OUT_US = 100.0
 MIN_LEFT_OUT_FRAC = 0.2
 """Share of the trace from which a part is told: a reader who compares its length would miss it."""
 MIN_NAMED_FRAC = 0.5

@@ -236,6 +236,7 @@ FIRST = ", 9.00 ms of it in its first call: profile after a warm-up."
     [
         ({}, True),
         ({"first_us": 400}, False),  # a clock that is still low
+        ({"first_us": 1_000, "calls": 24}, True),
         ({"sizes": [[8, 8]]}, True),
         ({"sizes": [[800, 8], [8, 8]]}, False),  # it computes more
         ({"calls": 2}, False),
@@ -244,7 +245,21 @@ FIRST = ", 9.00 ms of it in its first call: profile after a warm-up."
 def test_an_operator_whose_first_call_takes_nearly_all_of_its_time_is_told_so(tmp_path, case, told):
     sentence = first_sentence(run_of(tmp_path, warming_up(**case)))
     assert "On the host, aten::cudnn_convolution takes" in sentence
-    assert sentence.endswith(FIRST) == told and ("or its first call." in sentence) != told
+    first = f", {case.get('first_us', 9_000) / 1_000:.2f} ms of it in its first call: profile after a warm-up."
+    assert sentence.endswith(first) == told and ("or its first call." in sentence) != told
+
+
+def test_the_first_call_of_compiled_code_is_told_without_sizes_and_needs_an_accelerator(tmp_path):
+    """As torch.autograd's older export has it: the launches of Triton's kernels are ranges of the host."""
+    trace, at = Made(), 0
+    for number in range(20):
+        us = 7_500 if number == 0 else 100
+        trace.op("Torch-Compiled Region", at, us)
+        trace.op("triton_poi_fused_flip_0", at + us - 30, 24)
+        at += us + 5
+    run = run_of(tmp_path, trace, "")
+    assert first_sentence(run).startswith("No device activity was recorded")
+    assert first_sentence(run).endswith(" 7.48 ms of it in its first call: profile after a warm-up.")
 
 
 def test_first_calls_of_other_operators_are_told_with_the_longest(tmp_path):

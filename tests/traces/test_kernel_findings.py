@@ -84,9 +84,21 @@ def test_operators_that_compiled_code_does_not_fuse_need_another_backend(tmp_pat
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("CompiledFunctionBackward", 1, 8)
-    trace.kernel(made.RELU, 10, 980, 2)
+    trace.kernel(made.RELU, 10, 480, 2)
+    trace.kernel(made.RELU, 490, 500, 4)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
     assert finding.where == "CompiledFunctionBackward" and "inductor" in finding.snippet
+
+
+def test_a_kernel_alone_has_nothing_to_fuse_with(tmp_path):
+    trace = Made()
+    trace.event("kernel", made.GEMM, 0, 4_000, "stream 7", correlation=5, device=0, stream=7)
+    trace.kernel(made.RELU, 4_000, 1_000, 10)
+    run = run_of(tmp_path, trace)
+    sentence = first_sentence(run)
+    assert "No change would save 5.00 % or more of the profiled window: vectorized_elementwise_kernel" in sentence
+    assert "takes 100 % of the kernel time. Left out are the 4.00 ms before" in sentence and "GEMM" not in sentence
+    assert "memory-bound-kernels" not in {f.code for f in diagnose(run)}
 
 
 @pytest.mark.parametrize(

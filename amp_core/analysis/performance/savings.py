@@ -55,6 +55,8 @@ GOOD_PEAK_FRAC = 0.6
 SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
+MIN_FUSED_KERNELS = 1.5
+"""Kernels per step below which there is no other to fuse one with."""
 MIN_KERNEL_US = 1e-3
 """Less is no kernel time: a trace may hold copies alone."""
 UNKNOWN_RATIO = 2.0
@@ -300,6 +302,8 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     if np.nan_to_num(cost.us("communication")) >= MIN_SAVED_FRAC * cost.step_us:
         # Where communication takes long alone, it outlasts what runs beside it.
         bound = bound.assign(total_us=bound["total_us"] - bound["beside_us"].fillna(0.0))
+    if float(rows["count"].sum()) * scale < MIN_FUSED_KERNELS:
+        bound = bound[:0]
     us = float(bound["total_us"].sum()) * scale
     in_steps = scale * float(bound["total_us"][bound["op"] == SOFTMAX].sum()) if has_attention_in_steps(rows) else 0.0
     longest = longest_name(bound, "op")
