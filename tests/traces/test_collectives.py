@@ -140,6 +140,7 @@ def test_exposed_communication_says_who_is_waited_for(tmp_path):
     )
     assert finding.advice.index("rank 1 enters 2 of 2 collectives last") < finding.advice.index("Overlap")
     assert "each other rank waits 0.500 ms per step for it" in finding.advice
+    assert "with_stack=True" in finding.snippet
 
 
 def test_ranks_that_are_late_come_first_and_not_the_network(tmp_path):

@@ -87,7 +87,8 @@ def _with_waiting(finding: Finding, saving: Saving) -> Finding:
         f"At least {number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks "
         f"that enter the collectives late, which overlap does not shorten: {saving.here}. For the rest: {transfer}"
     )
-    return replace(finding, advice=advice)
+    one_is_late = saving.here.startswith("rank ")
+    return replace(finding, advice=advice, snippet=_LATE_RANKS.snippet if one_is_late else finding.snippet)
 
 
 def _with_missing_ranks(finding: Finding, saving: Saving) -> Finding:
