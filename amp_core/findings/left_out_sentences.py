@@ -9,7 +9,7 @@ from typing import Any
 from amp_core.analysis.performance.idle_savings import UNKNOWN_HOST
 from amp_core.analysis.performance.kernels import is_trace
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import kernel_in_words, number, percent
 
 MOST_FRAC = 0.5
 """Share of the trace from which a part that the host takes comes before the largest saving in the rest."""
@@ -75,7 +75,8 @@ def _sentence(part: Mapping[str, Any], *, without_operators: bool) -> tuple[str,
         return f"{batch}profile further ones.", frac > MOST_FRAC
     if (why := _OF_THE_DEVICE.get(kind)) is not None:
         host = f" The host waits in {name}." if name else ""
-        return f"Left out are the {ms} before ({percent(frac)} of the trace), in which {why}.{host}", False
+        kernel = f", most of it {kernel_in_words(str(part['kernel']))}" if part.get("kernel") else ""
+        return f"Left out are the {ms} before ({percent(frac)} of the trace), in which {why}{kernel}.{host}", False
     if (where := _OF_THE_HOST.get(kind)) is None:
         return "", False
     inside = f", {number(name_us / 1e3, 'ms')} of them in {name}" if name else UNKNOWN_HOST if without_operators else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import MatrixKinds, is_matrix, kernel_rows, matrix_kinds
+from amp_core.analysis.performance.kernels import MIN_KIND_FRAC, MatrixKinds, is_matrix, kernel_rows, matrix_kinds
 from amp_core.analysis.performance.savings import Savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.hardware.gpus import core_names
@@ -15,7 +15,7 @@ from amp_core.store.run import Run
 from amp_core.text.formatting import percent
 
 MIN_ON_CORES_FRAC = 0.95
-"""Share of the products' time on tensor cores from which they are said to run there."""
+"""Share of the time of each kind of products on tensor cores from which they are said to run there."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
     its = "its" if len(kinds.fracs) == 1 else "their"
     cores, _ = core_names(cost.device_name)
     at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings, its)
-    on_cores = us > 0 and np.nan_to_num(cost.us("tensor")) >= MIN_ON_CORES_FRAC * us
+    on = rows["total_us"].where(rows["tensor_core"] == "yes", 0.0).groupby(rows["category"] == "attention").sum()
+    of_kinds = rows["total_us"].groupby(rows["category"] == "attention").sum()
+    told = of_kinds >= MIN_KIND_FRAC * float(of_kinds.sum())
+    on_cores = us > 0 and bool((on >= MIN_ON_CORES_FRAC * of_kinds)[told].all())
     by_name = rows.groupby("name")["total_us"].sum()
     frac = us / cost.step_us
     return MatrixWork(

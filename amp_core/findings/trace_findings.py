@@ -12,7 +12,7 @@ from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_ro
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, without_gpu
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
-from amp_core.findings.left_out_sentences import parts_left_out
+from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
@@ -162,8 +162,9 @@ def _first_sentence(run: Run) -> str:
     largest = savings.ranked[0] if savings.ranked else None
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
         # Short gaps all along are those of a loop.
-        at_start = savings.unit != "step" and not savings.trains and largest.code != "launch-bound"
-        idle = at_start and _busy_frac(savings) < MOSTLY_IDLE_FRAC
+        at_start = savings.unit != "step" and not savings.trains
+        at_start &= largest.code != "launch-bound" or _is_mostly_left_out(run)
+        idle = at_start and _busy_frac(savings) < (MOSTLY_IDLE_FRAC if largest.code != "launch-bound" else 1.0)
         hint = _idle_hint(run) if idle else ""
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
@@ -205,6 +206,16 @@ MAIN_KERNEL_FRAC = 1 / 3
 
 MOSTLY_IDLE_FRAC = 0.1
 """A window without steps with less work than this share is hardly one of training."""
+
+
+def _is_mostly_left_out(run: Run) -> bool:
+    """Whether most of a trace is in no window, and the host's."""
+    listed = run.head.config.get("left_out")
+    parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
+    fracs = [part.get("frac") for part in parts if part.get("kind") in ("start", "wait", "end")]
+    return sum(frac for frac in fracs if isinstance(frac, int | float)) > MOST_FRAC
+
+
 MIN_OF_IDLE_FRAC = 0.5
 """Share of the idle time from which one operator or function that the host is in accounts for it."""
 
@@ -218,9 +229,12 @@ def _idle_hint(run: Run) -> str:
     named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
     accounted = named_us >= max(MIN_OF_IDLE_FRAC * idle_us, 2 * calls_us)
     like = "" if accounted else ", like the start of a program or an idle server"
+    rows = kernel_rows(run)
+    computes = is_matrix(rows).any() or (rows["tensor_core"] == "unknown").any()
+    no_model = "" if computes else " No product of matrices runs: the model may not be in the trace."
     return (
         f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
-        "warm-up."
+        f"warm-up.{no_model}"
     )
 
 

@@ -391,11 +391,13 @@ TABLES: dict[str, Table] = {
                     "s",
                     "operator in which the host waited before most of idle_sync_us; null outside operators",
                 ),
+                _column("idle_sync_op_us", "f", "part of idle_sync_us after its waits"),
                 _column(
                     "idle_wait_op",
                     "s",
                     "operator in which the host waited during most of idle_wait_us; null outside operators",
                 ),
+                _column("idle_wait_op_us", "f", "part of idle_wait_us with the host in its waits"),
             ),
         ),
         Table(

@@ -10,7 +10,7 @@ the trace holds what runs meanwhile or not.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,6 +62,8 @@ class PartLeftOut:
     name_us: float = 0.0
     later_us: float = 0.0
     """Of `first-batch`: the longest load of a later batch; 0 if none is marked."""
+    kernel: str = ""
+    """Of `queued`: the kernel with most of the device's time."""
 
 
 def parts_left_out(
@@ -95,7 +97,15 @@ def parts_left_out(
             bounds.append(("wait", ends, low))
     bounds.append(("end", max(high, low), last))
     parts = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
-    return tuple(part for part in parts if part is not None)
+    longest = _longest_queued(events, linked)
+    return tuple(replace(part, kernel=longest) if part.kind == "queued" else part for part in parts if part is not None)
+
+
+def _longest_queued(events: TraceEvents, linked: LinkedWork) -> str:
+    """The kernel with most of the work from before the trace; "" without such work."""
+    queued = np.isneginf(linked.launched_us)
+    us = np.bincount(linked.name[queued], linked.own_us[queued])
+    return events.texts[int(us.argmax())] if len(us) else ""
 
 
 def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float, wall_us: float) -> PartLeftOut | None:

@@ -238,7 +238,7 @@ def _sync_columns(trace: _Trace, window: Window, selected: npt.NDArray[np.bool_]
     return {
         "sync_us": float(us.sum()),
         "syncs": int((waited & ~trace.repeated).sum()),
-        "sync_op": _longest_in(trace, us),
+        "sync_op": _longest_in(trace, us)[0],
     }
 
 
@@ -288,17 +288,16 @@ def _idle_columns(
         "host_rest_op": longest_op(events, host, rest),
     }
     longest["host_kernel"] = _longest_before(trace, selected, causes)
-    columns: dict[str, Any] = {}
-    for column, (name, us) in longest.items():
-        columns |= {column: name, f"{column}_us": us}
     after_us, held_us = np.zeros((2, len(trace.waits)))
     after_us[trace.waits] = causes.after_wait_us
     if len(causes.held[0]):
         held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
+    longest |= {"idle_sync_op": _longest_in(trace, after_us), "idle_wait_op": _longest_in(trace, held_us)}
+    columns: dict[str, Any] = {}
+    for column, (name, us) in longest.items():
+        columns |= {column: name, f"{column}_us": us}
     return columns | {
         "idle_sync_us": causes.sync_us,
-        "idle_sync_op": _longest_in(trace, after_us),
-        "idle_wait_op": _longest_in(trace, held_us),
         "idle_profiling_us": profiling_us(events, held),
         "idle_wait_us": causes.wait_us,
         "idle_latency_us": causes.latency_us,
@@ -347,8 +346,12 @@ MAX_LATER_FRAC = 0.1
 
 def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
     """Which calls into the runtime wait for the device, by their names."""
-    waiting = np.array([text.endswith(WAITING) for text in events.texts], dtype=bool)
+    waiting = np.array([_VERSION.sub("", text).endswith(WAITING) for text in events.texts], dtype=bool)
     return waiting[np.asarray(events.calls.name)] if len(events.calls) else np.zeros(0, dtype=bool)
+
+
+_VERSION = re.compile(r"_(?:v\d+|ptsz)$")
+"""What the names of some of the driver's and the runtime's calls end with, as `cudaStreamSynchronize_v3020`."""
 
 
 def most_frequent_wait(events: TraceEvents) -> str:
@@ -381,14 +384,15 @@ def _is_called(events: TraceEvents, pattern: "re.Pattern[str]") -> bool:
     return any(pattern.search(events.texts[name]) is not None for name in names.tolist())
 
 
-def _longest_in(trace: _Trace, us_of_call: times.Floats) -> str | None:
-    """The operator whose calls have the most of these times; None outside of operators."""
+def _longest_in(trace: _Trace, us_of_call: times.Floats) -> tuple[str | None, float]:
+    """The operator whose calls have the most of these times, None outside of operators, and how much."""
     us: dict[str, float] = {}
     for call in np.flatnonzero(us_of_call).tolist():
         op = int(trace.host.op_of_call[call])
         name = trace.events.texts[trace.events.spans.name[op]] if op >= 0 else ""
         us[name] = us.get(name, 0.0) + float(us_of_call[call])
-    return max(us, key=lambda name: us[name], default="") or None
+    longest = max(us, key=lambda name: us[name], default="")
+    return longest or None, us.get(longest, 0.0)
 
 
 def _is_communication(name: str, on_cpu: bool) -> bool:

@@ -69,8 +69,15 @@ def test_copies_of_tensors_that_the_host_creates_are_not_told_to_pin(tmp_path, o
     assert findings["host-bound"].evidence()[-1].endswith("saved, with what the host does beside it, limit 5.00 %")
 
 
-@pytest.mark.parametrize(("op", "says"), [("aten::copy_", "pin_memory"), ("aten::item", "loss.item()")])
-def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
+@pytest.mark.parametrize(
+    ("op", "trains", "says"),
+    [
+        ("aten::copy_", False, "pin_memory"),
+        ("aten::item", True, "loss.item()"),
+        ("aten::item", False, "torch.where(condition, a, b)"),
+    ],
+)
+def test_syncs_are_advised_on_by_their_operator(tmp_path, op, trains, says):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("aten::mm", 1, 8)
@@ -78,6 +85,7 @@ def test_syncs_are_advised_on_by_their_operator(tmp_path, op, says):
     trace.op(op, 20, 300)
     trace.event("call", "cudaStreamSynchronize", 21, 295, 1, correlation=77)
     trace.op("aten::mm", 590, 8)
+    trace.op("MmBackward0" if trains else "aten::linear", 589, 20)
     trace.kernel(made.GEMM, 600, 400, 592)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-syncs"]
     assert finding.where == op and says in finding.snippet and "fused" not in finding.snippet

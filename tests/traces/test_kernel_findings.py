@@ -90,6 +90,20 @@ def test_operators_that_compiled_code_does_not_fuse_need_another_backend(tmp_pat
     assert finding.where == "CompiledFunctionBackward" and "inductor" in finding.snippet
 
 
+@pytest.mark.parametrize(
+    ("gpu", "capability", "compiles"),
+    [("Tesla P100-PCIE-16GB", (6, 0), False), ("Tesla V100-SXM2-32GB", (7, 0), True)],
+)
+def test_a_gpu_that_is_too_old_for_triton_is_not_told_to_compile(tmp_path, gpu, capability, compiles):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for at in (10, 500):
+        trace.op("aten::relu", at - 8, 4)
+        trace.kernel(made.RELU, at, 480, at - 6)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace, gpu, capability)) if f.code == "memory-bound-kernels"]
+    assert ("torch.compile" in finding.snippet) == compiles
+
+
 def test_a_kernel_alone_has_nothing_to_fuse_with(tmp_path):
     trace = Made()
     trace.event("kernel", made.GEMM, 0, 4_000, "stream 7", correlation=5, device=0, stream=7)

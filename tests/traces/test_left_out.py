@@ -31,7 +31,7 @@ def test_recorded_work_from_before_the_trace_is_told_too(tmp_path):
     trace.kernel(made.GEMM, 40_000, 9_000, 39_901)
     text = first_sentence(run_of(tmp_path, trace))
     assert text.endswith("Left out are the 40.0 ms before (81.6 % of the trace), in which the device does what was "
-                         "launched before the trace began.")  # fmt: skip
+                         f"launched before the trace began, most of it {made.GEMM}.")  # fmt: skip
 
 
 @pytest.mark.parametrize("with_host", [True, False])
@@ -65,6 +65,17 @@ def test_a_device_that_starts_late_is_told_with_what_the_host_does(tmp_path):
         "40.0 ms of the trace (81.6 %) come before the first device activity and are left out, 39.9 ms of them in "
         "aten::empty_strided. Nothing beside GEMM/conv"
     )
+
+
+def test_a_trace_without_products_of_which_most_is_left_out_may_lack_the_model(tmp_path):
+    trace = Made()
+    for number in range(10):
+        trace.op("aten::cumsum", 100 * number, 20)
+        trace.kernel(made.RELU, 100 * number + 10, 5, 100 * number + 2)
+    trace.op("aten::expand", 1_000, 9_000)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith("9.09 ms of the trace (90.8 %) come after the last kernel")
+    assert "prof.step() and profile after a warm-up. No product of matrices runs: the model may not be in" in text
 
 
 def test_what_the_host_does_after_the_last_kernel_is_told(tmp_path):

@@ -104,7 +104,9 @@ def test_the_window_adds_up(tmp_path, layout):
         "host_kernel": None,
         "host_kernel_us": 0,
         "idle_sync_op": None,
+        "idle_sync_op_us": 90,
         "idle_wait_op": None,
+        "idle_wait_op_us": 0,
         "products": 6,
     }
 

@@ -32,8 +32,8 @@ def idle_savings(
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
-    where, _ = longest_named(windows, "idle_sync_op", "idle_sync_us")
-    waiting_in, _ = longest_named(windows, "idle_wait_op", "idle_wait_us")
+    where, in_syncs = _syncing(windows, "idle_sync_op", sync * steps)
+    _, in_waits = _syncing(windows, "idle_wait_op", wait * steps)
     number_of = (
         f"{mean_count(cost.syncs)} synchronization{'s' if cost.syncs != 1 else ''}"
         if cost.syncs
@@ -46,7 +46,7 @@ def idle_savings(
     elif unexplained:
         waited_for = ", and nothing in the trace shows what it waits for"
         if float(windows["sync_us"].fillna(0.0).sum()) / steps >= wait / 2:  # otherwise the host runs ahead of it
-            waited_for += f"; the host waits meanwhile, in {number_of}{f' ({waiting_in})' if waiting_in else ''}"
+            waited_for += f"; the host waits meanwhile, in {number_of}{in_waits}"
     gpu, held, its_share = _held(windows, wait, cost, unit)
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
@@ -89,7 +89,7 @@ def idle_savings(
                (calls if in_calls else op) or "host", lead_us=lead,
                is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * host),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
-               f"after {number_of} with the host{f' ({where})' if where else ''}", where or "synchronizing calls"),
+               f"after {number_of} with the host{in_syncs}", where or "synchronizing calls"),
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
@@ -190,10 +190,19 @@ def _longest_of(
     return name, f", {number(us / steps / 1e3, 'ms')} {part} in {name}"
 
 
-def longest_named(windows: pd.DataFrame, column: str, times: str = "") -> tuple[str, float]:
+def _syncing(windows: pd.DataFrame, column: str, whole_us: float) -> tuple[str, str]:
+    """The operator in which the host waits for most of a time, and that as part of a sentence; empty for less than half
+    of it."""
+    op, us = longest_named(windows, column)
+    if not op or us < MOST_OF_CALLS_FRAC * whole_us:
+        return "", ""
+    return op, f" ({op})" if us >= NEARLY_ALL_FRAC * whole_us else f", most of that in {op}"
+
+
+def longest_named(windows: pd.DataFrame, column: str) -> tuple[str, float]:
     """The value of a column of names with most of its time in all of the windows, and that time in microseconds; empty
-    and 0 where nothing is named. `times`: the column of the time, if it is not the name's with `_us`."""
-    us = windows[windows[column] != ""].groupby(column)[times or f"{column}_us"].sum()
+    and 0 where nothing is named."""
+    us = windows[windows[column] != ""].groupby(column)[f"{column}_us"].sum()
     return (str(us.idxmax()), float(us.max())) if len(us) else ("", 0.0)
 
 

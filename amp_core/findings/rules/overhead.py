@@ -11,7 +11,7 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
-from amp_core.findings.trace_findings import saving_finding
+from amp_core.findings.trace_findings import saving_finding, trains
 from amp_core.findings.trace_launches import launch_bound_of_trace
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
@@ -172,6 +172,15 @@ _SYNC_REMEDIES = {
 }
 _SYNC_REMEDIES |= {"aten::item": _SYNC_REMEDIES["aten::_local_scalar_dense"]}
 _SYNC_REMEDIES |= dict.fromkeys(("aten::to", "aten::_to_copy"), _SYNC_REMEDIES["aten::copy_"])
+_SYNCS_OF_INFERENCE = dict.fromkeys(
+    ("aten::_local_scalar_dense", "aten::item"),
+    Remedy(
+        "A tensor's value is read on the host by `.item()`, `float()`, `if` or `print`. Keep it on the device, and "
+        "decide there.",
+        "y = torch.where(condition, a, b)   # instead of a if condition.item() else b",
+    ),
+)
+"""The same where the trace contains no training."""
 _OTHER_SYNC = Remedy(
     "While the host waits it launches nothing, and afterwards the GPU waits for the host. Find the call, and wait "
     "only where a result is needed.",
@@ -190,7 +199,8 @@ _OF_DEVICE = Remedy(
 def _syncs_of_trace(run: Run) -> list[Finding]:
     of_device = str(run.head.config.get("sync_call")).endswith("DeviceSynchronize")
     other = _OF_DEVICE if of_device else _OTHER_SYNC
-    remedied = [(f, _SYNC_REMEDIES.get(f.where, other)) for f in saving_finding(run, "host-syncs")]
+    known = _SYNC_REMEDIES if trains(run) else _SYNC_REMEDIES | _SYNCS_OF_INFERENCE
+    remedied = [(f, known.get(f.where, other)) for f in saving_finding(run, "host-syncs")]
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
 
 

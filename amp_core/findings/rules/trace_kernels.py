@@ -24,7 +24,7 @@ from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
-from amp_core.text.formatting import percent
+from amp_core.text.formatting import kernel_in_words, percent
 
 _AUTOCAST = "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)"
 _WITH_TF32 = f"torch.backends.cuda.matmul.allow_tf32 = True\n{_AUTOCAST}"
@@ -263,6 +263,15 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     return [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
 
 
+MIN_TRITON_CAPABILITY = (7, 0)
+"""From this compute capability on Triton, and with it torch.compile's usual backend, supports GPUs of NVIDIA's."""
+_BEFORE_TRITON = Remedy(
+    "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. This GPU is too old for "
+    "the compiler's Triton (compute capability 7.0): script these operators, or write a kernel for them.",
+    "f = torch.jit.script(f)   # fuses elementwise operators",
+)
+
+
 def _fp64(run: Run) -> str:
     """How much of the step computes in FP64 beside products, if it is much."""
     savings, rows = possible_savings(run), kernel_rows(run)
@@ -271,7 +280,7 @@ def _fp64(run: Run) -> str:
     whole_us = float(window_rows(run)["wall_us"].sum())
     if savings is None or us < MIN_SAVED_FRAC * whole_us:
         return ""
-    named = longest_name(rows[rows["op"] != ""], "op") or longest_name(rows, "name")
+    named = longest_name(rows[rows["op"] != ""], "op") or kernel_in_words(longest_name(rows, "name"))
     share = f"{100 * us / whole_us:.0f} %"
     return f"FP64 takes {share} of the {savings.unit}, most in {named}, and FP32 would halve the bytes of these kernels"
 
@@ -288,6 +297,9 @@ def _memory_bound(run: Run) -> list[Finding]:
         return [replace(f, advice=advice, snippet=in_steps.snippet) for f in findings]
     if findings and ("Compiled" in findings[0].where or is_compiled_without_fusion(run)):
         return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
+    gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
+    if findings and gpu.capability is not None and gpu.known and gpu.capability < MIN_TRITON_CAPABILITY:
+        return [replace(f, advice=_BEFORE_TRITON.advice, snippet=_BEFORE_TRITON.snippet) for f in findings]
     if findings and is_compiled_in_part(run):
         return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]
     return findings
