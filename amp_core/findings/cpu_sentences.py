@@ -72,6 +72,8 @@ def _operators(run: Run, rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     us, total, count = rows.groupby("op")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
+    if '"float"' in str(rows["in_dtypes"][rows["op"] == longest].iloc[0]):  # which oneDNN always has
+        advice = advice.replace(", disabled, or lacks the dtype", " or disabled")
     is_range = not _NO_RANGE.search(longest) and us.index.str.contains("::").any()
     what = f"Python or other code in {longest}, outside of operators," if is_range else longest
     what += _serving(rows, longest, total)

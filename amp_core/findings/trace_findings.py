@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, without_gpu
@@ -17,7 +18,7 @@ from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.findings.step_sentences import captured_anew, of_ranks, profilers_part, uneven_steps
-from amp_core.hardware.gpus import core_names
+from amp_core.hardware.gpus import core_names, is_amd
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
 from amp_core.store.run import Run
@@ -249,8 +250,11 @@ def _in_sentence(saving: Saving) -> str:
 
 
 def _profiler(run: Run) -> str:
-    on_gpu = str(run.head.config.get("device") or "").startswith("cuda")
-    return ", as with Nsight Compute or rocprofv3" if on_gpu else ""
+    device = str(run.head.config.get("device") or "")
+    if not device.startswith("cuda"):
+        return ""
+    gpu = profiled_gpu(run, device).name
+    return f", as with {'rocprofv3' if is_amd(gpu) else 'Nsight Compute' if gpu else 'Nsight Compute or rocprofv3'}"
 
 
 def _nothing(run: Run, savings: Savings) -> str:

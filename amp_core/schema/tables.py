@@ -380,6 +380,11 @@ TABLES: dict[str, Table] = {
                     "does work of its own",
                 ),
                 _column(
+                    "host_us",
+                    "f",
+                    "host time in operators during the window, without waits for the device and calls of 50 µs or more",
+                ),
+                _column(
                     "host_kernel",
                     "s",
                     "kernel, copy or fill that ends the longest of idle_us in longer gaps in which the host had not "

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces import intervals as times
-from amp_core.traces.events import TraceEvents
+from amp_core.traces.collect import LONG_CALL_US
+from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.idle_causes import (
     IdleCauses,
@@ -238,8 +239,20 @@ def _sync_columns(trace: _Trace, window: Window, selected: npt.NDArray[np.bool_]
     return {
         "sync_us": float(us.sum()),
         "syncs": int((waited & ~trace.repeated).sum()),
+        "host_us": _host_us(trace, window),
         "sync_op": _longest_in(trace, us)[0],
     }
+
+
+def _host_us(trace: _Trace, window: Window) -> float:
+    """How long the host is in operators of a window by itself: without waits for the device, and without long calls, in
+    which it may wait for room in the queue of launches."""
+    spans = trace.events.spans
+    chosen = np.flatnonzero((np.asarray(spans.kind) == OP) & (trace.host.parent < 0))
+    working = times.union(np.asarray(spans.start)[chosen], np.asarray(spans.end)[chosen])
+    held = trace.waits | (trace.call_end - trace.call_start >= LONG_CALL_US)
+    working = times.without(working, times.union(trace.call_start[held], trace.call_end[held]))
+    return times.total(times.clip(working, window.start, window.end))
 
 
 def _before_first_work(trace: _Trace, window: Window, spans: _Spans) -> tuple[times.Intervals, times.Intervals]:

@@ -25,13 +25,13 @@ def collective(trace, start, duration, launched, kernel=NCCL, **message):
     trace.kernel(kernel, start, duration, launched, 2)
 
 
-def ddp(enters, *, leaves=(700, 950), rank=0, dtype="Float", group=None):
+def ddp(enters, *, leaves=(700, 950), rank=0, dtype="Float", group=None, backward_us=920):
     """A step of 1,000 µs on one rank, which enters its collectives at `enters`; all leave them at `leaves`."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("aten::mm", 5, 8, **{"Input type": ["float"] * 2})
     trace.kernel(GEMM, 20, 280, 6)
-    trace.op("MmBackward0", 30, 920, 2)
+    trace.op("MmBackward0", 30, backward_us, 2)
     for enter, leave in zip(enters, leaves, strict=True):
         message = {"Collective name": "allreduce", "dtype": dtype, "In msg nelems": 1000, "Out msg nelems": 1000}
         message |= {"Process Group Name": group} if group else {}
@@ -143,10 +143,12 @@ def test_exposed_communication_says_who_is_waited_for(tmp_path):
     assert "with_stack=True" in finding.snippet
 
 
-def test_ranks_that_are_late_come_first_and_not_the_network(tmp_path):
+@pytest.mark.parametrize(("backward_us", "slow_hosts"), [(100, False), (920, True)])
+def test_ranks_that_are_late_come_first_and_not_the_network(tmp_path, backward_us, slow_hosts):
     """Ranks 0 and 1 wait for rank 2 before the first collective and for rank 3 before the second one."""
     enters = [(300, 650), (300, 650), (590, 650), (300, 940)]
-    run = run_of(tmp_path, *(ddp(e, leaves=(600, 950), rank=rank) for rank, e in enumerate(enters)))
+    ranks = (ddp(e, leaves=(600, 950), rank=rank, backward_us=backward_us) for rank, e in enumerate(enters))
+    run = run_of(tmp_path, *ranks)
     assert late_ranks(run)["rank"].tolist() == [2, 3]
     (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
     text = first_sentence(run)
@@ -155,7 +157,10 @@ def test_ranks_that_are_late_come_first_and_not_the_network(tmp_path):
         in text
     )
     assert finding.win_ms == pytest.approx(0.29 + 0.29, abs=0.01)
-    assert "Overlap communication" not in finding.advice and "with_stack" in finding.snippet
+    assert "Overlap communication" not in finding.advice
+    # Where the hosts of the others take as long, whichever is late, the others wait for it.
+    assert ("with_stack" in finding.snippet) != slow_hosts
+    assert ("The hosts of the other ranks are in operators for 0.9" in finding.advice) == slow_hosts
     assert "rank 3's GPU is idle for" in finding.advice and "themselves take 0.0200 ms" in finding.advice
 
 

@@ -63,7 +63,7 @@ def held(rank, queued):
     """A step in which rank 0's only kernel begins 800 µs after its launch, or is launched that late."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
-    trace.op("aten::mm", 1, 998)
+    trace.op("aten::mm", 1, 998 if rank == 0 else 20)
     trace.kernel(GEMM, 5, 20, 2)
     trace.kernel(GEMM, 825 if rank == 0 else 25, 20, 10 if queued or rank else 820)
     trace.op("record_param_comms", 890 if not queued and not rank else 30, 20, 2)

@@ -101,6 +101,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "lead_data_us": 0,
         "sync_op": None,
         "idle_profiling_us": 0,
+        "host_us": pytest.approx(647, abs=1),
         "host_kernel": None,
         "host_kernel_us": 0,
         "idle_sync_op": None,

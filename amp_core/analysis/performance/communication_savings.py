@@ -128,6 +128,10 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
         + (f" ({number(queued_ms[rank], 'ms')} of it although work is queued)" if rank in held else "")
         for rank in late["rank"]
     )
+    hosts_us = windows[~windows["rank"].isin(named)].groupby("rank")["host_us"].sum() / steps
+    all_hosts_us = float(hosts_us.mean()) if len(hosts_us) else 0.0
+    if all_hosts_us < their_step_us - saved_us / 2:
+        all_hosts_us = 0.0
     transfer_ms, others_ms = float(rank_waiting(run)["transfer_ms"].mean()), float(idle_ms.drop(named).mean())
     return Saving(
         "exposed-communication",
@@ -139,6 +143,7 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
         f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
         f"{number(transfer_ms, 'ms')}{'' if is_sure else parts}",
         all_waiting=is_sure,
+        all_hosts_us=all_hosts_us,
         late_ranks=tuple(named),
         held_ranks=tuple(held),
     )

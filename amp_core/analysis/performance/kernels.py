@@ -59,6 +59,7 @@ _WINDOW_NUMBERS = (
     "host_call_op_us",
     "host_rest_op_us",
     "host_kernel_us",
+    "host_us",
     "idle_sync_op_us",
     "idle_wait_op_us",
     "host_outside_us",

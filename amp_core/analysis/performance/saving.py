@@ -45,6 +45,9 @@ class Saving:
     """Of communication with late ranks: whether the transfer itself is surely a small part of it."""
     waiting_us: float = 0.0
     """Of communication: at least that much of `saved_us` is waiting for ranks whose traces are missing."""
+    all_hosts_us: float = 0.0
+    """Of communication with late ranks: how long the hosts of the others take for a step by themselves, if that is so
+    long that the late ranks alone would save less than half of `saved_us`; else 0."""
     held_ranks: tuple[int, ...] = ()
     """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
     waits_for_idle: bool = False

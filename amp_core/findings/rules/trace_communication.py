@@ -49,6 +49,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
+        elif late.all_hosts_us and remedy is _LATE_RANKS:
+            remedy = _slow_hosts(late)
         if not has_all_ranks(run):
             remedy = replace(remedy, advice=f"{remedy.advice}{_LATER_STILL}")
         return for_what_runs(
@@ -119,6 +121,18 @@ _LATE_RANKS = Remedy(
     "with torch.profiler.profile(with_stack=True) as prof:   # on the late ranks\n    train_step(batch)\n"
     'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
 )
+
+
+def _slow_hosts(late: Saving) -> Remedy:
+    """Advice where the hosts of all ranks are slow: whichever is the latest, the others wait for it."""
+    hosts, step = number(late.all_hosts_us / 1e3), number(late.step_us / 1e3, "ms")
+    return Remedy(
+        f"The hosts of the other ranks are in operators for {hosts} of {step}: faster late ranks alone make the step "
+        "no shorter than that. Find what holds up all hosts: too few processors or a quota, threads of several ranks "
+        "on one processor, other processes, or Python's own work.",
+        "nproc; cat /sys/fs/cgroup/cpu.max; taskset -cp $PID   # processors, quota, and pinning of each rank",
+    )
+
 
 _AND_TRANSFER = (
     "Part of this is waiting for ranks that enter the collectives late: find what those do before the collectives that "

@@ -82,8 +82,8 @@ def _unit(launches: int, counted: int) -> str:
 _KEPT_BACK = (
     "The trace has the calls that launch, which CUPTI gives as it gives the kernels: the driver kept these back. "
     "Permission for them is missing (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; NVreg_RestrictProfilingToAdminUsers=0 gives "
-    "it to all users), another profiler is attached, or the driver is too old for CUPTI, as under WSL. Then record "
-    "again."
+    "it to all users), another profiler is attached, or the driver gives them to nobody, as older ones under WSL. "
+    "Then record again."
 )
 """Advice for launches without kernels on a GPU of NVIDIA's."""
 _APPLE = Remedy(
