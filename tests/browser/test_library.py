@@ -47,6 +47,7 @@ def test_label_delete_undo_compare_and_share(library, tmp_path):
     tab.rest()
     assert len(load_run(runs / "first").steps) == 30 and label_of(runs / "first").tags == ("paper", "lstm")
     assert "run=run%2Ffirst" in page.url and not page.get_by_text("Deleted:").count()
+    wait_for(lambda: "Baseline" in actions.inner_text())  # the run that was restored is chosen again
 
     actions.get_by_role("button", name="Share").click()
     with page.expect_download() as coming:
