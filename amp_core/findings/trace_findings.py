@@ -164,8 +164,9 @@ def _first_sentence(run: Run) -> str:
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
         # Short gaps all along are those of a loop.
         at_start = savings.unit != "step" and not savings.trains
-        at_start &= largest.code != "launch-bound" or _is_mostly_left_out(run)
-        idle = at_start and _busy_frac(savings) < (MOSTLY_IDLE_FRAC if largest.code != "launch-bound" else 1.0)
+        of_trace = 1 - _left_out_frac(run) if largest.code == "launch-bound" else 1.0
+        at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
+        idle = at_start and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
@@ -209,12 +210,12 @@ MOSTLY_IDLE_FRAC = 0.1
 """A window without steps with less work than this share is hardly one of training."""
 
 
-def _is_mostly_left_out(run: Run) -> bool:
-    """Whether most of a trace is in no window, and the host's."""
+def _left_out_frac(run: Run) -> float:
+    """The share of a trace that is in no window, and the host's."""
     listed = run.head.config.get("left_out")
     parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
     fracs = [part.get("frac") for part in parts if part.get("kind") in ("start", "wait", "end")]
-    return sum(frac for frac in fracs if isinstance(frac, int | float)) > MOST_FRAC
+    return float(sum(frac for frac in fracs if isinstance(frac, int | float)))
 
 
 MIN_OF_IDLE_FRAC = 0.5

@@ -29,7 +29,7 @@ from amp_core.traces.idle_causes import (
 )
 from amp_core.traces.kernel_rows import Window
 from amp_core.traces.link import DATA, Host
-from amp_core.traces.window_rows import WAITING, first_batch, marked_time, waiting_calls
+from amp_core.traces.window_rows import first_batch, is_wait, marked_time, waiting_calls
 
 PROFILER = "the profiler's own work"
 """What is said where the profiler itself keeps the host busy, as with its buffers."""
@@ -121,7 +121,7 @@ def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float
         later_us = max((end - start for start, end in sorted(host.marks[DATA])[1:]), default=0.0)
         return PartLeftOut(kind, us, us / wall_us, workers, us if workers else 0.0, later_us)
     name, name_us = _host_is_in(events, host, kind, span)
-    if kind == "end" and name.endswith(WAITING):  # the profiler waits for the device when it stops
+    if kind == "end" and is_wait(name):  # the profiler waits for the device when it stops
         return None
     return PartLeftOut(kind, us, us / wall_us, name, name_us)
 

@@ -115,6 +115,9 @@ class _Trace:
     watch: times.Intervals
     call_start: times.Floats
     call_end: times.Floats
+    working: times.Intervals
+    """When the host is in operators by itself: without waits for the device, and without long calls, in which it may
+    wait for room in the queue of launches."""
     waits: npt.NDArray[np.bool_]
     repeated: npt.NDArray[np.bool_]
     """Waits that come right behind a copy that waited already."""
@@ -148,11 +151,20 @@ def _trace(events: TraceEvents, host: Host, linked: LinkedWork, kernels: Rows, *
         watch=marked_time(host, WATCH),
         call_start=np.asarray(events.calls.start),
         call_end=np.asarray(events.calls.end),
+        working=_working(events, host, waits),
         waits=waits,
         repeated=repeated,
         held_up=held_up,
         launches_known=bool((linked.launched_us < linked.start_us).any()),
     )
+
+
+def _working(events: TraceEvents, host: Host, waits: npt.NDArray[np.bool_]) -> times.Intervals:
+    chosen = np.flatnonzero((np.asarray(events.spans.kind) == OP) & (host.parent < 0))
+    in_operators = times.union(np.asarray(events.spans.start)[chosen], np.asarray(events.spans.end)[chosen])
+    start, end = np.asarray(events.calls.start), np.asarray(events.calls.end)
+    held = waits | (end - start >= LONG_CALL_US)
+    return times.without(in_operators, times.union(start[held], end[held]))
 
 
 @dataclass(frozen=True)
@@ -239,20 +251,9 @@ def _sync_columns(trace: _Trace, window: Window, selected: npt.NDArray[np.bool_]
     return {
         "sync_us": float(us.sum()),
         "syncs": int((waited & ~trace.repeated).sum()),
-        "host_us": _host_us(trace, window),
+        "host_us": times.total(times.clip(trace.working, window.start, window.end)),
         "sync_op": _longest_in(trace, us)[0],
     }
-
-
-def _host_us(trace: _Trace, window: Window) -> float:
-    """How long the host is in operators of a window by itself: without waits for the device, and without long calls, in
-    which it may wait for room in the queue of launches."""
-    spans = trace.events.spans
-    chosen = np.flatnonzero((np.asarray(spans.kind) == OP) & (trace.host.parent < 0))
-    working = times.union(np.asarray(spans.start)[chosen], np.asarray(spans.end)[chosen])
-    held = trace.waits | (trace.call_end - trace.call_start >= LONG_CALL_US)
-    working = times.without(working, times.union(trace.call_start[held], trace.call_end[held]))
-    return times.total(times.clip(working, window.start, window.end))
 
 
 def _before_first_work(trace: _Trace, window: Window, spans: _Spans) -> tuple[times.Intervals, times.Intervals]:
@@ -359,8 +360,13 @@ MAX_LATER_FRAC = 0.1
 
 def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
     """Which calls into the runtime wait for the device, by their names."""
-    waiting = np.array([_VERSION.sub("", text).endswith(WAITING) for text in events.texts], dtype=bool)
+    waiting = np.array([is_wait(text) for text in events.texts], dtype=bool)
     return waiting[np.asarray(events.calls.name)] if len(events.calls) else np.zeros(0, dtype=bool)
+
+
+def is_wait(name: str) -> bool:
+    """Whether a call of that name into the runtime waits for the device."""
+    return _VERSION.sub("", name).endswith(WAITING)
 
 
 _VERSION = re.compile(r"_(?:v\d+|ptsz)$")

@@ -7,6 +7,7 @@ from amp_core.analysis import step_cost
 from amp_core.analysis.performance.saving import Saving
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
+from amp_core.traces.window_rows import is_wait
 from tests.traces import made
 from tests.traces.made import Made, products, read, run_of, write
 
@@ -432,3 +433,11 @@ def test_the_operator_of_the_longest_idle_time_is_named_for_synchronizations(tmp
     (window,) = run_of(tmp_path, trace).windows.to_dict("records")
     assert (window["sync_op"], window["idle_sync_op"]) == ("aten::nonzero", "aten::item")
     assert window["idle_sync_us"] > 2_000
+
+
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [("cudaStreamSynchronize_v3020", True), ("cudaMemcpy_ptsz", True), ("cudaLaunchKernel_v7000", False)],
+)
+def test_calls_with_a_version_in_their_name_wait_too(name, waits):
+    assert is_wait(name) == waits

@@ -236,3 +236,13 @@ def test_a_trace_with_practically_no_work_and_no_operators_is_not_judged(tmp_pat
         "the trace (75.0 %) come before the first device activity and are left out; what the host does then is unknown"
     )
     assert text.startswith(said) == nothing and ("Largest possible saving" in text) != nothing
+
+
+def test_a_device_that_is_busy_in_its_window_is_not_said_to_do_little(tmp_path):
+    trace = Made()
+    for number in range(20):
+        trace.op("aten::cumsum", 100 * number, 20)
+        trace.kernel(made.RELU, 100 * number + 10, 85, 100 * number + 2)
+    trace.op("aten::expand", 2_000, 3_000)
+    text = first_sentence(run_of(tmp_path, trace))
+    assert text.startswith("3.00 ms of the trace") and "little device activity" not in text

@@ -73,7 +73,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
             where,
             here,
             waiting_us=waiting_us,
-            others=max(0, len(exposed) - 1),
+            others=max(0, int((exposed > 0).sum()) - 1),
             waited_us=min(waited_us, communication),
         ),
         Saving(
