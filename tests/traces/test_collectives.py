@@ -57,6 +57,27 @@ def test_the_rank_that_enters_last_is_the_one_that_is_waited_for(tmp_path):
     assert spread.slowest == 1 and spread.frac > 0.35 and spread.own_ms > spread.median_ms
 
 
+def test_waiting_per_step_is_known_without_the_windows(tmp_path):
+    run = run_of(tmp_path, *(two_steps(rank) for rank in range(2)))
+    whole = rank_waiting(run)["kept_ms"].tolist()
+    (tmp_path / "run" / "windows" / "00000.parquet").write_bytes(b"cut")
+    assert rank_waiting(load_run(tmp_path / "run").salvaged())["kept_ms"].tolist() == whole
+
+
+def two_steps(rank):
+    """Rank 1 enters the collective of each of two steps 300 µs late."""
+    trace = Made()
+    for number in range(2):
+        at = 1000 * number
+        trace.event("mark", f"ProfilerStep#{3 + number}", at, 1000, 1)
+        trace.op("aten::mm", at + 5, 8)
+        trace.kernel(GEMM, at + 20, 280, at + 6)
+        enter = at + (600 if rank else 300)
+        message = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 10, "Group size": 2}
+        collective(trace, enter, at + 700 - enter, enter - 25, **message)
+    return trace.document(distributedInfo={"rank": rank, "world_size": 2})
+
+
 def test_waiting_is_told_by_collective(tmp_path):
     run = run_of(tmp_path, ddp((300, 850)), ddp((600, 750), rank=1))
     rows = collective_rows(run)

@@ -254,7 +254,10 @@ def gradient_dtype(run: Run) -> str | None:
 
 
 def _steps(run: Run) -> float:
-    """Steps of the windows, of all ranks together; windows where no steps are marked."""
+    """Steps of the windows, of all ranks together; windows where no steps are marked. If these cannot be read, the
+    steps in which a collective was launched."""
     windows = window_rows(run)
+    if windows.empty:
+        return max(1.0, float(len(run.collectives[["rank", "step"]].drop_duplicates())))
     steps = float(windows["steps"].fillna(1.0).sum())
     return max(1.0, steps)
