@@ -24,5 +24,11 @@ class InFloat32(torch.nn.Module):
         with torch.autocast(inputs[0].device.type, enabled=False):
             return self.module(*(x.float() if x.is_floating_point() else x for x in inputs))"""
 """A module that runs in float32 inside of autocast."""
+FIND_WAITS = 'torch.cuda.set_sync_debug_mode("warn")   # names each call that waits'
+"""Finds synchronizations with the device, but for those of the whole device."""
+TIME_BY_EVENTS = (
+    "start.record()   # torch.cuda.Event(enable_timing=True), and no torch.cuda.synchronize() until all is timed"
+)
+"""Instead of synchronizations of the whole device."""
 TORCH_EXAMPLES = "torch.amp, Automatic Mixed Precision examples"
 """The source of several thresholds."""

@@ -15,6 +15,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
 from amp_core.findings.model import Finding, Remedy
+from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.trace_findings import saving_finding
 from amp_core.store.run import Run
 
@@ -34,6 +35,12 @@ def _remedy(run: Run) -> Remedy | None:
     is_fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
+    if on_cuda and (between := _launches_between_waits(run)):
+        return Remedy(
+            f"{_WAITS} The host waits for the GPU once in {max(1, round(between))} launches, and neither a CUDA graph "
+            "nor compiled code goes across such a wait: remove these first, or use larger batches.",
+            TIME_BY_EVENTS if waits_for_device(run) else FIND_WAITS,
+        )
     if on_cuda and graphs:
         return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
     if is_compiled_without_fusion(run):
@@ -47,6 +54,22 @@ def _remedy(run: Run) -> Remedy | None:
     if not takes_fused(run):
         return _OWN_OPTIMIZER if on_cuda else _OWN_OPTIMIZER_ELSEWHERE
     return None if on_cuda else _ELSEWHERE
+
+
+def waits_for_device(run: Run) -> bool:
+    """Whether most synchronizations of a trace are of the whole device, as those of `torch.cuda.synchronize`."""
+    return str(run.head.config.get("sync_call")).endswith("DeviceSynchronize")
+
+
+MAX_LAUNCHES_BETWEEN = 20
+"""Launches between two synchronizations, on average, up to which a graph of them would hold too few."""
+
+
+def _launches_between_waits(run: Run) -> float | None:
+    """Launches per synchronization of the host with the GPU; None where there are many, or no synchronizations."""
+    windows = window_rows(run)
+    launches, syncs = float(windows["launches"].sum()), float(windows["syncs"].sum())
+    return launches / syncs if 0 < launches <= MAX_LAUNCHES_BETWEEN * syncs else None
 
 
 def _is_compiled_throughout(run: Run) -> bool:

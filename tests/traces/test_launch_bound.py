@@ -67,6 +67,26 @@ def test_launch_bound_loops_are_not_advised_to_do_what_they_do(tmp_path, call, a
     assert ("reduce-overhead" in finding.snippet) == (category == "cuda_runtime" and call != "cudaGraphLaunch")
 
 
+@pytest.mark.parametrize(
+    ("every", "call", "says", "snippet"),
+    [
+        (4, "cudaStreamSynchronize", "once in 4 launches", "set_sync_debug_mode"),
+        (4, "cudaDeviceSynchronize", "once in 4 launches", "start.record()"),
+        (40, "cudaStreamSynchronize", "capture CUDA graphs", "torch.compile"),
+    ],
+)
+def test_no_graph_is_advised_across_frequent_synchronizations(tmp_path, every, call, says, snippet):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 8000, 1)
+    for n in range(80):
+        trace.op("aten::mm", 100 * n, 20, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, 100 * n + 20, 5, 100 * n + 10)
+        if n % every == every - 1:
+            trace.event("call", call, 100 * n + 24, 2, 1)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
+    assert says in finding.advice and snippet in finding.snippet
+
+
 def test_a_loop_of_short_calls_is_not_taken_for_the_start_of_a_program(tmp_path):
     trace = Made()
     for at in range(0, 20_000, 200):

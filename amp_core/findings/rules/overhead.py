@@ -11,8 +11,9 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
+from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.trace_findings import saving_finding, trains
-from amp_core.findings.trace_launches import launch_bound_of_trace
+from amp_core.findings.trace_launches import launch_bound_of_trace, waits_for_device
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
 
@@ -184,21 +185,19 @@ _SYNCS_OF_INFERENCE = dict.fromkeys(
 _OTHER_SYNC = Remedy(
     "While the host waits it launches nothing, and afterwards the GPU waits for the host. Find the call, and wait "
     "only where a result is needed.",
-    'torch.cuda.set_sync_debug_mode("warn")   # names each call that waits',
+    FIND_WAITS,
 )
 
 
 _OF_DEVICE = Remedy(
     "The program waits for the whole device, as torch.cuda.synchronize() does, and afterwards the GPU waits for the "
     "host. Remove these calls from the loop, or time it with events.",
-    "start.record()   # torch.cuda.Event(enable_timing=True), and no torch.cuda.synchronize() until all is timed",
+    TIME_BY_EVENTS,
 )
-"""`set_sync_debug_mode` reports no such calls."""
 
 
 def _syncs_of_trace(run: Run) -> list[Finding]:
-    of_device = str(run.head.config.get("sync_call")).endswith("DeviceSynchronize")
-    other = _OF_DEVICE if of_device else _OTHER_SYNC
+    other = _OF_DEVICE if waits_for_device(run) else _OTHER_SYNC
     known = _SYNC_REMEDIES if trains(run) else _SYNC_REMEDIES | _SYNCS_OF_INFERENCE
     remedied = [(f, known.get(f.where, other)) for f in saving_finding(run, "host-syncs")]
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
