@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from amp_core.analysis import KernelClass, classify_kernel
 from amp_core.hardware.kernel_names import CATEGORIES, RULES, tells_type, with_dtype
+from amp_core.hardware.kernel_names.rules import matching_rule
 
 NAMES = [
     (name, tensor_core, None if precision == "-" else precision)
@@ -47,8 +48,17 @@ def test_every_rule_classifies_a_name_of_the_table() -> None:
     idle = set(range(len(RULES)))
     for name, _, _ in NAMES:
         name = name.removeprefix("void ")
-        idle.discard(next((i for i, rule in enumerate(RULES) if rule.pattern.search(name)), -1))
+        if (rule := matching_rule(name)) is not None:
+            idle.discard(RULES.index(rule))
     assert [RULES[i].why for i in sorted(idle)] == []
+
+
+def test_the_words_that_are_tested_first_exclude_no_match() -> None:
+    for pattern in (rule.pattern for rule in RULES if rule.pattern.words and rule.pattern.regex.pattern):
+        names = [name.removeprefix("void ") for name, _, _ in NAMES]
+        names = [name.lower() for name in names] if pattern.fold else names
+        lost = [n for n in names if pattern.regex.search(n) and not any(word in n for word in pattern.words)]
+        assert lost == [], pattern.regex.pattern
 
 
 @pytest.mark.parametrize(

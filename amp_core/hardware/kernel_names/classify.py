@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from amp_core.hardware.kernel_names.categories import kernel_category
-from amp_core.hardware.kernel_names.rules import RULES
+from amp_core.hardware.kernel_names.rules import matching_rule
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def classify_kernel(name: str) -> KernelClass:
     Demangled, mangled and cut-off names are understood. On AMD's GPUs tensor cores are called matrix cores.
     """
     name = name[:_MAX_NAME_CHARS].removeprefix("void ").strip()
-    bare = _SIGNATURE.sub("", name)
-    rule = next((r for text in dict.fromkeys((bare, name)) for r in RULES if r.pattern.search(text)), None)
+    bare = _SIGNATURE.sub("", name) if "_0d1" in name else name
+    rule = matching_rule(bare) or (matching_rule(name) if bare != name else None)
     if rule is None:
         return KernelClass("unknown", None, kernel_category(name), "a name that no rule matches")
     precision = rule.precision(name) if callable(rule.precision) else rule.precision

@@ -30,16 +30,6 @@ class _Pattern:
     fold: bool = False
     """Whether all of it is matched in lower case."""
 
-    def search(self, name: str) -> bool:
-        name = name.lower() if self.fold else name
-        for word in self.words:  # a loop: `any` with a generator takes twice as long, and this runs for every rule
-            if word in name:
-                break
-        else:
-            if self.words:
-                return False
-        return self.regex.search(name) is not None and (self.unless is None or self.unless.search(name) is None)
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -133,6 +123,7 @@ RULES = (
         "no",
         None,
         "Inductor: elementwise, over lists, or sums; products in it are sums, too",
+        words="triton_",
     ),
     _rule(
         r"^_?triton_(?:tem_|mm|bmm|addmm|flex_|scaled_mm|conv(?!ert))",
@@ -140,12 +131,14 @@ RULES = (
         None,
         "Inductor's template of a product: depends on the types of its inputs",
         by_dtype=True,
+        words="triton_",
     ),
     _rule(
         r"^triton__\d",
         "no",
         None,
         "Inductor of PyTorch 2.0, which numbers its kernels: elementwise or sums; products have templates with names",
+        words="triton_",
     ),
     _rule(
         r"^_?triton_(?:rope|qwen2vl_mrope|\w*_quant)",
@@ -183,12 +176,30 @@ RULES = (
     ),
     # --- families with a mark of their own, and many names in a trace
     _rule(r"Cijk_\w*_PostGSU", "no", None, "sums after a split product of Tensile", words="_PostGSU"),
-    _rule(r"Cijk_\w*_MI(?!0x|1x1x)\d+x\d+", "yes", types.of_tensile, "Tensile with a matrix instruction (MI)"),
-    _rule(r"Cijk_\w*_(?:TT\d+_\d+|ISA90[0-6])_", "no", types.of_tensile, "Tensile without a matrix instruction"),
-    _rule(r"Cijk_", "unknown", types.of_tensile, "Tensile, cut off before the matrix instruction"),
+    _rule(
+        r"Cijk_\w*_MI(?!0x|1x1x)\d+x\d+",
+        "yes",
+        types.of_tensile,
+        "Tensile with a matrix instruction (MI)",
+        words="Cijk_",
+    ),
+    _rule(
+        r"Cijk_\w*_(?:TT\d+_\d+|ISA90[0-6])_",
+        "no",
+        types.of_tensile,
+        "Tensile without a matrix instruction",
+        words="Cijk_",
+    ),
+    _rule(r"Cijk_", "unknown", types.of_tensile, "Tensile, cut off before the matrix instruction", words="Cijk_"),
     # --- moves and communication
-    _rule(r"^\[?(?:CUDA )?[Mm]em(?:cpy|set)\b|^mem(?:cpy|set)\d*(?:_|$)", "no", None, "a copy or a fill"),
-    _rule(r"^__amd_rocclr_|^Copy(?:Host|Device)To(?:Host|Device)|^FillBuffer", "no", None, "a copy or a fill (ROCm)"),
+    _rule(r"^\[?(?:CUDA )?[Mm]em(?:cpy|set)\b|^mem(?:cpy|set)\d*(?:_|$)", "no", None, "a copy or a fill", words="em"),
+    _rule(
+        r"^__amd_rocclr_|^Copy(?:Host|Device)To(?:Host|Device)|^FillBuffer",
+        "no",
+        None,
+        "a copy or a fill (ROCm)",
+        words="__amd_rocclr_ Copy FillBuffer",
+    ),
     _rule(
         r"nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|userbuffers_|\bep::(?:inter|intra)node|"
         r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::)",
@@ -200,10 +211,20 @@ RULES = (
     ),
     # --- GEMM/conv named as running on CUDA cores
     _rule(
-        r"sm[3-6]\d_xmma|xmma_\w*pooling", "no", types.of_xmma, "xmma pooling, or xmma for GPUs without tensor cores"
+        r"sm[3-6]\d_xmma|xmma_\w*pooling",
+        "no",
+        types.of_xmma,
+        "xmma pooling, or xmma for GPUs without tensor cores",
+        words="xmma_",
     ),
-    _rule(r"xmma_\w*_(?:[fdh]fma2?|idp4a|simt)(?:_|$)", "no", types.of_xmma, "xmma with a CUDA-core instruction"),
-    _rule(r"(?<![A-Za-z])simt_", "no", types.of_simt, "CUTLASS, opcode class simt: CUDA cores"),
+    _rule(
+        r"xmma_\w*_(?:[fdh]fma2?|idp4a|simt)(?:_|$)",
+        "no",
+        types.of_xmma,
+        "xmma with a CUDA-core instruction",
+        words="xmma_",
+    ),
+    _rule(r"(?<![A-Za-z])simt_", "no", types.of_simt, "CUTLASS, opcode class simt: CUDA cores", words="simt_"),
     _rule(
         r"^(?!.*TensorOp).*(?:OpClassSimt|MmaSimt)",
         "no",
@@ -218,8 +239,20 @@ RULES = (
         "CuTe FMA atom: CUDA cores",
         words="UniversalFMA",
     ),
-    _rule(r"fmha_cutlass[FB]\w*_sm50", "no", types.of_token, "memory-efficient attention for sm50: CUDA cores"),
-    _rule(r"fmha_cutlass[FB]_f32_\w*_sm7\d", "no", "fp32", "memory-efficient attention in FP32 before TF32 existed"),
+    _rule(
+        r"fmha_cutlass[FB]\w*_sm50",
+        "no",
+        types.of_token,
+        "memory-efficient attention for sm50: CUDA cores",
+        words="fmha_cutlass",
+    ),
+    _rule(
+        r"fmha_cutlass[FB]_f32_\w*_sm7\d",
+        "no",
+        "fp32",
+        "memory-efficient attention in FP32 before TF32 existed",
+        words="fmha_cutlass",
+    ),
     _rule(
         r"Attention(?:Backward)?Kernel.*arch::Sm50",
         "no",
@@ -233,6 +266,7 @@ RULES = (
         None,
         "sums after a split product of CUTLASS",
         category="reduction",
+        words="cutlass::reduction ReduceSplitK",
     ),
     # --- attention
     _rule(
@@ -268,19 +302,28 @@ RULES = (
         "yes",
         "tf32",
         "memory-efficient attention in FP32: three products in TF32 for each (CUTLASS, OpMultiplyAddFastF32)",
+        words="fmha_cutlass",
     ),
-    _rule(r"fmha_cutlass[FB]_bf16", "yes", "bf16", "memory-efficient attention; in BF16 it exists for sm80 alone"),
+    _rule(
+        r"fmha_cutlass[FB]_bf16",
+        "yes",
+        "bf16",
+        "memory-efficient attention; in BF16 it exists for sm80 alone",
+        words="fmha_cutlass",
+    ),
     _rule(
         r"fmha_cutlass[FB]_f16_\w*_sm(?:[789]\d|1\d\d)",
         "yes",
         "fp16",
         "memory-efficient attention from sm70 on",
+        words="fmha_cutlass",
     ),
     _rule(
         r"fmha_cutlass[FB]",
         "unknown",
         types.of_token,
         "memory-efficient attention: FP32 depends on TF32, and a name cut off before smNN may be of sm50",
+        words="fmha_cutlass",
     ),
     _rule(
         r"Attention(?:Backward)?Kernel.*(?:half_t|bfloat16_t).*arch::Sm[789]\d|"
@@ -320,18 +363,36 @@ RULES = (
         "yes",
         types.of_template,
         "FlashAttention 3 and 4",
+        words="FlashAtt",
     ),
-    _rule(r"cudnn_generated\w*sdpa", "yes", types.of_cudnn_sdpa, "cuDNN's generated attention: 16 bits or FP8"),
-    _rule(r"fmhaSm\d+|FmhaSm\d+", "yes", types.of_trtllm, "attention of TensorRT-LLM for sm100"),
     _rule(
-        r"fmha_v2_flash|fmha_(?:fprop|dgrad|fwd|bwd)\w*(?:fp16|bf16)", "yes", types.of_token, "attention of apex, FA1"
+        r"cudnn_generated\w*sdpa",
+        "yes",
+        types.of_cudnn_sdpa,
+        "cuDNN's generated attention: 16 bits or FP8",
+        words="cudnn_generated",
     ),
-    _rule(r"Batch\w*Prefill\w*KVCacheKernel", "yes", types.of_template, "FlashInfer prefill: matrix instructions only"),
+    _rule(r"fmhaSm\d+|FmhaSm\d+", "yes", types.of_trtllm, "attention of TensorRT-LLM for sm100", words="mhaSm"),
+    _rule(
+        r"fmha_v2_flash|fmha_(?:fprop|dgrad|fwd|bwd)\w*(?:fp16|bf16)",
+        "yes",
+        types.of_token,
+        "attention of apex, FA1",
+        words="fmha_",
+    ),
+    _rule(
+        r"Batch\w*Prefill\w*KVCacheKernel",
+        "yes",
+        types.of_template,
+        "FlashInfer prefill: matrix instructions only",
+        words="KVCacheKernel",
+    ),
     _rule(
         r"ck_tile.*Fmha(?:FwdKernel|Fwd(?:SplitKV|PagedKV)Kernel|BatchPrefill\w*Kernel|BwdDQDKDV)",
         "yes",
         types.of_rocm,
         "attention of CK",
+        words="ck_tile",
     ),
     # --- instructions and opcode classes
     _rule(
@@ -339,6 +400,7 @@ RULES = (
         "yes",
         types.of_shape,
         "instruction shape of a tensor core in the name",
+        words="884 684 688 8816 8832 8812 6816 6832 6864 6161 2816 8321 6812 6825",
     ),
     _rule(
         r"(?<![A-Za-z])(?:wmma_|sp|bs|bssp|bl)?tensorop_",
@@ -347,18 +409,20 @@ RULES = (
         "CUTLASS, an opcode class of tensor cores",
         words="tensorop_",
     ),
-    _rule(r"xmma_\w*(?:depthwise|dwconv)", "unknown", types.of_xmma, "xmma by channel: exists for both"),
+    _rule(r"xmma_\w*(?:depthwise|dwconv)", "unknown", types.of_xmma, "xmma by channel: exists for both", words="xmma_"),
     _rule(
         r"sm(?:[789]\d|1\d\d)_xmma_(?!\w*_[iu][48])\w*(?:tf32|bf16|f16|e4m3|e5m2|e2m1)",
         "yes",
         types.of_xmma,
         "xmma in a type that its CUDA-core variants do not have",
+        words="xmma_",
     ),
     _rule(
         r"sm(?:[789]\d|1\d\d)_xmma_\w*_(?:sp)?tensor\d+x\d+x\d+",
         "yes",
         types.of_xmma_tensor,
         "xmma with a tensor-core instruction shape",
+        words="xmma_",
     ),
     _rule(
         r"(?<![A-Za-z])xmma_(?:gemm|fprop|dgrad|wgrad)|\d_xmma_",
@@ -368,18 +432,39 @@ RULES = (
         words="xmma_",
     ),
     # --- cuBLASLt since CUDA 12
-    _rule(r"nvjet_(?:sm\d+_)?(?:ss[a-z]?_tf32|\w*tf32)", "yes", "tf32", "nvjet in TF32"),
+    _rule(r"nvjet_(?:sm\d+_)?(?:ss[a-z]?_tf32|\w*tf32)", "yes", "tf32", "nvjet in TF32", words="nvjet_"),
     _rule(
         r"nvjet_(?:sm\d+_)?[htqreobi]{1,2}[a-z]{2,3}(?![a-z])",
         "yes",
         types.of_nvjet,
         "nvjet: cuBLASLt for tensor cores",
+        words="nvjet_",
     ),
-    _rule(r"nvjet_", "unknown", types.of_nvjet, "nvjet without types in its name, or FP32 without the word TF32"),
+    _rule(
+        r"nvjet_",
+        "unknown",
+        types.of_nvjet,
+        "nvjet without types in its name, or FP32 without the word TF32",
+        words="nvjet_",
+    ),
     # --- other libraries of matrix kernels
-    _rule(r"deep_gemm\w*::.*(?:gemm|mqa_logits)", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only"),
-    _rule(r"^sm(?:90|100)_(?:fp8|bf16|fp4)\w*_gemm\w*impl", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only"),
-    _rule(r"^(?:bmm|gemm)_(?:Mx)?(?:E2m1|E4m3|E5m2|Bfloat16|Fp16)_", "yes", types.of_trtllm, "TensorRT-LLM's own GEMM"),
+    _rule(
+        r"deep_gemm\w*::.*(?:gemm|mqa_logits)", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only", words="deep_gemm"
+    ),
+    _rule(
+        r"^sm(?:90|100)_(?:fp8|bf16|fp4)\w*_gemm\w*impl",
+        "yes",
+        types.of_token,
+        "DeepGEMM: WGMMA or UMMA only",
+        words="sm90 sm100",
+    ),
+    _rule(
+        r"^(?:bmm|gemm)_(?:Mx)?(?:E2m1|E4m3|E5m2|Bfloat16|Fp16)_",
+        "yes",
+        types.of_trtllm,
+        "TensorRT-LLM's own GEMM",
+        words="bmm_ gemm_",
+    ),
     _rule(
         r"_(?:p_)?matmul_ogs_\w*?(?:bf16|fp16|f16|fp8|e4m3|e5m2|mxfp\d|u8)x",
         "yes",
@@ -416,7 +501,7 @@ RULES = (
         category="gemm",
         words="Fused_Moe_Kernel",
     ),
-    _rule(r"DeviceGemmFp4\w*Sm1\d\d", "yes", "fp4", "FP4 exists on tensor cores alone"),
+    _rule(r"DeviceGemmFp4\w*Sm1\d\d", "yes", "fp4", "FP4 exists on tensor cores alone", words="DeviceGemmFp4"),
     _rule(
         r"(?<![a-z])marlin\w*::\w*Marlin|(?<![A-Za-z])Marlin<",
         "yes",
@@ -443,7 +528,7 @@ RULES = (
         words="kernel_mlp",
         category="gemm",
     ),
-    _rule(r"tinygemm_m16n8k16", "yes", "bf16", "PyTorch's int4 weights: BF16 MMA"),
+    _rule(r"tinygemm_m16n8k16", "yes", "bf16", "PyTorch's int4 weights: BF16 MMA", words="tinygemm_"),
     # --- CUTLASS as templates
     _rule(
         r"(?<!Wmma)(?:MmaTensorOp|OpClass(?:Wmma|Sparse|BlockScaled)?TensorOp)|MmaWmma|"
@@ -478,12 +563,14 @@ RULES = (
         "no",
         types.of_blas,
         "cuBLAS without an instruction shape: CUDA cores",
+        words="gemm trsm symm syrk",
     ),
     _rule(
         r"(?:maxwell|pascal|volta|turing|ampere)_(?:(?:fp16|int8x4|int8x32|int8)_)?[shidc]cudnn",
         "no",
         types.of_blas,
         "cuDNN without an instruction shape: CUDA cores",
+        words="cudnn",
     ),
     _rule(r"(?<![A-Za-z])magma_[sdcz]gemm|magmablas", "no", types.of_blas, "MAGMA: CUDA cores", words="magma"),
     _rule(
@@ -500,7 +587,13 @@ RULES = (
         "triangular solves of cuBLAS",
         words="trsm_ trsv_",
     ),
-    _rule(r"gemmSN_|gemmk1_kernel|gemm_kernel\dx\d", "no", types.of_template, "small products of cuBLAS"),
+    _rule(
+        r"gemmSN_|gemmk1_kernel|gemm_kernel\dx\d",
+        "no",
+        types.of_template,
+        "small products of cuBLAS",
+        words="gemmSN_ gemmk1_ gemm_kernel",
+    ),
     _rule(
         r"^(?:void )?sgemm_(?:largek|\d+x\d+)(?!\w*(?:tf32|mma))",
         "no",
@@ -508,7 +601,13 @@ RULES = (
         "cuBLAS before it named GPUs",
         words="sgemm_",
     ),
-    _rule(r"splitKreduce|splitK_reduce|cublasLt::epilogue|epilogue::impl", "no", None, "sums after a split GEMM"),
+    _rule(
+        r"splitKreduce|splitK_reduce|cublasLt::epilogue|epilogue::impl",
+        "no",
+        None,
+        "sums after a split GEMM",
+        words="splitK epilogue",
+    ),
     _rule(
         r"(?:im|ex)plicit_convolve_sgemm|precomputed_convolve_sgemm|convolve_common_engine|convolveNd_\w*engine|"
         r"(?:dgrad|wgrad)_(?:alg\d_)?(?:nd_float_)?(?:float_)?engine|(?:conv2d|dgrad2d|wgrad2d)_grouped_direct|reduce_wgrad|"
@@ -556,6 +655,7 @@ RULES = (
         "no",
         None,
         "PyTorch's own kernels, which multiply no matrices",
+        words="at::native at6native at_cuda_detail at::cuda",
     ),
     _rule(
         r"(?<![A-Za-z])(?:cub|thrust|hipcub|rocprim)(?:::|\d)",
@@ -624,7 +724,13 @@ RULES = (
         None,
         "cuDNN, other than convolutions",
     ),
-    _rule(r"cudnn_generated\w*(?:bn|batch_?norm|layer_?norm|rms_?norm|softmax)", "no", None, "cuDNN's norms"),
+    _rule(
+        r"cudnn_generated\w*(?:bn|batch_?norm|layer_?norm|rms_?norm|softmax)",
+        "no",
+        None,
+        "cuDNN's norms",
+        words="cudnn_generated",
+    ),
     # --- serving engines and mixtures of experts, beside their products
     _rule(
         r"moe::dev::(?:routing|finalize|activation|permute)|moe_(?:align|sum|permute|unpermute)|reshape_and_cache|"
@@ -639,6 +745,10 @@ RULES = (
         None,
         "routing, caches, casts and sums beside the products of a language model",
         category="other",
+        words="moe_ moe:: cache quant causal_conv1d_ recat_ bounds_check _indices combined_routing _finalize_ "
+        "sum_bitmatrix reduce_segments count_expert expand_to_fused get_fused get_dispatch reduce_fused "
+        "future_token clamp_position _copy_tensor topk_gating topkGating expandInput fusedBuild "
+        "finalizeMoe doActivation grouped_gemm:: alloc_ scale sf",
     ),
     _rule(
         r"^(?:chunk_dplr_bwd_kernel_intra|prepare_wy_repr_fwd_kernel_chunk32)$",
@@ -774,3 +884,22 @@ RULES = (
     ),
 )
 """In the order in which they are tried: pattern, tensor cores or not, how to read the precision, and the reason."""
+_TRIED = [
+    (rule, rule.pattern.words, rule.pattern.regex.search, rule.pattern.unless, rule.pattern.fold) for rule in RULES
+]
+
+
+def matching_rule(name: str) -> Rule | None:
+    """The first rule that a name matches; None for a name that no rule knows."""
+    low = name.lower()
+    for rule, words, search, unless, fold in _TRIED:
+        text = low if fold else name
+        for word in words:  # loops without calls: a trace of a server has a thousand names, and there are 113 rules
+            if word in text:
+                break
+        else:
+            if words:
+                continue
+        if search(text) is not None and (unless is None or unless.search(text) is None):
+            return rule
+    return None
