@@ -185,6 +185,16 @@ def test_ranks_that_are_late_come_first_and_not_the_network(tmp_path, backward_u
     assert "rank 3's GPU is idle for" in finding.advice and "themselves take 0.0200 ms" in finding.advice
 
 
+def test_a_late_rank_saves_what_it_enters_after_the_last_of_the_others(tmp_path):
+    """The others enter 300, 300 and 100 µs before rank 3."""
+    enters = [(300, 940), (300, 940), (500, 940), (600, 940)]
+    run = run_of(tmp_path, *(ddp(e, leaves=(610, 950), rank=rank) for rank, e in enumerate(enters)))
+    assert late_ranks(run)["rank"].tolist() == [3]
+    (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
+    assert "the other ranks wait 23 % of the step" in finding.title.lower() and "could save up to 0.100" in finding.title
+    assert finding.win_ms == pytest.approx(0.1, abs=0.001)
+
+
 def in_first_launch(rank, *, pending=0):
     """Both hosts are in one launch of 5 ms, rank 0 before it launches the second collective and rank 1 after it.
     `pending`: launches queued before it."""

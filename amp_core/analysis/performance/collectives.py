@@ -28,7 +28,8 @@ LATE_FRAC = 0.5
 """Share of the longest wait for a rank from which another rank is named beside it."""
 EQUAL_PARTS = ("all_reduce", "all_gather", "reduce_scatter")
 """Those whose bytes are the same on all ranks, so that one rank's tell how long the transfer takes."""
-_KEYS = ["step", "group", "number", "name"]
+KEYS = ["step", "group", "number", "name"]
+"""Columns of `collectives` that together are one collective of all its ranks."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _collective_rows(run: Run) -> pd.DataFrame:
     frame = frame[np.isfinite(frame["total_us"])].reset_index(drop=True)
     if not len(frame):  # as in most runs
         return frame.assign(transfer_us=np.nan, waiting_us=np.nan, last=np.nan)
-    by = frame.groupby(_KEYS, dropna=False)["total_us"]
+    by = frame.groupby(KEYS, dropna=False)["total_us"]
     together = by.transform("size").to_numpy()
     parts = frame.groupby(["step", "group"], dropna=False)
     # A group of some of the ranks has a name of its own; without names every collective is one of all ranks.

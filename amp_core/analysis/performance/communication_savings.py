@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.collectives import (
+    KEYS,
     collective_rows,
     gradient_dtype,
     has_all_ranks,
@@ -88,8 +89,8 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
 
 
 def _late_ranks(run: Run, unit: str) -> Saving | None:
-    """The saving if nearly all exposed communication is waiting for ranks that enter late; None otherwise. It is that
-    of the ranks that wait: the late ones would save nothing."""
+    """The saving if nearly all exposed communication is waiting for ranks that enter late, by their entering with the
+    last of the others; None otherwise. It is that of the ranks that wait: the late ones would save nothing."""
     rows, late = collective_rows(run), late_ranks(run)
     if late.empty:
         return None
@@ -99,7 +100,10 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
     exposed_us = float(rows["alone_us"][waits].sum())
     if waiting_us[waits].sum() < MIN_WAITING_FRAC * exposed_us or exposed_us <= 0:
         return None
-    for_late = waiting_us[rows["last"].isin(named) & waits]
+    is_for_late = rows["last"].isin(named) & waits
+    for_late = waiting_us[is_for_late]
+    # The collective begins earlier only by as much as the next rank enters before them.
+    next_us = float(for_late.groupby([rows.loc[is_for_late, key] for key in KEYS], dropna=False).min().sum())
     ranks = windows["rank"].nunique()
     others = ranks - len(named)
     if not others:  # each rank is late now and then
@@ -107,7 +111,8 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
     steps = max(1.0, float(windows["steps"].fillna(1.0).sum())) / ranks
     hidden_us = alone_loading_us(windows[~windows["rank"].isin(named)])
     their_step_us = float(windows["wall_us"][~windows["rank"].isin(named)].sum()) / others / steps
-    saved_us = min(their_step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
+    theirs_us = min(their_step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
+    saved_us = min(theirs_us, next_us / steps)
     idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
     # A collective first waits and then transfers: what runs beside it may hide either.
     surely_us = float((rows["alone_us"] - rows["transfer_us"]).clip(lower=0.0).fillna(0.0)[waits].sum())
@@ -130,14 +135,14 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
     )
     hosts_us = windows[~windows["rank"].isin(named)].groupby("rank")["host_us"].sum() / steps
     all_hosts_us = float(hosts_us.mean()) if len(hosts_us) else 0.0
-    if all_hosts_us < their_step_us - saved_us / 2:
+    if all_hosts_us < their_step_us - theirs_us / 2:
         all_hosts_us = 0.0
     transfer_ms, others_ms = float(rank_waiting(run)["transfer_ms"].mean()), float(idle_ms.drop(named).mean())
     return Saving(
         "exposed-communication",
         saved_us,
         their_step_us,
-        f"The other ranks wait {at_least}{100 * saved_us / their_step_us:.0f} % of the {unit} in collectives for "
+        f"The other ranks wait {at_least}{100 * theirs_us / their_step_us:.0f} % of the {unit} in collectives for "
         f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {shares} last{of_these}",
         f"rank {named[0]}",
         f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
