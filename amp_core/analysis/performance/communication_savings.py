@@ -113,45 +113,49 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
     their_step_us = float(windows["wall_us"][~windows["rank"].isin(named)].sum()) / others / steps
     theirs_us = min(their_step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
     saved_us = min(theirs_us, next_us / steps)
-    idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
     # A collective first waits and then transfers: what runs beside it may hide either.
     surely_us = float((rows["alone_us"] - rows["transfer_us"]).clip(lower=0.0).fillna(0.0)[waits].sum())
+    is_sure = surely_us >= MIN_SURE_FRAC * exposed_us
     mean_ms = 1e3 * others * steps
     parts = (
         f"; of the {number(exposed_us / mean_ms, 'ms')} that another rank only communicates, at least "
         f"{number(surely_us / mean_ms, 'ms')} are waiting and at most "
         f"{number((exposed_us - surely_us) / mean_ms, 'ms')} the transfer"
     )
-    is_sure = surely_us >= MIN_SURE_FRAC * exposed_us
-    late = late.head(MAX_RANKS_NAMED)
-    shares = " and ".join(_last(late))
+    shown = late.head(MAX_RANKS_NAMED)
     at_least, of_these = _of_some_ranks(run)
-    queued_ms = windows.groupby("rank")["idle_late_start_us"].sum() / steps / 1e3
-    held = [rank for rank in named if queued_ms[rank] >= MIN_HELD_FRAC * idle_ms[rank] > 0]
-    each = ", ".join(
-        f"rank {rank}'s GPU is idle for {number(idle_ms[rank], 'ms')}"
-        + (f" ({number(queued_ms[rank], 'ms')} of it although work is queued)" if rank in held else "")
-        for rank in late["rank"]
-    )
-    hosts_us = windows[~windows["rank"].isin(named)].groupby("rank")["host_us"].sum() / steps
-    all_hosts_us = float(hosts_us.mean()) if len(hosts_us) else 0.0
-    if all_hosts_us < their_step_us - theirs_us / 2:
-        all_hosts_us = 0.0
-    transfer_ms, others_ms = float(rank_waiting(run)["transfer_ms"].mean()), float(idle_ms.drop(named).mean())
+    idle, held = _idle_of_late(windows, named, shown["rank"].tolist(), steps, unit)
+    hosts_us = float(windows["host_us"][~windows["rank"].isin(named)].sum()) / others / steps
     return Saving(
         "exposed-communication",
         saved_us,
         their_step_us,
         f"The other ranks wait {at_least}{100 * theirs_us / their_step_us:.0f} % of the {unit} in collectives for "
-        f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {shares} last{of_these}",
+        f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}",
         f"rank {named[0]}",
-        f"{each} of the {unit}, the others' for {number(others_ms, 'ms')}; the collectives themselves take "
-        f"{number(transfer_ms, 'ms')}{'' if is_sure else parts}",
+        f"{idle}; the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
+        f"{'' if is_sure else parts}",
         all_waiting=is_sure,
-        all_hosts_us=all_hosts_us,
+        all_hosts_us=hosts_us if hosts_us >= their_step_us - theirs_us / 2 else 0.0,
         late_ranks=tuple(named),
-        held_ranks=tuple(held),
+        held_ranks=held,
     )
+
+
+def _idle_of_late(
+    windows: pd.DataFrame, late: list[int], shown: list[int], steps: float, unit: str
+) -> tuple[str, tuple[int, ...]]:
+    """How long the GPUs of the late ranks `shown` are idle, and those of ranks that are not `late`, in words; and the
+    late ranks whose GPU is idle although work is queued."""
+    ms = windows.groupby("rank")[["idle_us", "idle_late_start_us"]].sum() / steps / 1e3
+    idle_ms, queued_ms = ms["idle_us"], ms["idle_late_start_us"]
+    held = tuple(rank for rank in late if queued_ms[rank] >= MIN_HELD_FRAC * idle_ms[rank] > 0)
+    each = ", ".join(
+        f"rank {rank}'s GPU is idle for {number(idle_ms[rank], 'ms')}"
+        + (f" ({number(queued_ms[rank], 'ms')} of it although work is queued)" if rank in held else "")
+        for rank in shown
+    )
+    return f"{each} of the {unit}, the others' for {number(float(idle_ms.drop(late).mean()), 'ms')}", held
 
 
 def _ranks(ranks: list[int]) -> str:
