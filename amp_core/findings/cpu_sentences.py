@@ -23,6 +23,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import join_words, number, percent
+from amp_core.traces.collect import COMPILING
 
 MAX_OUTSIDE_FRAC = 0.5
 """With more of the time outside operators, that comes before the longest operator."""
@@ -35,7 +36,7 @@ _WITHOUT_ONEDNN = (
 
 
 MIN_OPTIMIZER_FRAC = 0.25
-"""Share of the operators' time from which the optimizer comes before the longest operator, if it takes more."""
+"""Share of the time from which the optimizer comes before the longest operator, if it takes more."""
 MAX_SMALL_US, MAX_SMALL_FRAC = 5.0, 0.25
 """Operators of less on average, none of which takes a larger share, cost as much to call as to compute: torch takes
 about a microsecond to dispatch one, and Python a few to call it."""
@@ -49,8 +50,6 @@ _FAMILIES = {
 _NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$")
 """Operators have a namespace (`aten::`, `gloo:`), and nodes of autograd have none; other names are ranges of programs.
 """
-_COMPILING = "(dynamo_timed)"
-"""How the ranges end that torch.compile marks while it compiles (torch/_dynamo/utils.py)."""
 _FUSED = ("aten::_fused_", "aten::_foreach_")
 
 
@@ -62,12 +61,12 @@ def cpu_sentence(run: Run) -> str:
         return ""
     everything = kernel_rows(run, everything=True)  # allocations too, which start the device at their first call
     everything = everything[everything["phase"] != "watch"]
-    longest_us, operators = _operators(run, everything, int(window_rows(run)["steps"].sum()))
-    sentence = _beside_operators(run, everything, longest_us, operators)
+    longest_us, operators = _operators(run, everything)
+    sentence = _beside_operators(run, longest_us, operators)
     return f"The trace contains no device activity: on the CPU, {sentence}{_idle_gpu(run)}"
 
 
-def _operators(run: Run, rows: pd.DataFrame, steps: int) -> tuple[float, str]:
+def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     """The time of what takes longest among operators in microseconds, and a sentence on it."""
     us, total, count = rows.groupby("op")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
@@ -86,22 +85,26 @@ def _operators(run: Run, rows: pd.DataFrame, steps: int) -> tuple[float, str]:
     if family_us > MIN_FAMILY_RATIO * longest_us:
         sentence += f", and {_FAMILIES[category]} {percent(family_us / total)}"
     sentence = f"{sentence}{_WARM_UP if in_first else ''}.{advice}"
-    compiling_us = float(us[us.index.str.endswith(_COMPILING)].sum())
+    compiling_us = float(us[us.index.str.endswith(COMPILING)].sum())
     if compiling_us >= longest_us:
         share = percent(compiling_us / total)
         return compiling_us, f"torch.compile compiles for {share} of the recorded time: profile after a warm-up."
-    stepping = rows[rows["phase"] == "optimizer"]
-    optimizer_us = float(stepping["total_us"].sum())
+    stepping, windows = rows[rows["phase"] == "optimizer"], window_rows(run)
     largest_us = max(longest_us, family_us)
-    if optimizer_us > max(largest_us, MIN_OPTIMIZER_FRAC * total):
+    optimizer_us, within_us, within = float(stepping["total_us"].sum()), total, "of the operators' time"
+    if (marked_us := float(windows["optimizer_us"].sum())) > 0:  # with the Python between the operators
+        optimizer_us, within_us, within = marked_us, float(windows["wall_us"].sum()), "of the time"
+    if optimizer_us > max(largest_us, MIN_OPTIMIZER_FRAC * within_us):
+        steps = float(windows["steps"].sum())
         calls = number(stepping["count"].sum() / max(steps, 1)) + (" operators per step" if steps else " operators")
         fuse = (
             ""
             if stepping["name"].str.startswith(_FUSED).any() or not takes_fused(run)
             else ": fused=True makes them one"
         )
-        share = percent(optimizer_us / total)
-        return optimizer_us, f"the optimizer takes {share} of the operators' time, in {calls}{fuse}; {sentence}"
+        each = f"{number(optimizer_us / max(steps, 1) / 1e3, 'ms')}{' per step' if steps else ''}"
+        share = f"{percent(optimizer_us / within_us)} {within} ({each})"
+        return optimizer_us, f"the optimizer takes {share}, in {calls}{fuse}; {sentence}"
     if total / count < MAX_SMALL_US and largest_us < MAX_SMALL_FRAC * total:
         small = f"{count:,} operators take {number(total / count, 'µs')} each on average, about what it costs to call "
         return total, f"{small}them: batch what they compute, or compile it; {sentence}"
@@ -151,15 +154,13 @@ def _few_calls(rows: pd.DataFrame) -> str:
     return f", nearly all of it in {few:,.0f} of its {calls:,.0f} calls ({format_sizes(made.sizes)})"
 
 
-def _beside_operators(run: Run, rows: pd.DataFrame, longest_us: float, operator: str) -> str:
+def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
     """The sentence on operators, with the time in which data is loaded or no operator runs. The longest comes
     first."""
     windows = window_rows(run)
     wall_us = float(windows["wall_us"].sum())
-    if wall_us == 0:  # no operator is within the steps that are marked
-        data_us, total_us = rows["total_us"][rows["phase"] == "data"].sum(), rows["total_us"].sum()
-        loading = f"loading data takes {percent(data_us / total_us)} of the operators' time; "
-        return f"{loading if data_us > rows.groupby('op')['total_us'].sum().max() else ''}{operator}"
+    if wall_us == 0:  # the windows are damaged
+        return operator
     data_us, idle_us, idle_data_us = (
         float(np.nan_to_num(windows[name]).sum()) for name in ("data_us", "idle_us", "idle_data_us")
     )
@@ -219,6 +220,7 @@ def host_alone(run: Run) -> str:
 
 _HOST_PARTS = {
     "data": "loading data takes {share} of the time.",
+    "compiling": "torch.compile compiles for {share} of the time: profile after a warm-up.",
     "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
     "outside": "neither an operator nor a call of the runtime runs for {share} of the time: Python or other code does.",
     "optimizer": "the optimizer's steps take {share} of the time.",

@@ -274,6 +274,11 @@ TABLES: dict[str, Table] = {
                 _column("data_us", "f", "host time spent loading data; null if nothing marks it"),
                 _column("idle_data_us", "f", "part of idle_us within data_us"),
                 _column(
+                    "optimizer_us",
+                    "f",
+                    "on a CPU, time within marked steps of optimizers; null on others or without marks",
+                ),
+                _column(
                     "watch_us",
                     "f",
                     ("part of wall_us spent on recording only: its own kernels, or idle time during it"),
@@ -341,8 +346,8 @@ TABLES: dict[str, Table] = {
                     "host_call_kind",
                     "s",
                     "that kind: allocation, uncached (allocation with a free between most launches), compiling, "
-                    "loading, graphs (with their captures), copies, setup (with a first cudaFree of 20 ms or more) or "
-                    "other",
+                    "torch.compile (while it compiles, whatever it calls), loading, graphs (with their captures), "
+                    "copies, setup (with a first cudaFree of 20 ms or more) or other",
                 ),
                 _column("host_call_us", "f", "how long it was in calls of that kind during it"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside operators"),

@@ -68,6 +68,8 @@ TIMED_ON_DEVICE = "CUDA functions"
 """Operators whose time on the device torch measured with events, up to PyTorch 1.7: not their kernels."""
 LOADING = re.compile(r"(?:Module|Function) Loading$")
 """What CUPTI calls its overhead while the runtime loads code."""
+COMPILING = "(dynamo_timed)"
+"""How the ranges end that torch.compile marks while it compiles (torch/_dynamo/utils.py)."""
 PROFILING = re.compile(r"(?:Buffer Flush|Activity Buffer Request|Instrumentation|Resource|UVM Activity Init)$")
 """What it calls its own work, which a program does not have without the profiler (`CUpti_ActivityOverheadKind`)."""
 MEMORY = "[memory]"
@@ -109,6 +111,7 @@ class _Collector:
         self._npu = AscendRows()
         self._base: float | None = None
         self._functions = 0
+        self._of_memory: str | None = None
         self._add = {
             "op": self._add_span,
             "mark": self._add_span,
@@ -172,11 +175,13 @@ class _Collector:
         events.processes = list(self._processes)
         if len(events.timed):  # among them the operators that only an accelerator has
             events.accelerator_ops = len(events.timed)
-        if not (len(events.work) or events.launches or events.accelerator_ops):
+        if not events.uses_device:
             of_apple = [number for number, text in enumerate(events.texts) if _APPLE_OPS.match(text)]
             if of_apple and not any("nested" in text for text in events.texts):
                 events.accelerator = "mps"
                 events.accelerator_ops = int(np.isin(np.asarray(events.spans.name), of_apple).sum())
+        if not (len(events.work) or events.accelerator):
+            events.accelerator = self._of_memory
         _check_content(events, self._functions)
         _check_duplicates(events.work)
         return events
@@ -250,6 +255,8 @@ class _Collector:
 
     def _add_span(self, item: "_Event") -> None:
         arguments, events, spans, texts = item.arguments, self.events, self.events.spans, self._texts
+        if item.name.endswith(COMPILING):
+            _add_frame(events.compiling, item, self._thread(item.event), texts.intern(item.name))
         events.accelerator_ops += item.kind != "python" and _ACCELERATOR_OPS.match(item.name) is not None
         spans.start.append(item.start)
         spans.end.append(item.end)
@@ -270,6 +277,9 @@ class _Collector:
             return
         allocated, reserved = (_identifier(arguments.get(f"Total {what}")) for what in ("Allocated", "Reserved"))
         calls, allocations = self.events.calls, self.events.allocations
+        if (accelerator := _OF_MEMORY.get(arguments.get("Device Type"))) is not None:
+            self.events.device_allocations += 1
+            self._of_memory = accelerator
         if allocated < 0 or len(calls) >= MAX_EVENTS:
             return
         allocations.call.append(len(calls))
@@ -306,7 +316,7 @@ def _check_content(events: TraceEvents, functions: int) -> None:
             f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
             "second not negative"
         )
-    if not (OP in events.spans.kind or len(events.work) or events.launches or events.accelerator_ops):
+    if not (OP in events.spans.kind or events.uses_device):
         marked = f", only {functions:,} function{'s' * (functions > 1)} of Python" if functions else ""
         if len(events.spans):
             marked = ", only marked ranges, as after the last active step of the schedule"
@@ -378,6 +388,10 @@ _ACCELERATORS = {
     "hpu_op": "hpu",
 }
 """Types of devices other than `cuda`, by the categories that only they have."""
+
+
+_OF_MEMORY = {1: "cuda", 6: "cuda", 12: "xpu", 15: "hpu", 19: "mtia", 20: "privateuseone"}
+"""Types of devices by the number that torch's allocators write (`c10/core/DeviceType.h`); 6 is HIP."""
 
 
 def _npu_kind(npu: AscendRows, event: dict[str, Any]) -> str | None:

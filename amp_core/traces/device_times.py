@@ -49,10 +49,10 @@ class DeviceClock:
 
 
 def drop_steps_without_work(host: Host, linked: LinkedWork) -> None:
-    """Drop the marked steps of a device's trace if no work was launched in any of them: without launches in the trace,
-    all of it may run after the steps on the host."""
+    """Drop the marked steps of a trace if no work was launched in any of them, or on a CPU no operator called: without
+    launches in the trace, all of it may run after the steps on the host, and a profiler may stop in its first step."""
     within = any(((linked.launched_us >= start) & (linked.launched_us < end)).any() for start, end, _ in host.steps)
-    if len(linked) and linked.device[0] >= 0 and not within:
+    if len(linked) and not within:
         host.steps = []
 
 

@@ -123,6 +123,8 @@ class TraceEvents:
     frames: Frames = field(default_factory=Frames)
     loadings: Frames = field(default_factory=Frames)
     """When the runtime loads modules and functions (`LOADING`), where the profiler records that as its own overhead."""
+    compiling: Frames = field(default_factory=Frames)
+    """When torch.compile compiles (`COMPILING`), in nested ranges."""
     profiling: Frames = field(default_factory=Frames)
     """When the profiler does its own work (`PROFILING`), where it records that."""
     timed: Frames = field(default_factory=Frames)
@@ -143,6 +145,8 @@ class TraceEvents:
     """Calls that start work on a device."""
     accelerator_ops: int = 0
     """Operators and ranges that an accelerator alone has."""
+    device_allocations: int = 0
+    """Allocations and frees of memory that the trace states to be a device's."""
     device_steps: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     """Start and end of the marked steps on the device's own clock, by process and number, where the trace has them."""
     processes: list[str] = field(default_factory=list)
@@ -157,6 +161,11 @@ class TraceEvents:
     """The same by kernel."""
     named_ranks: int = 0
     """Ranks of the training, at least, by those that parts of collectives name; 0 where none does."""
+
+    @property
+    def uses_device(self) -> bool:
+        """Whether the program used a device, recorded or not."""
+        return bool(len(self.work) or self.launches or self.accelerator_ops or self.device_allocations)
 
     def drop_identifiers(self) -> None:
         """Free the numbers that only linking needs: 60 MB of a trace of a gigabyte."""

@@ -39,7 +39,7 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
     else:
         calls = linked.op[linked.serves < 0]
         us = np.bincount(np.where(linked.serves >= 0, linked.serves, linked.op), linked.own_us, minlength=len(name))
-    on_cpu = not (len(events.work) or events.launches or events.accelerator_ops)
+    on_cpu = not events.uses_device
     total = np.bincount(name[calls], us[calls], minlength=len(events.texts))
     found: dict[str, tuple[float, int]] = {}
     for number in np.flatnonzero(total >= MIN_TRACE_FRAC * (end.max() - start.min())).tolist():

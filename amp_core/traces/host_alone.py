@@ -13,7 +13,7 @@ import numpy as np
 from amp_core.traces import intervals as times
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import longest_calls, outside_operators
+from amp_core.traces.idle_causes import TORCH_COMPILE, longest_calls, outside_operators
 from amp_core.traces.link import DATA, OPTIMIZER, Host
 from amp_core.traces.window_rows import marked_time, waiting_calls
 
@@ -28,9 +28,10 @@ class HostPart:
     """One part of the host's time."""
 
     kind: str
-    """`data`: loading data. `calls`: calls into the device's runtime that do not wait for the device. `idle-device`: an
-    operator that never calls into the runtime. `optimizer`: steps of the optimizer. `any-op`: an operator of a trace
-    without launches, which may launch or wait itself. `outside`: no operator and no call."""
+    """`data`: loading data. `compiling`: torch.compile compiles. `calls`: calls into the device's runtime that do not
+    wait for the device. `idle-device`: an operator that never calls into the runtime. `optimizer`: steps of the
+    optimizer. `any-op`: an operator of a trace without launches, which may launch or wait itself, with those it calls.
+    `outside`: no operator and no call."""
     name: str
     """Name of the operator, or of the longest calls; "" for the others."""
     frac: float
@@ -52,15 +53,22 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
         calling = host.op_of_call[host.op_of_call >= 0]
         us[np.unique(np.asarray(spans.name)[calling])] = 0.0
     longest = int(us.argmax())
+    if events.launches:
+        longest_op = HostPart("idle-device", events.texts[longest], float(us[longest]))
+    else:
+        of_name = np.asarray(spans.name) == longest
+        whole_us = times.total(times.union(np.asarray(spans.start)[of_name], np.asarray(spans.end)[of_name]))
+        longest_op = HostPart("any-op", events.texts[longest], whole_us)
     parts = [
-        HostPart("idle-device" if events.launches else "any-op", events.texts[longest], float(us[longest])),
+        longest_op,
         HostPart("data", "", times.total(marked_time(host, DATA))),
         HostPart("optimizer", "", times.total(marked_time(host, OPTIMIZER))),
     ]
     everything = (np.array([first]), np.array([last]))
     in_calls = longest_calls(events, waiting_calls(events), everything)
     if in_calls is not None:
-        parts.append(HostPart("calls", in_calls.names, in_calls.us))
+        kind = "compiling" if in_calls.kind == TORCH_COMPILE else "calls"
+        parts.append(HostPart(kind, in_calls.names, in_calls.us))
     part = max(parts, key=lambda part: part.frac)
     if part.frac < MIN_NAMED_FRAC * (last - first):
         marked = times.merged(marked_time(host, DATA), marked_time(host, OPTIMIZER))

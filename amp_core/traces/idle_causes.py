@@ -264,7 +264,7 @@ class LongCalls:
     """Calls of one kind into the device's runtime in which the host stays long while the device is idle."""
 
     kind: str
-    """`allocation`, `uncached`, `compiling`, `loading`, `graphs`, `copies`, `setup` or `other`."""
+    """`allocation`, `uncached`, `compiling`, `torch.compile`, `loading`, `graphs`, `copies`, `setup` or `other`."""
     names: str
     """The names with the most time, the longest first."""
     spans: times.Intervals
@@ -279,13 +279,13 @@ class LongCalls:
 def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: times.Intervals) -> LongCalls | None:
     """The kind of runtime calls in which the host spent the longest of `spans`; None if it spent them outside of such
     calls. Calls that wait for the device (`waits`) and short ones do not count. Modules that are loaded do, where the
-    profiler records that by itself."""
+    profiler records that by itself, and so does torch.compile while it compiles, whatever it calls."""
     spans = _of_program(events, spans)
     if not len(spans[0]):
         return None
     name, start, end = _long_calls(events, waits)
     own_us = times.overlap_of_each(start, end, spans)
-    loaded = np.arange(len(name)) >= len(name) - len(events.loadings)
+    loaded = np.arange(len(name)) >= len(name) - len(events.loadings) - len(events.compiling)
     loading = times.intersection(spans, times.union(start[loaded], end[loaded]))
     if len(loading[0]):  # it happens within calls, and tells more than their names
         own_us[~loaded] -= times.overlap_of_each(start[~loaded], end[~loaded], loading)
@@ -309,6 +309,8 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     when = during[kind]
     long = [number for number in by_kind[kind] if us[number] >= MIN_NAME_FRAC * times.total(when)]
     names = ", ".join(events.texts[number] for number in long[: 1 if kind == "other" else _MAX_NAMES])
+    if kind == TORCH_COMPILE:  # its ranges are nested
+        names = TORCH_COMPILE
     if kind == "allocation" and _is_uncached(events):
         kind = "uncached"
     elif kind == "allocation" and _longest_us(events, _FIRST_CALLS) >= max(MIN_START_US, times.total(when) / 2):
@@ -320,15 +322,16 @@ def _long_calls(
     events: TraceEvents, waits: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], times.Floats, times.Floats]:
     """Name, start and end of the calls that may take long, then of the captures of graphs, whose calls launch nothing,
-    and last of the loading of modules."""
+    and last of the loading of modules and of what torch.compile compiles."""
     start, end = np.asarray(events.calls.start), np.asarray(events.calls.end)
     chosen = ~waits & (end - start >= LONG_CALL_US)
     captures = np.array(_captures(events), dtype=float).reshape(-1, 3)
-    loadings = events.loadings
+    last = (events.loadings, events.compiling)
+    names = [np.asarray(events.calls.name)[chosen], captures[:, 0], *(np.asarray(one.name) for one in last)]
     return (
-        np.concatenate([np.asarray(events.calls.name)[chosen], captures[:, 0], np.asarray(loadings.name)]).astype(int),
-        np.concatenate([start[chosen], captures[:, 1], np.asarray(loadings.start)]),
-        np.concatenate([end[chosen], captures[:, 2], np.asarray(loadings.end)]),
+        np.concatenate(names).astype(int),
+        np.concatenate([start[chosen], captures[:, 1], *(np.asarray(one.start) for one in last)]),
+        np.concatenate([end[chosen], captures[:, 2], *(np.asarray(one.end) for one in last)]),
     )
 
 
@@ -388,7 +391,10 @@ MIN_NAME_FRAC = 0.01
 _AT_THE_START = ("setup", "loading", "allocation")
 MIN_START_RATIO = 0.25
 """Kinds of calls that each take this part of the longest one's time are taken together as the start of a program."""
+TORCH_COMPILE = "torch.compile"
+"""The kind of what torch.compile does while it compiles."""
 _CALL_KINDS = {
+    TORCH_COMPILE: re.compile(r"\(dynamo_timed\)$"),
     "compiling": re.compile(r"aclopCompile"),
     "graphs": re.compile(r"Graph|Capture"),
     "copies": re.compile(r"Mem(?:cpy|set|ory|Copy|Fill|Buffer)|Prefetch", re.IGNORECASE),

@@ -112,7 +112,11 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     """The known settings: a trace holds none of the training's own."""
     config: dict[str, Any] = {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
     if trace.unrecorded:
-        config |= {"launches_without_kernels": trace.launches, "accelerator_ops": trace.accelerator_ops}
+        config |= {
+            "launches_without_kernels": trace.launches,
+            "accelerator_ops": trace.accelerator_ops,
+            "device_allocations": trace.device_allocations,
+        }
     if (part := trace.host_part) is not None:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
     if trace.timed_op is not None:

@@ -98,9 +98,9 @@ def _chosen(columns: _Columns, items: Ints) -> _Columns:
 
 def _part(events: TraceEvents, rank_of: Ints, rank: int, *, is_first: bool) -> TraceEvents:
     """The events of one rank. What was repaired in the file counts once, in the first."""
-    spans, calls, frames = (
+    spans, calls, frames, compiling = (
         np.flatnonzero(rank_of[_host_process(events, one.thread)] == rank)
-        for one in (events.spans, events.calls, events.frames)
+        for one in (events.spans, events.calls, events.frames, events.compiling)
     )
     work = np.flatnonzero(rank_of[np.asarray(events.work.process, dtype=np.int64)] == rank)
     of_call = np.full(len(events.calls), -1, dtype=np.int64)
@@ -114,6 +114,7 @@ def _part(events: TraceEvents, rank_of: Ints, rank: int, *, is_first: bool) -> T
         calls=_chosen(events.calls, calls),
         work=_chosen(events.work, work),
         frames=_chosen(events.frames, frames),
+        compiling=_chosen(events.compiling, compiling),
         loadings=Frames(),  # of no process
         profiling=Frames(),
         first_us=math.inf,

@@ -84,6 +84,8 @@ class Trace:
     """Calls that start work on a device."""
     accelerator_ops: int = 0
     """Operators and ranges that an accelerator alone has."""
+    device_allocations: int = 0
+    """Allocations and frees of memory that the trace states to be a device's."""
     host_part: HostPart | None = None
     """If it is unrecorded: what keeps the host busy the longest."""
     timed_op: tuple[str, float] | None = None
@@ -138,9 +140,15 @@ class Trace:
                 "launched before the trace began, and what follows it until the first work launched in the trace"
             )
         if self.unrecorded:
-            calls = f"{self.launches:,} launches" if self.launches else "operators of a GPU"
-            notes.append(f"{self.name}: {calls} but no kernel: device activity was not recorded")
+            notes.append(f"{self.name}: {self.seen_of_device} but no kernel: device activity was not recorded")
         return notes
+
+    @property
+    def seen_of_device(self) -> str:
+        """What shows that a device was used whose work is not in the trace."""
+        if self.launches:
+            return f"{self.launches:,} launches"
+        return "operators of a GPU" if self.accelerator_ops else "memory of a device"
 
     @property
     def steps(self) -> int:
@@ -236,7 +244,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     gpus = _gpus(stream.head)
     accelerator = accelerator or events.accelerator or "cuda"
     amd = any(is_amd(gpu["name"]) for gpu in gpus) or any(_ROCM.search(text) for text in events.texts)
-    unrecorded = not len(events.work) and bool(events.launches or events.accelerator_ops)
+    unrecorded = not len(events.work) and events.uses_device
     kernels = {} if unrecorded else kernel_rows(events, host, linked, windows, inside, accelerator, amd)
     names = {place: gpu["name"] for place, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
     if amd and not names:  # PyTorch's older ROCm builds do not list the devices
@@ -269,6 +277,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         unrecorded=unrecorded,
         launches=events.launches,
         accelerator_ops=events.accelerator_ops,
+        device_allocations=events.device_allocations,
         host_part=longest_host_part(events, host, linked) if unrecorded else None,
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,

@@ -24,7 +24,7 @@ from amp_core.traces.idle_causes import (
     profiling_us,
 )
 from amp_core.traces.kernel_rows import Rows, Window, device_name
-from amp_core.traces.link import DATA, WATCH, Host, Ints
+from amp_core.traces.link import DATA, OPTIMIZER, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
 from amp_core.traces.products import product_numbers
 
@@ -112,6 +112,7 @@ class _Trace:
     cast_us: Mapping[tuple[Any, Any], float]
     """By step and device."""
     data: times.Intervals
+    optimizer: times.Intervals
     watch: times.Intervals
     call_start: times.Floats
     call_end: times.Floats
@@ -148,6 +149,7 @@ def _trace(events: TraceEvents, host: Host, linked: LinkedWork, kernels: Rows, *
         products=product_numbers(events, host, linked, amd=amd),
         cast_us=cast_us,
         data=marked_time(host, DATA),
+        optimizer=marked_time(host, OPTIMIZER),
         watch=marked_time(host, WATCH),
         call_start=np.asarray(events.calls.start),
         call_end=np.asarray(events.calls.end),
@@ -222,6 +224,7 @@ def _busy_columns(
         "idle_us": times.total(spans.idle),
         "data_us": times.total(spans.data) if len(trace.data[0]) else None,
         "idle_data_us": times.overlap(spans.idle, spans.data) if len(trace.data[0]) else None,
+        "optimizer_us": None,
         # On a CPU the time of nested operators is part of the outer ones.
         "watch_us": times.total(watch) if on_cpu else watch_us,
         "kernel_us": float(linked.own_us[selected].sum()),
@@ -231,6 +234,8 @@ def _busy_columns(
         "communication_alone_us": times.total(spans.exposed),
         "products": len(np.unique(trace.products[selected & (trace.products >= 0)])),
     }
+    if on_cpu and len(trace.optimizer[0]):
+        columns["optimizer_us"] = times.total(times.clip(trace.optimizer, spans.low, spans.high))
     if not on_cpu:
         copying = times.union(*(at[selected & trace.copies] for at in (linked.start_us, linked.end_us)))
         computing = selected & ~trace.communication & ~trace.copies

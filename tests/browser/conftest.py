@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Playwright, sync_playwright
 
 from tests.serve.running import Server, app
 from tests.waiting import DEADLINE_S
@@ -84,7 +84,11 @@ class Tab:
     def reads(self, *texts: str) -> None:
         """Wait until the page shows each text."""
         for text in texts:
-            self.page.get_by_text(text).first.wait_for()
+            try:
+                self.page.get_by_text(text).first.wait_for()
+            except Error:
+                shown = self.page.get_by_test_id("stMain").inner_text()
+                pytest.fail(f"{self.page.url} does not show {text!r}; it shows:\n{shown}")
 
     def metric(self, label: str) -> str:
         """The value on the metric card of that label."""

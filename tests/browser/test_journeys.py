@@ -45,6 +45,7 @@ def library(tmp_path_factory):
 
 
 def follow(tab, name):
+    tab.rest()  # a link that is drawn anew under the mouse takes no click
     tab.page.get_by_role("link", name=name, exact=True).first.click()
     tab.rest()
 

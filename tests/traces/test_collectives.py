@@ -191,7 +191,9 @@ def test_a_late_rank_saves_what_it_enters_after_the_last_of_the_others(tmp_path)
     run = run_of(tmp_path, *(ddp(e, leaves=(610, 950), rank=rank) for rank, e in enumerate(enters)))
     assert late_ranks(run)["rank"].tolist() == [3]
     (finding,) = [f for f in diagnose(run) if f.code == "exposed-communication"]
-    assert "the other ranks wait 23 % of the step" in finding.title.lower() and "could save up to 0.100" in finding.title
+    assert (
+        "the other ranks wait 23 % of the step" in finding.title.lower() and "could save up to 0.100" in finding.title
+    )
     assert finding.win_ms == pytest.approx(0.1, abs=0.001)
 
 

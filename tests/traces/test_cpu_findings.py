@@ -38,7 +38,7 @@ def test_an_optimizer_that_takes_more_than_any_operator_is_named_first(tmp_path)
     for number in range(10):
         trace.op(("aten::mul", "aten::add", "aten::sqrt", "aten::div", "aten::lerp")[number % 5], 300 + 50 * number, 50)
     sentence = first_sentence(run_of(tmp_path, trace))
-    assert "on the CPU, the optimizer takes 62.5 % of the operators' time, in 10.0 operators: fused=True" in sentence
+    assert "the optimizer takes 62.5 % of the time (0.500 ms), in 10.0 operators: fused=True" in sentence
     assert "aten::addmm takes 37.5 % of the operators' time (" in sentence
 
 
@@ -67,7 +67,8 @@ def test_a_step_without_operators_leaves_the_rest_of_a_cpu_trace_to_be_told(tmp_
     trace.op("aten::copy_", 400, 150)
     trace.op("aten::addmm", 600, 300)
     trace.event("mark", "ProfilerStep#1", 1000, 10, 1)
-    assert "loading data takes 57.1 % of the operators' time; " in first_sentence(run_of(tmp_path, trace))
+    run = run_of(tmp_path, trace)
+    assert run.steps.empty and "loading data takes 59.4 % of the time; " in first_sentence(run)
 
 
 def test_a_convolution_without_onednn_is_named_as_such(tmp_path):
@@ -215,6 +216,22 @@ def test_compiling_is_told_as_one_cause(tmp_path, us, told):
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("torch.compile compiles for 62.5 % of the recorded time: profile after a warm-up." in sentence) == told
     assert ("aten::mm takes 75.0 %" in sentence) != told
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_marked_optimizer_takes_the_python_between_its_operators_too(tmp_path, steps):
+    trace = Made()
+    for at in (0, 1000):
+        if steps:
+            trace.event("mark", f"ProfilerStep#{at // 1000 + 3}", at, 1000, 1)
+        trace.op("aten::addmm", at, 200)
+        trace.event("mark", "Optimizer.step#Adam.step", at + 300, 600, 1)
+        for number in range(10):
+            trace.op(f"aten::{('mul', 'add', 'sqrt', 'div', 'lerp')[number % 5]}", at + 300 + 60 * number, 15)
+        trace.op("aten::zero_", at + 950, 50)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    each = "(0.600 ms per step), in 10.0 operators per step" if steps else "(1.20 ms), in 20.0 operators"
+    assert f"the optimizer takes 60.0 % of the time {each}" in sentence
 
 
 def warming_up(name="aten::cudnn_convolution", first_us=9_000, sizes=(), calls=20):

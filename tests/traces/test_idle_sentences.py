@@ -209,3 +209,20 @@ def test_a_first_step_that_begins_on_the_host_ahead_of_the_device_is_no_longer_o
         begins = 1000 * n + 900 + (longer_us if n else 0)
         trace.kernel(made.GEMM, begins, 990 + (0 if n else longer_us), 1000 * n + 890)
     assert ("The steps differ: step 3" in first_sentence(run_of(tmp_path, trace))) == told
+
+
+@pytest.mark.parametrize("us", [600, 100])
+def test_a_device_that_waits_while_torch_compile_compiles_is_told_so(tmp_path, us):
+    """The ranges of a compilation are nested, and it calls operators and the runtime itself."""
+    trace = Made()
+    trace.kernel(made.GEMM, 10, 5, 2)
+    trace.event("mark", "_compile.compile_inner (dynamo_timed)", 20, us, 1)
+    trace.event("mark", "pad_mm_benchmark (dynamo_timed)", 40, us - 30, 1)
+    trace.op("aten::mm", 50, us - 50)
+    trace.event("call", "cudaFuncGetAttributes", 52, us - 60, 1)
+    trace.op("aten::addmm", 720, 250)
+    trace.kernel(made.GEMM, 980, 5, 960)
+    run = run_of(tmp_path, trace)
+    told = "ms of it compiling code (torch.compile)" in first_sentence(run)
+    (finding,) = [f for f in diagnose(run) if f.code in ("host-bound", "launch-bound")]
+    assert told == ("TORCH_LOGS=recompiles" in finding.snippet) == (us == 600)

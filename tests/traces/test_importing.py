@@ -14,7 +14,7 @@ from amp_core.hardware.gpus import gpu_of
 from amp_core.report import report_html
 from amp_core.traces import import_notes, import_traces, read_trace
 from amp_core.views import KERNELS
-from tests.traces.made import GEMM, RELU, Made, run_of, training, write
+from tests.traces.made import BASE, GEMM, RELU, Made, run_of, training, write
 from tests.traces.test_step_windows import queued
 
 
@@ -207,6 +207,22 @@ def test_operators_of_a_gpu_alone_tell_that_its_work_is_missing(tmp_path):
     assert trace.unrecorded and trace.notes == [
         "t.json: operators of a GPU but no kernel: device activity was not recorded"
     ]
+
+
+@pytest.mark.parametrize(("number", "device"), [(0, "cpu"), (1, "cuda"), (12, "xpu"), (13, "cpu")])
+def test_memory_of_a_device_alone_tells_that_its_work_is_missing(tmp_path, number, device):
+    trace = Made()
+    trace.op("aten::mm", 0, 800)
+    for at in (10, 20):
+        event = {"ph": "i", "name": "[memory]", "pid": 77, "tid": 1, "ts": BASE + at}
+        memory = {"Device Type": number, "Device Id": 0, "Bytes": 8, "Total Allocated": 8, "Total Reserved": 8}
+        trace.events.append(event | {"args": memory})
+    run = load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run"))
+    assert run.head.config["device"] == device
+    findings = [f for f in diagnose(run) if f.code == "device-not-recorded"]
+    assert len(findings) == (device != "cpu")
+    for finding in findings:
+        assert "contains allocations of its memory but no kernel" in finding.title and finding.value == 2
 
 
 def test_waits_alone_make_no_device_of_a_cpu_run(tmp_path):

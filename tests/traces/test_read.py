@@ -67,6 +67,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_us": 1990 - 2 * 790,
         "data_us": 200,
         "idle_data_us": 200,
+        "optimizer_us": None,
         "watch_us": 0,
         "kernel_us": rows["total_us"].sum(),
         "launches": 18,

@@ -210,6 +210,7 @@ CALLS = {
     "allocation": "allocating or freeing memory",
     "uncached": "allocating and freeing memory without a cache",
     "compiling": "compiling operators",
+    "torch.compile": "compiling code",
     "loading": "launching or loading kernels",
     "graphs": "building or launching graphs",
     "copies": "starting copies and fills",

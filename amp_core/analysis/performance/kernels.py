@@ -32,6 +32,7 @@ _WINDOW_NUMBERS = (
     "idle_us",
     "data_us",
     "idle_data_us",
+    "optimizer_us",
     "watch_us",
     "kernel_us",
     "launches",

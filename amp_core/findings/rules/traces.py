@@ -40,7 +40,8 @@ prof.export_chrome_trace("trace.json.gz")"""
         order=428,
         what="A trace contains no device activity, though the program used a device: operator times are launch "
         "times, not compute times.",
-        signal="Calls that launch work, or operators that only run on an accelerator, and no kernel.",
+        signal="Calls that launch work, operators that only run on an accelerator, or allocations of its memory, and "
+        "no kernel.",
         threshold="One of them.",
         advice="Without kernels, the device's performance cannot be analysed. Record again with the device's "
         "profiler activity; without permission for it (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, or another profiler "
@@ -55,28 +56,28 @@ def device_not_recorded(run: Run) -> list[Finding]:
     if not isinstance(launches, int):
         return []
     device = str(run.head.config.get("device") or "cuda")
-    operators = run.head.config.get("accelerator_ops")
-    counted = launches or (operators if isinstance(operators, int) else 0)
-    seen = f"{launches:,} launches" if launches else "operators of a GPU"
+    counts = [run.head.config.get(name) for name in ("accelerator_ops", "device_allocations")]
+    operators, allocations = (count if isinstance(count, int) else 0 for count in counts)
+    if launches:
+        seen, unit = f"{launches:,} launches", "launch{es} without kernels"
+    elif operators or not allocations:
+        seen, unit = "operators of a GPU", "operator{s} of a GPU without kernels"
+    else:
+        seen, unit = "allocations of its memory", "allocations and frees of its memory"
+    counted = launches or operators or allocations
     entry_snippet = _HOW.format(activity=_ACTIVITIES.get(device, "CUDA"))
     finding = make_finding(
         "device-not-recorded",
         f"The device ({device}) was not recorded: the trace contains {seen} but no kernel",
         device,
         value=float(counted) if counted else None,
-        unit=_unit(launches, counted),
+        unit=unit.format(s="s" * (counted != 1), es="es" * (counted != 1)),
     )
     if device == "mps":
         return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
     if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
         return for_what_runs(run, [replace(finding, advice=_KEPT_BACK, snippet=entry_snippet)])
     return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
-
-
-def _unit(launches: int, counted: int) -> str:
-    if launches:
-        return "launch without kernels" if counted == 1 else "launches without kernels"
-    return "operator of a GPU without kernels" if counted == 1 else "operators of a GPU without kernels"
 
 
 _KEPT_BACK = (
@@ -153,7 +154,7 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if in_calls is None and captured_anew(run):
         in_calls = "graphs"
     if in_calls is not None:
-        of_any_device = on_cuda or in_calls == "compiling"
+        of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
     if finding.where in _COPYING and _waits_for_pageable_copies(run):
         return _CALLS["copies"]
@@ -230,6 +231,11 @@ _CALLS = {
         "Operators are compiled between launches, for the sizes of their inputs, and again for other sizes. Let "
         "torch_npu take its compiled operators, and profile after a warm-up.",
         "torch_npu.npu.set_compile_mode(jit_compile=False)   # before the first operator",
+    ),
+    "torch.compile": Remedy(
+        "torch.compile compiles at the first call of its code, and again for other sizes or settings. Profile after a "
+        "warm-up in which every size has occurred; what is still compiled then is compiled anew.",
+        "TORCH_LOGS=recompiles python main.py   # names what is compiled again, and why",
     ),
     "loading": Remedy(
         "The first launch of a kernel loads its code, which takes milliseconds. Profile after a warm-up in which every "
