@@ -22,6 +22,8 @@ _MAX_BARS = 64
 """Most bars that are readable; of more ranks the slowest are drawn."""
 _MIN_LABELLED_FRAC = 0.15
 """Parts longer than this share of the longest bar have a label."""
+_MIN_REST_FRAC = 0.02
+"""Share of a step outside of marked phases from which it is drawn."""
 
 
 def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
@@ -32,21 +34,25 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
     if len(known) > _MAX_BARS:
         known = known.nlargest(_MAX_BARS, "step_ms").sort_values("rank")
     names = [f"rank {rank}" for rank in known["rank"]]
-    longest = float(known[list(phases.COLUMNS)].sum(axis=1).max()) or 1.0
+    times = {phase: known[f"{phase}_ms"] for phase in phases.PHASES}
+    marked = known[list(phases.COLUMNS)].sum(axis=1)
+    if ((rest := known["step_ms"] - marked) > _MIN_REST_FRAC * known["step_ms"]).any():  # medians do not add up
+        times[phases.OTHER] = rest.clip(lower=0.0)
+    longest = float(pd.DataFrame(times).sum(axis=1).max()) or 1.0
     figure = FigureSpec()
-    for phase in phases.PHASES:
-        if not (known[f"{phase}_ms"] > 0).any():
+    for phase, ms in times.items():
+        if not (ms > 0).any():
             continue
         figure.add_bar(
-            x=known[f"{phase}_ms"].to_numpy(dtype=np.float32),
+            x=ms.to_numpy(dtype=np.float32),
             y=names,
-            name=PHASE_NAMES[f"{phase}_ms"],
+            name=PHASE_NAMES.get(f"{phase}_ms", phase),
             marker={
                 "color": PHASES[phase][dark],
                 "line": {"width": 1, "color": PAGE[dark]},
                 "pattern": hatching(phase, dark),
             },
-            text=[phase if share > _MIN_LABELLED_FRAC else "" for share in known[f"{phase}_ms"] / longest],
+            text=[phase if share > _MIN_LABELLED_FRAC else "" for share in ms / longest],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,

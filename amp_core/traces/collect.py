@@ -277,9 +277,9 @@ class _Collector:
             return
         allocated, reserved = (_identifier(arguments.get(f"Total {what}")) for what in ("Allocated", "Reserved"))
         calls, allocations = self.events.calls, self.events.allocations
-        if (accelerator := _OF_MEMORY.get(arguments.get("Device Type"))) is not None:
+        if (number := _identifier(arguments.get("Device Type"))) in _OF_MEMORY:
             self.events.device_allocations += 1
-            self._of_memory = accelerator
+            self._of_memory = _OF_MEMORY[number]
         if allocated < 0 or len(calls) >= MAX_EVENTS:
             return
         allocations.call.append(len(calls))

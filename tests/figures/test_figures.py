@@ -101,6 +101,13 @@ def test_phases_have_the_same_names_on_all_figures(runs: dict[str, Run]) -> None
     assert ranks[0] == "waiting for data" and set(ranks) == steps - {"other"}
 
 
+def test_what_no_phase_of_a_rank_covers_is_drawn_as_other(runs: dict[str, Run]) -> None:
+    ranks = rank_table(runs["two-ranks"])
+    marked = ranks[["data_ms", "forward_ms", "backward_ms", "optimizer_ms", "watch_ms"]].sum(axis=1)
+    figure = rank_figure(ranks.assign(step_ms=marked + 40.0))
+    assert figure.data[-1].name == "other" and list(figure.data[-1].x) == pytest.approx([40.0, 40.0])
+
+
 def test_a_single_device_counter_has_a_legend() -> None:
     alone = device_figure(pd.DataFrame({"time_s": [0.0, 1.0], "gpu_util_frac": [0.5, 0.9]}))
     assert len(alone.data) == 1 and alone.layout.showlegend
