@@ -61,15 +61,21 @@ def waits_for_device(run: Run) -> bool:
     return str(run.head.config.get("sync_call")).endswith("DeviceSynchronize")
 
 
-MAX_LAUNCHES_BETWEEN = 20
-"""Launches between two synchronizations, on average, up to which a graph of them would hold too few."""
+MAX_LAUNCHES_BETWEEN, MAX_LAUNCHES_WITHOUT_STEPS = 20, 8
+"""Launches between two synchronizations, on average, up to which a graph of them would hold too few. Without step
+markers one synchronization may be that of a whole step."""
+MIN_SYNCS_PER_STEP = 1.5
+"""A graph holds the launches of a step that has only one synchronization, as that of its loss."""
 
 
 def _launches_between_waits(run: Run) -> float | None:
-    """Launches per synchronization of the host with the GPU; None where there are many, or no synchronizations."""
+    """Launches per synchronization of the host with the GPU; None where there are many, or hardly any
+    synchronizations."""
     windows = window_rows(run)
-    launches, syncs = float(windows["launches"].sum()), float(windows["syncs"].sum())
-    return launches / syncs if 0 < launches <= MAX_LAUNCHES_BETWEEN * syncs else None
+    launches, syncs, steps = (float(windows[name].sum()) for name in ("launches", "syncs", "steps"))
+    most = MAX_LAUNCHES_BETWEEN if steps else MAX_LAUNCHES_WITHOUT_STEPS
+    is_frequent = syncs > max(1.0, MIN_SYNCS_PER_STEP * steps) and launches <= most * syncs
+    return launches / syncs if is_frequent and launches else None
 
 
 def _is_compiled_throughout(run: Run) -> bool:

@@ -74,6 +74,7 @@ def test_launch_bound_loops_are_not_advised_to_do_what_they_do(tmp_path, call, a
         (4, "cudaDeviceSynchronize", "once in 4 launches", "start.record()"),
         (40, "cudaStreamSynchronize", "capture CUDA graphs", "torch.compile"),
     ],
+    ids=["stream", "device", "rare"],
 )
 def test_no_graph_is_advised_across_frequent_synchronizations(tmp_path, every, call, says, snippet):
     trace = Made()
@@ -85,6 +86,21 @@ def test_no_graph_is_advised_across_frequent_synchronizations(tmp_path, every, c
             trace.event("call", call, 100 * n + 24, 2, 1)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
     assert says in finding.advice and snippet in finding.snippet
+
+
+@pytest.mark.parametrize(("steps", "graphs"), [(1, False), (8, True), (0, True)])
+def test_one_synchronization_in_each_step_leaves_its_launches_to_a_graph(tmp_path, steps, graphs):
+    """Ten launches for each of eight synchronizations."""
+    trace = Made()
+    for step in range(steps):
+        trace.event("mark", f"ProfilerStep#{3 + step}", 8000 / steps * step, 8000 / steps, 1)
+    for n in range(80):
+        trace.op("aten::mm", 100 * n, 20, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, 100 * n + 20, 5, 100 * n + 10)
+        if n % 10 == 9:
+            trace.event("call", "cudaStreamSynchronize", 100 * n + 24, 2, 1)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
+    assert ("capture CUDA graphs" in finding.advice) == graphs
 
 
 def test_a_loop_of_short_calls_is_not_taken_for_the_start_of_a_program(tmp_path):
