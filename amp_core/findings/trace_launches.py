@@ -69,9 +69,12 @@ MIN_SYNCS_PER_STEP = 1.5
 
 
 def _launches_between_waits(run: Run) -> float | None:
-    """Launches per synchronization of the host with the GPU; None where there are many, or hardly any
-    synchronizations."""
-    windows = window_rows(run)
+    """Launches per synchronization of the host with the GPU; None where there are many, hardly any synchronizations, or
+    most of the idle time comes before the first launch."""
+    windows, savings = window_rows(run), possible_savings(run)
+    saving = next((c for c in savings.ranked if c.code == "launch-bound"), None) if savings else None
+    if saving is None or saving.lead_us > saving.saved_us / 2:
+        return None
     launches, syncs, steps = (float(windows[name].sum()) for name in ("launches", "syncs", "steps"))
     most = MAX_LAUNCHES_BETWEEN if steps else MAX_LAUNCHES_WITHOUT_STEPS
     is_frequent = syncs > max(1.0, MIN_SYNCS_PER_STEP * steps) and launches <= most * syncs

@@ -126,10 +126,11 @@ _LATE_RANKS = Remedy(
 def _slow_hosts(late: Saving) -> Remedy:
     """Advice where the hosts of all ranks are slow: whichever is the latest, the others wait for it."""
     hosts, step = number(late.all_hosts_us / 1e3), number(late.step_us / 1e3, "ms")
+    alone, saved = number(max(0.0, late.step_us - late.all_hosts_us) / 1e3), number(late.saved_us / 1e3, "ms")
     return Remedy(
-        f"The hosts of the other ranks are in operators for {hosts} of {step}: faster late ranks alone make the step "
-        "no shorter than that. Find what holds up all hosts: too few processors or a quota, threads of several ranks "
-        "on one processor, other processes, or Python's own work.",
+        f"The hosts of the other ranks are in operators for {hosts} of {step}, so faster late ranks alone save at most "
+        f"{alone} of the {saved}. Find what holds up all hosts: too few processors or a quota, threads of several "
+        "ranks on one processor, other processes, or Python's own work.",
         "nproc; cat /sys/fs/cgroup/cpu.max; taskset -cp $PID   # processors, quota, and pinning of each rank",
     )
 
