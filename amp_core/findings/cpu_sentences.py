@@ -100,7 +100,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
         fuse = (
             ""
             if stepping["name"].str.startswith(_FUSED).any() or not takes_fused(run)
-            else ": fused=True makes them one"
+            else ": fused=True, from PyTorch 2.4 on, makes them one"
         )
         each = f"{number(optimizer_us / max(steps, 1) / 1e3, 'ms')}{' per step' if steps else ''}"
         share = f"{percent(optimizer_us / within_us)} {within} ({each})"
@@ -166,7 +166,9 @@ def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
     )
     outside_us = idle_us - idle_data_us
     if data_us > max(longest_us, outside_us):
-        return f"loading data takes {percent(data_us / wall_us)} of the time; {operator}"
+        steps = max(1.0, float(windows["steps"].sum()))
+        each = f"{number(data_us / steps / 1e3, 'ms')}{' per step' if windows['steps'].sum() else ''}"
+        return f"loading data takes {percent(data_us / wall_us)} of the time ({each}); {operator}"
     if outside_us > max(MAX_OUTSIDE_FRAC * wall_us, longest_us):
         share, wall = percent(outside_us / wall_us), number(wall_us / 1e3, "ms")
         within = _in_function(windows, outside_us)
@@ -195,7 +197,7 @@ def _idle_gpu(run: Run) -> str:
     if not name:
         return ""
     computes = is_matrix(kernel_rows(run)).any()
-    do = "move the model to it, or record its activity" if computes else "record its activity, if the program uses it"
+    do = "record its activity, or move the model to it" if computes else "record its activity, if the program uses it"
     return f" The machine's GPU, {name}, has nothing in the trace: {do}."
 
 

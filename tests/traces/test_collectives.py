@@ -197,6 +197,26 @@ def test_a_late_rank_saves_what_it_enters_after_the_last_of_the_others(tmp_path)
     assert finding.win_ms == pytest.approx(0.1, abs=0.001)
 
 
+def slow_host(rank):
+    """A step of 1,000 µs with seven kernels, which rank 1 launches late each, before the collective at its end."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for n in range(7):
+        at = 120 * n if rank else 8 * n
+        trace.op("aten::mm", at, 4, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(GEMM, at + 6, 20 if rank else 8, at + 2)
+    enter = 800 if rank else 80
+    collective(trace, enter, 820 - enter, enter - 10)
+    return trace.document(distributedInfo={"rank": rank, "world_size": 2})
+
+
+def test_what_makes_the_one_late_rank_late_is_told_of_its_own_gpu_after_the_waiting(tmp_path):
+    first, second = diagnose(run_of(tmp_path, slow_host(0), slow_host(1)))[:2]
+    assert "the other ranks wait 72 % of the step in collectives for rank 1" in first.title.lower()
+    assert second.title.startswith("Rank 1's GPU is idle for 84 % of its step because the host launches too late")
+    assert first.win_ms == pytest.approx(0.72) and second.win_ms < first.win_ms
+
+
 def in_first_launch(rank, *, pending=0):
     """Both hosts are in one launch of 5 ms, rank 0 before it launches the second collective and rank 1 after it.
     `pending`: launches queued before it."""

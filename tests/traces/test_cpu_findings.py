@@ -23,7 +23,7 @@ def test_a_cpu_that_loads_data_or_runs_no_operator_is_told_so(tmp_path):
         trace.op("aten::relu", data_us + 400 + rest_us, 100)
         return first_sentence(run_of(tmp_path / name, trace))
 
-    assert "on the CPU, loading data takes 50.0 % of the time; aten::addmm" in sentence("data", 500, 0)
+    assert "on the CPU, loading data takes 50.0 % of the time (0.500 ms); aten::addmm" in sentence("data", 500, 0)
     assert (
         "the operators' time (0.400 ms). Loading data takes 16.7 % of the time. The machine's GPU, Tesla"
         in sentence("little", 100, 0)
@@ -68,7 +68,7 @@ def test_a_step_without_operators_leaves_the_rest_of_a_cpu_trace_to_be_told(tmp_
     trace.op("aten::addmm", 600, 300)
     trace.event("mark", "ProfilerStep#1", 1000, 10, 1)
     run = run_of(tmp_path, trace)
-    assert run.steps.empty and "loading data takes 59.4 % of the time; " in first_sentence(run)
+    assert run.steps.empty and "loading data takes 59.4 % of the time (0.600 ms); " in first_sentence(run)
 
 
 def test_a_convolution_without_onednn_is_named_as_such(tmp_path):

@@ -4,12 +4,14 @@
 host-bound 12700.0
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import first_calls_of, optimizer_frac
+from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, optimizer_frac, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
-from amp_core.analysis.performance.step_cost import StepCost
+from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, mean_count, number
 from amp_core.traces.operators import is_compiled_code
@@ -93,6 +95,28 @@ def idle_savings(
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
+
+
+JUST_BELOW = 0.999
+"""Of the waiting for a late rank: the most that one cause saves, so that the waiting ranks first."""
+
+
+def idle_of_late_rank(run: Run, late: Saving, unit: str) -> list[Saving]:
+    """The same of the one rank that the others wait for: what makes it late. A step becomes shorter by no more than
+    they wait, and the cause is told after the waiting."""
+    rank = late.late_ranks[0]
+    windows, rows = (frame[frame["rank"] == rank] for frame in (window_rows(run), kernel_rows(run)))
+    cost = step_cost(run, rank=rank)
+    savings = idle_savings(run, windows, rows, cost, float(cost.steps or len(windows)), unit)
+    return [
+        replace(
+            saving,
+            saved_us=min(saving.saved_us, JUST_BELOW * late.saved_us),
+            lead_us=min(saving.lead_us, JUST_BELOW * late.saved_us),
+            what=saving.what.replace("The GPU", f"Rank {rank}'s GPU", 1).replace(f"of the {unit}", f"of its {unit}"),
+        )
+        for saving in savings
+    ]
 
 
 def alone_loading_us(windows: pd.DataFrame) -> float:

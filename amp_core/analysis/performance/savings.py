@@ -22,7 +22,7 @@ from amp_core.analysis.performance.communication_savings import alone_savings
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import idle_savings
+from amp_core.analysis.performance.idle_savings import idle_of_late_rank, idle_savings
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     has_attention_in_steps,
@@ -106,11 +106,15 @@ def _possible_savings(run: Run) -> Savings | None:
     unit = "step" if cost.steps else "profiled window"
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates, has_cores = dense_rates(gpu.name), gpu.has_tensor_cores is not False
+    alone = alone_savings(run, cost, rows, unit)
+    late = next((c for c in alone if len(c.late_ranks) == 1 and c.share >= MIN_SAVED_FRAC), None)
+    idle = idle_savings(run, windows, rows, cost, steps, unit) if late is None else idle_of_late_rank(run, late, unit)
+    is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     savings = [
-        *idle_savings(run, windows, rows, cost, steps, unit),
-        *alone_savings(run, cost, rows, unit),
+        *alone,
+        *idle,
         *(
-            replace(saving, waits_for_idle=is_mostly_idle(cost))
+            replace(saving, waits_for_idle=is_idle)
             for saving in (
                 *_types(_without_stalls(rows), cost, rates, steps, unit, has_tensor_cores=has_cores),
                 *_slow(run, cost, rates, steps, unit),

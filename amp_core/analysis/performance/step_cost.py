@@ -107,9 +107,11 @@ class StepCost:
         return float(chosen.sum(min_count=1)) if len(chosen) else 0.0
 
 
-def step_cost(run: Run, step: int | None = None) -> StepCost:
-    """Cost of a step in the profiled window that begins at `step`, or the mean over all of them."""
+def step_cost(run: Run, step: int | None = None, rank: int | None = None) -> StepCost:
+    """Cost of a step in the profiled window that begins at `step`, or the mean over all of them; of one `rank`, or the
+    mean over all."""
     windows = window_rows(run, step)
+    windows = windows if rank is None else windows[windows["rank"] == rank]
     windows = windows[np.isfinite(windows["wall_us"]) & (windows["wall_us"] > 0)]
     if windows.empty or run.damaged("kernels"):  # without its kernels a window would be other work and waiting
         return phase_cost(run)

@@ -22,6 +22,8 @@ MIN_OFF_TENSOR_CORE_FRAC = 0.1
 """Share of matrix time off tensor cores from which a gain is worthwhile: it is an upper bound (Amdahl)."""
 MIN_REPORTED_FRAC = 0.05
 """Share of time or of weights below which nothing is reported: repeats of one program differ by more."""
+MIN_TF32_FRAC = 0.01
+"""Share of a trace's time below which its kernels in TF32 are no baseline's."""
 ALIGNED_ELEMENTS = 8
 """Elements of 16 bits in 16 bytes (NVIDIA, "Matrix Multiplication Background User's Guide", table 1)."""
 IMAGE_CHANNELS = 4
@@ -70,6 +72,8 @@ def tf32_baseline(run: Run) -> list[Finding]:
         if recipe(run) is None:  # a trace does not record the recipe: TF32 may be intended
             others = rows[is_matrix(rows) & rows["precision"].isin(["fp32", "fp16", "bf16"])]
             if min(share, float(others["total_us"].sum() / rows["total_us"].sum())) < MIN_REPORTED_FRAC:
+                return []
+            if tf32["total_us"].sum() < MIN_TF32_FRAC * window_rows(run)["wall_us"].sum():
                 return []
             title, severity = (
                 f"{100 * share:.0f} % of the kernel time is in TF32 kernels, so this is not a pure FP32 baseline",

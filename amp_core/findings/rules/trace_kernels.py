@@ -116,7 +116,9 @@ _SIXTEEN_BITS = (
 )
 _SIXTEEN_BITS_OR_TF32 = (
     Remedy("Run them in 16 bits under autocast, or allow TF32. BF16 needs no loss scaling.", _WITH_TF32),
-    Remedy("Run the model in 16 bits, or allow TF32.", _IN_BF16),
+    Remedy(
+        "Run the model in 16 bits, or allow TF32.", f"torch.backends.cuda.matmul.allow_tf32 = True   # or\n{_IN_BF16}"
+    ),
 )
 """Advice for training and for inference."""
 
