@@ -37,6 +37,5 @@ def show(page: StreamlitPage) -> None:
         with notes:
             address.show_refused()
         if not interrupted:
-            picker.drawn()
             callbacks.toasts_shown()
     release_memory.collect_soon()

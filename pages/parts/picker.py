@@ -1,16 +1,23 @@
 """The run picker of the bar, kept in step with `?run=` in the address so that a view can be sent to a colleague."""
 
+import time
 from collections.abc import Iterable
 
 import streamlit as st
 
-from pages.parts import address, callbacks, words
+from pages.parts import callbacks, words
 from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 
-WANTED = "picker.wanted"
-"""The run that a callback chose, and the one before it, until a pass has drawn it. A pass that interrupts begins with
-what the browser showed before."""
+FIELD = "picker.field"
+"""The number of the field, the run that it shows, and that of the field before it. Where a run is chosen otherwise than
+by the field, it is replaced: what the browser still sends of the one before, as on a busy machine, counts for nothing.
+"""
+RENEWED = "picker.renewed"
+"""Whether the next pass draws a new field, whatever it shows: its run may have another name."""
+STALE = "picker.stale"
+"""The address before a callback chose a run, and when: the browser may still send it, once, as it may any field."""
+STALE_S = 10.0
 
 
 def listed() -> dict[str, Entry]:
@@ -23,12 +30,14 @@ def listed() -> dict[str, Entry]:
 
 def show(entries: dict[str, Entry]) -> None:
     """Draw the picker: sets the chosen key in `st.session_state["run"]`."""
-    keys = list(entries)
-    # A value set in one pass is lost if the next pass arrives before the browser drew the first: it then shows, and
-    # later sends, the widget's own default.
-    at_first = keys.index(st.session_state["run"])
-    st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_picked)
-    st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
+    keys, run = list(entries), st.session_state["run"]
+    number, shown, _ = st.session_state.setdefault(FIELD, (0, run, None))
+    if st.session_state.pop(RENEWED, False) or shown != run:
+        number += 1
+        st.session_state[FIELD] = (number, run, shown)
+    key = f"picker.{number}"
+    st.selectbox("Run", keys, keys.index(run), lambda key: label(entries[key]), key=key, on_change=_picked, args=(key,))
+    st.query_params["run"] = st.session_state["picker.address"] = run
 
 
 def show_missing(page: str) -> None:
@@ -47,12 +56,14 @@ def show_missing(page: str) -> None:
 
 
 @callbacks.uninterrupted
-def _picked() -> None:
-    wanted, before = callbacks.do(st.session_state.get, WANTED, (None, None))
-    if wanted is not None and callbacks.do(st.session_state.get, "run") == before:  # what the browser still shows
-        callbacks.put("run", wanted)
+def _picked(field: str) -> None:
+    run = callbacks.do(st.session_state.__getitem__, field)
+    number, _, replaced = callbacks.do(st.session_state.__getitem__, FIELD)
+    if field == f"picker.{number}":
+        callbacks.put(FIELD, (number, run, replaced))
+    elif run == replaced:
         return
-    callbacks.put(WANTED, (None, None))
+    callbacks.put("run", run)
     callbacks.put("picker.turn", callbacks.do(st.session_state.get, "picker.turn", 0) + 1)
 
 
@@ -64,15 +75,10 @@ def mark_deleted(key: str) -> None:
 
 @callbacks.uninterrupted
 def choose(key: str) -> None:
-    """Make `key` the chosen run. For callbacks: the picker must not have been drawn yet in this pass."""
-    wanted, before = callbacks.do(st.session_state.get, WANTED, (None, None))
-    callbacks.put(WANTED, (key, before if wanted is not None else callbacks.do(st.session_state.get, "run")))
+    """For callbacks: make `key` the chosen run, under its present name."""
+    callbacks.put(RENEWED, True)
+    callbacks.put(STALE, (callbacks.do(st.session_state.get, "picker.address"), time.monotonic()))
     callbacks.put("run", key)
-
-
-def drawn() -> None:
-    """After a pass that was not interrupted: the browser knows the chosen run."""
-    st.session_state[WANTED] = (None, None)
 
 
 def chosen() -> Entry | None:
@@ -111,24 +117,23 @@ def compare_address(keys: list[str]) -> dict[str, str | list[str]]:
 
 
 def _follow_address(entries: dict[str, Entry]) -> None:
-    """Take over a run that a callback chose, or one from the address if it changed there: a deep link, or the browser's
-    Back button."""
-    wanted, _ = st.session_state.get(WANTED, (None, None))
-    if wanted in entries:
-        st.session_state["run"] = wanted
-        return
+    """Take over the run from the address if it changed there: a deep link, or the browser's Back button."""
     asked, missing = st.query_params.get("run"), None
-    if asked and asked != st.session_state.get("picker.address"):
+    known, (stale, since) = st.session_state.get("picker.address"), st.session_state.get(STALE, (None, 0.0))
+    if asked and known != stale and asked in (stale, known):  # the browser has not shown the new one, or has
+        st.session_state.pop(STALE, None)
+    if asked == stale and time.monotonic() - since < STALE_S:
+        asked = None
+    if asked and asked != known:
         if (key := run_list.key_of(entries, asked)) is not None:
-            address.set_value("run", key)
+            st.session_state["run"] = key
         else:
             missing = asked
-    # A pass that was under way when the run was renamed sends the old label, which is no option any more.
     before = (st.session_state.get("run"), st.session_state.get("picker.address"))
     kept = next((key for key in before if key in entries), None)
     if kept is None and before[1] and before[1] != st.session_state.get("picker.let_go"):
         missing = missing or before[1]
     shown = kept or run_list.preferred(entries) or next(iter(entries), "")
-    address.set_value("run", shown)
+    st.session_state["run"] = shown
     if missing:
         st.session_state["picker.missing"] = (missing, shown, None)

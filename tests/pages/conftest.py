@@ -68,6 +68,11 @@ def words(app: AppTest) -> str:
     return "\n".join(page_text).replace("\\", "").replace("\u00a0", " ")
 
 
+def run_picker(app: AppTest) -> Any:
+    """The field of the bar in which a run is picked."""
+    return next(field for field in app.selectbox if field.label == "Run")
+
+
 def files_below(folder: Path) -> list[str]:
     """Paths of everything below a folder, which need not exist."""
     return sorted(str(f.relative_to(folder)) for f in folder.rglob("*")) if folder.exists() else []

@@ -15,7 +15,7 @@ from amp_core.figures.axes import percent
 from pages.parts.numbers import ranges
 from pages.parts.words import percent as percent_
 from pages.parts.words import scale
-from tests.pages.conftest import metric, titles, words
+from tests.pages.conftest import metric, run_picker, titles, words
 from tests.synthetic import write
 
 
@@ -302,7 +302,7 @@ def test_compare_follows_its_address(three_runs, open_app):
     assert app.multiselect[0].value == ["sample/bf16", "sample/fp32"]
     assert "Against bf16" in words(app).replace("*", "")
     assert "There is no run run/nowhere here; it is left out." in words(app)
-    for field, chosen in ((app.multiselect[0], ["bf16 · sample", "fp32 · sample"]), (app.selectbox(key="run"), None)):
+    for field, chosen in ((app.multiselect[0], ["bf16 · sample", "fp32 · sample"]), (run_picker(app), None)):
         default = field.proto.default  # the state of a browser that missed the new values
         at_first = [field.options[i] for i in default] if chosen else field.options[default]
         assert at_first == (chosen or "fp16 · sample")

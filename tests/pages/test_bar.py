@@ -6,7 +6,7 @@ import pytest
 
 from amp_core.store.writer import RunWriter
 from tests.app_test import OVERVIEW, pages
-from tests.pages.conftest import metric, titles, words
+from tests.pages.conftest import metric, run_picker, titles, words
 from tests.synthetic import SAMPLES, write
 
 ON_ONE_RUN = ["pages/loss_scale.py", "pages/number_ranges.py", "pages/layer_detail.py", "pages/memory_use.py"]
@@ -75,7 +75,7 @@ def test_a_baseline_that_is_not_there_has_a_notice_and_the_default(pair, open_ap
 def test_no_run_is_its_own_baseline(pair, open_app):
     app = open_app(run="run/reference")
     assert app.selectbox(key="baseline").value == "none" and "Against" not in words(app)
-    app.selectbox(key="run").select("run/amp").run()
+    run_picker(app).select("run/amp").run()
     assert app.selectbox(key="baseline").value == "run/reference" and not app.exception
 
 
@@ -127,7 +127,7 @@ def test_pages_without_steps_open_no_run(pair, open_app):
     for page in ("pages/run_library.py", "pages/findings_guide.py", "pages/start_run.py"):
         assert page in pages()
         app = open_app(page, run="run/amp")
-        assert not [one for one in app.slider if one.label == "Steps"] and app.selectbox(key="run").value == "run/amp"
+        assert not [one for one in app.slider if one.label == "Steps"] and run_picker(app).value == "run/amp"
 
 
 def test_skipped_steps_of_run_and_baseline_are_counts(home, open_app):

@@ -7,7 +7,7 @@ import pytest
 
 from pages.parts import address
 from tests.app_test import pages
-from tests.pages.conftest import words
+from tests.pages.conftest import run_picker, words
 from tests.synthetic import SCENARIOS, live, write
 
 OF_A_RUN = [
@@ -99,7 +99,7 @@ def test_a_damaged_run_has_one_sentence_and_the_app_keeps_working(home, open_app
     assert "**a** cannot be read: " in words(app) and str(home.runs) not in words(app).replace("\\", "")
     compared = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b"]})
     assert not compared.exception and [error.value.partition(": ")[0] for error in compared.error] == ["a is left out"]
-    app.selectbox(key="run").select("run/b").run()
+    run_picker(app).select("run/b").run()
     app.switch_page(OF_A_RUN[0]).run()
     assert not app.error and app.metric
 

@@ -12,7 +12,7 @@ from streamlit.util import calc_hash
 from amp_core.figures.colours import RECIPES
 from pages.parts import bar
 from tests.app_test import OVERVIEW, app_test, pages
-from tests.pages.conftest import ROOT, words
+from tests.pages.conftest import ROOT, run_picker, words
 from tests.synthetic import write
 
 PAGES = list(pages())
@@ -160,7 +160,7 @@ def test_a_run_that_disappears_is_replaced_with_a_notice(home, open_app):
     shutil.rmtree(path)
     app.run()
     assert "There is no run run/open here; what follows is another run, here." in words(app)
-    app.selectbox(key="run").select("run/here").run()
+    run_picker(app).select("run/here").run()
     assert app.session_state["run"] == "run/here"
 
 
@@ -180,7 +180,7 @@ def test_picker_changes_run_and_address(home, open_app):
     write(home.runs / "one", "healthy")
     write(home.runs / "two", "fp32")
     app = open_app(run="run/one")
-    app.selectbox(key="run").select("run/two").run()
+    run_picker(app).select("run/two").run()
     assert app.query_params["run"] == "run/two"
     assert app.metric[1].value == "none"  # FP32 has no loss scale
 
@@ -189,7 +189,7 @@ def test_choice_survives_a_change_of_page_and_back(home, open_app):
     write(home.runs / "one", "healthy")
     write(home.runs / "two", "fp32")
     app = open_app("pages/loss_scale.py", run="run/one")
-    app.selectbox(key="run").select("run/two").run()
+    run_picker(app).select("run/two").run()
     app.switch_page(OVERVIEW).run()
     assert app.session_state["run"] == "run/two"
 
@@ -209,7 +209,7 @@ def test_labels_are_unique_and_free_of_status(home, open_app):
     write(home.samples / "a", "healthy")
     write(home.samples / "cmp" / "a", "healthy")
     app = open_app()
-    options = app.selectbox(key="run").options
+    options = run_picker(app).options
     assert sorted(options) == ["a", "a · sample", "a · sample of cmp", "cmp/a", "uploads/a"]
 
 

@@ -10,7 +10,7 @@ from streamlit.runtime.uploaded_file_manager import UploadedFileRec
 from amp_core import jobs
 from pages.parts.library import actions, trash, upload
 from pages.parts.start import comparisons
-from tests.pages.conftest import words
+from tests.pages.conftest import run_picker, words
 from tests.pages.test_run_library import LIBRARY, button
 from tests.synthetic import write
 
@@ -61,7 +61,7 @@ def test_files_dropped_while_another_is_read_are_imported_once_and_answered(home
     assert not app.exception and read == ["b", "c"]
     assert app.session_state["run"] == app.query_params["run"] == "run/uploads/c"
     assert "b is in the library." in words(app) and "c is in the library and chosen." in words(app)
-    app.selectbox(key="run").select("run/uploads/b").run()
+    run_picker(app).select("run/uploads/b").run()
     assert "b is in the library and chosen." in words(app) and "c is in the library." in words(app)
 
 
@@ -79,7 +79,31 @@ def test_an_interrupted_deletion_restore_and_label_are_answered(home, open_app, 
     monkeypatch.setattr(actions, "write_label", then_request(actions.write_label, app._tree.get_widget_states()))
     button(app, "Save").click().run()
     assert "The label of a was saved." in words(app) and app.session_state["entries"]["run/a"].name == "mine"
-    app.selectbox(key="run").select("run/b").run()  # back at once: the run that was restored is not held
+    run_picker(app).select("run/b").run()  # back at once: the run that was restored is not held
+    assert app.session_state["run"] == app.query_params["run"] == "run/b" and not app.exception
+
+
+def test_what_the_browser_sends_before_it_has_shown_an_upload_chooses_no_other_run(home, open_app, monkeypatch):
+    for name in ("a", "b"):
+        write(home.runs / name, "healthy", steps=30)
+
+    def take(files, progress):
+        write(home.runs / "uploads" / "c", "healthy", steps=30)
+        return ["run/uploads/c"]
+
+    monkeypatch.setattr(upload, "take", take)
+    app = open_app(LIBRARY, run="run/b")
+    run_picker(app).select("run/a").run()
+    before = WidgetStates(widgets=[run_picker(app)._widget_state])
+    app.get("file_uploader")[0].upload("c.zip", b"c").run()
+    assert app.session_state["run"] == app.query_params["run"] == "run/uploads/c"
+    app.query_params["run"] = "run/a"  # a busy browser sends its fields and its address as they were
+    app._run(before)
+    assert app.session_state["run"] == app.query_params["run"] == "run/uploads/c"
+    app.query_params["run"] = "run/a"  # Back
+    app.run()
+    assert app.session_state["run"] == run_picker(app).value == "run/a"
+    run_picker(app).select("run/b").run()
     assert app.session_state["run"] == app.query_params["run"] == "run/b" and not app.exception
 
 

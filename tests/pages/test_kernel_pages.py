@@ -8,7 +8,7 @@ from amp_core.store.writer import RunWriter
 from amp_core.traces import import_traces
 from pages.parts.hardware import abilities
 from pages.parts.words import percent
-from tests.pages.conftest import metric, titles, words
+from tests.pages.conftest import metric, run_picker, titles, words
 from tests.synthetic import write
 from tests.synthetic_kernels import columns, kernel, kernels, window
 from tests.traces.made import GEMM, Made
@@ -180,7 +180,7 @@ def test_step_cost_is_compared_with_another_run(home, open_app):
     assert app.dataframe[-1].value["verdict"].tolist() == own["verdict"].tolist()
     app.selectbox(key="baseline").select("run/c").run()
     assert "Phases are shown, because only one run has a profiled window." in words(app)
-    app.selectbox(key="run").select("run/c").run()  # the former baseline run: no run is compared with itself
+    run_picker(app).select("run/c").run()  # the former baseline run: no run is compared with itself
     assert not app.exception and app.selectbox(key="baseline").value != "run/c"
 
 

@@ -10,7 +10,7 @@ from amp_core.library.labels import Label, label_of, write_label
 from amp_core.library.mutes import mute
 from amp_core.store.writer import RunWriter
 from pages.parts.library import run_list, ticks, trash
-from tests.pages.conftest import files_below, words
+from tests.pages.conftest import files_below, run_picker, words
 from tests.synthetic import live, write
 
 LIBRARY = "pages/run_library.py"
@@ -57,7 +57,7 @@ def test_a_deletion_can_be_undone_and_samples_stay(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(LIBRARY, run="sample/s")
     assert button(app, "Delete").disabled
-    app.selectbox(key="run").select("run/a").run()
+    run_picker(app).select("run/a").run()
     mute(home.runs / "a", "watch-overhead")
     before = files_below(home.runs)
     button(app, "Delete").click().run()
@@ -273,4 +273,4 @@ def test_a_new_name_reaches_the_picker(home, open_app):
     app = open_app(LIBRARY, run="run/a")
     next(t for t in app.text_input if t.key == "library.name.run/a").set_value("the good one")
     button(app, "Save").click().run()
-    assert app.selectbox(key="run").proto.set_value and "the good one (a)" in app.selectbox(key="run").options
+    assert "the good one (a)" in run_picker(app).options and run_picker(app).key == "picker.1"  # a new field
