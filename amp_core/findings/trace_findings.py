@@ -10,7 +10,7 @@ import numpy as np
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, without_gpu
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share, without_gpu
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
@@ -168,7 +168,8 @@ def _first_sentence(run: Run) -> str:
         at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
         idle = at_start and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
-        saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{hint}"
+        whole = _all_idle(savings, largest)
+        saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
                 f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
@@ -183,6 +184,21 @@ def _first_sentence(run: Run) -> str:
             )
         return f"L{saving}"
     return _nothing(run, savings)
+
+
+_IDLE = ("launch-bound", "host-bound", "host-syncs", "kernel-wait", "waiting-for-data")
+MIN_OTHER_IDLE_FRAC = 0.1
+"""Share of the step that a device is idle for other causes than the largest saving's, from which all of it is told."""
+
+
+def _all_idle(savings: Savings, largest: Saving) -> str:
+    """How long the device is idle in all, where that is of several causes; else empty."""
+    device = next((one for one in ("The GPU", "The device") if largest.what.startswith(f"{one} ")), "")
+    idle_us = float(np.nan_to_num(savings.cost.us("gaps", "data")))
+    others_us = idle_us - (largest.saved_us - largest.lead_us)
+    if largest.code not in _IDLE or not device or others_us < MIN_OTHER_IDLE_FRAC * savings.cost.step_us:
+        return ""
+    return f" In all, {device[0].lower()}{device[1:]} is idle for {step_share(idle_us, savings.cost)} of the {savings.unit}."
 
 
 MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
@@ -202,7 +218,7 @@ def _unknown(run: Run, savings: Savings) -> str:
     return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {kernel}"
 
 
-MAIN_KERNEL_FRAC = 1 / 3
+MAIN_KERNEL_FRAC = 0.2
 """An unclassified kernel with more of the step than this, and than the largest saving, is named first."""
 
 

@@ -226,3 +226,18 @@ def test_a_device_that_waits_while_torch_compile_compiles_is_told_so(tmp_path, u
     told = "ms of it compiling code (torch.compile)" in first_sentence(run)
     (finding,) = [f for f in diagnose(run) if f.code in ("host-bound", "launch-bound")]
     assert told == ("TORCH_LOGS=recompiles" in finding.snippet) == (us == 600)
+
+
+@pytest.mark.parametrize(("queued_us", "told"), [(200, True), (20, False)])
+def test_idle_time_of_several_causes_is_told_in_all(tmp_path, queued_us, told):
+    """The second kernel is launched with the first and starts late, the third is launched late."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 0, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 190, 2)
+    trace.kernel(made.GEMM, 200 + queued_us, 400 - queued_us, 4)
+    trace.op("aten::mm", 890, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 900, 100, 892)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "the GPU is idle for 31 % of the step because the host launches too late" in sentence
+    assert ("In all, the GPU is idle for 51 % of the step." in sentence) == told
