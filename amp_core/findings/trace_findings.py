@@ -198,7 +198,8 @@ def _all_idle(savings: Savings, largest: Saving) -> str:
     others_us = idle_us - (largest.saved_us - largest.lead_us)
     if largest.code not in _IDLE or not device or others_us < MIN_OTHER_IDLE_FRAC * savings.cost.step_us:
         return ""
-    return f" In all, {device[0].lower()}{device[1:]} is idle for {step_share(idle_us, savings.cost)} of the {savings.unit}."
+    share = step_share(idle_us, savings.cost)
+    return f" In all, {device[0].lower()}{device[1:]} is idle for {share} of the {savings.unit}."
 
 
 MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
