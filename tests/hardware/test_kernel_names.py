@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_core.analysis import KernelClass, classify_kernel
-from amp_core.hardware.kernel_names import CATEGORIES, RULES, tells_type, with_dtype
+from amp_core.hardware.kernel_names import CATEGORIES, RULES, masks_causally, tells_type, with_dtype
 from amp_core.hardware.kernel_names.rules import matching_rule
 
 NAMES = [
@@ -161,3 +161,21 @@ def test_a_mangled_template_tells_its_type(letter: str, precision: str | None) -
 @pytest.mark.parametrize("name", ["_matmul_ogs_NNT_bf16xmxfp4_1", "bmm_MxE4m3_MxE2m1", "_ZN2ckDF16b", "gemm_int8_x"])
 def test_a_name_with_a_type_tells_it(name: str) -> None:
     assert tells_type(name) and not tells_type("ampere_sgemm_128x64_nn")
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, T<64> >, false, true, false, true>(P)", True),
+        ("void f::flash_fwd_kernel<f::Flash_fwd_kernel_traits<64, f::T<64> >, true, false, true>(P)", False),
+        ("void f::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, T<2> >, true, false, false>(f::P)", True),
+        ("void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, T<2> >, false, true, false>(P)", False),
+        ("void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<32>, false, true, false>(P)", True),
+        ("void flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<128, T<2> >, 4, 1, true>(P)", None),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, T<64> >, fal", None),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, T<6", None),
+        ("fmha_cutlassF_f16_aligned_64x64_rf_sm80(P)", None),
+    ],
+)
+def test_flash_attention_tells_its_mask_in_its_name(name: str, causal: bool | None) -> None:
+    assert masks_causally(name) is causal

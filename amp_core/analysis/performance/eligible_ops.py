@@ -34,6 +34,7 @@ from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.formats import kernel_precision_of, memory_bits_of
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import PRECISIONS, Gpu
+from amp_core.hardware.kernel_names import masks_causally
 from amp_core.store.run import Run
 
 ALIGNED_BYTES = 16
@@ -80,7 +81,8 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     kernels only, without casts and copies of the operator); time_frac (of all kernel time);
     could, reason, why: see `REASONS`, "" on a CPU; sizes (M, N, K in words); unaligned (sizes that 16 bytes do not
     divide, in words), padded (all sizes with those rounded up) and padding_frac (operations that padding adds, over
-    those there were), "" and NaN if aligned; flops (of all calls), flops_per_s, and of_peak_frac (of the data
+    those there were), "" and NaN if aligned; flops (of all calls, without those
+    that a causal mask leaves out if the kernel's name tells one), flops_per_s, and of_peak_frac (of the data
     sheet's dense rate), NaN if the input shapes or the device are unknown.
     """
     rows = kernel_rows(run, step)
@@ -156,6 +158,8 @@ def _row(
     calls = float(kernel["launches"] if made is not None and made.kind == "rnn" else kernel["calls"])
     known = made is not None and kernel["answers"] == 1
     flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls if made and known else 0.0
+    if made is not None and masks_causally(str(kernel["name"])):
+        flops *= made.unmasked_frac
     rate = flops / us * 1e6 if flops and us else np.nan
     rates = dense_rates(gpu.name) if key["tensor_core"] else None
     peak = (rates.peak(precision) if rates else None) or np.nan

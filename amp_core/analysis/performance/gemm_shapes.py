@@ -7,8 +7,9 @@
 
 A multiplication and an addition are two operations. Convolutions: 2 · batch · output positions · K · C/groups · taps
 forward, the same again for each of the two gradients. Attention: two products forward and, since backward
-recomputes part of it, five backward; a causal mask is not subtracted, as in `torch.utils.flop_counter`. Operators
-whose inputs do not determine it (the output of a convolution depends on its stride) have no count.
+recomputes part of it, five backward; a causal mask is not subtracted, as in `torch.utils.flop_counter`: that is
+`unmasked_frac`. Operators whose inputs do not determine it (the output of a convolution depends on its stride) have no
+count.
 """
 
 import json
@@ -41,6 +42,14 @@ class Product:
     def is_vector(self) -> bool:
         """Whether it is a matrix times a vector: memory-bound, since it reads each weight once."""
         return self.kind == "gemm" and min(self.sizes.values()) == 1
+
+    @property
+    def unmasked_frac(self) -> float:
+        """The share of its operations under a causal mask that ends at the last key: each query has one key more than
+        the one before. 1 for what is no attention or has more queries than keys."""
+        if not self.queries or not self.keys or self.queries > self.keys:
+            return 1.0
+        return 1.0 - (self.queries - 1) / (2.0 * self.keys)
 
 
 _GEMM = {  # indices of the factors among the inputs

@@ -164,6 +164,16 @@ def test_operations_per_second_follow_from_the_shapes(tmp_path: Path) -> None:
     assert ops["of_peak_frac"] == pytest.approx(2 * 4096**3 / 700e-6 / 312e12)
 
 
+@pytest.mark.parametrize(("causal", "left"), [("false", 1.0), ("true", 0.5 + 0.5 / 2048)])
+def test_a_causal_mask_in_the_kernels_name_is_subtracted(causal: str, left: float, tmp_path: Path) -> None:
+    traits = "pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false, Flash_kernel_traits<64, 128> >"
+    name = f"void pytorch_flash::flash_fwd_kernel<{traits}, false, {causal}, false, false, true>(Flash_fwd_params)"
+    row = kernel(name, 700.0, 1, "attention", "aten::_flash_attention_forward", "yes",
+                 shapes=[[8, 2048, 16, 64]] * 3, dtypes=[HALF] * 3, precision="fp16")  # fmt: skip
+    ops = matrix_ops(run_with_kernels(tmp_path / "r", [row])).iloc[0]
+    assert ops["flops"] == pytest.approx(left * 4 * 8 * 16 * 2048**2 * 64)
+
+
 def test_a_rate_above_the_data_sheet_rate_is_not_reported(tmp_path: Path) -> None:
     row = kernel("k", 1.0, 5, "gemm", "aten::mm", "yes", shapes=[[4096, 4096], [4096, 4096]], dtypes=[HALF] * 2,
                  precision="fp16")  # fmt: skip
