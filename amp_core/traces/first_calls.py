@@ -24,7 +24,8 @@ MIN_TRACE_FRAC = 0.05
 
 def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str, tuple[float, int]]:
     """Time in microseconds and number of such first calls, by operator. With the work of a device, the outermost
-    operators count with all of their time, else all operators with their own, as where the host is told.
+    operators count with all of their time, else all operators with their own, as where the host is told: there compiled
+    code counts with what it calls.
 
     A call of another size may take longer for its size: where sizes are known, a later call has the same. On a CPU
     alone they have to be, but for compiled code, whose first call compiles.
@@ -40,6 +41,9 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
         calls = linked.op[linked.serves < 0]
         us = np.bincount(np.where(linked.serves >= 0, linked.serves, linked.op), linked.own_us, minlength=len(name))
     on_cpu = not events.uses_device
+    if not on_cpu and not len(events.work) and not events.launches:
+        compiled = np.array([is_compiled_code(text.removeprefix(EVALUATE)) for text in events.texts], dtype=bool)[name]
+        us = np.where(compiled & (host.parent < 0), end - start, us)
     total = np.bincount(name[calls], us[calls], minlength=len(events.texts))
     found: dict[str, tuple[float, int]] = {}
     for number in np.flatnonzero(total >= MIN_TRACE_FRAC * (end.max() - start.min())).tolist():
