@@ -43,7 +43,11 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
     on_cpu = not events.uses_device
     if not on_cpu and not len(events.work) and not events.launches:
         compiled = np.array([is_compiled_code(text.removeprefix(EVALUATE)) for text in events.texts], dtype=bool)[name]
-        us = np.where(compiled & (host.parent < 0), end - start, us)
+        us = np.where(compiled, end - start, us)
+        around = host.parent
+        while (around >= 0).any():
+            us = np.where((around >= 0) & compiled[around], 0.0, us)
+            around = np.where(around >= 0, host.parent[around], -1)
     total = np.bincount(name[calls], us[calls], minlength=len(events.texts))
     found: dict[str, tuple[float, int]] = {}
     for number in np.flatnonzero(total >= MIN_TRACE_FRAC * (end.max() - start.min())).tolist():
