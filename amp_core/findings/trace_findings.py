@@ -173,7 +173,7 @@ def _first_sentence(run: Run) -> str:
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
                 f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
-                f"{_unknown(run, savings)}. Profile it alone{_profiler(run)}. Of the rest, l{saving}"
+                f"{_unknown(run, savings)}. Profile it alone{_profiler(run)}. Beside it, the l{saving}"
             )
         work = matrix_work(run, savings)
         if largest.share < MAX_SMALL_FRAC and work.frac > MIN_MAIN_FRAC and largest.code not in _OF_PRODUCTS:
@@ -313,9 +313,8 @@ def _nothing(run: Run, savings: Savings) -> str:
     whole = f"the {savings.unit}" if longest else "it"
     of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"
     parts = [part for part in (longest, of_products if work.frac > 0 or not longest else "") if part]
-    return (
-        f"No change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {', and '.join(parts)}.{rest}"
-    )
+    told = ", and ".join(parts)
+    return f"No single change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {told}.{rest}"
 
 
 MAIN_PRODUCT_FRAC = 0.25

@@ -22,13 +22,12 @@ from amp_core.store.run import Run
 
 def launch_bound_of_trace(run: Run) -> list[Finding]:
     """`launch-bound` of an imported trace, with advice on what is left to do."""
-    remedy = _remedy(run)
-    findings = saving_finding(run, "launch-bound")
+    remedy, findings = launch_remedy(run), saving_finding(run, "launch-bound")
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
-def _remedy(run: Run) -> Remedy | None:
-    """What to advise; None for the guide's advice."""
+def launch_remedy(run: Run) -> Remedy | None:
+    """What to advise where the device waits for launches; None for the guide's advice."""
     rows, savings = kernel_rows(run), possible_savings(run)
     on_cuda = str(run.head.config.get("device")).startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
@@ -103,7 +102,8 @@ _FUSED_OPTIMIZER = Remedy(
     "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
 )
 _COMPILED_OPTIMIZER = Remedy(
-    f"{_WAITS_ELSEWHERE} Nearly all launches are the optimizer's, which takes no fused=True: compile its step.",
+    f"{_WAITS_ELSEWHERE} Nearly all launches are the optimizer's, which takes no fused=True: compile its step, or take "
+    "one of torch.optim with fused=True, where it does the same.",
     "compiled_step = torch.compile(optimizer.step)",
 )
 _COMPILED_STEP = "compiled_step = torch.compile(optimizer.step)   # the optimizer takes no fused=True"

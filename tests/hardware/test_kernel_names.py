@@ -65,6 +65,9 @@ def test_the_words_that_are_tested_first_exclude_no_match() -> None:
     ("name", "category"),
     [
         ("volta_sgemm_128x64_nn", "gemm"),
+        ("fused_moe_kernel", "gemm"),
+        ("fused_moe_kernel_gptq_awq", "gemm"),
+        ("void vllm::segmented_max_reduction_strided<c10::BFloat16, c10::Float8_e4m3fn>(float*)", "reduction"),
         ("nvjet_tst_128x256_64x4_2x1_v_bz_TNT", "gemm"),
         ("sm80_xmma_wgrad_implicit_gemm_indexed_f16f16_f16f32_f32_nhwckrsc_nhwc", "conv"),
         ("volta_scudnn_128x64_relu_interior_nn_v1", "conv"),

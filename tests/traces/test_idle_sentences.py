@@ -241,3 +241,31 @@ def test_idle_time_of_several_causes_is_told_in_all(tmp_path, queued_us, told):
     sentence = first_sentence(run_of(tmp_path, trace))
     assert "the GPU is idle for 31 % of the step because the host launches too late" in sentence
     assert ("In all, the GPU is idle for 51 % of the step." in sentence) == told
+
+
+@pytest.mark.parametrize(
+    ("calls", "longest_us", "communicates", "says", "refuted"),
+    [
+        (12, 3_000, True, "broadcast_buffers=False", "setting up a library"),
+        (12, 3_000, False, "in none of them for long", "broadcast_buffers"),
+        (2, 8_000, True, "setting up a library", "in none of them for long"),
+    ],
+)
+def test_a_host_that_is_slow_in_every_operator_is_told_apart_from_one_that_does_something_else(
+    tmp_path, calls, longest_us, communicates, says, refuted
+):
+    trace = Made()
+    for step in range(3):
+        begins = 20_000 * step
+        trace.event("mark", f"ProfilerStep#{step}", begins, 20_000, 1)
+        trace.op("aten::unflatten_dense_tensors", begins, longest_us)
+        at = begins + longest_us
+        for call in range(calls):
+            us = (20_000 - longest_us) // calls
+            trace.op(f"aten::op{call}", at, us - 5)
+            trace.kernel(made.RELU, at + us - 4, 3, at + us - 8)
+            at += us
+        if communicates:
+            trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", at - 1, 1, at - 9)
+    (finding,) = (f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-bound")
+    assert says in finding.advice and refuted not in finding.advice

@@ -110,7 +110,7 @@ def test_a_kernel_alone_has_nothing_to_fuse_with(tmp_path):
     trace.kernel(made.RELU, 4_000, 1_000, 10)
     run = run_of(tmp_path, trace)
     sentence = first_sentence(run)
-    assert "No change would save 5.00 % or more of the profiled window: vectorized_elementwise_kernel" in sentence
+    assert "No single change would save 5.00 % or more of the profiled window: vectorized_elementwise_k" in sentence
     assert "takes 100 % of the kernel time. Left out are the 4.00 ms before" in sentence and "GEMM" not in sentence
     assert "memory-bound-kernels" not in {f.code for f in diagnose(run)}
 
@@ -428,3 +428,33 @@ def test_a_model_that_is_compiled_in_part_is_told_to_compile_the_rest(tmp_path, 
     trace.kernel(made.RELU, 500, 490, 22)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
     assert says in finding.advice
+
+
+def test_an_operator_counts_with_its_twin_in_place(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for number, op in enumerate(("aten::add", "aten::add_", "aten::mul", "aten::copy_")):
+        trace.op(op, 10 * number, 8)
+        trace.kernel(made.RELU, 100 + 200 * number, 200 - 50 * (number == 2), 10 * number + 2)
+    assert "aten::add alone 40 %; fusing" in first_sentence(run_of(tmp_path, trace))
+
+
+def test_attention_in_tf32_is_no_product_in_tf32(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 0, 8, **{"Input type": ["float"] * 2})
+    trace.kernel(made.SIMT, 50, 800, 2)
+    trace.op("aten::_efficient_attention_forward", 10, 8, **{"Input type": ["float"] * 3})
+    trace.kernel("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", 850, 100, 12)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "GEMM/conv takes 80 % of the step in FP32, and attention 10 % of the step in TF32" in sentence
+
+
+def test_attention_with_few_keys_is_held_against_what_memory_allows(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    sizes = {"Input Dims": [[1024, 4096, 8, 16], [1024, 7, 8, 16], [1024, 7, 8, 16]], "Input type": ["c10::Half"] * 3}
+    trace.op("aten::_flash_attention_forward", 1, 8, **sizes)
+    trace.kernel("void flash_fwd_kernel<Flash_fwd_kernel_traits<32, 128, 128>>(P)", 100, 9_800, 2)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace, "NVIDIA A100-SXM4-40GB")) if f.code == "slow-products"]
+    assert "runs at 0.49" in finding.title and "%, where memory allows 3.4" in finding.title

@@ -148,7 +148,7 @@ def test_a_step_of_the_optimizer_alone_is_named_with_what_makes_it_fewer_kernels
         trace.op("aten::mul_", 50 * n, 20)
         trace.kernel(made.RELU, 50 * n + 10, 2, 50 * n + 5)
     run = run_of(tmp_path, trace)
-    assert "between kernels of 2.0 µs on average, 100 % of them the optimizer's" in first_sentence(run)
+    assert "between kernels of 2.0 µs on average, with 100 % of the launches in the optimizer" in first_sentence(run)
     (finding,) = [f for f in diagnose(run) if f.code == "launch-bound"]
     assert says in finding.snippet and refuted not in finding.snippet
     assert run.head.config["optimizers"] == marks

@@ -68,7 +68,7 @@ def idle_savings(
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
     of_optimizer = optimizer_frac(rows)
     if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
-        kernels = f"{kernels or ', between kernels'}, {100 * of_optimizer:.0f} % of them the optimizer's"
+        kernels += f", with {100 * of_optimizer:.0f} % of the launches in the optimizer"
     op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, cost, steps)
     named_us = call_us if in_calls else longest_named(windows, _host_column(windows))[1] / steps
     loading, in_loading = _longest_of(windows, "data_function", cost, steps)

@@ -25,6 +25,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import idle_of_late_rank, idle_savings
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
+    MatrixKinds,
     has_attention_in_steps,
     is_matrix,
     is_trace,
@@ -213,17 +214,26 @@ def _types(
     ratio = rates.half / rates.fp32 if rates else UNKNOWN_RATIO
     tf32_ratio = rates.half / rates.tf32 if rates and rates.tf32 else UNKNOWN_RATIO
     parts = [
-        f"{step_share(us, cost)} of the {unit} in {name}"
-        for us, name in ((slow_us, "FP32"), (tf32_us, "TF32"))
+        (_kinds(of), f"{step_share(us, cost)} of the {unit} in {name}")
+        for of, us, name in ((fp32, slow_us, "FP32"), (tf32, tf32_us, "TF32"))
         if us > 0
     ]
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
     gain = f"by the data sheet, 16 bits are {number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
     wide = pd.concat([fp32, tf32])
-    kinds = matrix_kinds(wide["total_us"], wide["category"] == "attention")
-    what = f"{kinds.subject} {kinds.verb} {' and '.join(parts)}{f'; {gain}' if rates else ''}"
+    if len(parts) == 2 and parts[0][0].subject != parts[1][0].subject:
+        (one, in_fp32), (other, in_tf32) = parts
+        taken = f"{one.subject} {one.verb} {in_fp32}, and {other.text} {in_tf32}"
+    else:
+        kinds = _kinds(wide)
+        taken = f"{kinds.subject} {kinds.verb} {' and '.join(part for _, part in parts)}"
+    what = f"{taken}{f'; {gain}' if rates else ''}"
     return [Saving("fp32-products", win, cost.step_us, what, longest, others=others(wide, "name"))]
+
+
+def _kinds(rows: pd.DataFrame) -> MatrixKinds:
+    return matrix_kinds(rows["total_us"], rows["category"] == "attention")
 
 
 def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str) -> list[Saving]:
@@ -237,12 +247,16 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     total = float(ops["total_us"].sum()) / steps
     kinds = matrix_kinds(ops["total_us"], ops["op"].str.contains("attention"))
     cores, _ = core_names(cost.device_name)
+    best_us = best[ops.index.get_loc(wins.idxmax())]
+    reach = float(worst["of_peak_frac"] * worst["total_us"] / best_us)
+    # With little work per byte, moving the matrices once takes longer than the products.
+    allowed = f", where memory allows {percent(reach)}" if reach < SLOW_PEAK_FRAC else ""
     what = (
         f"{kinds.subject} below {percent(SLOW_PEAK_FRAC)} of the peak of the {cores} {kinds.verb} "
         f"{step_share(total, cost)} of the {unit}, {worst['op']} ({worst['sizes']}) runs at "
-        f"{percent(worst['of_peak_frac'])}"
+        f"{percent(worst['of_peak_frac'])}{allowed}"
     )
-    saved_us, ideal_us = float(wins.sum()) / steps, best[ops.index.get_loc(wins.idxmax())] / max(1.0, worst["count"])
+    saved_us, ideal_us = float(wins.sum()) / steps, best_us / max(1.0, worst["count"])
     saving = Saving("slow-products", saved_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
     blocks_per_sm = _blocks_per_sm(run, worst.to_dict())
     return [replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, others=others(ops, "op"))]
@@ -296,6 +310,12 @@ def unfused_optimizer_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[stepping & ~fused]
 
 
+def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":
+    """The operators, with those in place named as the others: `aten::add_` as `aten::add`, where both occur."""
+    plain = ops.str.removesuffix("_")
+    return ops.where(~plain.isin(set(ops)), plain)
+
+
 def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
     scale = 1.0 / steps
     eager = ~rows["name"].str.contains("triton", regex=False)
@@ -303,6 +323,7 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     # Other libraries' kernels already do several operators' work.
     eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
+    bound = bound.assign(op=_without_twins(bound["op"]))
     if np.nan_to_num(cost.us("communication")) >= MIN_SAVED_FRAC * cost.step_us:
         # Where communication takes long alone, it outlasts what runs beside it.
         bound = bound.assign(total_us=bound["total_us"] - bound["beside_us"].fillna(0.0))

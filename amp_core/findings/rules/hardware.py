@@ -204,6 +204,8 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     remedy = _PADDED_PRODUCTS if product else _MIOPEN if "iopen" in longest["name"].lower() else None
     if remedy is None and "conv1d" in longest["top_op"]:
         remedy = _CONV1D
+    elif product and longest["op"] in _OF_TWO_TENSORS and "linear" not in longest["top_op"]:
+        remedy = replace(_PADDED_PRODUCTS, snippet=_PADDED_TENSORS)
     finding = make_finding(
         "kernels-off-tensor-cores",
         f"{100 * share:.0f} % of 16-bit {kinds.text} kernel time does not use {cores}, most of it in "
@@ -236,6 +238,9 @@ _PADDED_PRODUCTS = Remedy(
     "dimensions to multiples of 8, make operands contiguous, and use newer libraries.",
     "layer = torch.nn.Linear(-(-inputs // 8) * 8, -(-outputs // 8) * 8)",
 )
+_OF_TWO_TENSORS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul", "aten::dot")
+"""Products of which neither factor needs to be a layer's weight."""
+_PADDED_TENSORS = "x = torch.nn.functional.pad(x, (0, -x.shape[-1] % 8))   # both factors; zeros change no sum"
 
 
 @rule(

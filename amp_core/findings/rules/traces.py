@@ -9,10 +9,11 @@ from amp_core.analysis.performance.idle_savings import CALLS, GRAPH_START, longe
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
-from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import captured_anew
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding, trains
+from amp_core.findings.trace_launches import launch_remedy
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
@@ -164,11 +165,49 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return _IN_PYTHON
     if is_compiled_code(finding.where):
         return _IN_GRAPHS if run.head.config.get("graph_launches") else _IN_COMPILED
+    if _in_many_operators(run):
+        return _many_operators(run, finding.where)
     if facts(run.head.environment, "profiler").get("with_stack"):
         return _HAS_STACKS
     return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else None
 
 
+def _in_many_operators(run: Run) -> bool:
+    """Whether the host is in operators while the device waits, in each step, and in none of them for long."""
+    savings, windows = possible_savings(run), window_rows(run)
+    saving = next((c for c in savings.ranked if c.code == "host-bound"), None) if savings else None
+    steps = float(windows["steps"].sum())
+    if saving is None or steps < MIN_STEPS or saving.saved_us <= 0:
+        return False
+    us = saving.saved_us * steps
+    outside_us = float(windows["host_outside_us"].fillna(0.0).sum())
+    named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
+    return named_us < MAX_ONE_OPERATOR_FRAC * us and outside_us < MAX_OUTSIDE_FRAC * us
+
+
+MIN_STEPS = 2
+MAX_ONE_OPERATOR_FRAC, MAX_OUTSIDE_FRAC = 1 / 3, 0.2
+"""Shares of the time in which the host should launch, of the longest operator and of the part in none, up to which the
+host is in many operators."""
+
+
+def _many_operators(run: Run, longest: str) -> Remedy:
+    launches = launch_remedy(run) or GUIDE["launch-bound"]
+    buffers = (
+        f" {_BUFFERS}" if longest in _FLATTENING and kernel_rows(run)["category"].eq("communication").any() else ""
+    )
+    return Remedy(f"{_MANY_OPERATORS}{buffers} {launches.advice}", launches.snippet)
+
+
+_MANY_OPERATORS = (
+    "The host is in operators meanwhile, in none of them for long: a processor that is slow, shared or slowed by the "
+    "profiler needs that much for each. Time the steps without the profiler."
+)
+_FLATTENING = ("aten::unflatten_dense_tensors", "aten::flatten_dense_tensors")
+_BUFFERS = (
+    "DistributedDataParallel flattens and unflattens the model's buffers, as those of batch norm, to broadcast them "
+    "before each forward: broadcast_buffers=False leaves that out."
+)
 _COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
 """Operators that copy to the device, or on the host."""
 

@@ -76,7 +76,7 @@ _PATTERNS = (
     (
         "gemm",
         r"(?i)^fc-dtype_|(?<!fb)gemm(?!a)|gemv|nvjet|matmul|cijk_|cutlass(?!(?:::|\d+)(?:bfloat16_t|half_t|float_|tfloat32_t|array|u?int))|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
-        r"(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![a-z])xdlops|(?<![a-z])linear_(?:re|ge|si)lu",
+        r"fused_moe_(?:\w+_)?kernel|(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![a-z])xdlops|(?<![a-z])linear_(?:re|ge|si)lu",
     ),
     (
         "cast",
@@ -84,7 +84,7 @@ _PATTERNS = (
     ),
     (
         "reduction",
-        r"(?i)reduce|softmax|argm(?:ax|in)|(?<![a-z])cub(?:::|\d)|scan|sort|topk|cumsum|triton_(?:red|per)_|norm_",
+        r"(?i)reduc(?:e|tion)|softmax|argm(?:ax|in)|(?<![a-z])cub(?:::|\d)|scan|sort|topk|cumsum|triton_(?:red|per)_|norm_",
     ),
     (
         "elementwise",
@@ -103,9 +103,10 @@ _WORDS = {
     "instance_norm bn_fw bn_bw rowwisemoments gammabeta cucompute norm:: ln_fwd ln_bwd",
     "layout": "nhwc transpose transform catarray permute_",
     "conv": "prop grad conv Conv cudnn winograd fft2d igemm_ cask_",
-    "gemm": "gemm gemv nvjet matmul cijk_ cutlass mm_ marlin addmm mm trsm syrk symm trmm xdlops linear_ fc-dtype_",
+    "gemm": "gemm gemv nvjet matmul cijk_ cutlass mm_ marlin addmm mm trsm syrk symm trmm xdlops linear_ fc-dtype_ "
+    "fused_moe",
     "cast": "copy_kernel _to_copy cast_ castkernel",
-    "reduction": "reduce softmax argm cub scan sort topk cumsum triton_ norm_ postgsu",
+    "reduction": "reduc softmax argm cub scan sort topk cumsum triton_ norm_ postgsu",
     "elementwise": "elementwise triton_ pool scalepackedtensor op_generic copy_kernel fill dropout pointwise gelu silu "
     "relu activation where mask epilogue",
 }

@@ -780,10 +780,10 @@ RULES = (
         "no",
         None,
         "elementwise, or sums",
-        words="elementwise reduce_kernel softmax layernorm layer_norm rmsnorm rms_norm batchnorm batch_norm groupnorm "
-        "group_norm instancenorm instance_norm bn_fw bn_bw ln_fwd ln_bwd nchwtonhwc nhwctonchw foldednhwc transpose "
-        "tensortransform op_generic_tensor opgenerictensor scalepackedtensor upsample addpadding max_pool maxpool "
-        "avg_pool avgpool dropout embedding indexselect index_select gather scatter catarray cunn_ classnll "
+        words="elementwise reduce_kernel _reduction softmax layernorm layer_norm rmsnorm rms_norm batchnorm batch_norm "
+        "groupnorm group_norm instancenorm instance_norm bn_fw bn_bw ln_fwd ln_bwd nchwtonhwc nhwctonchw foldednhwc "
+        "transpose tensortransform op_generic_tensor opgenerictensor scalepackedtensor upsample addpadding max_pool "
+        "maxpool avg_pool avgpool dropout embedding indexselect index_select gather scatter catarray cunn_ classnll "
         "crossentropy cross_entropy copy_kernel quantize rotary topk top_k bitonic radix cumsum arange rowwisemoments "
         "nms_kernel to_mxfp mx_blocked_layout copy_into_buffer "
         "gammabeta cucompute cuapply elemwise settensor koptimizer unscale activation silu gelu swiglu act_and_mul",
