@@ -3,8 +3,6 @@
 cpu_sentence(run)     # 'The trace contains no device activity: on the CPU, aten::addmm takes 62.4 % of the ...'
 """
 
-import re
-
 import numpy as np
 import pandas as pd
 
@@ -24,6 +22,7 @@ from amp_core.findings.signals import mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import join_words, number, percent
 from amp_core.traces.collect import COMPILING
+from amp_core.traces.operators import is_range
 
 MAX_OUTSIDE_FRAC = 0.5
 """With more of the time outside operators, that comes before the longest operator."""
@@ -47,9 +46,6 @@ _FAMILIES = {
     "conv": "all convolutions take",
     "communication": "all communication takes",
 }
-_NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$")
-"""Operators have a namespace (`aten::`, `gloo:`), and nodes of autograd have none; other names are ranges of programs.
-"""
 _FUSED = ("aten::_fused_", "aten::_foreach_")
 
 
@@ -73,10 +69,10 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
     if '"float"' in str(rows["in_dtypes"][rows["op"] == longest].iloc[0]):  # which oneDNN always has
         advice = advice.replace(", disabled, or lacks the dtype", " or disabled")
-    is_range = not _NO_RANGE.search(longest) and us.index.str.contains("::").any()
-    what = f"Python or other code in {longest}, outside of operators," if is_range else longest
+    in_range = is_range(longest) and us.index.str.contains("::").any()
+    what = f"Python or other code in {longest}, outside of operators," if in_range else longest
     what += _serving(rows, longest, total)
-    whole = "the recorded time" if is_range else "the operators' time"
+    whole = "the recorded time" if in_range else "the operators' time"
     sentence = f"{what} takes {percent(longest_us / total)} of {whole} ({number(longest_us / 1e3, 'ms')})"
     in_first = _first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest])
@@ -226,6 +222,7 @@ _HOST_PARTS = {
     "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
     "outside": "neither an operator nor a call of the runtime runs for {share} of the time: Python or other code does.",
     "optimizer": "the optimizer's steps take {share} of the time.",
+    "range": "Python or other code in {name}, outside of operators, takes {share} of the time.",
     "any-op": "{name} takes {share} of the time: launching, waiting for the device, or its first call.",
 }
 """By `HostPart.kind`; what remains is an operator that launches nothing."""

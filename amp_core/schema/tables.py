@@ -249,6 +249,12 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("longest_us", "f", "time of the longest launch; null where launches are not told apart"),
                 _column("beside_us", "f", "part of total_us with a collective of the same device running beside it"),
+                _column(
+                    "counted_us",
+                    "f",
+                    "part of total_us that counts once: of kernels that run at the same time on a device, products "
+                    "count first, then what began first; null where launches are not told apart",
+                ),
             ),
         ),
         Table(

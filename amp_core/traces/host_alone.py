@@ -15,6 +15,7 @@ from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.idle_causes import TORCH_COMPILE, longest_calls, outside_operators
 from amp_core.traces.link import DATA, OPTIMIZER, Host
+from amp_core.traces.operators import is_compiled_code, is_range
 from amp_core.traces.window_rows import marked_time, waiting_calls
 
 MIN_HOST_FRAC = 0.2
@@ -31,7 +32,7 @@ class HostPart:
     """`data`: loading data. `compiling`: torch.compile compiles. `calls`: calls into the device's runtime that do not
     wait for the device. `idle-device`: an operator that never calls into the runtime. `optimizer`: steps of the
     optimizer. `any-op`: an operator of a trace without launches, which may launch or wait itself, with those it calls.
-    `outside`: no operator and no call."""
+    `range`: a range of the program's own, without the operators in it. `outside`: no operator and no call."""
     name: str
     """Name of the operator, or of the longest calls; "" for the others."""
     frac: float
@@ -52,7 +53,10 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     if events.launches:
         calling = host.op_of_call[host.op_of_call >= 0]
         us[np.unique(np.asarray(spans.name)[calling])] = 0.0
-    longest = int(us.argmax())
+    ranges = np.array([is_range(text) and not is_compiled_code(text) for text in events.texts], dtype=bool)
+    ranges &= any("::" in text for text in events.texts)
+    in_range_us, us = np.where(ranges, us, 0.0), np.where(ranges, 0.0, us)
+    longest, longest_range = int(us.argmax()), int(in_range_us.argmax())
     if events.launches:
         longest_op = HostPart("idle-device", events.texts[longest], float(us[longest]))
     else:
@@ -61,6 +65,7 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
         longest_op = HostPart("any-op", events.texts[longest], whole_us)
     parts = [
         longest_op,
+        HostPart("range", events.texts[longest_range], float(in_range_us[longest_range])),
         HostPart("data", "", times.total(marked_time(host, DATA))),
         HostPart("optimizer", "", times.total(marked_time(host, OPTIMIZER))),
     ]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import (
+    COPIES,
     GEMM_CATEGORIES,
     SMALL_TYPES,
     classify_kernel,
@@ -95,7 +96,7 @@ def kernel_rows(
     """Rows of `kernels`; equal ones are summed. `amd`: the GPUs are AMD's, whose matrix cores multiply FP32 too."""
     spans, texts = events.spans, events.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
-    unnamed, beside = unnamed_templates(events), _beside_collectives(events, linked)
+    unnamed, beside, counted = unnamed_templates(events), _beside_collectives(events, linked), _counted(events, linked)
     sums: dict[tuple[int, ...], list[float]] = {}
     for low in range(0, len(linked), _CHUNK):
         part = slice(low, low + _CHUNK)
@@ -115,19 +116,21 @@ def kernel_rows(
             unnamed[part] if len(unnamed) else np.zeros(len(op), dtype=bool),
         )
         keys = zip(*(c.tolist() for c in columns), strict=True)
-        for key, us, beside_us in zip(keys, linked.own_us[part].tolist(), beside[part].tolist(), strict=True):
+        us_of_each = (us[part].tolist() for us in (linked.own_us, beside, counted))
+        for key, us, beside_us, counted_us in zip(keys, *us_of_each, strict=True):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us, us, beside_us]
+                sums[key] = [1, us, us, beside_us, counted_us]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
                 sums_of_key[2] = max(sums_of_key[2], us)
                 sums_of_key[3] += beside_us
+                sums_of_key[4] += counted_us
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us, beside_us) in sums.items():
+    for key, (count, us, longest_us, beside_us, counted_us) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -155,6 +158,7 @@ def kernel_rows(
             text_at(texts, served),
             longest_us,
             round(beside_us, 3),
+            round(counted_us, 3),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -174,6 +178,35 @@ def _beside_collectives(events: TraceEvents, linked: LinkedWork) -> times.Floats
         spans = times.union(linked.start_us[own & communication], linked.end_us[own & communication])
         beside = own & ~communication
         us[beside] = times.overlap_of_each(linked.start_us[beside], linked.end_us[beside], spans)
+    return us
+
+
+def _counted(events: TraceEvents, linked: LinkedWork) -> times.Floats:
+    """By work: the part of its time that counts once, microseconds. Of kernels that run at the same time on one device,
+    products count first, then what began first. Collectives and copies count alone."""
+    us = linked.own_us.copy()
+    if not len(events.work):
+        return us
+    classes = [classify_kernel(text) for text in events.texts]
+    multiplies, computes = (
+        np.array([holds(kind) for kind in classes], dtype=bool)[linked.name]
+        for holds in (
+            lambda kind: kind.category in GEMM_CATEGORIES or kind.tensor_core == "yes",
+            lambda kind: kind.category not in (*COPIES, "communication"),
+        )
+    )
+    for device in np.unique(linked.device).tolist():
+        taken = times.NONE
+        for chosen in (multiplies & computes, ~multiplies & computes):
+            items = np.flatnonzero(chosen & (linked.device == device))
+            items = items[np.argsort(linked.start_us[items], kind="stable")]
+            start, end = linked.start_us[items], linked.end_us[items]
+            reach = np.maximum.accumulate(np.concatenate([[-np.inf], end]))[:-1]
+            begins = np.minimum(np.maximum(start, reach), end)
+            us[items] = end - begins
+            if len(taken[0]):
+                us[items] -= times.overlap_of_each(begins, end, taken)
+            taken = times.union(start, end)
     return us
 
 
@@ -266,6 +299,7 @@ _KERNEL_COLUMNS = (
     "serves",
     "longest_us",
     "beside_us",
+    "counted_us",
 )
 
 

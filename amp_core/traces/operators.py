@@ -72,6 +72,16 @@ COMPILED_CODE = "compiled code"
 """What is said of several of these operators together, as those of forward and of backward."""
 
 
+_NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$|^triton_")
+
+
+def is_range(name: str) -> bool:
+    """Whether an event among operators is a range of the program's own, as some versions record those: operators have a
+    namespace (`aten::`, `gloo:`), and nodes of autograd and launches of Triton's kernels have names of their own. The
+    operators of PyTorch up to 1.4 have no namespace either: in traces without any, nothing is a range."""
+    return _NO_RANGE.search(name) is None
+
+
 def is_compiled_code(op: str | None) -> bool:
     """Whether an operator is a call of compiled code, or stands for several of them."""
     return op is not None and (op == COMPILED_CODE or COMPILED.search(op) is not None)

@@ -53,6 +53,7 @@ def follow(tab, name):
 def drawn(tab):
     """The first chart begins on the first screen, and the page has no more than `MAX_SCREENS`."""
     tab.page.locator(".js-plotly-plot .main-svg").first.wait_for()
+    tab.rest()  # a chart further down may be drawn first
     assert tab.page.evaluate(TOP_OF_FIRST_CHART) < 900
     assert tab.page.evaluate(HEIGHT) <= MAX_SCREENS
 

@@ -26,6 +26,7 @@ from amp_core.analysis.performance.idle_savings import idle_of_late_rank, idle_s
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     MatrixKinds,
+    counted_once,
     has_attention_in_steps,
     is_matrix,
     is_trace,
@@ -42,7 +43,7 @@ from amp_core.analysis.performance.saving import (
     step_share,
     without_gpu,
 )
-from amp_core.analysis.performance.step_cost import StepCost, step_cost
+from amp_core.analysis.performance.step_cost import MATRIX_PARTS, StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
 from amp_core.hardware.gpus import core_names
@@ -100,6 +101,7 @@ def possible_savings(run: Run) -> Savings | None:
 
 def _possible_savings(run: Run) -> Savings | None:
     cost, rows = step_cost(run), kernel_rows(run)
+    counted = counted_once(rows)
     if cost.source != "profile" or cost.on_cpu or kernel_rows(run, everything=True).empty:
         return None
     windows = window_rows(run)
@@ -117,9 +119,9 @@ def _possible_savings(run: Run) -> Savings | None:
         *(
             replace(saving, waits_for_idle=is_idle)
             for saving in (
-                *_types(_without_stalls(rows), cost, rates, steps, unit, has_tensor_cores=has_cores),
+                *_types(_without_stalls(counted), cost, rates, steps, unit, has_tensor_cores=has_cores),
                 *_slow(run, cost, rates, steps, unit),
-                *_memory_bound(rows, cost, steps, unit),
+                *_memory_bound(counted, cost, steps, unit),
             )
         ),
     ]
@@ -244,7 +246,9 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     best = [_possible_us(row, rates) for row in ops.to_dict("records")]
     wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
     worst = ops.loc[wins.idxmax()]
-    total = float(ops["total_us"].sum()) / steps
+    # Products on several streams at a time take no longer together than their part of the step.
+    of_step = min(1.0, float(cost.us(*MATRIX_PARTS)) / max(float(ops["total_us"].sum()) / steps, MIN_KERNEL_US))
+    total = float(ops["total_us"].sum()) / steps * of_step
     kinds = matrix_kinds(ops["total_us"], ops["op"].str.contains("attention"))
     cores, _ = core_names(cost.device_name)
     best_us = best[ops.index.get_loc(wins.idxmax())]
@@ -256,7 +260,7 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
         f"{step_share(total, cost)} of the {unit}, {worst['op']} ({worst['sizes']}) runs at "
         f"{percent(worst['of_peak_frac'])}{allowed}"
     )
-    saved_us, ideal_us = float(wins.sum()) / steps, best_us / max(1.0, worst["count"])
+    saved_us, ideal_us = float(wins.sum()) / steps * of_step, best_us / max(1.0, worst["count"])
     saving = Saving("slow-products", saved_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
     blocks_per_sm = _blocks_per_sm(run, worst.to_dict())
     return [replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, others=others(ops, "op"))]

@@ -3,8 +3,8 @@
     >>> step_cost(run).parts[["label", "us", "frac"]]
 
 From a profiled window: kernels by category, and the rest of its wall time, in which the device was idle. Concurrent
-work counts once: communication only where nothing else ran, copies only where no other kernel did, kernels that
-overlap on several streams by their share of the busy time. So the parts add up to the wall time. Without a profiled
+work counts once: communication only where nothing else ran, copies only where no other kernel did, and of kernels that
+overlap on several streams products first. So the parts add up to the wall time. Without a profiled
 window the recorded phases of the steps are used, and `source` says so.
 """
 
@@ -15,7 +15,7 @@ import pandas as pd
 
 from amp_core import phases
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import counted_once, is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.step_time import speed_summary
 from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
@@ -193,10 +193,10 @@ def _split(
 ) -> tuple[dict[str, float], float]:
     """One window's wall time by part, and kernel time that overlapped with other kernels; microseconds."""
     wall = float(window["wall_us"])
-    kinds = _by_part(rows, str(window["device"]).startswith("cpu"))
+    kinds = _by_part(counted_once(rows), str(window["device"]).startswith("cpu"))
     own = kinds.pop("watch")
     communication = kinds.pop("communication")
-    launched = sum(kinds.values()) + communication + own
+    launched = float(rows["total_us"].sum())
     busy = _known(window["busy_us"], min(wall, launched))
     idle = max(0.0, wall - busy)
     watch = min(wall, _known(window["watch_us"], own))

@@ -88,7 +88,7 @@ _PATTERNS = (
     ),
     (
         "elementwise",
-        r"(?i)elementwise|triton_poi_|pool|scalepackedtensor|op_generic_tensor|copy_kernel|fill|dropout|pointwise|gelu|silu|relu|activation(?!_type)|where|mask",
+        r"(?i)elem(?:ent)?wise|triton_poi_|pool|scalepackedtensor|op_generic_tensor|copy_kernel|fill|dropout|pointwise|gelu|silu|relu|activation(?!_type)|where|mask",
     ),
 )
 """Categories and their patterns; the first match decides. One that begins with `(?i)` is in lower case, and is matched
@@ -107,8 +107,8 @@ _WORDS = {
     "fused_moe",
     "cast": "copy_kernel _to_copy cast_ castkernel",
     "reduction": "reduc softmax argm cub scan sort topk cumsum triton_ norm_ postgsu",
-    "elementwise": "elementwise triton_ pool scalepackedtensor op_generic copy_kernel fill dropout pointwise gelu silu "
-    "relu activation where mask epilogue",
+    "elementwise": "elementwise elemwise triton_ pool scalepackedtensor op_generic copy_kernel fill dropout pointwise gelu "
+    "silu relu activation where mask epilogue",
 }
 """One of these is in the name in lower case, where the pattern of a category matches: faster than the pattern."""
 _NO_COMMUNICATION = re.compile(r"gemm|GEMM|[Mm]at[Mm]ul")
