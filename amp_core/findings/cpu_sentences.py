@@ -192,9 +192,15 @@ def _idle_gpu(run: Run) -> str:
     name = str(gpus[0].get("name", "")) if gpus else ""
     if not name:
         return ""
+    if kernel_rows(run)["op"].str.contains(_OF_THE_CPU).any():
+        return f" The machine's GPU, {name}, is not used: move the model to it."
     computes = is_matrix(kernel_rows(run)).any()
     do = "record its activity, or move the model to it" if computes else "record its activity, if the program uses it"
     return f" The machine's GPU, {name}, has nothing in the trace: {do}."
+
+
+_OF_THE_CPU = r"mkldnn|onednn|_for_cpu$"
+"""In the names of operators that run on a CPU alone."""
 
 
 def host_alone(run: Run) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amp_core.analysis.performance.idle_savings import UNKNOWN_HOST
-from amp_core.analysis.performance.kernels import is_trace
+from amp_core.analysis.performance.kernels import is_trace, window_rows
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, number, percent
 
@@ -38,6 +38,9 @@ def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
     in_two = any(part.get("kind") in _OF_THE_DEVICE for part in parts)
     for part in parts:
         sentence, is_most = _sentence(part, without_operators=unknown)
+        if window_rows(run)["rank"].nunique() > 1:  # they are those of the first rank alone
+            of_rank = f"rank {window_rows(run)['rank'].min():.0f}'s trace"
+            sentence = sentence.replace("the trace", of_rank, 1)
         if in_two:  # what follows the first launch is told beside it
             sentence = sentence.replace(_OF_THE_HOST["start"], "before the first launch")
         (first if is_most else last).append(sentence)

@@ -6,7 +6,7 @@ of_ranks(run)         # 'Where no rank is named, figures are means over 8 ranks.
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_trace, window_rows
+from amp_core.analysis.performance.kernels import is_trace, main_rank, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -57,12 +57,35 @@ def captured_anew(run: Run) -> str:
     )
 
 
+def passes_sentence(run: Run) -> str:
+    """A sentence on a loop without step markers whose first pass takes most of the time; empty for others."""
+    passes = run.head.config.get("passes") if is_trace(run) else None
+    if not isinstance(passes, dict):
+        return ""
+    numbers = [passes.get(name) for name in ("count", "launches", "first_us", "others_us")]
+    count, launches, first_us, others_us = (value if isinstance(value, int | float) else 0 for value in numbers)
+    if count < 2 or first_us <= 0:
+        return ""
+    later = "the other" if count == 2 else "each later one"
+    return (
+        f"The same {launches:,.0f} launches repeat {count:,.0f} times: the first pass takes "
+        f"{number(first_us / 1e3, 'ms')}, with what it sets up, and {later} {number(others_us / 1e3, 'ms')}."
+    )
+
+
 MIN_CAPTURED_FRAC = 0.2
 """Share of the profiled time from which such calls are told."""
 
 
 def of_ranks(run: Run) -> str:
-    """That figures are means over the ranks; empty for one rank."""
+    """That figures are means over the ranks, or those of the one with nearly all of the time; empty for one rank."""
+    if is_trace(run) and (main := main_rank(run)) is not None:
+        windows = window_rows(run)
+        others_us = float(windows["wall_us"][windows["rank"] != main].max())
+        return (
+            f"Figures are those of rank {main}, which has nearly all of the profiled time: the windows of the others "
+            f"take {number(others_us / 1e3, 'ms')} at most."
+        )
     ranks = window_rows(run)["rank"].nunique() if is_trace(run) else 0
     return f"Where no rank is named, figures are means over {ranks} ranks." if ranks > 1 else ""
 

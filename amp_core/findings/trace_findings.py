@@ -17,7 +17,7 @@ from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
-from amp_core.findings.step_sentences import captured_anew, of_ranks, profilers_part, uneven_steps
+from amp_core.findings.step_sentences import captured_anew, of_ranks, passes_sentence, profilers_part, uneven_steps
 from amp_core.hardware.gpus import core_names, is_amd
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
@@ -88,7 +88,7 @@ def first_sentence(run: Run) -> str:
     before, after = parts_left_out(run)
     if nothing := _nothing_to_judge(run):
         return " ".join((nothing, *before, *after))
-    told = (*before, _vectors(run), _first_sentence(run), _small(run), captured_anew(run))
+    told = (*before, _vectors(run), _first_sentence(run), _small(run), captured_anew(run), passes_sentence(run))
     figures = (profilers_part(run), uneven_steps(run), of_ranks(run))
     return " ".join(filter(None, (*told, *figures, *after)))
 
@@ -166,7 +166,7 @@ def _first_sentence(run: Run) -> str:
         at_start = savings.unit != "step" and not savings.trains
         of_trace = 1 - _left_out_frac(run) if largest.code == "launch-bound" else 1.0
         at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
-        idle = at_start and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
+        idle = at_start and not passes_sentence(run) and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
         whole = _all_idle(savings, largest)
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"

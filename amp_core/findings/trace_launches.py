@@ -16,18 +16,23 @@ from amp_core.analysis.performance.kernels import (
 from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
-from amp_core.findings.trace_findings import saving_finding
+from amp_core.findings.step_sentences import passes_sentence
+from amp_core.findings.trace_findings import for_what_runs, saving_finding
 from amp_core.store.run import Run
 
 
 def launch_bound_of_trace(run: Run) -> list[Finding]:
     """`launch-bound` of an imported trace, with advice on what is left to do."""
     remedy, findings = launch_remedy(run), saving_finding(run, "launch-bound")
-    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+    if remedy is None:
+        return findings
+    return for_what_runs(run, [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings])
 
 
 def launch_remedy(run: Run) -> Remedy | None:
     """What to advise where the device waits for launches; None for the guide's advice."""
+    if passes_sentence(run):
+        return FIRST_PASS
     rows, savings = kernel_rows(run), possible_savings(run)
     on_cuda = str(run.head.config.get("device")).startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
@@ -60,24 +65,30 @@ def waits_for_device(run: Run) -> bool:
     return str(run.head.config.get("sync_call")).endswith("DeviceSynchronize")
 
 
-MAX_LAUNCHES_BETWEEN, MAX_LAUNCHES_WITHOUT_STEPS = 20, 8
-"""Launches between two synchronizations, on average, up to which a graph of them would hold too few. Without step
-markers one synchronization may be that of a whole step."""
+MIN_BETWEEN_WAITS_FRAC = 0.5
+"""Share of the idle time in stretches of few launches between two waits from which these come before graphs."""
 MIN_SYNCS_PER_STEP = 1.5
 """A graph holds the launches of a step that has only one synchronization, as that of its loss."""
 
 
 def _launches_between_waits(run: Run) -> float | None:
-    """Launches per synchronization of the host with the GPU; None where there are many, hardly any synchronizations, or
-    most of the idle time comes before the first launch."""
+    """Launches from one wait of the host for the GPU to the next, where the idle time is in stretches of few launches;
+    None where there are many, hardly any synchronizations, or most of the idle time comes before the first launch."""
     windows, savings = window_rows(run), possible_savings(run)
-    saving = next((c for c in savings.ranked if c.code == "launch-bound"), None) if savings else None
+    saving = next((c for c in savings.ranked if c.code in LATE), None) if savings else None
     if saving is None or saving.lead_us > saving.saved_us / 2:
         return None
-    launches, syncs, steps = (float(windows[name].sum()) for name in ("launches", "syncs", "steps"))
-    most = MAX_LAUNCHES_BETWEEN if steps else MAX_LAUNCHES_WITHOUT_STEPS
-    is_frequent = syncs > max(1.0, MIN_SYNCS_PER_STEP * steps) and launches <= most * syncs
-    return launches / syncs if is_frequent and launches else None
+    us = windows["idle_between_waits_us"].fillna(0.0)
+    syncs, steps = (float(windows[name].sum()) for name in ("syncs", "steps"))
+    per = steps or float(len(windows))
+    is_frequent = syncs > max(1.0, MIN_SYNCS_PER_STEP * steps)
+    if not is_frequent or float(us.sum()) / per < MIN_BETWEEN_WAITS_FRAC * saving.saved_us:
+        return None
+    return float((us * windows["launches_between_waits"].fillna(0.0)).sum() / us.sum())
+
+
+LATE = ("launch-bound", "host-bound")
+"""Savings of the time in which the host launches too late."""
 
 
 def _is_compiled_throughout(run: Run) -> bool:
@@ -89,6 +100,11 @@ def _is_compiled_throughout(run: Run) -> bool:
     return once and isinstance(launched_frac, float) and launched_frac >= MIN_ALL_COMPILED_FRAC
 
 
+FIRST_PASS = Remedy(
+    "Most of this is the first of several equal passes, which sets up libraries, loads kernels and fills caches. "
+    "Profile after a warm-up: what the later passes wait is what can be saved.",
+    "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
+)
 _WAITS = "Faster arithmetic does not help while the GPU waits."
 _WAITS_ELSEWHERE = "Faster arithmetic does not help while the device waits."
 _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'

@@ -325,6 +325,13 @@ TABLES: dict[str, Table] = {
                     "part of idle_us, in gaps below 300 µs, in which the host had not launched the next kernel",
                 ),
                 _column(
+                    "idle_between_waits_us",
+                    "f",
+                    "part of idle_us in which the host had not launched the next kernel, with few launches from one of "
+                    "its waits to the next",
+                ),
+                _column("launches_between_waits", "f", "how many launches these are on average; 0 if there are none"),
+                _column(
                     "host_op",
                     "s",
                     "operator in which the host spent the longest of lead_us and of longer gaps of that kind; null if "

@@ -57,6 +57,9 @@ class IdleCauses:
     """The same of all lengths."""
     held: times.Intervals
     """When launched work did not begin, as in `wait_us`."""
+    between_waits: tuple[float, float]
+    """The part of the time in which the host launched too late that is between two waits with few launches between
+    them, microseconds, and how many these are on average."""
     after_wait_us: times.Floats
     """`sync_us` by the waits that it came after: of one gap in proportion to their lengths."""
 
@@ -69,9 +72,11 @@ def idle_causes(
     in_graph: npt.NDArray[np.bool_],
     wait_starts: times.Floats,
     wait_ends: times.Floats,
+    few: int = 0,
 ) -> IdleCauses:
     """The causes of `idle` times of a device. Of its work: `starts`, and when the calls that launched it began
-    and `returned`, and whether they are a graph's. The waits are the host's."""
+    and `returned`, and whether they are a graph's. The waits are the host's. `few`: the most launches between two
+    waits that are told apart."""
     order = np.argsort(starts, kind="stable")
     idle = _cut(idle, starts[order])
     following = np.searchsorted(starts[order], idle[1], side="left")
@@ -108,8 +113,22 @@ def idle_causes(
         host_before=order[np.minimum(following, len(starts) - 1)][rest],
         late=(began[some], (began + late_us)[some]),
         held=((idle[0] + late)[waiting & (late < length)], idle[1][waiting & (late < length)]),
+        between_waits=_between_waits(launch, late_us, launched, np.sort(wait_ends), few),
         after_wait_us=_after_each(idle, sync, waited_us, wait_starts, wait_ends),
     )
+
+
+def _between_waits(
+    launch: times.Floats, late_us: times.Floats, launched: times.Floats, wait_ends: times.Floats, few: int
+) -> tuple[float, float]:
+    """`IdleCauses.between_waits`: of gaps that end with a `launch`, after `late_us`."""
+    launches = np.unique(launched[np.isfinite(launched)])
+    counts = np.bincount(np.searchsorted(wait_ends, launches), minlength=len(wait_ends) + 1)
+    of_gap = np.searchsorted(wait_ends, launch)
+    between = (of_gap > 0) & (of_gap < len(wait_ends)) & np.isfinite(launch) & (late_us > 0)
+    between &= counts[of_gap] <= few
+    us = float(late_us[between].sum())
+    return us, float((counts[of_gap] * late_us)[between].sum() / us) if us > 0 else 0.0
 
 
 def _after_each(
@@ -152,7 +171,7 @@ def _of_profiler(events: TraceEvents) -> times.Intervals:
     return times.union(np.asarray(events.profiling.start), np.asarray(events.profiling.end))
 
 
-def _of_program(events: TraceEvents, spans: times.Intervals) -> times.Intervals:
+def of_program(events: TraceEvents, spans: times.Intervals) -> times.Intervals:
     """The part of `spans` in which the profiler does no work of its own: operators and calls around that work are not
     to blame for it."""
     return times.without(spans, _of_profiler(events)) if len(events.profiling) else spans
@@ -166,7 +185,7 @@ def profiling_us(events: TraceEvents, spans: times.Intervals) -> float:
 def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
     """The outermost operator in which the host spent the longest of `spans`, without the profiler's own work, and how
     long, in microseconds; the calls of compiled code are one."""
-    spans = _of_program(events, spans)
+    spans = of_program(events, spans)
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
     us = np.zeros(len(events.texts))
@@ -189,7 +208,7 @@ MIN_OF_COMPILED_FRAC = 0.9
 
 def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) -> tuple[str | None, float]:
     """The innermost operator of which one call takes at least `enough_us` of `spans`, and how long, in microseconds."""
-    spans = _of_program(events, spans)
+    spans = of_program(events, spans)
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
     start, end = np.asarray(events.spans.start), np.asarray(events.spans.end)
@@ -204,7 +223,7 @@ def innermost_op(events: TraceEvents, spans: times.Intervals, enough_us: float) 
 def longest_call(events: TraceEvents, spans: times.Intervals) -> tuple[str | None, float]:
     """The calls of one name into the device's runtime in which the host spent the longest of `spans`, waiting or not,
     and how long, in microseconds."""
-    spans = _of_program(events, spans)
+    spans = of_program(events, spans)
     if not len(events.calls) or not len(spans[0]):
         return None, 0.0
     start, end, name = (np.asarray(column) for column in (events.calls.start, events.calls.end, events.calls.name))
@@ -216,7 +235,7 @@ def longest_call(events: TraceEvents, spans: times.Intervals) -> tuple[str | Non
 
 def outside_operators(events: TraceEvents, host: Host, spans: times.Intervals) -> times.Intervals:
     """The part of `spans` in which the host is in no operator and no call; none of it if no operator was recorded."""
-    spans = _of_program(events, spans)
+    spans = of_program(events, spans)
     if OP not in events.spans.kind or not len(spans[0]):
         return times.NONE
     outermost = (np.asarray(events.spans.kind) == OP) & (host.parent < 0)
@@ -234,7 +253,7 @@ NO_OPERATOR = "no operator"
 def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
     """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
     that it calls, and how long, in microseconds."""
-    frames, spans = events.frames, _of_program(events, spans)
+    frames, spans = events.frames, of_program(events, spans)
     chosen = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
     if not len(chosen) or not len(spans[0]):
         return None, 0.0
@@ -280,7 +299,7 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     """The kind of runtime calls in which the host spent the longest of `spans`; None if it spent them outside of such
     calls. Calls that wait for the device (`waits`) and short ones do not count. Modules that are loaded do, where the
     profiler records that by itself, and so does torch.compile while it compiles, whatever it calls."""
-    spans = _of_program(events, spans)
+    spans = of_program(events, spans)
     if not len(spans[0]):
         return None
     name, start, end = _long_calls(events, waits)

@@ -137,6 +137,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["optimizers"] = trace.optimizers
     if trace.sync_call:
         config["sync_call"] = trace.sync_call
+    if trace.passes is not None:
+        config["passes"] = dataclasses.asdict(trace.passes)
     if trace.left_out:
         config["left_out"] = [dataclasses.asdict(part) for part in trace.left_out]
     return config

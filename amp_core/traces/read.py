@@ -44,6 +44,7 @@ from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link, optimizer_names
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
+from amp_core.traces.passes import Passes, repeated_passes
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.step_rows import op_rows, step_rows
@@ -116,6 +117,8 @@ class Trace:
     """Name of the calls in which the host waits for the device most often."""
     left_out: tuple[PartLeftOut, ...] = ()
     """Large parts outside of the windows of a trace without marked steps."""
+    passes: Passes | None = None
+    """Equal series of launches without step marks, of which the first takes most of the time."""
     repaired: int = 0
     """Number of values that were not valid JSON and were repaired."""
     converted: int = 0
@@ -293,6 +296,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         optimizers=optimizer_names(events),
         sync_call=most_frequent_wait(events),
         left_out=parts_left_out(events, host, linked, windows),
+        passes=repeated_passes(events, linked, windows),
         repaired=stream.repaired,
         converted=events.converted,
         invalid=events.invalid,

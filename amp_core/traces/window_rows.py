@@ -20,6 +20,7 @@ from amp_core.traces.idle_causes import (
     longest_calls,
     longest_function,
     longest_op,
+    of_program,
     outside_operators,
     profiling_us,
 )
@@ -43,6 +44,9 @@ WAITING = (
 HELD_UP_BY = re.compile(r"WaitValue|HostFunc|AddCallback")
 """Names of calls by which launched work waits for something other than the work before it on its stream."""
 _GRAPH = re.compile(r"Graph")
+MAX_LAUNCHES_BETWEEN, MAX_LAUNCHES_WITHOUT_STEPS = 20, 8
+"""Launches between two synchronizations up to which a graph of them would hold too few. Without step markers one
+synchronization may be that of a whole step."""
 MIN_LOADING_FRAC = 0.5
 """Share of exposed communication from which launches in which the host stays meanwhile are its cause."""
 
@@ -91,7 +95,8 @@ def window_rows(
             else:
                 columns |= _sync_columns(trace, window, selected, spans)
                 if trace.launches_known:
-                    columns |= _idle_columns(trace, selected, spans, lead, first_loads, alone=alone)
+                    few = MAX_LAUNCHES_WITHOUT_STEPS if window.first is None else MAX_LAUNCHES_BETWEEN
+                    columns |= _idle_columns(trace, selected, spans, lead, first_loads, few, alone=alone)
             rows.append(columns)
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
     names = dict.fromkeys(name for row in rows for name in row)
@@ -268,6 +273,7 @@ def _before_first_work(trace: _Trace, window: Window, spans: _Spans) -> tuple[ti
     if np.isfinite(window.end):
         ready = min(low, window.ready + max(0.0, spans.high - window.end))
     lead = times.without((np.array([ready]), np.array([low])), trace.data) if ready < low else times.NONE
+    lead = of_program(trace.events, lead)
     if window.first is None and first_batch(trace.host, low) is not None:
         return lead, times.NONE
     return lead, times.clip(trace.data, window.earlier if window.first is None else ready, low)
@@ -279,6 +285,7 @@ def _idle_columns(
     spans: _Spans,
     lead: times.Intervals,
     first_loads: times.Intervals,
+    few: int,
     *,
     alone: bool,
 ) -> dict[str, Any]:
@@ -292,6 +299,7 @@ def _idle_columns(
         linked.in_graph[selected],
         trace.call_start[trace.waits],
         trace.call_end[trace.waits],
+        few,
     )
     late, unfed = times.merged(causes.host, lead), times.intersection(spans.idle, spans.data)
     loading = _loading_alone(trace, selected, spans)
@@ -323,6 +331,8 @@ def _idle_columns(
         "idle_late_start_us": causes.wait_us - causes.graph_us if alone else 0.0,
         "idle_graph_us": causes.graph_us,
         "idle_dispatch_us": causes.dispatch_us,
+        "idle_between_waits_us": causes.between_waits[0],
+        "launches_between_waits": causes.between_waits[1],
         "host_call": in_calls.names if in_calls else None,
         "host_call_kind": in_calls.kind if in_calls else None,
         "host_call_us": in_calls.us if in_calls else 0.0,

@@ -18,8 +18,8 @@ from amp_core.traces.operators import is_compiled_code
 
 UNKNOWN_HOST = "; what the host does then is unknown, for no operator was recorded"
 GRAPH_START = "for a captured graph to start"
-MAX_SHORT_US = 100.0
-"""Longer kernels are not named as short ones: their gaps are, or there are copies between them."""
+MAX_SHORT_US = 30.0
+"""Longer kernels are not named as short ones: a few launches fit into each, so the gaps are not due to their length."""
 SHORT_LEAD_US = 300.0
 """Before the first kernel of a step Python and the dispatch of operators take less, as between two later ones
 (`amp_core.traces.idle_causes.DISPATCH_US`)."""
@@ -88,7 +88,7 @@ def idle_savings(
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
                f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
         Saving(code, host, cost.step_us, f"The GPU is idle{or_waits} for {_when(host - lead, lead, cost, unit)}{why}",
-               (calls if in_calls else op) or "host", lead_us=lead,
+               (calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * host else "") or "host", lead_us=lead,
                is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * host),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
                f"after {number_of} with the host{in_syncs}", where or "synchronizing calls"),
@@ -127,6 +127,8 @@ def alone_loading_us(windows: pd.DataFrame) -> float:
 
 MIN_OF_OPTIMIZER_FRAC = 0.5
 """Share of the optimizer in the launches from which it is named where the host launches too slowly."""
+MIN_OF_ONE_FRAC = 1 / 3
+"""Share of the time in which the host launches too late from which one operator is the place of the finding."""
 MIN_OF_ONE_RATIO = 1.5
 """A rank whose work waits that many times as long as that of the mean rank is named, with its own time."""
 

@@ -50,6 +50,8 @@ _WINDOW_NUMBERS = (
     "idle_graph_us",
     "idle_profiling_us",
     "idle_dispatch_us",
+    "idle_between_waits_us",
+    "launches_between_waits",
     "host_op_us",
     "host_function_us",
     "data_function_us",
@@ -266,6 +268,22 @@ def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
     """Which rows are kernels that multiply matrices; those on tensor cores do, whatever their category."""
     by_name = (rows["category"] == "") & rows["op"].map(is_matrix_op).astype(bool)  # from other programs
     return rows["category"].isin(GEMM_CATEGORIES) | (rows["tensor_core"] == "yes") | by_name
+
+
+MAIN_RANK_RATIO = 10.0
+"""Without step markers the ranks of a trace do the same for equally long; one whose window lasts that many times as
+long as that of each other does something else, and a mean over them tells of none."""
+
+
+def main_rank(run: Run) -> int | None:
+    """The rank that alone has nearly all of the profiled time; None for one rank, with marked steps, or where others
+    have as much."""
+    windows = window_rows(run)
+    windows = windows[np.isfinite(windows["wall_us"])]
+    us = windows.groupby("rank")["wall_us"].sum().sort_values()
+    if len(us) < 2 or windows["steps"].sum() > 0 or us.iloc[-1] < MAIN_RANK_RATIO * us.iloc[-2]:
+        return None
+    return int(us.index[-1])
 
 
 def counted_once(rows: pd.DataFrame) -> pd.DataFrame:

@@ -31,6 +31,7 @@ from amp_core.analysis.performance.kernels import (
     is_matrix,
     is_trace,
     kernel_rows,
+    main_rank,
     matrix_kinds,
     window_rows,
 )
@@ -100,11 +101,12 @@ def possible_savings(run: Run) -> Savings | None:
 
 
 def _possible_savings(run: Run) -> Savings | None:
-    cost, rows = step_cost(run), kernel_rows(run)
+    cost, rows, windows, main = step_cost(run), kernel_rows(run), window_rows(run), main_rank(run)
+    if main is not None:
+        rows, windows = rows[rows["rank"] == main], windows[windows["rank"] == main]
     counted = counted_once(rows)
     if cost.source != "profile" or cost.on_cpu or kernel_rows(run, everything=True).empty:
         return None
-    windows = window_rows(run)
     steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
     unit = "step" if cost.steps else "profiled window"
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))

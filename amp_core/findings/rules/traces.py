@@ -5,15 +5,15 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import has_all_ranks
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import CALLS, GRAPH_START, longest_named
+from amp_core.analysis.performance.idle_savings import CALLS, GRAPH_START, MIN_OF_ONE_FRAC, longest_named
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.signals import facts
-from amp_core.findings.step_sentences import captured_anew
+from amp_core.findings.step_sentences import captured_anew, passes_sentence
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding, trains
-from amp_core.findings.trace_launches import launch_remedy
+from amp_core.findings.trace_launches import FIRST_PASS, launch_remedy
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
@@ -149,6 +149,8 @@ def host_bound(run: Run) -> list[Finding]:
 def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     """What to advise for the host of a trace, by what it does while the device waits; None for the guide's advice."""
     on_cuda = str(run.head.config.get("device")).startswith("cuda")
+    if passes_sentence(run):
+        return FIRST_PASS
     in_calls = next((kind for kind in _CALLS if CALLS[kind] in finding.title), None)
     if in_calls == "graphs" and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
         return _GRAPH_LAUNCHES
@@ -166,7 +168,7 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if is_compiled_code(finding.where):
         return _IN_GRAPHS if run.head.config.get("graph_launches") else _IN_COMPILED
     if _in_many_operators(run):
-        return _many_operators(run, finding.where)
+        return _many_operators(run)
     if facts(run.head.environment, "profiler").get("with_stack"):
         return _HAS_STACKS
     return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else None
@@ -182,16 +184,16 @@ def _in_many_operators(run: Run) -> bool:
     us = saving.saved_us * steps
     outside_us = float(windows["host_outside_us"].fillna(0.0).sum())
     named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
-    return named_us < MAX_ONE_OPERATOR_FRAC * us and outside_us < MAX_OUTSIDE_FRAC * us
+    return named_us < MIN_OF_ONE_FRAC * us and outside_us < MAX_OUTSIDE_FRAC * us
 
 
 MIN_STEPS = 2
-MAX_ONE_OPERATOR_FRAC, MAX_OUTSIDE_FRAC = 1 / 3, 0.2
-"""Shares of the time in which the host should launch, of the longest operator and of the part in none, up to which the
-host is in many operators."""
+MAX_OUTSIDE_FRAC = 0.2
+"""Share of the time in which the host should launch that may be in no operator where it is in many."""
 
 
-def _many_operators(run: Run, longest: str) -> Remedy:
+def _many_operators(run: Run) -> Remedy:
+    longest, _ = longest_named(window_rows(run), "host_op")
     launches = launch_remedy(run) or GUIDE["launch-bound"]
     buffers = (
         f" {_BUFFERS}" if longest in _FLATTENING and kernel_rows(run)["category"].eq("communication").any() else ""
@@ -234,8 +236,8 @@ _ON_DEVICE = Remedy(
 )
 _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
-    "before the loop, run it in worker processes, or do the same on the device.",
-    "loader = DataLoader(data, batch_size, num_workers=8)   # what prepares a batch runs in other processes",
+    "before the loop, do the same on the device, or where it prepares batches, run it in the loader's workers.",
+    "prepared = prepare(inputs)   # once, before the loop",
 )
 _IN_COMPILED = Remedy(
     "The host is in compiled code: Python that the compiler wrote checks guards and launches one kernel after the "

@@ -107,8 +107,8 @@ _WORDS = {
     "fused_moe",
     "cast": "copy_kernel _to_copy cast_ castkernel",
     "reduction": "reduc softmax argm cub scan sort topk cumsum triton_ norm_ postgsu",
-    "elementwise": "elementwise elemwise triton_ pool scalepackedtensor op_generic copy_kernel fill dropout pointwise gelu "
-    "silu relu activation where mask epilogue",
+    "elementwise": "elementwise elemwise triton_ pool scalepackedtensor op_generic copy_kernel fill dropout pointwise "
+    "gelu silu relu activation where mask epilogue",
 }
 """One of these is in the name in lower case, where the pattern of a category matches: faster than the pattern."""
 _NO_COMMUNICATION = re.compile(r"gemm|GEMM|[Mm]at[Mm]ul")

@@ -1,0 +1,70 @@
+"""Whether the launches of a trace without marked steps repeat, and how long the first of these passes takes.
+
+>>> repeated_passes(events, linked, windows)
+Passes(count=3, launches=445, first_us=42200.0, others_us=4830.0)
+
+A loop that is profiled without `prof.step()` launches the same kernels again and again. Its first pass sets up
+libraries, loads kernels and fills caches, which says nothing of the loop.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_core.traces.events import TraceEvents
+from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.kernel_rows import Window
+from amp_core.traces.link import Ints
+
+MIN_LAUNCHES = 5
+"""A pass of fewer launches is one operator's loop rather than a model's."""
+MIN_SAME_FRAC = 0.9
+"""Share of the launches that equal those of the pass before: the first pass may launch more, to initialize."""
+MIN_FIRST_RATIO, MIN_FIRST_FRAC = 3.0, 0.5
+"""The first pass is told if it takes that many times as long as the median of the others, and that share of all."""
+MAX_CANDIDATES = 8
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Equal series of launches, of which the first takes most of the time."""
+
+    count: int
+    launches: int
+    """Launches of each but the first."""
+    first_us: float
+    """From the first launch to that of the second pass."""
+    others_us: float
+    """Median of the others, from first launch to first launch; of the last, to the end of its work."""
+
+
+def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> Passes | None:
+    """The passes of a trace without marked steps; None if no launches repeat, or the first pass is not far longer."""
+    if not len(events.work) or windows[0].first is not None or len(np.unique(linked.device)) != 1:
+        return None
+    launched = np.flatnonzero(np.isfinite(linked.launched_us) & ~linked.in_graph)
+    launched = launched[np.argsort(linked.launched_us[launched], kind="stable")]
+    names = linked.name[launched]
+    period = _period(names)
+    if period is None:
+        return None
+    begins = np.arange(len(names) % period, len(names), period)  # what is launched beside the loop comes first
+    begins[0] = 0
+    times = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
+    each = np.diff(times)
+    first_us, others_us = float(each[0]), float(np.median(each[1:]))
+    if first_us < max(MIN_FIRST_RATIO * others_us, MIN_FIRST_FRAC * float(each.sum())):
+        return None
+    return Passes(len(each), period, first_us, others_us)
+
+
+def _period(names: Ints) -> int | None:
+    """The number of launches after which they repeat; None if they do not."""
+    kinds, counts = np.unique(names, return_counts=True)
+    rare = kinds[counts >= 2][np.argsort(counts[counts >= 2], kind="stable")][:MAX_CANDIDATES]
+    distances = {int(np.median(np.diff(np.flatnonzero(names == kind)))) for kind in rare.tolist()}
+    for period in sorted(distances):
+        if MIN_LAUNCHES <= period <= len(names) // 2 and (names[period:] == names[:-period]).mean() >= MIN_SAME_FRAC:
+            return period
+    return None
