@@ -40,10 +40,10 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
     else:
         calls = linked.op[linked.serves < 0]
         us = np.bincount(np.where(linked.serves >= 0, linked.serves, linked.op), linked.own_us, minlength=len(name))
-    on_cpu = not events.uses_device
+    on_cpu, whole_us = not events.uses_device, us
     if not on_cpu and not len(events.work) and not events.launches:
         compiled = np.array([is_compiled_code(text.removeprefix(EVALUATE)) for text in events.texts], dtype=bool)[name]
-        us = np.where(compiled, end - start, us)
+        whole_us = np.where(compiled, end - start, us)
         around = host.parent
         while (around >= 0).any():
             us = np.where((around >= 0) & compiled[around], 0.0, us)
@@ -62,6 +62,6 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
                 and us[first].sum() >= MIN_FIRST_FRAC * total[number]
                 and us[first].min() >= MIN_FIRST_RATIO * max(np.median(us[own]), np.median(us[same]))
             ):
-                found[op] = float(us[first].sum()), count
+                found[op] = float(whole_us[first].sum()), count
                 break
     return found
