@@ -58,7 +58,7 @@ def captured_anew(run: Run) -> str:
 
 
 def passes_sentence(run: Run) -> str:
-    """A sentence on a loop without step markers whose first pass takes most of the time; empty for others."""
+    """A sentence on equal launches without step markers of which the first ones take most of the time; else empty."""
     passes = run.head.config.get("passes") if is_trace(run) else None
     if not isinstance(passes, dict):
         return ""
@@ -66,10 +66,10 @@ def passes_sentence(run: Run) -> str:
     count, launches, first_us, others_us = (value if isinstance(value, int | float) else 0 for value in numbers)
     if count < 2 or first_us <= 0:
         return ""
-    later = "the other" if count == 2 else "each later one"
+    later = "the second" if count == 2 else "each later one"
     return (
-        f"The same {launches:,.0f} launches repeat {count:,.0f} times: the first pass takes "
-        f"{number(first_us / 1e3, 'ms')}, with what it sets up, and {later} {number(others_us / 1e3, 'ms')}."
+        f"The same {launches:,.0f} launches run {count:,.0f} times, as passes or layers: the first time takes "
+        f"{number(first_us / 1e3, 'ms')}, with what is set up, and {later} {number(others_us / 1e3, 'ms')}."
     )
 
 

@@ -101,8 +101,8 @@ def _is_compiled_throughout(run: Run) -> bool:
 
 
 FIRST_PASS = Remedy(
-    "Most of this is the first of several equal passes, which sets up libraries, loads kernels and fills caches. "
-    "Profile after a warm-up: what the later passes wait is what can be saved.",
+    "Most of this is the first of several equal series of launches, which sets up libraries, loads kernels and fills "
+    "caches. Profile after a warm-up: what the later ones wait is what can be saved.",
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
 )
 _WAITS = "Faster arithmetic does not help while the GPU waits."
