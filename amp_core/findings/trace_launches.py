@@ -51,6 +51,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _UNFUSED if on_cuda else _UNFUSED_ELSEWHERE
     if compiled and _is_compiled_throughout(run):
         return _ALL_COMPILED if on_cuda else _ALL_COMPILED_ELSEWHERE
+    if compiled and run.head.config.get("compiled_calls") == 1:
+        return _COMPILED_ONCE if on_cuda else _COMPILED_ONCE_ELSEWHERE
     if compiled:
         return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
     if is_fused:
@@ -136,6 +138,12 @@ _COMPILED = Remedy(
     "compiler capture CUDA graphs too, or use larger batches.",
     _REDUCE_OVERHEAD + _GRAPH_BREAKS,
 )
+_BESIDE = (
+    " One call of compiled code launches part of it, so no break of a graph shows: compile what is launched beside it"
+)
+_COMPILED_ONCE = Remedy(
+    f"{_WAITS}{_BESIDE}, let the compiler capture CUDA graphs too, or use larger batches.", _REDUCE_OVERHEAD
+)
 MIN_ALL_COMPILED_FRAC = 0.99
 """Share of launches from compiled code from which no break of a graph is left to find."""
 _ALL_COMPILED = Remedy(
@@ -185,5 +193,8 @@ _COMPILED_ELSEWHERE = Remedy(
     f"{_WAITS_ELSEWHERE} Part of the model is compiled already: find what breaks its graph, so that more of it is, or "
     "use larger batches.",
     f"model = torch.compile(model){_GRAPH_BREAKS}",
+)
+_COMPILED_ONCE_ELSEWHERE = Remedy(
+    f"{_WAITS_ELSEWHERE}{_BESIDE}, or use larger batches.", "model = torch.compile(model)"
 )
 """Advice for accelerators without CUDA graphs."""

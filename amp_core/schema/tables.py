@@ -446,6 +446,12 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("total_us", "f", "time of its kernel: waiting for the rank that enters last, and transfer"),
                 _column("alone_us", "f", "part of total_us with no other kernel running on the device"),
+                _column(
+                    "launched_us",
+                    "f",
+                    "when its host launched it, on the clock of its machine; null if not known",
+                ),
+                _column("ended_us", "f", "when its kernel ended, on the same clock"),
                 _column("phase", "s", "forward, backward, optimizer, …"),
                 _column("device", "s", "cuda:0, …"),
                 _column("kernel", "s", "kernel name"),

@@ -48,9 +48,9 @@ _KERNEL_TYPES = {"f": "float", "half": "float16", "f16": "float16", "bf16": "bfl
 }  # fmt: skip
 
 
-def collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, accelerator: str) -> Rows:
+def collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, accelerator: str, origin_us: float) -> Rows:
     """Rows of `collectives`; those launched outside of the marked steps are left out. `amp_core.schema` describes the
-    columns."""
+    columns. `origin_us`: time 0 of the events on the machine's clock."""
     communicates = np.array([classify_kernel(text).category == "communication" for text in events.texts], dtype=bool)
     is_one = communicates[linked.name] & (linked.device >= 0) & ~np.isneginf(linked.launched_us)
     chosen = np.flatnonzero(is_one)
@@ -83,6 +83,8 @@ def collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, acceler
             elements * width if width is not None and elements is not None and elements * width < 2**63 else None,
             round(float(linked.own_us[i]), 3),
             round(float(alone[i]), 3),
+            origin_us + float(linked.launched_us[i]) if linked.launched_us[i] < linked.start_us[i] else None,
+            origin_us + float(linked.end_us[i]),
             PHASES[linked.phase[i]],
             device_name(device, accelerator),
             kernel,
@@ -102,6 +104,8 @@ _COLUMNS = (
     "message_bytes",
     "total_us",
     "alone_us",
+    "launched_us",
+    "ended_us",
     "phase",
     "device",
     "kernel",

@@ -69,21 +69,27 @@ class PartLeftOut:
 def parts_left_out(
     events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequence[Window]
 ) -> tuple[PartLeftOut, ...]:
-    """The long parts outside of the windows, in order; none for a trace with marked steps, whose user chose them."""
+    """The long parts outside of the windows, in order; of a trace with marked steps, which its user chose, no more than
+    the work that was launched before them."""
     has_steps = windows[0].first is not None
-    if not len(events.work) or (has_steps and not host.steps_inferred):
+    if not len(events.work):
         return ()
     columns = [a for one in (events.spans, events.calls, events.work) if len(one) for a in (one.start, one.end)]
     first, last = min(events.first_us, *map(min, columns)), max(map(max, columns))
     low, high = windows[0].device_start, windows[-1].device_end
     bounds: list[tuple[str, float, float]] = []
+    queued = np.isneginf(linked.launched_us)
+    if has_steps and not host.steps_inferred:
+        begins = float(linked.start_us[queued].min(initial=np.inf))
+        ends = float(linked.end_us[queued].max(initial=-np.inf))
+        part = _part(events, host, "queued", begins, min(ends, low), last - first) if begins < ends else None
+        return () if part is None else (replace(part, kernel=_longest_queued(events, linked)),)
     if has_steps:
         bounds.append(("first-steps", first, low))
     else:
         inside = np.isfinite(linked.launched_us) & (linked.start_us >= low)
         if not inside.any():
             return ()
-        queued = np.isneginf(linked.launched_us)
         launched = min(float(linked.start_us[queued].min(initial=np.inf)), float(linked.returned_us[inside].min()))
         launched = max(min(launched, low), first)
         if (batch := first_batch(host, low)) is not None:

@@ -273,7 +273,9 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         else window_rows(events, host, linked, windows, inside, kernels, names, accelerator, amd),
         step_rows=steps,
         ops=op_rows(events, host, windows, of_span),
-        collectives={} if unrecorded else collective_rows(events, host, linked, accelerator),
+        collectives={}
+        if unrecorded
+        else collective_rows(events, host, linked, accelerator, events.base_us + _origin_us(stream.head)),
         memory=memory,
         timeline={} if unrecorded else timeline_rows(events, host, linked, windows, times, accelerator, amd),
         accelerator=accelerator,

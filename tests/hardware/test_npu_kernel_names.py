@@ -55,5 +55,11 @@ def test_other_names_are_those_of_copies_collectives_and_compilers():
     assert kinds == ["memcpy", "memset", "communication", "elementwise"] and set(kinds) <= set(CATEGORIES)
 
 
+@pytest.mark.parametrize(("name", "category"), [("MEMCPY_ASYNC", "memcpy"), ("Conv2DBackpropFilter6_MemSet", "memset")])
+def test_copies_and_fills_are_no_products(name, category):
+    kernel = classify_npu_kernel(name)
+    assert (kernel.tensor_core, kernel.category) == ("no", category)
+
+
 def test_on_a_gpu_such_words_are_no_operators_of_an_npu():
     assert [classify_kernel(name).tensor_core for name in ("Conv2D12", "MatMulV2", "Add131")] == ["unknown"] * 3

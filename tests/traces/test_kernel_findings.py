@@ -415,13 +415,13 @@ def test_products_in_16_bits_off_matrix_cores_come_first_where_nothing_else_is_t
     assert "MIOpen chose" in finding.advice
 
 
-@pytest.mark.parametrize(("compiled", "says"), [(True, "compile the rest"), (False, "Compile the model")])
+@pytest.mark.parametrize(("compiled", "says"), [(2, "compile the rest"), (1, "launched beside it"), (0, "Compile")])
 def test_a_model_that_is_compiled_in_part_is_told_to_compile_the_rest(tmp_path, compiled, says):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
-    if compiled:
-        trace.op("Torch-Compiled Region: 0/0", 990, 5)
-        trace.kernel("triton_poi_fused_add_0", 995, 5, 991, call_us=1)
+    for number in range(compiled):
+        trace.op("Torch-Compiled Region: 0/0", 990 + 3 * number, 2)
+        trace.kernel("triton_poi_fused_add_0", 995 + 2 * number, 2, 991 + 3 * number, call_us=1)
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 10, 490, 2)
     trace.op("aten::relu", 20, 8)

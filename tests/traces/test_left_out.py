@@ -246,3 +246,15 @@ def test_a_device_that_is_busy_in_its_window_is_not_said_to_do_little(tmp_path):
     trace.op("aten::expand", 2_000, 3_000)
     text = first_sentence(run_of(tmp_path, trace))
     assert text.startswith("3.00 ms of the trace") and "little device activity" not in text
+
+
+def test_work_of_before_marked_steps_is_told_if_it_is_much_of_the_trace(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 5_000, 1)
+    trace.event("kernel", made.RELU, 10, 9_000, "stream 7", correlation=5, device=0, stream=7)
+    trace.events[-1]["pid"] = 0
+    for at in (100, 200, 300):
+        trace.op("aten::mm", at, 8)
+        trace.kernel(made.GEMM, 9_010 + 30 * at, 2_990, at + 2)
+    assert "Left out are the" in (text := first_sentence(run_of(tmp_path, trace)))
+    assert "what was launched before the trace began, most of it vectorized_elementwise_kernel" in text

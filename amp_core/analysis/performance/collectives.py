@@ -10,10 +10,12 @@ waited for it. This needs no clock that the ranks share. It holds for collective
 every other; the root of a broadcast leaves early. With traces of some of the ranks alone, waiting is at least so long.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from amp_core.analysis.performance.kernels import window_rows
@@ -49,20 +51,21 @@ class WaitedFor:
 
 
 def collective_rows(run: Run) -> pd.DataFrame:
-    """Rows of `collectives` with waiting_us, transfer_us (NaN where other ranks' traces lack the collective) and last
-    (the rank that entered last; NaN likewise)."""
+    """Rows of `collectives` with waiting_us, transfer_us, stalled_us (beyond both, after all ranks have entered; NaN
+    where other ranks' traces lack the collective) and last (the rank that entered last; NaN likewise)."""
     return run.cached_frame(["collectives"], _collective_rows)
 
 
 def _collective_rows(run: Run) -> pd.DataFrame:
     frame: pd.DataFrame = run.collectives
     numbers = ["step", "number", "group_size", "message_bytes", "total_us", "alone_us", "rank"]
+    numbers += ["launched_us", "ended_us"]
     frame[numbers] = frame[numbers].astype(float)
     texts = ["name", "group", "dtype", "phase", "kernel"]
     frame[texts] = frame[texts].astype(object).where(frame[texts].notna(), "").astype(str)
     frame = frame[np.isfinite(frame["total_us"])].reset_index(drop=True)
     if not len(frame):  # as in most runs
-        return frame.assign(transfer_us=np.nan, waiting_us=np.nan, last=np.nan)
+        return frame.assign(transfer_us=np.nan, waiting_us=np.nan, stalled_us=np.nan, last=np.nan)
     by = frame.groupby(KEYS, dropna=False)["total_us"]
     together = by.transform("size").to_numpy()
     parts = frame.groupby(["step", "group"], dropna=False)
@@ -84,7 +87,64 @@ def _collective_rows(run: Run) -> pd.DataFrame:
     frame["transfer_us"], frame["waiting_us"] = transfer, frame["total_us"] - transfer
     frame["last"] = frame["rank"].reindex(by.transform("idxmin")).to_numpy()
     frame["last"] = frame["last"].where(matched)
+    frame["stalled_us"] = _stalled(frame)
+    frame["waiting_us"] -= frame["stalled_us"]
     return frame
+
+
+MIN_STALLED_US, MIN_STALLED_FRAC = 200.0, 0.25
+"""A rank stays in a collective for that long, and that share of what the others explain, after all have entered, before
+it counts: the ends of ranks differ by microseconds."""
+MAX_CLOCK_ERROR_US = 100.0
+"""Two ranks leave a collective within this."""
+MIN_COMMON_FRAC, MIN_CLUSTER_FRAC, MIN_ENDS = 0.25, 0.5, 3
+"""Shares of the collectives, three at least, whose ends agree: on clocks as they are, and after one offset."""
+
+
+def clock_offsets(frame: pd.DataFrame) -> "pd.Series[float]":
+    """By rank, how far its clock is ahead of that of the first rank, microseconds, for ranks leave a collective
+    together: 0 where enough ends agree as they are, as on one machine; NaN where they agree with no offset. Of rows of
+    `collective_rows`."""
+    matched = frame[frame["last"].notna() & frame["ended_us"].notna()]
+    first = matched["rank"].min()
+    ends = matched.groupby([*KEYS, "rank"], dropna=False)["ended_us"].first().unstack("rank")
+    return pd.Series({rank: _offset((ends[rank] - ends[first]).dropna().to_numpy()) for rank in ends}, dtype=float)
+
+
+def host_lag_us(frame: pd.DataFrame, ranks: Collection[int]) -> float | None:
+    """How far the hosts of these ranks are behind all others where they launch collectives, at most; mean over steps.
+    None where launches or clocks are not known. Of rows of `collective_rows`."""
+    matched = frame[frame["last"].notna()]
+    launched = matched["launched_us"] - matched["rank"].map(clock_offsets(frame)).astype(float)
+    if launched.empty or launched.isna().any():
+        return None
+    by = [matched[key] for key in KEYS]
+    late = matched["rank"].isin(ranks)
+    behind = launched[late].groupby([one[late] for one in by], dropna=False).max()
+    behind = behind - launched[~late].groupby([one[~late] for one in by], dropna=False).max()
+    return max(0.0, float(behind.groupby(level="step", dropna=False).max().mean()))
+
+
+def _offset(apart: npt.NDArray[np.float64]) -> float:
+    """How far one clock is ahead of another, whose ends of the same collectives are so far apart; NaN if unknown."""
+    if np.sum(np.abs(apart) <= MAX_CLOCK_ERROR_US) >= max(MIN_ENDS, MIN_COMMON_FRAC * len(apart)):
+        return 0.0
+    apart = np.sort(apart)
+    reach = np.searchsorted(apart, apart + MAX_CLOCK_ERROR_US, side="right") - np.arange(len(apart))
+    if not len(apart) or reach.max() < max(MIN_ENDS, MIN_CLUSTER_FRAC * len(apart)):
+        return float("nan")
+    low = int(reach.argmax())
+    return float(np.median(apart[low : low + int(reach[low])]))
+
+
+def _stalled(frame: pd.DataFrame) -> "pd.Series[float]":
+    """Of each collective of several ranks: how long its kernel runs beyond the shortest one's time after all ranks have
+    entered, which is no waiting for them. 0 where clocks do not tell; NaN where other ranks' traces lack it."""
+    entered = frame["ended_us"] - frame["total_us"] - frame["rank"].map(clock_offsets(frame)).astype(float)
+    last = entered.groupby([frame[key] for key in KEYS], dropna=False).transform(lambda one: one.max(skipna=False))
+    stalled = (frame["waiting_us"] - (last - entered)).clip(lower=0.0)
+    counts = (stalled >= MIN_STALLED_US) & (stalled >= MIN_STALLED_FRAC * frame["waiting_us"])
+    return stalled.where(counts, 0.0).where(frame["last"].notna())
 
 
 def collective_table(run: Run) -> pd.DataFrame:
@@ -125,9 +185,10 @@ _COLUMNS += ["transfer_ms", "gb_per_s", "bound"]
 
 
 def rank_waiting(run: Run) -> pd.DataFrame:
-    """One row per rank: rank, ms (in collectives), waiting_ms, transfer_ms, collectives (their number), last_frac
-    (share of them that it enters last), kept_ms (how long each other rank waits for it, on average); times per step.
-    Empty if the traces of fewer than two ranks hold the same collectives."""
+    """One row per rank: rank, ms (in collectives), waiting_ms, transfer_ms, stalled_ms (beyond the transfer after all
+    have entered), collectives (their number), last_frac (share of them that it enters last), kept_ms (how long each
+    other rank waits for it, on average); times per step. Empty if the traces of fewer than two ranks hold the same
+    collectives."""
     frame = collective_rows(run)
     frame = frame[frame["last"].notna()]
     per = 1e3 * _steps(run) / max(1, frame["rank"].nunique())
@@ -141,12 +202,13 @@ def rank_waiting(run: Run) -> pd.DataFrame:
                 "ms": part["total_us"].sum() / per,
                 "waiting_ms": part["waiting_us"].sum() / per,
                 "transfer_ms": part["transfer_us"].sum() / per,
+                "stalled_ms": part["stalled_us"].sum() / per,
                 "collectives": len(part),
                 "last_frac": float((part["last"] == rank).mean()),
                 "kept_ms": kept["waiting_us"].sum() / per / others,
             }
         )
-    columns = ["rank", "ms", "waiting_ms", "transfer_ms", "collectives", "last_frac", "kept_ms"]
+    columns = ["rank", "ms", "waiting_ms", "transfer_ms", "stalled_ms", "collectives", "last_frac", "kept_ms"]
     return pd.DataFrame(rows, columns=columns)
 
 

@@ -16,6 +16,7 @@ from amp_core.analysis.performance.collectives import (
     collective_rows,
     gradient_dtype,
     has_all_ranks,
+    host_lag_us,
     late_ranks,
     rank_waiting,
     slow_collectives,
@@ -56,7 +57,8 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     where = str(exposed.idxmax()) if exposed.sum() > 0 else kernels
     waits, here = _waits(run, cost, unit)
     # What runs beside a collective may hide the waiting or the transfer.
-    surely_us = float((by_collective["alone_us"] - by_collective["transfer_us"]).clip(lower=0.0).fillna(0.0).sum())
+    beside = by_collective["transfer_us"] + by_collective["stalled_us"]
+    surely_us = float((by_collective["alone_us"] - beside).clip(lower=0.0).fillna(0.0).sum())
     waited_us = surely_us / steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
     waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     share = step_share(copies, cost)
@@ -114,7 +116,8 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
     theirs_us = min(their_step_us, max(0.0, float(for_late.sum()) - hidden_us) / others / steps)
     saved_us = min(theirs_us, next_us / steps)
     # A collective first waits and then transfers: what runs beside it may hide either.
-    surely_us = float((rows["alone_us"] - rows["transfer_us"]).clip(lower=0.0).fillna(0.0)[waits].sum())
+    beside = rows["transfer_us"] + rows["stalled_us"]
+    surely_us = float((rows["alone_us"] - beside).clip(lower=0.0).fillna(0.0)[waits].sum())
     is_sure = surely_us >= MIN_SURE_FRAC * exposed_us
     mean_ms = 1e3 * others * steps
     parts = (
@@ -125,7 +128,12 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
     shown = late.head(MAX_RANKS_NAMED)
     at_least, of_these = _of_some_ranks(run)
     idle, held = _idle_of_late(windows, named, shown["rank"].tolist(), steps, unit)
-    hosts_us = float(windows["host_us"][~windows["rank"].isin(named)].sum()) / others / steps
+    theirs = windows[~windows["rank"].isin(named)]
+    hosts_us = float(theirs["host_us"].sum()) / others / steps
+    lag_us = host_lag_us(rows, named)
+    if lag_us is not None:  # where a host waits for its device, it catches up with the late ones
+        waited_us = float(theirs["sync_us"].fillna(0.0).sum()) / others / steps
+        hosts_us = max(hosts_us, their_step_us - lag_us - waited_us)
     return Saving(
         "exposed-communication",
         saved_us,
@@ -175,16 +183,15 @@ def _last(late: pd.DataFrame) -> list[str]:
 def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool) -> tuple[float, str]:
     """How much of exposed communication is, at least, waiting for ranks whose traces are missing, and words for it or
     for what is not known. `is_told`: whether a comparison of the ranks that are here tells of waiting."""
-    if has_all_ranks(run):
-        return 0.0, ""
-    slow, waited = slow_collectives(run), waited_for(run)
+    slow, waited, is_whole = slow_collectives(run), waited_for(run), has_all_ranks(run)
     waiting_us = min(slow.waiting_us, exposed_us) if slow is not None else 0.0
     known_us = 1e3 * waited.all_waiting_ms if waited is not None else 0.0
-    enough_us = max(MIN_MISSING_FRAC * exposed_us, MIN_SAVED_FRAC * cost.step_us, known_us)
+    enough_us = max(MIN_MISSING_FRAC * exposed_us, MIN_SAVED_FRAC * cost.step_us, (1 + is_whole) * known_us)
     if slow is not None and waiting_us >= enough_us:
         parts = f"at least {number(waiting_us / 1e3)} of {number(exposed_us / 1e3, 'ms')}"
-        return waiting_us, f", {parts} of it waiting for other ranks: {slow.longest}"
-    if is_told:
+        for_whom = "waiting for something other than these ranks" if is_whole else "waiting for other ranks"
+        return waiting_us, f", {parts} of it {for_whom}: {slow.longest}"
+    if is_told or is_whole:
         return 0.0, ""
     ranks, least = window_rows(run)["rank"].nunique(), "at least " if run.head.config.get("world_size_is_least") else ""
     of_all = f" of {least}{run.head.world_size} ranks" if run.head.world_size > ranks else f" rank{'s' * (ranks > 1)}"
@@ -202,6 +209,14 @@ def _of_some_ranks(run: Run) -> tuple[str, str]:
     return "at least ", f" of these {ranks} of {least}{run.head.world_size} ranks"
 
 
+def _stalls(run: Run, cost: StepCost) -> str:
+    """How long a rank stays in collectives that all have entered, as part of a sentence; empty if not long."""
+    ms = float(rank_waiting(run)["stalled_ms"].mean())
+    if not 1e3 * ms >= MIN_SAVED_FRAC * cost.step_us:
+        return ""
+    return f", and {number(ms, 'ms')} in them after all have entered, for no reason that the traces show"
+
+
 def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
     """How much of the time in collectives is spent waiting, as part of a sentence; and which ranks to look at."""
     waited, dtype = waited_for(run), gradient_dtype(run)
@@ -209,12 +224,13 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
         share = step_share(1e3 * waited.all_waiting_ms, cost)
         at_least, of_these = _of_some_ranks(run)
         late, ranks = late_ranks(run), window_rows(run)["rank"].nunique()
-        words = f"; a rank spends {at_least}{share} in collectives waiting for others"
+        words = f"; a rank spends {at_least}{share} in collectives waiting for others{_stalls(run, cost)}"
         if late.empty or len(late) > max(2.0, ranks / 2):
             late = late if len(late) else rank_waiting(run)
             often = f"up to {_last(late.nlargest(1, 'last_frac'))[0]} collectives last{of_these}"
             who = f"{len(late)} of {ranks} ranks each enter"
-            return words, f"no rank is late alone: {who} {often}, as where the work of the ranks varies"
+            varies = "" if _stalls(run, cost) else ", as where the work of the ranks varies"
+            return words, f"no rank is late alone: {who} {often}{varies}"
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {share} collectives last{of_these}, and each other rank waits "

@@ -68,6 +68,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         remedy = exchange if name in _EXCHANGES else _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
         if name == "all_reduce" and _is_per_parameter(run):
             remedy = _BUCKETS
+        elif name == "all_reduce" and _is_unsplit(rows):
+            remedy = _UNSPLIT
         elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
             remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
@@ -75,7 +77,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     if has_all_ranks(run) or missing is not None:
         findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
     if missing is not None:
-        return for_what_runs(run, [_with_missing_ranks(f, missing) for f in findings])
+        is_whole = has_all_ranks(run)
+        return for_what_runs(run, [_with_missing_ranks(f, missing, is_whole=is_whole) for f in findings])
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us > saving.saved_us / 2:
         findings = [_with_waiting(f, saving) for f in findings]
@@ -93,13 +96,18 @@ def _with_waiting(finding: Finding, saving: Saving) -> Finding:
     return replace(finding, advice=advice, snippet=_LATE_RANKS.snippet if one_is_late else finding.snippet)
 
 
-def _with_missing_ranks(finding: Finding, saving: Saving) -> Finding:
-    """The finding with advice to find the late rank first, and what else it advises for the transfer alone."""
+def _with_missing_ranks(finding: Finding, saving: Saving, *, is_whole: bool) -> Finding:
+    """The finding with advice to find what is waited for first, and what else it advises for the transfer alone.
+    `is_whole`: whether all ranks that the traces name are here."""
     transfer_us = saving.saved_us - saving.waiting_us
+    waiting = number(saving.waiting_us / 1e3, "ms")
     advice = (
-        f"At least {number(saving.waiting_us / 1e3, 'ms')} of this is waiting for ranks that enter the collectives "
-        "late, which neither overlap nor fewer bytes shorten: record all ranks, and import their traces together to "
-        "see which is late."
+        f"At least {waiting} of this is no transfer, which neither overlap nor fewer bytes shorten, and none of these "
+        "ranks enters so late: the first collective of a group sets up its connections, a rank whose trace is not "
+        "here may be late, or the network stalls. Profile after a warm-up, and record all ranks."
+        if is_whole
+        else f"At least {waiting} of this is waiting for ranks that enter the collectives late, which neither overlap "
+        "nor fewer bytes shorten: record all ranks, and import their traces together to see which is late."
     )
     if transfer_us >= MIN_TRANSFER_FRAC * saving.saved_us:
         advice += f" The rest, at most {number(transfer_us / 1e3, 'ms')}, is the transfer. {finding.advice}"
@@ -128,7 +136,7 @@ def _slow_hosts(late: Saving) -> Remedy:
     hosts, step = number(late.all_hosts_us / 1e3), number(late.step_us / 1e3, "ms")
     alone, saved = number(max(0.0, late.step_us - late.all_hosts_us) / 1e3), number(late.saved_us / 1e3, "ms")
     return Remedy(
-        f"The hosts of the other ranks are in operators for {hosts} of {step}, so faster late ranks alone save at most "
+        f"The hosts of the other ranks need {hosts} of {step} themselves, so faster late ranks alone save at most "
         f"{alone} of the {saved}. Find what holds up all hosts: too few processors or a quota, threads of several "
         "ranks on one processor, other processes, or Python's own work.",
         "nproc; cat /sys/fs/cgroup/cpu.max; taskset -cp $PID   # processors, quota, and pinning of each rank",
@@ -158,6 +166,23 @@ def _is_per_parameter(run: Run) -> bool:
     short = 1e3 * float(table["ms"].sum()) < MAX_SMALL_US * count
     in_backward = (table["phase"] == "backward") | (run.head.config.get("without_operators") is True)  # then unknown
     return bool(count >= MIN_SMALL_COUNT and short and (small & in_backward).all())
+
+
+def _is_unsplit(rows: pd.DataFrame) -> bool:
+    """Whether most bytes of gradients are reduced in messages that no smaller bucket splits: of `collective_rows`."""
+    bytes_ = rows["message_bytes"][(rows["name"] == "all_reduce") & (rows["phase"] != "forward")].fillna(0.0)
+    return bool(bytes_[bytes_ > BUCKET_BYTES].sum() > bytes_.sum() / 2)
+
+
+BUCKET_BYTES = 1.05 * 25 * 2**20
+"""What a bucket of DistributedDataParallel holds by default, 25 MiB; a larger parameter has one of its own."""
+_UNSPLIT = Remedy(
+    "Most bytes are in messages of more than 25 MiB. At DistributedDataParallel's default each of these is one "
+    "parameter, which smaller buckets do not split: reduce gradients in 16 bits, or accumulate over micro-batches."
+    + _OTHER_RANKS,
+    "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n\n"
+    "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+)
 
 
 def _is_in_optimizer(run: Run, name: str) -> bool:

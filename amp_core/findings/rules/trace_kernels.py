@@ -302,11 +302,17 @@ def _memory_bound(run: Run) -> list[Finding]:
     gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
     if findings and gpu.capability is not None and gpu.known and gpu.capability < MIN_TRITON_CAPABILITY:
         return [replace(f, advice=_BEFORE_TRITON.advice, snippet=_BEFORE_TRITON.snippet) for f in findings]
+    if findings and is_compiled_in_part(run) and run.head.config.get("compiled_calls") == 1:
+        return [replace(f, advice=_COMPILED_ONCE) for f in findings]
     if findings and is_compiled_in_part(run):
         return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]
     return findings
 
 
+_COMPILED_ONCE = (
+    "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. One call of compiled code "
+    "is part of the trace already: compile what is launched beside it too."
+)
 _NOT_COMPILED = Remedy(
     "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. Part of the model is "
     "compiled already: find what breaks its graph, and compile the rest.",

@@ -17,7 +17,7 @@ import re
 from amp_core.hardware.kernel_names.classify import KernelClass, classify_kernel
 
 _OPERATOR = re.compile(r"(?:aclnn\w*_|trans_)?([A-Z][A-Za-z0-9]*?)(?:_?\d+)?$")
-_COPIES = ("Memcopy", "Memcpy", "Memset")
+_COPIES = ("Memcopy", "Memcpy", "Memset", "MEMCPY", "MEMSET")
 """Beginnings of names of tasks that copy and fill."""
 _CUBE = (
     ("attention", r"(?:FlashAttention|PromptFlashAttention|IncreFlashAttention|FusedInferAttention)\w*"),
@@ -59,7 +59,7 @@ _VECTOR_PATTERNS = tuple((category, re.compile(pattern)) for category, pattern i
 def classify_npu_kernel(name: str) -> KernelClass:
     """Whether the kernel called `name` runs on an NPU's cube unit, and its category. Names that are no operator's, as
     those of copies, collectives and Triton's kernels, are classified as elsewhere."""
-    if name.startswith("atomic_memset"):
+    if name.startswith("atomic_memset") or name.endswith("_MemSet"):
         return KernelClass("no", None, "memset", "CANN: fills what an operator adds to")
     match = _OPERATOR.fullmatch(name)
     if match is None or name.startswith(_COPIES):

@@ -109,6 +109,7 @@ RULES = (
         unless=_MTIA_MAY_MULTIPLY,
     ),
     _rule(r"^dma_request$", "no", None, "MTIA: a copy", words="dma_request", category="memcpy"),
+    _rule(r"^(?:MEMCPY|MemcopyAsync)", "no", None, "CANN: a copy", words="MEMCPY MemcopyAsync", category="memcpy"),
     _rule(
         r"^MLUOpTensor(?!\w*(?i:matmul|gemm|conv))",
         "no",
