@@ -37,6 +37,7 @@ def launch_remedy(run: Run) -> Remedy | None:
     on_cuda = str(run.head.config.get("device")).startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
     is_fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
+    is_fused |= optimizer_frac(rows) < MIN_OPTIMIZER_FRAC
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
     if on_cuda and (between := _launches_between_waits(run)):
@@ -113,6 +114,8 @@ _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
 _GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
 _NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
+MIN_OPTIMIZER_FRAC = 0.05
+"""Share of the optimizer in the launches below which fusing it saves none worth the name."""
 MIN_OPTIMIZER_ALONE_FRAC = 0.9
 """Share of the optimizer in the launches from which nothing else is worth a change."""
 _FUSED_OPTIMIZER = Remedy(

@@ -322,3 +322,57 @@ def test_a_launch_that_stalls_is_no_product_that_16_bits_would_shorten(tmp_path,
         trace.kernel(made.SIMT, at, us, at - 8)
     codes = {f.code for f in diagnose(run_of(tmp_path, trace))}
     assert ("fp32-products" in codes) == told
+
+
+@pytest.mark.parametrize(("stepping", "told"), [(1, False), (20, True)])
+def test_an_optimizer_of_few_launches_is_not_told_to_be_fused(tmp_path, stepping, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 9_000, 1)
+    trace.event("mark", "Optimizer.step#SGD.step", 8_000, 900, 1)
+    for number in range(40 + stepping):
+        at = 200 * number if number < 40 else 8_000 + 40 * (number - 40)
+        trace.op("aten::mul_", at, 20)
+        trace.kernel(made.RELU, at + 10, 2, at + 5)
+    assert ("fused=True" in finding_of(run_of(tmp_path, trace), "launch-bound").snippet) == told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"), [([[64, 4, 32], [64, 32, 512]], "cat"), ([[64, 4, 30], [64, 30, 512]], "pad")]
+)
+def test_products_of_two_tensors_are_padded_where_what_they_sum_over_is_unaligned(tmp_path, sizes, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::bmm", 1, 8, **{"Input Dims": sizes, "Input type": ["c10::Half"] * 2})
+    trace.kernel("void gemmSN_TN_kernel<__half, 128, 16, 2, 4, 4, 4, false>", 10, 900, 2)
+    snippet = finding_of(run_of(tmp_path, trace), "kernels-off-tensor-cores").snippet
+    assert says in snippet and "Linear" not in snippet
+
+
+@pytest.mark.parametrize(("computes_us", "told"), [(10, False), (5_000, True)])
+def test_communication_with_nothing_beside_it_is_not_told_to_overlap(tmp_path, computes_us, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    trace.op("MmBackward0", 1, 40)
+    trace.op("aten::mm", 2, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 20, computes_us, 4)
+    trace.op("record_param_comms", 20, 10, **{"Collective name": "allreduce", "dtype": "Half", "In msg nelems": 1000})
+    trace.kernel(made.NCCL, 40 + computes_us, 14_000, 22)
+    assert ("smaller buckets" in finding_of(run_of(tmp_path, trace), "exposed-communication").advice) == told
+
+
+@pytest.mark.parametrize(("reduces_us", "told"), [(100, False), (9_000, True)])
+def test_bytes_of_gradients_are_told_only_where_their_reduction_takes_long(tmp_path, reduces_us, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    trace.op("MmBackward0", 1, 80)
+    trace.op("aten::mm", 2, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 20, 3_000, 4)
+    for at, name, us in ((30, "alltoall", 6_000), (60, "allreduce", reduces_us)):
+        message = {"Collective name": name, "dtype": "Float", "In msg nelems": 1000}
+        trace.op("record_param_comms", at, 10, **message)
+        kernel = (
+            "ncclDevKernel_SendRecv(args)" if name == "alltoall" else "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
+        )
+        trace.kernel(kernel, 3_100 + 200 * at, us, at + 2)
+    advice = finding_of(run_of(tmp_path, trace), "exposed-communication").advice
+    assert ("16 bits halve the bytes" in advice) == told

@@ -13,6 +13,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.collectives import (
     KEYS,
+    REDUCING,
     collective_rows,
     gradient_dtype,
     has_all_ranks,
@@ -241,6 +242,11 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
         if of_these:
             look_at = "a rank whose trace is missing may enter later still"
         return words, f"{'; '.join([first, *others])}: {look_at}"
+    rows = collective_rows(run)
+    reduces_us = float(rows["alone_us"][rows["name"].isin(REDUCING)].sum())
+    steps = float(window_rows(run)["steps"].sum()) or float(len(window_rows(run)))
+    if reduces_us / max(steps, 1.0) < MIN_SAVED_FRAC * cost.step_us:
+        return "", ""
     if dtype == "float32":
         return "", (
             "gradients are reduced in FP32, and 16 bits halve the bytes: "

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.analysis.performance.gemm_shapes import product as product_of
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, on_cpu, window_rows
 from amp_core.analysis.performance.saving import Saving, is_mostly_idle
@@ -205,7 +206,9 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     if remedy is None and "conv1d" in longest["top_op"]:
         remedy = _CONV1D
     elif product and longest["op"] in _OF_TWO_TENSORS and "linear" not in longest["top_op"]:
-        remedy = replace(_PADDED_PRODUCTS, snippet=_PADDED_TENSORS)
+        made = product_of(str(longest["op"]), str(longest["in_shapes"]))
+        is_aligned = made is not None and made.sizes.get("K", 1) % 8 == 0
+        remedy = _NARROW_PRODUCTS if is_aligned else replace(_PADDED_PRODUCTS, snippet=_PADDED_TENSORS)
     finding = make_finding(
         "kernels-off-tensor-cores",
         f"{100 * share:.0f} % of 16-bit {kinds.text} kernel time does not use {cores}, most of it in "
@@ -237,6 +240,12 @@ _PADDED_PRODUCTS = Remedy(
     "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. Pad "
     "dimensions to multiples of 8, make operands contiguous, and use newer libraries.",
     "layer = torch.nn.Linear(-(-inputs // 8) * 8, -(-outputs // 8) * 8)",
+)
+_NARROW_PRODUCTS = Remedy(
+    "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. What the "
+    "product sums over is aligned: give each call more rows and columns, make operands contiguous, and use newer "
+    "libraries.",
+    "y = torch.bmm(torch.cat(ones), torch.cat(others))   # one call instead of several",
 )
 _OF_TWO_TENSORS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul", "aten::dot")
 """Products of which neither factor needs to be a layer's weight."""

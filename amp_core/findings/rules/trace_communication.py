@@ -5,8 +5,8 @@ from dataclasses import replace
 import pandas as pd
 
 from amp_core.analysis.performance.collectives import collective_rows, collective_table, has_all_ranks
-from amp_core.analysis.performance.saving import Saving
-from amp_core.analysis.performance.savings import possible_savings
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
+from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
@@ -72,6 +72,8 @@ def exposed_communication(run: Run) -> list[Finding]:
             remedy = _UNSPLIT
         elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
             remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
+        if savings is not None and _computes_us(savings) < MIN_SAVED_FRAC * savings.cost.step_us:
+            remedy = _NOTHING_BESIDE
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
     missing = next((c for c in savings.ranked if c.waiting_us), None) if savings is not None else None
     if has_all_ranks(run) or missing is not None:
@@ -83,6 +85,19 @@ def exposed_communication(run: Run) -> list[Finding]:
     if saving is not None and saving.waited_us > saving.saved_us / 2:
         findings = [_with_waiting(f, saving) for f in findings]
     return for_what_runs(run, findings)
+
+
+def _computes_us(savings: Savings) -> float:
+    """Time per step in which the device does something other than communicating."""
+    parts = savings.cost.parts
+    return float(parts["us"][~parts["part"].isin(["data", "gaps", "communication", "watch"])].sum())
+
+
+_NOTHING_BESIDE = Remedy(
+    "The device does hardly anything beside its collectives, so no overlap hides them: send fewer, larger messages, "
+    "and give each rank more work." + _OTHER_RANKS,
+    "out = torch.cat(parts)   # one message\ntorch.distributed.all_reduce(out)",
+)
 
 
 def _with_waiting(finding: Finding, saving: Saving) -> Finding:
