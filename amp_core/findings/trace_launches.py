@@ -36,8 +36,8 @@ def launch_remedy(run: Run) -> Remedy | None:
     rows, savings = kernel_rows(run), possible_savings(run)
     on_cuda = str(run.head.config.get("device")).startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
-    is_fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
-    is_fused |= optimizer_frac(rows) < MIN_OPTIMIZER_FRAC
+    fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
+    is_fused = bool(fused) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
     if on_cuda and (between := _launches_between_waits(run)):
