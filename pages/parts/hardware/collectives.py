@@ -28,6 +28,7 @@ RANKS = {
     "ms": tables.measured("In collectives (ms)"),
     "waiting_ms": tables.measured("Waiting (ms)"),
     "transfer_ms": tables.measured("Transfer (ms)"),
+    "stalled_ms": tables.measured("Stalled (ms)", help_="Beyond the transfer, after all ranks have entered."),
     "last_frac": tables.percent("Enters last"),
     "kept_ms": tables.measured("Others wait for it (ms)"),
 }
