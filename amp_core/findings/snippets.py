@@ -32,3 +32,16 @@ TIME_BY_EVENTS = (
 """Instead of synchronizations of the whole device."""
 TORCH_EXAMPLES = "torch.amp, Automatic Mixed Precision examples"
 """The source of several thresholds."""
+PROFILE = """\
+from torch.profiler import ProfilerActivity, profile, schedule
+
+with profile(
+    activities=[ProfilerActivity.CPU, ProfilerActivity.{activity}],
+    schedule=schedule(wait=5, warmup=2, active=3),
+    record_shapes=True,
+) as prof:
+    for batch in loader:
+        train_step(batch)
+        prof.step()
+prof.export_chrome_trace("trace.json.gz")"""
+"""Records a trace of three steps after a warm-up, with the activity of a type of device."""

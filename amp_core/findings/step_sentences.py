@@ -41,14 +41,17 @@ def uneven_steps(run: Run) -> str:
     )
 
 
+def _numbers(run: Run, entry: str, *names: str) -> list[float]:
+    """Numbers of an entry that the import of a trace keeps; 0 for what is missing or damaged."""
+    known = run.head.config.get(entry) if is_trace(run) else None
+    values = [known.get(name) for name in names] if isinstance(known, dict) else [None] * len(names)
+    return [value if isinstance(value, int | float) else 0 for value in values]
+
+
 def captured_anew(run: Run) -> str:
     """A sentence on the calls of compiled code in which graphs are captured again; empty if that takes little."""
-    calls = run.head.config.get("captured_calls") if is_trace(run) else None
-    if not isinstance(calls, dict):
-        return ""
-    numbers = [calls.get(name) for name in ("captured", "others", "captured_us", "others_us")]
-    captured, others, us, others_us = (value if isinstance(value, int | float) else 0 for value in numbers)
-    if us < MIN_CAPTURED_FRAC * float(window_rows(run)["wall_us"].sum()):
+    captured, others, us, others_us = _numbers(run, "captured_calls", "captured", "others", "captured_us", "others_us")
+    if captured < 1 or us < MIN_CAPTURED_FRAC * float(window_rows(run)["wall_us"].sum()):
         return ""
     rest = f", and the others {number(others_us / 1e3 / others, 'ms')} each" if others else ""
     return (
@@ -59,11 +62,7 @@ def captured_anew(run: Run) -> str:
 
 def passes_sentence(run: Run) -> str:
     """A sentence on equal launches without step markers of which the first ones take most of the time; else empty."""
-    passes = run.head.config.get("passes") if is_trace(run) else None
-    if not isinstance(passes, dict):
-        return ""
-    numbers = [passes.get(name) for name in ("count", "launches", "first_us", "others_us")]
-    count, launches, first_us, others_us = (value if isinstance(value, int | float) else 0 for value in numbers)
+    count, launches, first_us, others_us = _numbers(run, "passes", "count", "launches", "first_us", "others_us")
     if count < 2 or first_us <= 0:
         return ""
     later = "the second" if count == 2 else "each later one"

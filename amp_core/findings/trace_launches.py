@@ -78,7 +78,7 @@ def _launches_between_waits(run: Run) -> float | None:
     """Launches from one wait of the host for the GPU to the next, where the idle time is in stretches of few launches;
     None where there are many, hardly any synchronizations, or most of the idle time comes before the first launch."""
     windows, savings = window_rows(run), possible_savings(run)
-    saving = next((c for c in savings.ranked if c.code in LATE), None) if savings else None
+    saving = next((c for c in savings.ranked if c.code in _LATE), None) if savings else None
     if saving is None or saving.lead_us > saving.saved_us / 2:
         return None
     us = windows["idle_between_waits_us"].fillna(0.0)
@@ -90,7 +90,7 @@ def _launches_between_waits(run: Run) -> float | None:
     return float((us * windows["launches_between_waits"].fillna(0.0)).sum() / us.sum())
 
 
-LATE = ("launch-bound", "host-bound")
+_LATE = ("launch-bound", "host-bound")
 """Savings of the time in which the host launches too late."""
 
 

@@ -23,7 +23,10 @@ MIN_SAME_FRAC = 0.9
 """Share of the launches that equal those of the pass before: the first pass may launch more, to initialize."""
 MIN_FIRST_RATIO, MIN_FIRST_FRAC = 3.0, 0.5
 """The first pass is told if it takes that many times as long as the median of the others, and that share of all."""
+MAX_WORK_FRAC = 0.5
+"""A first pass in which the device works for more than this share computes more, as that of a prompt."""
 MAX_CANDIDATES = 8
+"""Kernels, the rarest first, whose distance may be the length of a pass."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[W
     times = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
     each = np.diff(times)
     first_us, others_us = float(each[0]), float(np.median(each[1:]))
-    if first_us < max(MIN_FIRST_RATIO * others_us, MIN_FIRST_FRAC * float(each.sum())):
+    works_us = float(linked.own_us[launched[: begins[1]]].sum())
+    if first_us < max(MIN_FIRST_RATIO * others_us, MIN_FIRST_FRAC * float(each.sum()), works_us / MAX_WORK_FRAC):
         return None
     return Passes(len(each), period, first_us, others_us)
 

@@ -315,3 +315,22 @@ def test_a_first_call_on_a_cpu_is_told_if_later_ones_have_its_size(tmp_path, siz
     sentence = first_sentence(run_of(tmp_path, warming_up("aten::gelu", sizes=sizes), ""))
     assert "on the CPU, aten::gelu takes 100 % of the operators' time" in sentence
     assert (FIRST in sentence) == told
+
+
+@pytest.mark.parametrize("work", ["aten::mm", "aten::cudnn_convolution"])
+def test_a_range_that_is_recorded_as_an_operator_is_no_operator(tmp_path, work):
+    """As some versions record a `record_function` of the program: 70 % of its time are in none of its operators."""
+    trace = Made()
+    trace.op("model_inference", 0, 10_000)
+    for number in range(20):
+        trace.op(work, 100 + 400 * number, 150)
+    assert "Python or other code in model_inference, outside of operators, takes 70.0 %" in first_sentence(
+        run_of(tmp_path, trace)
+    )
+
+
+@pytest.mark.parametrize(("op", "says"), [("aten::mkldnn_convolution", "is not used"), ("aten::mm", "record its")])
+def test_a_gpu_beside_operators_of_the_cpu_is_said_to_be_unused(tmp_path, op, says):
+    trace = Made()
+    trace.op(op, 0, 1_000)
+    assert says in first_sentence(run_of(tmp_path, trace))

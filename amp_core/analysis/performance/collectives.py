@@ -141,7 +141,9 @@ def _stalled(frame: pd.DataFrame) -> "pd.Series[float]":
     """Of each collective of several ranks: how long its kernel runs beyond the shortest one's time after all ranks have
     entered, which is no waiting for them. 0 where clocks do not tell; NaN where other ranks' traces lack it."""
     entered = frame["ended_us"] - frame["total_us"] - frame["rank"].map(clock_offsets(frame)).astype(float)
-    last = entered.groupby([frame[key] for key in KEYS], dropna=False).transform(lambda one: one.max(skipna=False))
+    keys = [frame[key] for key in KEYS]
+    unknown = entered.isna().groupby(keys, dropna=False).transform("any")
+    last = entered.groupby(keys, dropna=False).transform("max").mask(unknown)
     stalled = (frame["waiting_us"] - (last - entered)).clip(lower=0.0)
     counts = (stalled >= MIN_STALLED_US) & (stalled >= MIN_STALLED_FRAC * frame["waiting_us"])
     return stalled.where(counts, 0.0).where(frame["last"].notna())

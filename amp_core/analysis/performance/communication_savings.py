@@ -225,12 +225,13 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
         share = step_share(1e3 * waited.all_waiting_ms, cost)
         at_least, of_these = _of_some_ranks(run)
         late, ranks = late_ranks(run), window_rows(run)["rank"].nunique()
-        words = f"; a rank spends {at_least}{share} in collectives waiting for others{_stalls(run, cost)}"
+        stalls = _stalls(run, cost)
+        words = f"; a rank spends {at_least}{share} in collectives waiting for others{stalls}"
         if late.empty or len(late) > max(2.0, ranks / 2):
             late = late if len(late) else rank_waiting(run)
             often = f"up to {_last(late.nlargest(1, 'last_frac'))[0]} collectives last{of_these}"
             who = f"{len(late)} of {ranks} ranks each enter"
-            varies = "" if _stalls(run, cost) else ", as where the work of the ranks varies"
+            varies = "" if stalls else ", as where the work of the ranks varies"
             return words, f"no rank is late alone: {who} {often}{varies}"
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [

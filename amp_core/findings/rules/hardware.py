@@ -245,7 +245,7 @@ _NARROW_PRODUCTS = Remedy(
     "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. What the "
     "product sums over is aligned: give each call more rows and columns, make operands contiguous, and use newer "
     "libraries.",
-    "y = torch.bmm(torch.cat(ones), torch.cat(others))   # one call instead of several",
+    "y = torch.matmul(torch.cat(rows, dim=-2), x)   # the rows of several calls in one",
 )
 _OF_TWO_TENSORS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul", "aten::dot")
 """Products of which neither factor needs to be a layer's weight."""
