@@ -173,3 +173,15 @@ def test_a_kernel_that_began_in_the_step_before_is_drawn_from_the_start_of_this_
     run.validate(full=True)
     assert (run.timeline["start_us"] >= 0).all() and (run.timeline["total_us"] >= 0).all()
     assert run.timeline["start_us"].min() == 0
+
+
+def test_parts_that_take_turns_faster_than_can_be_seen_are_drawn_as_the_one_with_most_time(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 200_000, 1)
+    for number in range(4_000):
+        trace.kernel(made.GEMM, 10 + 50 * number, 30, 2 + number)
+        trace.kernel("Memset (Device)", 41 + 50 * number, 1, 3 + number, sort="gpu_memset")
+    bars = timeline_bars(timeline(run_of(tmp_path, trace.document())))
+    kernels = bars[bars["lane"] != "phase"]
+    assert len(kernels) < 10 and kernels["count"].sum() == 8_000
+    assert kernels["count"][kernels["part"] == "tensor"].sum() >= 7_990  # but for the last place's one

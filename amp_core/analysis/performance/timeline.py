@@ -16,6 +16,9 @@ from amp_core.store.run import Run
 
 MAX_BARS = 3000
 """Approximate largest number of bars: closer neighbours of one part are merged."""
+MAX_PLACES = 600
+"""Where parts take turns in less time than can be seen, the width is cut into so many places, each of the part with
+most of the time in it."""
 PHASE_LANE = "phase"
 _TEXTS = ["name", "device", "category", "tensor_core", "precision", "phase", "module", "op"]
 _NUMBERS = ["step", "start_us", "total_us", "queue_us", "stream", "occupancy_frac", "blocks_per_sm", "rank"]
@@ -55,7 +58,7 @@ def _timeline(run: Run) -> pd.DataFrame:
 def timeline_bars(frame: pd.DataFrame) -> pd.DataFrame:
     """Bars of a timeline: lane (stream, and device where there are several; first the phases), part, label, start_ms,
     end_ms, name (of the longest kernel in it), count. Neighbours of one part are merged where they are closer than can
-    be seen."""
+    be seen, and where parts take turns faster than that, a bar is of the part with most of the time."""
     columns = ["lane", "part", "label", "start_ms", "end_ms", "name", "count", "step"]
     if not len(frame):
         return pd.DataFrame(columns=columns)
@@ -73,7 +76,21 @@ def timeline_bars(frame: pd.DataFrame) -> pd.DataFrame:
         bars = _merged(rows, gap)
         if len(bars) <= MAX_BARS:
             break
+    if len(bars) > MAX_BARS:
+        bars = _merged(_by_place(rows, width / MAX_PLACES), width / MAX_PLACES)
     return bars.assign(step=frame["step"].iloc[0])[columns]
+
+
+def _by_place(rows: pd.DataFrame, width: float) -> pd.DataFrame:
+    """The rows with the part that has most of the time in their place, which is so wide; phases as they are."""
+    place = (rows["start_us"] // width).where(rows["lane"] != PHASE_LANE, -1.0)
+    us = rows.groupby(["lane", place, "part", "label"])["total_us"].sum().reset_index()
+    most = us.loc[us.groupby(["lane", "start_us"])["total_us"].idxmax()].set_index(["lane", "start_us"])
+    at = pd.MultiIndex.from_arrays([rows["lane"], place])
+    chosen = most.loc[most.index.get_level_values("lane") != PHASE_LANE].reindex(at)
+    kept = chosen["part"].isna().to_numpy()
+    part, label = (rows[name].where(kept, chosen[name].to_numpy()) for name in ("part", "label"))
+    return rows.assign(part=part, label=label)
 
 
 def _merged(rows: pd.DataFrame, gap: float) -> pd.DataFrame:
