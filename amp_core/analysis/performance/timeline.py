@@ -17,7 +17,7 @@ from amp_core.store.run import Run
 MAX_BARS = 3000
 """Approximate largest number of bars: closer neighbours of one part are merged."""
 MAX_PLACES = 600
-"""Where parts take turns in less time than can be seen, the width is cut into so many places, each of the part with
+"""Where parts alternate in less time than can be seen, the width is cut into so many places, each of the part with
 most of the time in it."""
 PHASE_LANE = "phase"
 _TEXTS = ["name", "device", "category", "tensor_core", "precision", "phase", "module", "op"]
@@ -58,7 +58,7 @@ def _timeline(run: Run) -> pd.DataFrame:
 def timeline_bars(frame: pd.DataFrame) -> pd.DataFrame:
     """Bars of a timeline: lane (stream, and device where there are several; first the phases), part, label, start_ms,
     end_ms, name (of the longest kernel in it), count. Neighbours of one part are merged where they are closer than can
-    be seen, and where parts take turns faster than that, a bar is of the part with most of the time."""
+    be seen, and where parts alternate faster than that, a bar is of the part with most of the time."""
     columns = ["lane", "part", "label", "start_ms", "end_ms", "name", "count", "step"]
     if not len(frame):
         return pd.DataFrame(columns=columns)
