@@ -32,6 +32,8 @@ The node revokes the job's credential, and compares times in whole seconds: a cr
 ("Job credential revoked"), and the job fails.
 """
 
+SHOWN_LINES = 80
+"""Lines of each daemon's log that a failing test shows."""
 IDS = 1000
 """Ids of jobs that each start of the controller has to itself.
 
@@ -212,6 +214,11 @@ class Cluster:
     def names(self) -> list[str]:
         """Names of all jobs that the controller knows, ended ones included, in order."""
         return sorted(self.ask("squeue", "-h", "-t", "all", "-o", "%j").split())
+
+    def last_lines(self) -> dict[Path, str]:
+        """The end of each daemon's log."""
+        logs = sorted(self.folder.glob("*.log"))
+        return {log: "".join(log.read_text(errors="replace").splitlines(keepends=True)[-SHOWN_LINES:]) for log in logs}
 
     def close(self) -> None:
         """End all jobs and daemons."""

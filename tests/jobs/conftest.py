@@ -4,7 +4,7 @@ import getpass
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,6 +81,16 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster
         cluster = slurm_cluster.Cluster(Path(folder))
         yield cluster
         cluster.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the last lines of the daemons' logs where a test with a cluster fails: jobs may be lost or held in them."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("slurm")
+    if report.failed and isinstance(cluster, slurm_cluster.Cluster):
+        report.sections += [(log.name, tail) for log, tail in cluster.last_lines().items()]
+    return report
 
 
 @pytest.fixture

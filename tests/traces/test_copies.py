@@ -14,7 +14,12 @@ from tests.traces.made import Made, products, run_of
         ("Memcpy HtoD (Pageable -> Device)", False, "pin_memory"),
         ("Memcpy HtoD (Pinned -> Device)", False, "stream"),
         ("Memcpy DtoD (Device -> Device)", False, "compile"),
-        ("Memset (Device)", True, "set_to_none"),
+        ("Memcpy PtoP (Device -> Device)", True, "nproc-per-node"),
+        ("CopyHostToDevice", False, "pin_memory"),
+        ("CopyDeviceToHost", False, ".cpu() once"),
+        ("FillBuffer", False, "torch.empty"),
+        ("__amd_rocclr_copyBuffer", False, "non_blocking"),
+        ("Memset (Device)", True, "torch.empty"),
         ("Memset (Device)", False, "torch.empty"),
     ],
 )
@@ -23,7 +28,20 @@ def test_copies_are_advised_on_by_their_direction(tmp_path, copy, trains, says):
     trace.kernel(copy, 810, 150, 430, sort="copy")
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
     assert finding.where == copy and says in finding.snippet
-    assert ("pin_memory" in finding.snippet) == ("Pageable" in copy)
+    assert ("pin_memory" in finding.snippet) == ("Pageable" in copy or copy == "CopyHostToDevice")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "says"), [("aten::zero_",) * 2 + ("set_to_none",), ("aten::zeros", "aten::zero_", "torch.empty")]
+)
+def test_fills_of_gradients_are_told_from_those_of_new_tensors(tmp_path, outer, inner, says):
+    trace = products(backward=True)
+    trace.op(outer, 425, 20)
+    if inner != outer:
+        trace.op(inner, 427, 10)
+    trace.kernel("Memset (Device)", 810, 150, 430, sort="copy")
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert says in finding.snippet
 
 
 @pytest.mark.parametrize(("stream", "already"), [(7, False), (20, True)])

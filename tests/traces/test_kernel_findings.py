@@ -149,7 +149,7 @@ def test_a_little_tf32_is_no_finding(tmp_path):
 @pytest.mark.parametrize(
     ("op", "shapes", "type_", "us", "says", "refuted"),
     [
-        ("aten::mm", [[4096, 4096], [4096, 4096]], "c10::Half", 9_000, "tunable", "larger batches, or merge"),
+        ("aten::mm", [[4096, 4096], [4096, 4096]], "c10::Half", 9_000, "max-autotune", "larger batches, or merge"),
         (
             "aten::_scaled_dot_product_flash_attention",
             [[1, 32, 4096, 256]] * 3,
@@ -175,6 +175,26 @@ def test_a_slow_call_with_much_work_is_not_told_to_have_little(tmp_path, op, sha
     trace.kernel(name, 10, us, 2)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "slow-products"]
     assert says in finding.snippet and refuted not in finding.advice
+
+
+def test_only_a_gpu_of_amds_is_told_to_tune_its_library(tmp_path):
+    trace = Made()
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": [[8192, 8192]] * 2})
+    trace.kernel("Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1", 10, 40_000, 2)
+    (finding,) = [
+        f for f in diagnose(run_of(tmp_path, trace, "AMD Instinct MI250X", (9, 0))) if f.code == "slow-products"
+    ]
+    assert "tunable" in finding.snippet
+
+
+@pytest.mark.parametrize(("narrow_us", "told"), [(300, True), (50, False)])
+def test_products_beside_others_in_16_bits_are_told_to_be_left_over(tmp_path, narrow_us, told):
+    trace = products(backward=True)
+    trace.op("aten::bmm", 425, 5, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel("volta_h884gemm_128x64_ldg8_nn", 810, narrow_us, 427)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "fp32-products"]
+    assert ("in 16 bits already" in finding.advice and "aten::mm" in finding.advice) == told
+    assert ("dtype=torch.float16" in finding.snippet) or not told
 
 
 SGD = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOpListAlphaFunctor<float, 2, 2, 0>>"

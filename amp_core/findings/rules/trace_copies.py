@@ -1,9 +1,10 @@
 """The rule on the copies and fills of an imported trace: advice by their direction, memory and stream."""
 
+import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.idle_savings import longest_named
-from amp_core.analysis.performance.kernels import kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import is_compiled_in_part, kernel_rows, window_rows
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_hosts import CREATES, ON_DEVICE
@@ -29,18 +30,50 @@ from amp_core.store.run import Run
 def copies(run: Run) -> list[Finding]:
     """`copies`: time of copies and fills."""
     findings = saving_finding(run, "copies")
-    known = _COPIES if trains(run) else _COPIES | _COPIES_OF_INFERENCE
-    remedy = next((r for word, r in known.items() if findings and word in findings[0].where), None)
-    if remedy is _COPIES["Pinned"]:
+    if not findings:
+        return []
+    way = _way(findings[0].where)
+    remedy = None if way == "to the device" else _REMEDIES.get(way, _OF_UNKNOWN_WAY)
+    if way == "fill":
+        remedy = _fills(run, findings[0].where)
+    elif way == "pinned to the device":
         rows = run.timeline
         copied = rows["category"] == "memcpy"
         if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
-    elif remedy is None and CREATES.fullmatch(longest_named(window_rows(run), "host_op")[0]):
+    elif way == "to the device" and CREATES.fullmatch(longest_named(window_rows(run), "host_op")[0]):
         remedy = _CREATED
-    elif remedy is known["DtoH"] and _is_pageable_both_ways(run):
-        remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
+    elif way == "to the host":
+        remedy = _TO_HOST if trains(run) else _TO_HOST_OF_INFERENCE
+        if _is_pageable_both_ways(run):
+            remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
+    elif way == "within the device" and is_compiled_in_part(run):
+        remedy = _WITHIN_COMPILED
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+
+
+_WAYS = (
+    ("fill", r"[Mm]emset|MEMSET|[Ff]ill_?[Bb]uffer"),
+    ("between devices", r"PtoP|P2P|PeerToPeer"),
+    ("within the device", r"DtoD|D2D|DeviceToDevice"),
+    ("to the host", r"DtoH|D2H|D2M|DeviceToHost"),
+    ("pinned to the device", r"(?:HtoD|H2D|M2D|HostToDevice).*Pinned"),
+    ("to the device", r"HtoD|H2D|M2D|HostToDevice"),
+)
+"""Directions of copies, and how the profilers of CUDA, ROCm, XPU and NPU name them; the first match decides."""
+
+
+def _way(name: str) -> str:
+    """The direction of a copy by its name; empty if that does not tell it."""
+    return next((way for way, pattern in _WAYS if re.search(pattern, name)), "")
+
+
+def _fills(run: Run, name: str) -> Remedy:
+    """What to advise for fills: for those of gradients where most are of tensors that exist already."""
+    rows = kernel_rows(run, everything=True)
+    rows = rows[rows["name"] == name]
+    in_place = rows["top_op"].isin(_IN_PLACE) & trains(run)
+    return _FILLS_IN_PLACE if rows["total_us"][in_place].sum() > rows["total_us"].sum() / 2 else _FILLS
 
 
 def _has_stream_per_way(run: Run) -> bool:
@@ -77,37 +110,48 @@ _CREATED = Remedy(
     "The host creates tensors while the GPU waits, and then copies them: created on the device, they need no copy.",
     ON_DEVICE.snippet,
 )
-_COPIES = {
-    "DtoD": Remedy(
+_IN_PLACE = ("aten::zero_", "aten::_foreach_zero_")
+"""Operators of `zero_grad(set_to_none=False)`, which fill tensors that exist already."""
+_FILLS_IN_PLACE = Remedy(
+    "Fills of tensors that exist already, as of gradients before backward: let the optimizer free these instead of "
+    "setting them to 0.",
+    "optimizer.zero_grad(set_to_none=True)",
+)
+_FILLS = Remedy(
+    "Fills of whole tensors: allocate with empty() what is overwritten, and keep what stays 0.",
+    "y = torch.empty(shape, device=device)   # instead of zeros, where all of it is written",
+)
+_TO_HOST = Remedy(
+    "Results are copied to the host. Reduce them on the device first, and copy only occasionally.",
+    "total += loss.detach()   # on the device; total.item() once per epoch",
+)
+_TO_HOST_OF_INFERENCE = Remedy(_TO_HOST.advice, "results.append(y)   # on the device; torch.cat(results).cpu() once")
+_WITHIN_COMPILED = Remedy(
+    "These are copies within the device: contiguous(), clone(), cat and changes of layout, and part of the program "
+    "is compiled already. A timeline shows the operators that start them: avoid these, or compile them too.",
+    "x = x.reshape(shape)   # a view where the layout allows it, instead of x.contiguous().view(shape)",
+)
+_OF_UNKNOWN_WAY = Remedy(
+    "Their names do not tell from where to where these copies go; a timeline shows the operators that start them. Keep "
+    "on the device what is reused, and pin the host's memory where they cross to it.",
+    "x = x.to(device, non_blocking=True)   # once, from pinned memory",
+)
+_REMEDIES = {
+    "within the device": Remedy(
         "These are copies within the device: contiguous(), clone(), cat and changes of layout. Avoid them, or let a "
         "compiler fuse them.",
         "model = torch.compile(model)",
     ),
-    "Memset": Remedy(
-        "Fills of whole tensors: let the optimizer free gradients instead of setting them to 0, and allocate with "
-        "empty() what is overwritten.",
-        "optimizer.zero_grad(set_to_none=True)",
+    "between devices": Remedy(
+        "These are copies from one device to another, as of a model that is split over devices, or whose replicas one "
+        "process keeps. Exchange fewer bytes, copy beside what is computed, or give each device a process of its own.",
+        "torchrun --nproc-per-node gpu main.py   # with DistributedDataParallel, instead of DataParallel",
     ),
-    "Pinned": Remedy(
+    "pinned to the device": Remedy(
         "The host's memory is pinned already. Copy the next batch on a stream of its own while this one is computed, "
         "and copy fewer bytes: integers and 16 bits, widened on the device.",
         "with torch.cuda.stream(side):   # and torch.cuda.current_stream().wait_stream(side) before its use\n"
         "    following = batch.to(device, non_blocking=True)",
     ),
-    "DtoH": Remedy(
-        "Results are copied to the host. Reduce them on the device first, and copy only occasionally.",
-        "total += loss.detach()   # on the device; total.item() once per epoch",
-    ),
 }
-"""Advice by the direction of most copies, as the profiler names it; the guide's is for copies from pageable memory."""
-_COPIES_OF_INFERENCE = {
-    "Memset": Remedy(
-        "Fills of whole tensors: allocate with empty() what is overwritten, and keep what stays 0.",
-        "y = torch.empty(shape, device=device)   # instead of zeros, where all of it is written",
-    ),
-    "DtoH": Remedy(
-        "Results are copied to the host. Reduce them on the device first, and copy only occasionally.",
-        "results.append(y)   # on the device; torch.cat(results).cpu() once",
-    ),
-}
-"""The same where the trace contains no training."""
+"""Advice by the direction of most copies; the guide's is for those to the device from memory that is not pinned."""

@@ -67,10 +67,36 @@ def fp32_products(run: Run) -> list[Finding]:
     training, inference = remedies
     chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
     told = [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
+    told = [_in_part(run, f) for f in told]
     if not kernel_rows(run)["op"].str.contains("embedding", regex=False).any():
         return told
     # What an embedding takes are numbers of rows, which 16 bits would change.
     return [replace(f, snippet=_CAST_INPUT.sub("model(x)", f.snippet)) for f in told]
+
+
+MIN_NARROW_FRAC = 0.2
+"""Share of products in 16 or fewer bits in the time of all from which the others are told to be left over."""
+
+
+def _in_part(run: Run, finding: Finding) -> Finding:
+    """The finding, which where part of the products runs in 16 bits already asks for the rest alone."""
+    rows = kernel_rows(run)
+    rows = rows[is_matrix(rows)]
+    wide, narrow = rows[rows["precision"].isin(["fp32", "tf32"])], rows[rows["precision"].isin(["fp16", "bf16"])]
+    share = float(narrow["total_us"].sum() / rows["total_us"].sum())
+    if share < MIN_NARROW_FRAC:
+        return finding
+    op = longest_name(wide[wide["op"] != ""], "op")
+    most = f", most of them in {op}" if op else ""
+    dtype = "bfloat16" if longest_name(narrow, "precision") == "bf16" else "float16"
+    advice = (
+        f"{percent(share)} of the time of products is in 16 bits already. Find why the others are not{most}: they lie "
+        "outside of autocast, where it is switched off, or in a part of the model that was not converted."
+    )
+    snippet = (
+        f"with torch.autocast(device_type, dtype=torch.{dtype}):   # around all of it, and enabled=False nowhere inside"
+    )
+    return replace(finding, advice=advice, snippet=f"{snippet}\n    y = model(x)", frameworks={})
 
 
 _CAST_INPUT = re.compile(r"model\(x\.to\(torch\.\w+\)\)")
@@ -154,6 +180,8 @@ def slow_products(run: Run) -> list[Finding]:
         is_large |= slow.blocks_per_sm >= 1
     kinds, other = (_LARGE, _LARGE_PRODUCTS) if is_large else (_ALIGNED, _SMALL)
     remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
+    if remedy is _LARGE_PRODUCTS and is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name):
+        remedy = _LARGE_ON_AMD
     if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
         remedy = _FP32_ATTENTION
     elif remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
@@ -191,9 +219,15 @@ MIN_LARGE_US = 100.0
 """A call that would take this long at a good rate has enough work for any GPU: some ten times a launch."""
 _LARGE_PRODUCTS = Remedy(
     "The sizes are aligned and large, so neither padding nor larger batches help: the library's choice of a kernel is "
+    "slow here. Let a compiler time others beside it, update the library, or try another layout of the inputs.",
+    'model = torch.compile(model, mode="max-autotune")   # times kernels of Triton beside those of the library',
+)
+_LARGE_ON_AMD = Remedy(
+    "The sizes are aligned and large, so neither padding nor larger batches help: the library's choice of a kernel is "
     "slow here. Let it time its kernels, update it, or try another layout of the inputs.",
     "torch.cuda.tunable.enable()   # times the kernels of each product once, in a warm-up",
 )
+"""TunableOp times the kernels of rocBLAS and hipBLASLt; on NVIDIA's GPUs it has only cuBLAS's own choice."""
 _LARGE = {
     "attention": Remedy(
         "The calls have enough work for this GPU, so the kernel itself is slow. Time the other implementations, or "
