@@ -6,7 +6,7 @@ parts_left_out(run)     # ([], ['10.6 ms of the trace (66.4 %) come after the la
 from collections.abc import Mapping
 from typing import Any
 
-from amp_core.analysis.performance.idle_savings import UNKNOWN_HOST
+from amp_core.analysis.performance.idle_savings import unknown_host
 from amp_core.analysis.performance.kernels import is_trace, window_rows
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, number, percent
@@ -31,13 +31,13 @@ def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
     first: list[str] = []
     last: list[str] = []
     listed = run.head.config.get("left_out") if is_trace(run) else None
-    unknown = run.head.config.get("without_operators") is True
+    unknown = unknown_host(run)
     if is_trace(run) and (missing := _missing_kernels(run.head.config)):
         first.append(missing)
     parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
     in_two = any(part.get("kind") in _OF_THE_DEVICE for part in parts)
     for part in parts:
-        sentence, is_most = _sentence(part, without_operators=unknown)
+        sentence, is_most = _sentence(part, unknown)
         if window_rows(run)["rank"].nunique() > 1:  # they are those of the first rank alone
             of_rank = f"rank {window_rows(run)['rank'].min():.0f}'s trace"
             sentence = sentence.replace("the trace", of_rank, 1)
@@ -62,9 +62,9 @@ def _missing_kernels(config: Mapping[str, Any]) -> str:
     )
 
 
-def _sentence(part: Mapping[str, Any], *, without_operators: bool) -> tuple[str, bool]:
+def _sentence(part: Mapping[str, Any], unknown: str) -> tuple[str, bool]:
     """The sentence on one part, and whether it is most of the trace and the host's; empty for a part unlike those that
-    the import writes."""
+    the import writes. `unknown`: that the trace does not tell what the host does, in words."""
     us, frac, name_us = (part.get(key) for key in ("us", "frac", "name_us"))
     if not isinstance(us, int | float) or not isinstance(frac, int | float) or not isinstance(name_us, int | float):
         return "", False
@@ -82,5 +82,5 @@ def _sentence(part: Mapping[str, Any], *, without_operators: bool) -> tuple[str,
         return f"Left out are the {ms} before ({percent(frac)} of the trace), in which {why}{kernel}.{host}", False
     if (where := _OF_THE_HOST.get(kind)) is None:
         return "", False
-    inside = f", {number(name_us / 1e3, 'ms')} of them in {name}" if name else UNKNOWN_HOST if without_operators else ""
+    inside = f", {number(name_us / 1e3, 'ms')} of them in {name}" if name else unknown
     return f"{ms} of the trace ({percent(frac)}) come {where} and are left out{inside}.", frac > MOST_FRAC

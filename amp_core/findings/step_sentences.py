@@ -6,7 +6,7 @@ of_ranks(run)         # 'Where no rank is named, figures are means over 8 ranks.
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_trace, main_rank, window_rows
+from amp_core.analysis.performance.kernels import is_trace, main_device, main_rank, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -77,16 +77,27 @@ MIN_CAPTURED_FRAC = 0.2
 
 
 def of_ranks(run: Run) -> str:
-    """That figures are means over the ranks, or those of the one with nearly all of the time; empty for one rank."""
-    if is_trace(run) and (main := main_rank(run)) is not None:
-        windows = window_rows(run)
+    """That figures are means over ranks or devices, or those of the one that does nearly all; empty for one device."""
+    if not is_trace(run):
+        return ""
+    windows, main, device = window_rows(run), main_rank(run), main_device(run)
+    if main is not None:
         others_us = float(windows["wall_us"][windows["rank"] != main].max())
         return (
             f"Figures are those of rank {main}, which has nearly all of the profiled time: the windows of the others "
             f"take {number(others_us / 1e3, 'ms')} at most."
         )
-    ranks = window_rows(run)["rank"].nunique() if is_trace(run) else 0
-    return f"Where no rank is named, figures are means over {ranks} ranks." if ranks > 1 else ""
+    if device is not None:
+        others_us = float(windows[windows["device"] != device].groupby("device")["busy_us"].sum().max())
+        return (
+            f"Figures are those of {device}, which does nearly all of the work: the other devices of the process work "
+            f"for {number(others_us / 1e3, 'ms')} at most."
+        )
+    ranks = windows["rank"].nunique()
+    if ranks > 1:
+        return f"Where no rank is named, figures are means over {ranks} ranks."
+    devices = windows["device"].nunique()
+    return f"Figures are means over the {devices} devices of one process." if devices > 1 else ""
 
 
 def profilers_part(run: Run) -> str:

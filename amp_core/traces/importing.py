@@ -127,6 +127,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if trace.without_operators:
         config["without_operators"] = True
+    if trace.thinned:
+        config["thinned"] = True
     if trace.captured_calls is not None:
         config["captured_calls"] = dataclasses.asdict(trace.captured_calls)
     if trace.launches_without_work[0]:

@@ -48,6 +48,7 @@ from amp_core.traces.passes import Passes, repeated_passes
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.step_rows import op_rows, step_rows
+from amp_core.traces.thinned import is_thinned
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.window_rows import most_frequent_wait, window_rows
 
@@ -107,6 +108,8 @@ class Trace:
     """Share of the device's work that the host launches from compiled code."""
     without_operators: bool = False
     """Whether it holds a device's work and none of the operators that launch it."""
+    thinned: bool = False
+    """Whether most operators were removed from it."""
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
     first_calls: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -137,6 +140,10 @@ class Trace:
             notes.append(f"{self.name}: {_events(self.converted)} with times written as text, read as numbers")
         if self.invalid:
             notes.append(f"{self.name}: {_events(self.invalid)} without a valid time and duration, left out")
+        if self.thinned:
+            notes.append(
+                f"{self.name}: most operators are missing, as their numbers show: what the host does is unknown"
+            )
         if self.earlier_us >= MIN_UNRECORDED_US:
             notes.append(
                 f"{self.name}: its first {number(self.earlier_us / 1e3, 'ms')} are left out: they hold work "
@@ -236,6 +243,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     join_products(events, host, linked)
     drop_steps_without_work(host, linked)
     without_work = launches_without_work(events)
+    thinned = is_thinned(np.asarray(events.spans.external, dtype=np.int64))
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     times = step_times(events, host, clock)
@@ -293,6 +301,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         captured_calls=captured_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
+        thinned=thinned,
         launches_without_work=without_work,
         first_calls=first_calls(events, host, linked),
         optimizers=optimizer_names(events),

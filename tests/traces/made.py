@@ -65,6 +65,7 @@ class Made:
         sort: str = "kernel",
         call_us: float = 2,
         stream: int = 7,
+        device: int = 0,
     ) -> None:
         """A kernel and the call that launched it, which takes `call_us`."""
         call = "cudaMemcpyAsync" if sort == "copy" else "cudaLaunchKernel"
@@ -73,8 +74,10 @@ class Made:
         self.events.append(
             {"ph": "s", "id": correlation, "cat": "ac2g", "name": "ac2g", "pid": 77, "ts": BASE + launched}
         )
-        self.event(sort, name, start, duration, f"stream {stream}", correlation=correlation, device=0, stream=stream)
-        self.events[-1]["pid"] = 0
+        self.event(
+            sort, name, start, duration, f"stream {stream}", correlation=correlation, device=device, stream=stream
+        )
+        self.events[-1]["pid"] = device
         # Several versions write the correlation here, which then names a wrong operator.
         self.events[-1]["args"]["External id"] = correlation
 

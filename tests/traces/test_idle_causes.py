@@ -441,3 +441,21 @@ def test_the_operator_of_the_longest_idle_time_is_named_for_synchronizations(tmp
 )
 def test_calls_with_a_version_in_their_name_wait_too(name, waits):
     assert is_wait(name) == waits
+
+
+@pytest.mark.parametrize(("kept", "told"), [(1, False), (4, True)])
+def test_of_a_trace_that_lacks_most_operators_the_host_is_unknown(tmp_path, kept, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 60_000, 1)
+    for number in range(240):
+        trace.op("aten::add", 200 * number, 20)
+        if number % 60 == 0:
+            trace.kernel(made.RELU, 200 * number + 10, 5, 200 * number + 2)
+    operators = [event for event in trace.events if event.get("cat") == "cpu_op"]
+    removed = [event for place, event in enumerate(operators) if place % kept]
+    trace.events = [event for event in trace.events if event not in removed]
+    run = run_of(tmp_path, trace)
+    (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
+    assert ("most operators are missing in the file" in finding.title) == told
+    assert ("in no operator" in finding.title) != told
+    assert ("prof.export_chrome_trace" in finding.snippet) == told

@@ -16,7 +16,6 @@ from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, mean_count, number
 from amp_core.traces.operators import is_compiled_code
 
-UNKNOWN_HOST = "; what the host does then is unknown, for no operator was recorded"
 GRAPH_START = "for a captured graph to start"
 MAX_SHORT_US = 30.0
 """Longer kernels are not named as short ones: a few launches fit into each, so the gaps are not due to their length."""
@@ -75,8 +74,8 @@ def idle_savings(
     calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
     named = windows["host_function_us"].sum() > 0 and not in_calls
     outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
-    if run.head.config.get("without_operators") is True and not (launch_bound or in_calls or named):
-        outside = UNKNOWN_HOST
+    if unknown := unknown_host(run):
+        outside = "" if launch_bound or in_calls or named or in_op else unknown
     before = "" if launch_bound or in_calls else _before(windows, op, steps)
     why = f" because the host launches too late{kernels}{calling}{in_op}{before}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
@@ -95,6 +94,15 @@ def idle_savings(
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
+
+
+def unknown_host(run: Run) -> str:
+    """That a trace does not tell what its host does, as part of a sentence; empty if it does."""
+    if run.head.config.get("without_operators") is True:
+        return "; what the host does then is unknown, for no operator was recorded"
+    if run.head.config.get("thinned") is True:
+        return "; what the host does then is unknown, for most operators are missing in the file"
+    return ""
 
 
 JUST_BELOW = 0.999

@@ -31,8 +31,8 @@ from amp_core.analysis.performance.kernels import (
     is_matrix,
     is_trace,
     kernel_rows,
-    main_rank,
     matrix_kinds,
+    of_main,
     window_rows,
 )
 from amp_core.analysis.performance.saving import (
@@ -101,9 +101,7 @@ def possible_savings(run: Run) -> Savings | None:
 
 
 def _possible_savings(run: Run) -> Savings | None:
-    cost, rows, windows, main = step_cost(run), kernel_rows(run), window_rows(run), main_rank(run)
-    if main is not None:
-        rows, windows = rows[rows["rank"] == main], windows[windows["rank"] == main]
+    cost, rows, windows = step_cost(run), of_main(run, kernel_rows(run)), of_main(run, window_rows(run))
     counted = counted_once(rows)
     if cost.source != "profile" or cost.on_cpu or kernel_rows(run, everything=True).empty:
         return None

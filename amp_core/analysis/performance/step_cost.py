@@ -15,7 +15,7 @@ import pandas as pd
 
 from amp_core import phases
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import counted_once, is_matrix, kernel_rows, main_rank, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import counted_once, is_matrix, kernel_rows, of_main, on_cpu, window_rows
 from amp_core.analysis.performance.step_time import speed_summary
 from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
@@ -109,10 +109,9 @@ class StepCost:
 
 def step_cost(run: Run, step: int | None = None, rank: int | None = None) -> StepCost:
     """Cost of a step in the profiled window that begins at `step`, or the mean over all of them; of one `rank`, or the
-    mean over all, or where one has nearly all of the profiled time, of that one."""
+    mean over all ranks and devices, or where one of these does nearly all, of that one."""
     windows = window_rows(run, step)
-    rank = main_rank(run) if rank is None else rank
-    windows = windows if rank is None else windows[windows["rank"] == rank]
+    windows = of_main(run, windows) if rank is None else windows[windows["rank"] == rank]
     windows = windows[np.isfinite(windows["wall_us"]) & (windows["wall_us"] > 0)]
     if windows.empty or run.damaged("kernels"):  # without its kernels a window would be other work and waiting
         return phase_cost(run)
