@@ -255,6 +255,7 @@ TABLES: dict[str, Table] = {
                     "part of total_us that counts once: of kernels that run at the same time on a device, products "
                     "count first, then what began first; null where launches are not told apart",
                 ),
+                _column("moved_bytes", "i", "bytes that copies or fills move; null for kernels and where not recorded"),
             ),
         ),
         Table(

@@ -159,6 +159,8 @@ class TraceEvents:
     """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
     messages_of_work: dict[int, int] = field(default_factory=dict)
     """The same by kernel."""
+    moved_bytes: dict[int, float] = field(default_factory=dict)
+    """By copy or fill: how many bytes it moves, where the trace tells it."""
     named_ranks: int = 0
     """Ranks of the training, at least, by those that parts of collectives name; 0 where none does."""
 

@@ -7,6 +7,7 @@ trace without steps has no rows for work that was launched before it began.
 
 import functools
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -97,6 +98,8 @@ def kernel_rows(
     spans, texts = events.spans, events.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
     unnamed, beside, counted = unnamed_templates(events), _beside_collectives(events, linked), _counted(events, linked)
+    moved = np.full(len(linked), math.nan)
+    moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
     for low in range(0, len(linked), _CHUNK):
         part = slice(low, low + _CHUNK)
@@ -116,21 +119,22 @@ def kernel_rows(
             unnamed[part] if len(unnamed) else np.zeros(len(op), dtype=bool),
         )
         keys = zip(*(c.tolist() for c in columns), strict=True)
-        us_of_each = (us[part].tolist() for us in (linked.own_us, beside, counted))
-        for key, us, beside_us, counted_us in zip(keys, *us_of_each, strict=True):
+        of_each = (numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved))
+        for key, us, beside_us, counted_us, moved_bytes in zip(keys, *of_each, strict=True):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us, us, beside_us, counted_us]
+                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
                 sums_of_key[2] = max(sums_of_key[2], us)
                 sums_of_key[3] += beside_us
                 sums_of_key[4] += counted_us
+                sums_of_key[5] += moved_bytes
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us, beside_us, counted_us) in sums.items():
+    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -159,6 +163,7 @@ def kernel_rows(
             longest_us,
             round(beside_us, 3),
             round(counted_us, 3),
+            None if math.isnan(moved_bytes) else int(moved_bytes),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -300,6 +305,7 @@ _KERNEL_COLUMNS = (
     "longest_us",
     "beside_us",
     "counted_us",
+    "moved_bytes",
 )
 
 

@@ -85,6 +85,7 @@ def _ranks_by_launch(events: TraceEvents) -> Ints | None:
     return rank_of
 
 
+_Of = TypeVar("_Of", int, float)
 _Columns = TypeVar("_Columns", Spans, Calls, Work, Frames, Allocations)
 
 
@@ -122,11 +123,12 @@ def _part(events: TraceEvents, rank_of: Ints, rank: int, *, is_first: bool) -> T
         device_steps={key: times for key, times in events.device_steps.items() if rank_of[key[0]] == rank},
         messages_of_span=_renumbered(events.messages_of_span, spans),
         messages_of_work=_renumbered(events.messages_of_work, work),
+        moved_bytes=_renumbered(events.moved_bytes, work),
         invalid=events.invalid if is_first else 0,
         converted=events.converted if is_first else 0,
         thread_process=array("i", events.thread_process),
     )
 
 
-def _renumbered(messages: dict[int, int], items: Ints) -> dict[int, int]:
-    return {new: messages[old] for new, old in enumerate(items.tolist()) if old in messages}
+def _renumbered(of_items: dict[int, _Of], items: Ints) -> dict[int, _Of]:
+    return {new: of_items[old] for new, old in enumerate(items.tolist()) if old in of_items}

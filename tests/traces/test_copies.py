@@ -126,3 +126,16 @@ def test_copies_alone_are_the_largest_saving_of_a_trace_without_kernels(tmp_path
     run = run_of(tmp_path, trace)
     assert first_sentence(run).startswith("Largest possible saving: the GPU only copies and fills for 90 % of the step")
     assert diagnose(run)[0].code == "copies"
+
+
+@pytest.mark.parametrize(("moved", "told"), [(3_000_000, "moves 1.43 MiB at 20.0 GB/s"), (None, "")])
+def test_copies_are_told_with_their_rate(tmp_path, moved, told):
+    trace = Made()
+    for number in range(2):
+        trace.event("mark", f"ProfilerStep#{number}", 1_000 * number, 1_000, 1)
+        trace.kernel(made.COPY, 1_000 * number + 10, 75, 1_000 * number + 5, sort="copy")
+        if moved:
+            trace.events[-1]["args"]["bytes"] = moved // 2
+        trace.kernel(made.GEMM, 1_000 * number + 85, 900, 1_000 * number + 50)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert ("moves" in finding.title) == bool(told) and told in finding.title

@@ -29,7 +29,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, share_of
+from amp_core.text.formatting import number, share_of, size
 
 MIN_WAITING_FRAC = 0.85
 """Share of waiting in the exposed communication of the ranks that wait from which the network is no part of the
@@ -84,11 +84,26 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
             "copies",
             copies,
             cost.step_us,
-            f"The GPU only copies and fills for {share} of the {unit}",
+            f"The GPU only copies and fills for {share} of the {unit}{_moved(copying, steps)}",
             longest_name(copying, "name") or "copies",
             others=others(copying, "name"),
         ),
     ]
+
+
+def _moved(copying: pd.DataFrame, steps: float) -> str:
+    """How many bytes the longest kind of copy or fill moves and at which rate, as part of a sentence; empty where that
+    is not known."""
+    name = longest_name(copying, "name")
+    rows = copying[(copying["name"] == name) & (copying["moved_bytes"] > 0)]
+    us, moved = float(rows["total_us"].sum()), float(rows["moved_bytes"].sum())
+    if us < MIN_KNOWN_FRAC * float(copying["total_us"][copying["name"] == name].sum()) or us <= 0:
+        return ""
+    return f"; {name} moves {size(moved / steps)} at {number(moved / us / 1e3, 'GB/s')}"
+
+
+MIN_KNOWN_FRAC = 0.9
+"""Share of the time of copies of a kind whose bytes are known from which their rate is told."""
 
 
 def _late_ranks(run: Run, unit: str) -> Saving | None:
