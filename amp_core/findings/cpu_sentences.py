@@ -18,7 +18,8 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.findings.signals import mappings
+from amp_core.findings.signals import facts, mappings
+from amp_core.findings.step_sentences import numbers_of_import
 from amp_core.store.run import Run
 from amp_core.text.formatting import join_words, number, percent
 from amp_core.traces.collect import COMPILING
@@ -101,10 +102,38 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
         each = f"{number(optimizer_us / max(steps, 1) / 1e3, 'ms')}{' per step' if steps else ''}"
         share = f"{percent(optimizer_us / within_us)} {within} ({each})"
         return optimizer_us, f"the optimizer takes {share}, in {calls}{fuse}; {sentence}"
+    if told := _slow_calls(run, total) or _call_cost(run, total):
+        return total, f"{told}; {sentence}"
     if total / count < MAX_SMALL_US and largest_us < MAX_SMALL_FRAC * total:
         small = f"{count:,} operators take {number(total / count, 'µs')} each on average, about what it costs to call "
         return total, f"{small}them: batch what they compute, or compile it; {sentence}"
     return largest_us, sentence
+
+
+def _slow_calls(run: Run, total_us: float) -> str:
+    """That equal calls take far longer now and then, as part of a sentence; empty for others."""
+    count, us, longest_us, usual_us = numbers_of_import(run, "slow_calls", "count", "us", "longest_us", "usual_us")
+    if count < 1 or us <= 0:
+        return ""
+    op = facts(run.head.config, "slow_calls").get("op")
+    one = f"one of {op} {number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}"
+    return (
+        f"{number(us / 1e3)} of the {number(total_us / 1e3, 'ms')} of operators ({percent(us / total_us)}) are what "
+        f"{count:,.0f} calls take beyond the median of their operator and sizes, {one}: the processor is shared or "
+        "throttled, or has fewer cores than the program has threads"
+    )
+
+
+def _call_cost(run: Run, total_us: float) -> str:
+    """That calls of operators cost most of the time, as part of a sentence; empty for others."""
+    count, each_us = numbers_of_import(run, "call_cost", "count", "each_us")
+    if count < 1 or each_us <= 0:
+        return ""
+    return (
+        f"{count:,.0f} calls of operators by others cost {number(each_us, 'µs')} each, "
+        f"{percent(count * each_us / total_us)} of the operators' time, whatever they compute: time the program "
+        "without the profiler, and call fewer operators, on more data each"
+    )
 
 
 def _serving(rows: pd.DataFrame, product: str, total_us: float) -> str:

@@ -41,7 +41,7 @@ def uneven_steps(run: Run) -> str:
     )
 
 
-def _numbers(run: Run, entry: str, *names: str) -> list[float]:
+def numbers_of_import(run: Run, entry: str, *names: str) -> list[float]:
     """Numbers of an entry that the import of a trace keeps; 0 for what is missing or damaged."""
     known = run.head.config.get(entry) if is_trace(run) else None
     values = [known.get(name) for name in names] if isinstance(known, dict) else [None] * len(names)
@@ -50,7 +50,9 @@ def _numbers(run: Run, entry: str, *names: str) -> list[float]:
 
 def captured_anew(run: Run) -> str:
     """A sentence on the calls of compiled code in which graphs are captured again; empty if that takes little."""
-    captured, others, us, others_us = _numbers(run, "captured_calls", "captured", "others", "captured_us", "others_us")
+    captured, others, us, others_us = numbers_of_import(
+        run, "captured_calls", "captured", "others", "captured_us", "others_us"
+    )
     if captured < 1 or us < MIN_CAPTURED_FRAC * float(window_rows(run)["wall_us"].sum()):
         return ""
     rest = f", and the others {number(others_us / 1e3 / others, 'ms')} each" if others else ""
@@ -62,7 +64,9 @@ def captured_anew(run: Run) -> str:
 
 def passes_sentence(run: Run) -> str:
     """A sentence on equal launches without step markers of which the first ones take most of the time; else empty."""
-    count, launches, first_us, others_us = _numbers(run, "passes", "count", "launches", "first_us", "others_us")
+    count, launches, first_us, others_us = numbers_of_import(
+        run, "passes", "count", "launches", "first_us", "others_us"
+    )
     if count < 2 or first_us <= 0:
         return ""
     later = "the second" if count == 2 else "each later one"

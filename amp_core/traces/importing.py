@@ -129,8 +129,9 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["without_operators"] = True
     if trace.thinned:
         config["thinned"] = True
-    if trace.captured_calls is not None:
-        config["captured_calls"] = dataclasses.asdict(trace.captured_calls)
+    for name in ("captured_calls", "slow_calls", "call_cost"):
+        if (found := getattr(trace, name)) is not None:
+            config[name] = dataclasses.asdict(found)
     if trace.launches_without_work[0]:
         config["launches_without_work"], config["kernel_launches"] = trace.launches_without_work
     if trace.first_calls:

@@ -23,6 +23,7 @@ from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import number
 from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows, named_ranks
+from amp_core.traces.cpu_calls import CallCost, SlowCalls, call_cost, slow_calls
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.first_calls import first_calls
@@ -110,6 +111,8 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     thinned: bool = False
     """Whether most operators were removed from it."""
+    slow_calls: SlowCalls | None = None
+    call_cost: CallCost | None = None
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
     first_calls: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -302,6 +305,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         thinned=thinned,
+        slow_calls=slow_calls(events, linked),
+        call_cost=call_cost(events, host, linked),
         launches_without_work=without_work,
         first_calls=first_calls(events, host, linked),
         optimizers=optimizer_names(events),

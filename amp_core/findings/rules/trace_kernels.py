@@ -3,6 +3,8 @@
 import re
 from dataclasses import replace
 
+import pandas as pd
+
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
@@ -12,6 +14,7 @@ from amp_core.analysis.performance.kernels import (
     is_matrix,
     is_trace,
     kernel_rows,
+    on_cpu,
     takes_fused,
     window_rows,
 )
@@ -392,6 +395,22 @@ _OF_THE_BATCH = r"bn_fw_tr|batchnorm_fwtr|batch_norm_collect_statistics|BatchNor
 """Kernels of cuDNN, torch and MIOpen that compute the statistics of a batch for batch norm."""
 
 
+def _counts_batches(rows: pd.DataFrame) -> bool:
+    """Whether the program counts its batches, `num_batches_tracked`, as often as it calls batch norm: among operators
+    of a CPU with their shapes."""
+    outermost = rows[rows["top_op"] == rows["name"]]
+    counts = outermost[outermost["name"].isin(_COUNTS) & outermost["in_shapes"].str.startswith("[[], []")]
+    counts = counts[counts["in_dtypes"].str.contains(_INTEGER)]
+    norms = rows[rows["name"] == "aten::batch_norm"]
+    return bool(counts["count"].sum() >= norms["count"].sum() > 0)
+
+
+_COUNTS = ("aten::add_", "aten::add")
+"""Operators by which torch.nn counts batches, up to PyTorch 1.12 by the second."""
+_INTEGER = r'^\["(?:long|(?:__)?int64)'
+"""At the begin of the input types of an operator on a tensor of 64-bit integers."""
+
+
 @rule(
     Entry(
         code="batchnorm-in-training-mode",
@@ -399,9 +418,10 @@ _OF_THE_BATCH = r"bn_fw_tr|batchnorm_fwtr|batch_norm_collect_statistics|BatchNor
         family=SPEED_AND_MEMORY,
         order=429,
         what="Batch norm runs in training mode in an imported trace of inference.",
-        signal="Kernels of aten::batch_norm that compute the statistics of the batch; no backward and no optimizer.",
-        threshold="One such kernel. A profile of the forward pass of a training, and batch norm without running "
-        "statistics (track_running_stats=False), look the same.",
+        signal="Kernels of aten::batch_norm that compute the statistics of the batch; on a CPU, batches counted beside "
+        "it (num_batches_tracked), where shapes are recorded. No backward and no optimizer.",
+        threshold="One such kernel, or as many counts as calls. A profile of the forward pass of a training, and batch "
+        "norm without running statistics (track_running_stats=False), look the same.",
         advice="In training mode an output depends on the rest of its batch, the running statistics change, and the "
         "kernels take longer. Call model.eval() before inference.",
         snippet="model.eval()\nwith torch.inference_mode():\n    y = model(x)",
@@ -414,13 +434,18 @@ def batchnorm_in_training_mode(run: Run) -> list[Finding]:
     if not is_trace(run) or run.kernels["phase"].isin(["backward", "optimizer"]).any():  # outside of the steps too
         return []
     # Instance norm calls the same kernels, but from an operator of its own.
-    norms = rows[rows["name"].str.contains(_OF_THE_BATCH) & (rows["top_op"] == "aten::batch_norm")]
+    norms = rows[rows["top_op"] == "aten::batch_norm"]
+    if on_cpu(rows):
+        norms = norms if _counts_batches(rows) else norms[:0]
+    else:
+        norms = norms[norms["name"].str.contains(_OF_THE_BATCH)]
     if norms.empty:
         return []
     share = float(norms["total_us"].sum() / rows["total_us"].sum())
+    whole = "operators' time" if on_cpu(rows) else "kernel time"
     longest = norms.iloc[int(norms["total_us"].to_numpy().argmax())]
-    title = f"Batch norm runs in training mode, {percent(share)} of the kernel time, but the trace contains no training"
-    where, unit = str(longest["module"]) or str(longest["top_op"]), "share of kernel time"
+    title = f"Batch norm runs in training mode, {percent(share)} of the {whole}, but the trace contains no training"
+    where, unit = str(longest["module"]) or str(longest["top_op"]), f"share of {whole}"
     return [make_finding("batchnorm-in-training-mode", title, where, value=share, limit=0.0, unit=unit)]
 
 

@@ -1,0 +1,106 @@
+"""What calls of operators tell of the processor, in traces of a CPU: equal calls that take far longer than others, and
+what each call costs whatever it computes.
+
+>>> slow_calls(events, linked)
+SlowCalls(count=43, us=6100000.0, op='aten::mkldnn_convolution', longest_us=1732000.0, usual_us=23400.0)
+>>> call_cost(events, host, linked)
+CallCost(count=1532, each_us=245.0)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_core.traces.events import OP, TraceEvents
+from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.link import Host
+from amp_core.traces.operators import operator_category
+
+MIN_SLOW_RATIO = 3.0
+"""A call is slow that takes that many times as long as the median of its operator and sizes."""
+MIN_SLOW_FRAC = 0.2
+"""Share of the operators' time beyond these medians from which it is kept."""
+MIN_EQUAL = 4
+"""Calls of an operator and sizes, beside the first one, from which their median is known."""
+MIN_COST_US = 30.0
+"""Torch takes about a microsecond to dispatch an operator, and the profiler as much to record it with its shapes."""
+MIN_COST_FRAC = 0.5
+"""Share of the operators' time from which the cost of their calls is kept."""
+MIN_EVEN_FRAC = 0.5
+"""Share of the median that the cost of nine operators in ten has at least, if it is a cost of calls."""
+MIN_CALLING = 50
+"""Operators that call others from which it is known."""
+
+
+@dataclass(frozen=True)
+class SlowCalls:
+    """Calls that take far longer than others of the same operator and sizes, without the first of each."""
+
+    count: int
+    us: float
+    """By how much they are longer than the median, in all."""
+    op: str
+    """The operator of the one that is longer by most."""
+    longest_us: float
+    usual_us: float
+    """The time of that one, and the median of its sizes."""
+
+
+def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
+    """Such calls of a trace of a CPU that records shapes; None for few of them, and for other traces."""
+    if events.uses_device or not len(linked):
+        return None
+    names, shapes = np.asarray(events.spans.name)[linked.op], np.asarray(events.spans.shapes)[linked.op]
+    waits = np.array([operator_category(text) == "communication" for text in events.texts], dtype=bool)
+    known = np.flatnonzero((shapes >= 0) & ~waits[names])
+    if not len(known):
+        return None
+    known = known[np.argsort(linked.start_us[known], kind="stable")]
+    _, kind = np.unique(np.stack([names[known], shapes[known]]), axis=1, return_inverse=True)
+    kind = kind.reshape(-1)
+    by_kind = np.split(known[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
+    beyond = np.zeros(len(linked))
+    for equal in by_kind:
+        later = equal[1:]  # the first one may set something up
+        if len(later) >= MIN_EQUAL:
+            usual_us = float(np.median(linked.own_us[later]))
+            slow = later[linked.own_us[later] > MIN_SLOW_RATIO * usual_us]
+            beyond[slow] = linked.own_us[slow] - usual_us
+    if beyond.sum() < MIN_SLOW_FRAC * linked.own_us.sum() or not beyond.any():
+        return None
+    most = int(beyond.argmax())
+    return SlowCalls(
+        count=int((beyond > 0).sum()),
+        us=float(beyond.sum()),
+        op=events.texts[names[most]],
+        longest_us=float(linked.own_us[most]),
+        usual_us=float(linked.own_us[most] - beyond[most]),
+    )
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """What calls of operators from others cost, whatever they compute."""
+
+    count: int
+    each_us: float
+
+
+def call_cost(events: TraceEvents, host: Host, linked: LinkedWork) -> CallCost | None:
+    """That cost in a trace of a CPU, where it is most of the operators' time; None for other traces. It is the time of
+    its own of an operator by each that it calls: one that computes takes longer, so that the median is that of those
+    that only call others."""
+    if events.uses_device or not len(linked):
+        return None
+    is_op = np.asarray(events.spans.kind) == OP
+    around = host.parent[linked.op]
+    around = around[(around >= 0) & is_op[around]]
+    calls = np.bincount(around, minlength=len(events.spans))[linked.op]
+    calling = calls > 0
+    if calling.sum() < MIN_CALLING:
+        return None
+    each_us = linked.own_us[calling] / calls[calling]
+    low_us, usual_us = (float(value) for value in np.quantile(each_us, [0.1, 0.5]))
+    count = int(calls.sum())
+    is_even = low_us >= MIN_EVEN_FRAC * usual_us >= MIN_EVEN_FRAC * MIN_COST_US
+    return CallCost(count, usual_us) if is_even and count * usual_us >= MIN_COST_FRAC * linked.own_us.sum() else None
