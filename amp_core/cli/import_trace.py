@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder = import_traces(arguments.traces, arguments.out, arguments.name, Progress(arguments.traces))
     print(folder)
     from amp_core.analysis import tensor_core_use  # only now: 50 MB beside those of a large trace
+    from amp_core.analysis.performance.kernels import kernel_rows, without_ranges
     from amp_core.hardware.gpus import core_names
     from amp_core.store.run import load_run
 
@@ -100,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         on_cpu = kernels["device"].str.startswith("cpu").all()
+        kernels = without_ranges(kernel_rows(imported)) if on_cpu else kernels
         what = "operators on the CPU" if on_cpu else "copies and fills"
         print(f"no kernels of a GPU; {formatting.number(float(kernels['total_us'].sum()) / 1e3, 'ms')} of {what}")
     return 0

@@ -16,6 +16,7 @@ from amp_core.analysis.performance.kernels import (
     on_cpu,
     takes_fused,
     window_rows,
+    without_ranges,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import facts, mappings
@@ -67,16 +68,19 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     """The time of what takes longest among operators in microseconds, and a sentence on it."""
     us, total, count = rows.groupby("op")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
+    in_range = is_range(longest) and us.index.str.contains("::").any()
+    if not in_range:
+        rows = without_ranges(rows)
+        total, count = float(rows["total_us"].sum()), int(rows["count"].sum())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
     if '"float"' in str(rows["in_dtypes"][rows["op"] == longest].iloc[0]):  # which oneDNN always has
         advice = advice.replace(", disabled, or lacks the dtype", " or disabled")
-    in_range = is_range(longest) and us.index.str.contains("::").any()
     what = f"Python or other code in {longest}, outside of operators," if in_range else longest
     what += _serving(rows, longest, total)
     whole = "the recorded time" if in_range else "the operators' time"
     sentence = f"{what} takes {percent(longest_us / total)} of {whole} ({number(longest_us / 1e3, 'ms')})"
     in_first = _first_call(run, longest, longest_us)
-    sentence += in_first or _few_calls(rows[rows["name"] == longest])
+    sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     category = str(rows["category"][rows["op"] == longest].iloc[0])
     family_us = float(rows["total_us"][rows["category"] == category].sum()) if category in _FAMILIES else 0.0
     if family_us > MIN_FAMILY_RATIO * longest_us:
@@ -177,6 +181,14 @@ def _few_calls(rows: pd.DataFrame) -> str:
     if made is None or us < MIN_OF_FEW_FRAC * float(rows["total_us"].sum()) or few > MAX_FEW_FRAC * calls:
         return ""
     return f", nearly all of it in {few:,.0f} of its {calls:,.0f} calls ({format_sizes(made.sizes)})"
+
+
+def _one_call(rows: pd.DataFrame) -> str:
+    """That nearly all of an operator's time is in one of many calls; empty for others."""
+    calls, longest_us = float(rows["count"].sum()), float(rows["longest_us"].max())
+    if calls * MAX_FEW_FRAC < 1 or not longest_us >= MIN_OF_FEW_FRAC * float(rows["total_us"].sum()):
+        return ""
+    return f", nearly all of it in one of its {calls:,.0f} calls"
 
 
 def _beside_operators(run: Run, longest_us: float, operator: str) -> str:

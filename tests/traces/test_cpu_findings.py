@@ -334,3 +334,19 @@ def test_a_gpu_beside_operators_of_the_cpu_is_said_to_be_unused(tmp_path, op, sa
     trace = Made()
     trace.op(op, 0, 1_000)
     assert says in first_sentence(run_of(tmp_path, trace))
+
+
+@pytest.mark.parametrize(("counts", "told"), [(13, True), (3, False)])
+def test_one_call_with_nearly_all_of_the_time_is_told(tmp_path, counts, told):
+    trace = Made()
+    for number in range(counts):
+        trace.op("aten::reshape", 1_000 * number, 600 if number == 2 else 3)
+    assert ("nearly all of it in one of its 13 calls" in first_sentence(run_of(tmp_path, trace))) == told
+
+
+def test_what_a_range_takes_beside_its_operators_is_none_of_theirs(tmp_path):
+    trace = Made()
+    trace.op("model_inference", 0, 1_000)
+    trace.op("aten::mkldnn_convolution", 50, 600)
+    trace.op("aten::relu", 700, 200)
+    assert "aten::mkldnn_convolution takes 75.0 % of the operators' time" in first_sentence(run_of(tmp_path, trace))

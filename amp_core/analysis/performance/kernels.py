@@ -15,7 +15,8 @@ import pandas as pd
 from amp_core.analysis.performance.gemm_shapes import is_matrix_op
 from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
 from amp_core.store.run import Run
-from amp_core.traces.operators import is_compiled_code
+from amp_core.traces.collect import COMPILING
+from amp_core.traces.operators import is_compiled_code, is_range
 
 _TEXTS = (
     *("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes"),
@@ -262,6 +263,14 @@ def call_counts(rows: pd.DataFrame) -> "pd.Series[float]":
     """Of each row, by how many calls of its operator: 0 of what serves a product on a CPU, which is no call of it."""
     serves = (rows["tensor_core"] == "") & (rows["op"] != "") & (rows["op"] != rows["name"])
     return rows["count"].where(~serves, 0.0)
+
+
+def without_ranges(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a CPU without the ranges of the program's own among its operators: what these take beside operators
+    is none's. Those of compiling stay."""
+    if not rows["op"].str.contains("::").any():  # operators of PyTorch up to 1.4 look like ranges
+        return rows
+    return rows[~rows["op"].map(is_range).astype(bool) | rows["op"].str.endswith(COMPILING)]
 
 
 def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
