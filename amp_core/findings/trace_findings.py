@@ -168,7 +168,7 @@ def _first_sentence(run: Run) -> str:
         at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
         idle = at_start and not passes_sentence(run) and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
-        whole = _all_idle(savings, largest)
+        whole = _all_idle(savings, largest) + _late_beside(savings, largest)
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
@@ -200,6 +200,12 @@ def _all_idle(savings: Savings, largest: Saving) -> str:
         return ""
     share = step_share(idle_us, savings.cost)
     return f" In all, {device[0].lower()}{device[1:]} is idle for {share} of the {savings.unit}."
+
+
+def _late_beside(savings: Savings, largest: Saving) -> str:
+    """The waiting for late ranks, where the ranks are idle for longer by their own hosts; else empty."""
+    late = next((c for c in savings.ranked if c.late_ranks), None)
+    return f" Beside that, {_in_sentence(late)}." if late is not None and largest.code in _IDLE else ""
 
 
 MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5

@@ -217,6 +217,26 @@ def test_what_makes_the_one_late_rank_late_is_told_of_its_own_gpu_after_the_wait
     assert first.win_ms == pytest.approx(0.72) and second.win_ms < first.win_ms
 
 
+def slow_hosts(rank):
+    """Both hosts launch a kernel every 40 µs, and rank 1 enters the collective 100 µs after rank 0."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for n in range(20):
+        trace.op("aten::mm", 40 * n, 4, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(GEMM, 40 * n + 6, 8, 40 * n + 2)
+    enter = 890 if rank else 790
+    collective(trace, enter, 900 - enter, enter - 10)
+    return trace.document(distributedInfo={"rank": rank, "world_size": 2})
+
+
+def test_hosts_that_are_all_slow_come_before_the_one_late_rank(tmp_path):
+    run = run_of(tmp_path, slow_hosts(0), slow_hosts(1))
+    sentence = first_sentence(run)
+    assert sentence.startswith("Largest possible saving: the GPU is idle for 7") and "8.0 µs on average" in sentence
+    assert " Beside that, the other ranks wait " in sentence and "for rank 1" in sentence
+    assert {f.code: f.where for f in diagnose(run)}["exposed-communication"] == "rank 1"
+
+
 def in_first_launch(rank, *, pending=0):
     """Both hosts are in one launch of 5 ms, rank 0 before it launches the second collective and rank 1 after it.
     `pending`: launches queued before it."""

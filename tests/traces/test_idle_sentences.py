@@ -247,8 +247,8 @@ def test_idle_time_of_several_causes_is_told_in_all(tmp_path, queued_us, told):
     ("calls", "longest_us", "communicates", "says", "refuted"),
     [
         (12, 3_000, True, "broadcast_buffers=False", "setting up a library"),
-        (12, 3_000, False, "in none of them for long", "broadcast_buffers"),
-        (2, 8_000, True, "setting up a library", "in none of them for long"),
+        (12, 3_000, False, "in many operators meanwhile", "broadcast_buffers"),
+        (2, 8_000, True, "setting up a library", "in many operators meanwhile"),
     ],
 )
 def test_a_host_that_is_slow_in_every_operator_is_told_apart_from_one_that_does_something_else(

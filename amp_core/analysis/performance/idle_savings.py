@@ -55,7 +55,8 @@ def idle_savings(
     loading_us = alone_loading_us(windows) / steps
     profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
     host = max(0.0, max(0.0, gaps - sync - wait - latency) + lead + loading_us - profiling)
-    mean_us = float(rows["total_us"].sum() / max(1.0, rows["count"].sum()))
+    computing = rows[rows["category"] != "communication"]
+    mean_us = float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps
     dispatch += lead if lead < SHORT_LEAD_US else 0.0
     known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
@@ -125,6 +126,15 @@ def idle_of_late_rank(run: Run, late: Saving, unit: str) -> list[Saving]:
         )
         for saving in savings
     ]
+
+
+def late_host_us(windows: pd.DataFrame, late: Saving) -> float:
+    """How long per step the devices of the other ranks than the late ones are idle because their own hosts launch too
+    late, the mean in microseconds."""
+    others = windows[~windows["rank"].isin(late.late_ranks)]
+    causes = ["idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_profiling_us"]
+    us = others["idle_us"].fillna(0.0) - others[causes].fillna(0.0).sum(axis=1)
+    return float(us.clip(lower=0.0).sum()) / max(1.0, float(others["steps"].fillna(0.0).sum()) or float(len(others)))
 
 
 def alone_loading_us(windows: pd.DataFrame) -> float:

@@ -22,7 +22,7 @@ from amp_core.analysis.performance.communication_savings import alone_savings
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import idle_of_late_rank, idle_savings
+from amp_core.analysis.performance.idle_savings import idle_of_late_rank, idle_savings, late_host_us
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     MatrixKinds,
@@ -111,6 +111,8 @@ def _possible_savings(run: Run) -> Savings | None:
     rates, has_cores = dense_rates(gpu.name), gpu.has_tensor_cores is not False
     alone = alone_savings(run, cost, rows, unit)
     late = next((c for c in alone if len(c.late_ranks) == 1 and c.share >= MIN_SAVED_FRAC), None)
+    if late is not None and late_host_us(windows, late) > late.saved_us:  # all wait longer for their own hosts
+        late = None
     idle = idle_savings(run, windows, rows, cost, steps, unit) if late is None else idle_of_late_rank(run, late, unit)
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     savings = [
@@ -221,7 +223,8 @@ def _types(
         if us > 0
     ]
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
-    gain = f"by the data sheet, 16 bits are {number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
+    times = f"{number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
+    gain = f"by the data sheet, 16 bits are {times}" if rates else f"16 bits are assumed to be {times}"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
     wide = pd.concat([fp32, tf32])
     if len(parts) == 2 and parts[0][0].subject != parts[1][0].subject:
@@ -230,7 +233,7 @@ def _types(
     else:
         kinds = _kinds(wide)
         taken = f"{kinds.subject} {kinds.verb} {' and '.join(part for _, part in parts)}"
-    what = f"{taken}{f'; {gain}' if rates else ''}"
+    what = f"{taken}; {gain}"
     return [Saving("fp32-products", win, cost.step_us, what, longest, others=others(wide, "name"))]
 
 
@@ -303,6 +306,8 @@ def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
     return max(us * share / GOOD_PEAK_FRAC, bytes_moved / (rates.gb_per_s * 1e3))
 
 
+_POOLS = r"(?i)pool"
+"""In the names of kernels and operators that pool, which compilers leave as they are."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
@@ -327,6 +332,7 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     # Other libraries' kernels already do several operators' work.
     eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
+    bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(_POOLS)]
     bound = bound.assign(op=_without_twins(bound["op"]))
     if np.nan_to_num(cost.us("communication")) >= MIN_SAVED_FRAC * cost.step_us:
         # Where communication takes long alone, it outlasts what runs beside it.

@@ -102,8 +102,8 @@ def _many_operators(run: Run) -> Remedy:
 
 
 _MANY_OPERATORS = (
-    "The host is in operators meanwhile, in none of them for long: a processor that is slow, shared or slowed by the "
-    "profiler needs that much for each. Time the steps without the profiler."
+    "The host is in many operators meanwhile: a processor that is slow, shared or slowed by the profiler takes so "
+    "long, for each of them or now and then. Time the steps without the profiler."
 )
 _FLATTENING = ("aten::unflatten_dense_tensors", "aten::flatten_dense_tensors")
 _BUFFERS = (

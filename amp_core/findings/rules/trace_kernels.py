@@ -71,7 +71,8 @@ def fp32_products(run: Run) -> list[Finding]:
     chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
     told = [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
     told = [_in_part(run, f) for f in told]
-    if not kernel_rows(run)["op"].str.contains("embedding", regex=False).any():
+    rows = kernel_rows(run)
+    if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
         return told
     # What an embedding takes are numbers of rows, which 16 bits would change.
     return [replace(f, snippet=_CAST_INPUT.sub("model(x)", f.snippet)) for f in told]
@@ -102,6 +103,7 @@ def _in_part(run: Run, finding: Finding) -> Finding:
     return replace(finding, advice=advice, snippet=f"{snippet}\n    y = model(x)", frameworks={})
 
 
+_EMBEDDING = "embedding"
 _CAST_INPUT = re.compile(r"model\(x\.to\(torch\.\w+\)\)")
 
 
