@@ -13,6 +13,7 @@ from amp_core.analysis.performance.kernels import (
     is_matrix,
     is_trace,
     kernel_rows,
+    numbers_of_import,
     on_cpu,
     takes_fused,
     window_rows,
@@ -20,7 +21,6 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import facts, mappings
-from amp_core.findings.step_sentences import numbers_of_import
 from amp_core.store.run import Run
 from amp_core.text.formatting import join_words, number, percent
 from amp_core.traces.collect import COMPILING
@@ -59,9 +59,18 @@ def cpu_sentence(run: Run) -> str:
         return ""
     everything = kernel_rows(run, everything=True)  # allocations too, which start the device at their first call
     everything = everything[everything["phase"] != "watch"]
+    ranks = max(1, window_rows(run)["rank"].nunique())
+    everything = everything.assign(total_us=everything["total_us"] / ranks, count=everything["count"] / ranks)
     longest_us, operators = _operators(run, everything)
     sentence = _beside_operators(run, longest_us, operators)
     return f"The trace contains no device activity: on the CPU, {sentence}{_idle_gpu(run)}"
+
+
+def _windows(run: Run) -> pd.DataFrame:
+    """Rows of `windows` whose sums are means over the ranks."""
+    windows = window_rows(run)
+    sums = ["steps", "wall_us", "data_us", "idle_us", "idle_data_us", "optimizer_us", "host_function_us"]
+    return windows.assign(**{name: windows[name] / max(1, windows["rank"].nunique()) for name in sums})
 
 
 def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
@@ -90,7 +99,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     if compiling_us >= longest_us:
         share = percent(compiling_us / total)
         return compiling_us, f"torch.compile compiles for {share} of the recorded time: profile after a warm-up."
-    stepping, windows = rows[rows["phase"] == "optimizer"], window_rows(run)
+    stepping, windows = rows[rows["phase"] == "optimizer"], _windows(run)
     largest_us = max(longest_us, family_us)
     optimizer_us, within_us, within = float(stepping["total_us"].sum()), total, "of the operators' time"
     if (marked_us := float(windows["optimizer_us"].sum())) > 0:  # with the Python between the operators
@@ -194,7 +203,7 @@ def _one_call(rows: pd.DataFrame) -> str:
 def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
     """The sentence on operators, with the time in which data is loaded or no operator runs. The longest comes
     first."""
-    windows = window_rows(run)
+    windows = _windows(run)
     wall_us = float(windows["wall_us"].sum())
     if wall_us == 0:  # the windows are damaged
         return operator

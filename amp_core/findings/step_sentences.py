@@ -6,7 +6,13 @@ of_ranks(run)         # 'Where no rank is named, figures are means over 8 ranks.
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_trace, main_device, main_rank, window_rows
+from amp_core.analysis.performance.kernels import (
+    is_trace,
+    main_device,
+    main_rank,
+    numbers_of_import,
+    window_rows,
+)
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -39,13 +45,6 @@ def uneven_steps(run: Run) -> str:
         f"The steps differ: step {farthest:.0f} takes {number(float(ms[farthest]), 'ms')}, the median "
         f"{number(median, 'ms')}{others}; figures per step are means."
     )
-
-
-def numbers_of_import(run: Run, entry: str, *names: str) -> list[float]:
-    """Numbers of an entry that the import of a trace keeps; 0 for what is missing or damaged."""
-    known = run.head.config.get(entry) if is_trace(run) else None
-    values = [known.get(name) for name in names] if isinstance(known, dict) else [None] * len(names)
-    return [value if isinstance(value, int | float) else 0 for value in values]
 
 
 def captured_anew(run: Run) -> str:

@@ -9,7 +9,15 @@ import numpy as np
 
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import longest_named
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, window_rows
+from amp_core.analysis.performance.kernels import (
+    is_matrix,
+    is_trace,
+    kernel_rows,
+    matrix_kinds,
+    mostly_misclocked,
+    numbers_of_import,
+    window_rows,
+)
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share, without_gpu
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
@@ -17,12 +25,13 @@ from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
+from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import captured_anew, of_ranks, passes_sentence, profilers_part, uneven_steps
 from amp_core.hardware.gpus import core_names, is_amd
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
 from amp_core.store.run import Run
-from amp_core.text.formatting import kernel_in_words, number, percent
+from amp_core.text.formatting import duration, kernel_in_words, number, percent
 
 SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
 """What a guide entry states as its threshold if its finding is one of the possible savings."""
@@ -99,6 +108,8 @@ MAX_NO_WORK_FRAC = 0.001
 
 def _nothing_to_judge(run: Run) -> str:
     """That a trace holds neither work of the device worth the name nor what the host does; else empty."""
+    if mostly_misclocked(run):
+        return _misclocked(run)
     windows = window_rows(run)
     if run.head.config.get("without_operators") is not True or windows.empty:
         return ""
@@ -109,6 +120,19 @@ def _nothing_to_judge(run: Run) -> str:
         f"The trace holds practically no device activity, {number(busy_us / 1e3, 'ms')} of "
         f"{number(wall_us / 1e3, 'ms')}, and no operators, so there is nothing to judge: profile what the device "
         "works on, after a warm-up, and record ProfilerActivity.CPU too."
+    )
+
+
+def _misclocked(run: Run) -> str:
+    """What is known of a device's work whose times are none of the trace."""
+    count, us, span_us, off_us, name_us = numbers_of_import(
+        run, "misclocked", "count", "us", "span_us", "off_us", "name_us"
+    )
+    name = kernel_in_words(str(facts(run.head.config, "misclocked").get("name")))
+    return (
+        f"The start times of {count:,.0f} kernels and copies are invalid, {duration(off_us / 1e6)} or more away from "
+        f"the host's, so neither idle time nor overlap can be told. They take {number(us / 1e3)} of the "
+        f"{number(span_us / 1e3, 'ms')} that the host's events last, {number(name_us / 1e3, 'ms')} of it {name}."
     )
 
 
@@ -204,7 +228,7 @@ def _all_idle(savings: Savings, largest: Saving) -> str:
 
 def _late_beside(savings: Savings, largest: Saving) -> str:
     """The waiting for late ranks, where the ranks are idle for longer by their own hosts; else empty."""
-    late = next((c for c in savings.ranked if c.late_ranks), None)
+    late = next((c for c in savings.ranked if c.late_ranks or c.of_hosts_us), None)
     return f" Beside that, {_in_sentence(late)}." if late is not None and largest.code in _IDLE else ""
 
 

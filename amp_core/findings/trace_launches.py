@@ -5,6 +5,7 @@ launch_bound_of_trace(run)     # the finding, if there is one
 
 from dataclasses import replace
 
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES
 from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
     is_compiled_without_fusion,
@@ -78,7 +79,7 @@ def _launches_between_waits(run: Run) -> float | None:
     """Launches from one wait of the host for the GPU to the next, where the idle time is in stretches of few launches;
     None where there are many, hardly any synchronizations, or most of the idle time comes before the first launch."""
     windows, savings = window_rows(run), possible_savings(run)
-    saving = next((c for c in savings.ranked if c.code in _LATE), None) if savings else None
+    saving = next((c for c in savings.ranked if c.code in LATE_LAUNCHES), None) if savings else None
     if saving is None or saving.lead_us > saving.saved_us / 2:
         return None
     us = windows["idle_between_waits_us"].fillna(0.0)
@@ -88,10 +89,6 @@ def _launches_between_waits(run: Run) -> float | None:
     if not is_frequent or float(us.sum()) / per < MIN_BETWEEN_WAITS_FRAC * saving.saved_us:
         return None
     return float((us * windows["launches_between_waits"].fillna(0.0)).sum() / us.sum())
-
-
-_LATE = ("launch-bound", "host-bound")
-"""Savings of the time in which the host launches too late."""
 
 
 def _is_compiled_throughout(run: Run) -> bool:

@@ -134,12 +134,16 @@ def raised(text: str) -> str:
 
 
 def without_arguments(name: str) -> str:
-    """A kernel's name without return type, torch's namespaces and arguments."""
+    """A kernel's name without return type, torch's namespaces and arguments; of a compiled file, its folder's name."""
+    if match := _COMPILED_FILE.fullmatch(name):
+        return match[1]
     text = re.sub(r"^void |at::native::|at::cuda::|at::detail::|\(anonymous namespace\)::|<unnamed>::", "", name)
     text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
     return text or name
 
 
+_COMPILED_FILE = re.compile(r"/(?:[^/]+/)*([^/]+)/[^/]+\.\w+")
+"""How the kernels of some accelerators are named: by the path of the file that was compiled to them."""
 MAX_KERNEL_CHARS = 100
 """A name of that length still reads within a sentence."""
 

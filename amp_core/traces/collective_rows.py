@@ -13,6 +13,7 @@ import numpy as np
 
 from amp_core.formats import dtype_of, element_bytes
 from amp_core.hardware.kernel_names import classify_kernel
+from amp_core.hardware.kernel_names.dtypes import of_template
 from amp_core.traces import intervals as times
 from amp_core.traces.events import MAX_NAMED_RANKS, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -213,6 +214,8 @@ def _elements(
     if dtype is None and (match := _REDUCES.search(kernel)) and name in ("all_reduce", "reduce_scatter", "reduce"):
         dtype = dtype_of(_KERNEL_TYPES.get(match[1], match[1]))
     dtype = dtype or next((one for text, one in _EXPERT_TYPES.items() if text in kernel), None)
+    if dtype is None and "nccl" not in kernel:  # whose kernels move bytes
+        dtype = dtype_of(of_template(kernel) or "")
     return dtype, elements
 
 

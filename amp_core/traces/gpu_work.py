@@ -116,10 +116,16 @@ _GRAPH_LAUNCH = re.compile(r"GraphLaunch|GraphExec|ExecuteGraph")
 
 def _calls(work: Work, calls: Calls) -> Ints:
     """The call that launched each work; -1 is none. Some versions of ROCm write the correlation as `External id`."""
-    key, among = np.asarray(work.correlation), np.asarray(calls.correlation)
+    key, among = _correlation(work), np.asarray(calls.correlation)
     if not (key >= 0).any() and not (among >= 0).any():
         key, among = np.asarray(work.external), -2 - among
     return _matching(key, np.where(among >= 0, among, -1))
+
+
+def _correlation(work: Work) -> Ints:
+    """The correlation of each work; -1 is none. A profiler that writes 0 for several of them knows none of these."""
+    correlation = np.asarray(work.correlation)
+    return np.where(correlation == 0, -1, correlation) if (correlation == 0).sum() > 1 else correlation
 
 
 def launches_without_work(events: TraceEvents) -> tuple[int, int]:
@@ -154,7 +160,7 @@ def _launched_before(work: Work, linked: Bools) -> Bools:
     stream (streams run in order) or has a smaller correlation than all launches of the trace (they count up)."""
     if linked.all() or not linked.any():
         return np.zeros(len(work), dtype=bool)
-    start, correlation = np.asarray(work.start), np.asarray(work.correlation)
+    start, correlation = np.asarray(work.start), _correlation(work)
     place = np.unique(np.stack([np.asarray(work.device), np.asarray(work.stream)]), axis=1, return_inverse=True)[1]
     place = place.reshape(-1)
     first = np.full(place.max() + 1, np.nan)

@@ -129,7 +129,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["without_operators"] = True
     if trace.thinned:
         config["thinned"] = True
-    for name in ("captured_calls", "slow_calls", "call_cost"):
+    for name in ("captured_calls", "misclocked", "slow_calls", "call_cost"):
         if (found := getattr(trace, name)) is not None:
             config[name] = dataclasses.asdict(found)
     if trace.launches_without_work[0]:

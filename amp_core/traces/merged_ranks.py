@@ -89,7 +89,7 @@ _Of = TypeVar("_Of", int, float)
 _Columns = TypeVar("_Columns", Spans, Calls, Work, Frames, Allocations)
 
 
-def _chosen(columns: _Columns, items: Ints) -> _Columns:
+def chosen(columns: _Columns, items: Ints) -> _Columns:
     """The entries of these numbers; columns that are empty stay so."""
     kept: dict[str, Any] = {}
     for name, column in vars(columns).items():
@@ -107,28 +107,29 @@ def _part(events: TraceEvents, rank_of: Ints, rank: int, *, is_first: bool) -> T
     of_call = np.full(len(events.calls), -1, dtype=np.int64)
     of_call[calls] = np.arange(len(calls))
     allocating = of_call[np.asarray(events.allocations.call, dtype=np.int64)]
-    allocations = _chosen(events.allocations, np.flatnonzero(allocating >= 0))
+    allocations = chosen(events.allocations, np.flatnonzero(allocating >= 0))
     allocations.call = array("i", allocating[allocating >= 0].tolist())
     return replace(
         events,
-        spans=_chosen(events.spans, spans),
-        calls=_chosen(events.calls, calls),
-        work=_chosen(events.work, work),
-        frames=_chosen(events.frames, frames),
-        compiling=_chosen(events.compiling, compiling),
+        spans=chosen(events.spans, spans),
+        calls=chosen(events.calls, calls),
+        work=chosen(events.work, work),
+        frames=chosen(events.frames, frames),
+        compiling=chosen(events.compiling, compiling),
         loadings=Frames(),  # of no process
         profiling=Frames(),
         first_us=math.inf,
         allocations=allocations,
         device_steps={key: times for key, times in events.device_steps.items() if rank_of[key[0]] == rank},
-        messages_of_span=_renumbered(events.messages_of_span, spans),
-        messages_of_work=_renumbered(events.messages_of_work, work),
-        moved_bytes=_renumbered(events.moved_bytes, work),
+        messages_of_span=renumbered(events.messages_of_span, spans),
+        messages_of_work=renumbered(events.messages_of_work, work),
+        moved_bytes=renumbered(events.moved_bytes, work),
         invalid=events.invalid if is_first else 0,
         converted=events.converted if is_first else 0,
         thread_process=array("i", events.thread_process),
     )
 
 
-def _renumbered(of_items: dict[int, _Of], items: Ints) -> dict[int, _Of]:
+def renumbered(of_items: dict[int, _Of], items: Ints) -> dict[int, _Of]:
+    """What is kept of these items, by their new numbers."""
     return {new: of_items[old] for new, old in enumerate(items.tolist()) if old in of_items}

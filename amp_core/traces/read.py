@@ -20,7 +20,7 @@ import numpy as np
 from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
-from amp_core.text.formatting import number
+from amp_core.text.formatting import duration, number
 from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, call_cost, slow_calls
@@ -45,6 +45,7 @@ from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link, optimizer_names
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
+from amp_core.traces.misclocked import Misclocked, drop_misclocked
 from amp_core.traces.passes import Passes, repeated_passes
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
@@ -111,6 +112,8 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     thinned: bool = False
     """Whether most operators were removed from it."""
+    misclocked: Misclocked | None = None
+    """Work that is left out, for its times are none of the trace."""
     slow_calls: SlowCalls | None = None
     call_cost: CallCost | None = None
     launches_without_work: tuple[int, int] = (0, 0)
@@ -143,6 +146,11 @@ class Trace:
             notes.append(f"{self.name}: {_events(self.converted)} with times written as text, read as numbers")
         if self.invalid:
             notes.append(f"{self.name}: {_events(self.invalid)} without a valid time and duration, left out")
+        if self.misclocked is not None:
+            notes.append(
+                f"{self.name}: {self.misclocked.count:,} activities of the device start "
+                f"{duration(self.misclocked.off_us / 1e6)} or more away from the host's events, left out"
+            )
         if self.thinned:
             notes.append(
                 f"{self.name}: most operators are missing, as their numbers show: what the host does is unknown"
@@ -241,6 +249,7 @@ def _collected(
 
 
 def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) -> Trace:
+    misclocked = drop_misclocked(events)
     host = link(events)
     linked = link_work(events, host)
     join_products(events, host, linked)
@@ -305,6 +314,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         thinned=thinned,
+        misclocked=misclocked,
         slow_calls=slow_calls(events, linked),
         call_cost=call_cost(events, host, linked),
         launches_without_work=without_work,

@@ -237,6 +237,26 @@ def test_hosts_that_are_all_slow_come_before_the_one_late_rank(tmp_path):
     assert {f.code: f.where for f in diagnose(run)}["exposed-communication"] == "rank 1"
 
 
+def varying_hosts(rank):
+    """Both hosts launch a kernel every 60 µs, and each enters every second collective 60 µs after the other."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2000, 1)
+    for n in range(30):
+        at = 60 * n
+        trace.op("aten::mm", at, 4, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel(GEMM, at + 6, 8, at + 2)
+        if n % 3 == 2:
+            late = 30 if (n // 3 + rank) % 2 else 0
+            collective(trace, at + 15 + late, 35 - late, at + 10 + late)
+    return trace.document(distributedInfo={"rank": rank, "world_size": 2})
+
+
+def test_hosts_that_are_slow_at_different_times_come_before_the_waiting(tmp_path):
+    sentence = first_sentence(run_of(tmp_path, varying_hosts(0), varying_hosts(1)))
+    assert sentence.startswith("Largest possible saving: the GPU is idle for")
+    assert " Beside that, the GPU only communicates for" in sentence
+
+
 def in_first_launch(rank, *, pending=0):
     """Both hosts are in one launch of 5 ms, rank 0 before it launches the second collective and rank 1 after it.
     `pending`: launches queued before it."""

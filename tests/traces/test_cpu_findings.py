@@ -350,3 +350,15 @@ def test_what_a_range_takes_beside_its_operators_is_none_of_theirs(tmp_path):
     trace.op("aten::mkldnn_convolution", 50, 600)
     trace.op("aten::relu", 700, 200)
     assert "aten::mkldnn_convolution takes 75.0 % of the operators' time" in first_sentence(run_of(tmp_path, trace))
+
+
+def test_times_of_several_ranks_are_means(tmp_path):
+    files = []
+    for rank in range(2):
+        trace = Made()
+        trace.op("aten::mkldnn_convolution", 0, 600 + 200 * rank)
+        trace.op("aten::relu", 900, 100)
+        head = {"distributedInfo": {"rank": rank, "world_size": 2}}
+        files.append(write(tmp_path / f"r{rank}.json", trace.document(**head)))
+    sentence = first_sentence(load_run(import_traces(files, tmp_path / "run")))
+    assert "aten::mkldnn_convolution takes 87.5 % of the operators' time (0.700 ms)" in sentence

@@ -376,3 +376,45 @@ def test_bytes_of_gradients_are_told_only_where_their_reduction_takes_long(tmp_p
         trace.kernel(kernel, 3_100 + 200 * at, us, at + 2)
     advice = finding_of(run_of(tmp_path, trace), "exposed-communication").advice
     assert ("16 bits halve the bytes" in advice) == told
+
+
+ONE_SHOT = "void all_reduce_one_shot_kernel<__nv_bfloat16, 4u>(Params)"
+GENERIC = "ncclDevKernel_Generic_2(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "gemm", "told"),
+    [(ONE_SHOT, made.SIMT, False), (GENERIC, made.GEMM, False), (GENERIC, made.SIMT, True)],
+)
+def test_activations_in_16_bits_are_not_told_to_be(tmp_path, kernel, gemm, told):
+    trace = inference_with([(kernel, 800)])
+    for event in trace.events:
+        event["name"] = gemm if event["name"] == made.GEMM else event["name"]
+        if gemm == made.SIMT and "Input type" in event.get("args", {}):
+            event["args"]["Input type"] = ["float"] * 2
+    finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
+    assert ("16-bit activations" in finding.advice) == told
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [("models/llama.py(374): forward", "with_stack=False"), ("train.py(9): tokenize", "prepared = prepare(inputs)")],
+)
+def test_a_models_forward_is_not_told_to_run_before_the_loop(tmp_path, function, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 30_000, 1)
+    trace.event("python_function", function, 0, 26_000, 1)
+    trace.kernel(made.RELU, 20, 100, 5)
+    trace.kernel(made.GEMM, 25_500, 4_000, 25_400)
+    finding = finding_of(run_of(tmp_path, trace), "host-bound")
+    assert finding.where == function and says in finding.snippet
+
+
+def test_a_copy_that_is_no_transfer_is_told_to_happen_once(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 30_000, 1)
+    trace.kernel(made.RELU, 20, 100, 5)
+    trace.op("aten::to", 200, 25_000)
+    trace.kernel(made.GEMM, 25_500, 4_000, 25_400)
+    finding = finding_of(run_of(tmp_path, trace), "host-bound")
+    assert finding.where == "aten::to" and "before the loop" in finding.advice

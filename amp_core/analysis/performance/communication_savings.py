@@ -246,7 +246,9 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             late = late if len(late) else rank_waiting(run)
             often = f"up to {_last(late.nlargest(1, 'last_frac'))[0]} collectives last{of_these}"
             who = f"{len(late)} of {ranks} ranks each enter"
-            varies = "" if stalls else ", as where the work of the ranks varies"
+            varies = (
+                "" if stalls else ", as where the work of the ranks varies, or their hosts launch at different times"
+            )
             return words, f"no rank is late alone: {who} {often}{varies}"
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [

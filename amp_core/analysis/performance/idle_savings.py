@@ -81,7 +81,7 @@ def idle_savings(
     why = f" because the host launches too late{kernels}{calling}{in_op}{before}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
         code, why = "unexplained-idle", ", and the trace has no launches that would show why"
-        if (rows["category"] == "communication").all():
+        if len(rows) and (rows["category"] == "communication").all():
             why = ", or does what the trace lacks: it holds collectives alone"
     or_waits = " or waits in collectives" if loading_us >= MIN_SAVED_FRAC * cost.step_us else ""
     return [
@@ -106,6 +106,8 @@ def unknown_host(run: Run) -> str:
     return ""
 
 
+LATE_LAUNCHES = ("launch-bound", "host-bound")
+"""Savings of the time in which the host launches too late."""
 JUST_BELOW = 0.999
 """Of the waiting for a late rank: the most that one cause saves, so that the waiting ranks first."""
 

@@ -267,10 +267,11 @@ def call_counts(rows: pd.DataFrame) -> "pd.Series[float]":
 
 def without_ranges(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of a CPU without the ranges of the program's own among its operators: what these take beside operators
-    is none's. Those of compiling stay."""
+    is none's. Those of compiling, and of compiled code, stay."""
     if not rows["op"].str.contains("::").any():  # operators of PyTorch up to 1.4 look like ranges
         return rows
-    return rows[~rows["op"].map(is_range).astype(bool) | rows["op"].str.endswith(COMPILING)]
+    keeps = rows["op"].str.endswith(COMPILING) | rows["op"].map(is_compiled_code).astype(bool)
+    return rows[~rows["op"].map(is_range).astype(bool) | keeps]
 
 
 def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
@@ -311,6 +312,19 @@ def of_main(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
     rank, device = main_rank(run), main_device(run)
     frame = frame if rank is None else frame[frame["rank"] == rank]
     return frame if device is None else frame[frame["device"] == device]
+
+
+def mostly_misclocked(run: Run) -> bool:
+    """Whether most of a device's work has times that are none of the trace, so that only its length is known."""
+    us, kept_us = numbers_of_import(run, "misclocked", "us", "kept_us")
+    return us > kept_us
+
+
+def numbers_of_import(run: Run, entry: str, *names: str) -> list[float]:
+    """Numbers of an entry that the import of a trace keeps; 0 for what is missing or damaged."""
+    known = run.head.config.get(entry) if is_trace(run) else None
+    values = [known.get(name) for name in names] if isinstance(known, dict) else [None] * len(names)
+    return [value if isinstance(value, int | float) else 0 for value in values]
 
 
 def counted_once(rows: pd.DataFrame) -> pd.DataFrame:

@@ -59,13 +59,15 @@ class Saving:
     """Whether `where` accounts for a part of it only, and nothing else that could be counted for the rest."""
     waited_us: float = 0.0
     """Of communication of ranks that are all here: at least that much of it is waiting for others."""
+    of_hosts_us: float = 0.0
+    """Of the same: that part where the hosts of all ranks launch too late, and so at different times."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 
     @property
     def rank_us(self) -> float:
-        """By how much it is ranked: a saving that is not sure by half of it."""
-        return self.saved_us if self.is_sure else self.saved_us / 2
+        """By how much it is ranked: a saving that is not sure by half of it, and without what slow hosts explain."""
+        return self.saved_us - self.of_hosts_us if self.is_sure else self.saved_us / 2
 
     @property
     def share(self) -> float:

@@ -22,7 +22,7 @@ from amp_core.analysis.performance.communication_savings import alone_savings
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import idle_of_late_rank, idle_savings, late_host_us
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, idle_of_late_rank, idle_savings, late_host_us
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     MatrixKinds,
@@ -32,6 +32,7 @@ from amp_core.analysis.performance.kernels import (
     is_trace,
     kernel_rows,
     matrix_kinds,
+    mostly_misclocked,
     of_main,
     window_rows,
 )
@@ -95,7 +96,7 @@ class Savings:
 
 def possible_savings(run: Run) -> Savings | None:
     """Possible savings in an imported trace; None for other runs, for a CPU and without a profiled window."""
-    if not is_trace(run):
+    if not is_trace(run) or mostly_misclocked(run):
         return None
     return run.cached(["kernels", "windows", "collectives", "steps", "timeline"], _possible_savings)
 
@@ -114,6 +115,8 @@ def _possible_savings(run: Run) -> Savings | None:
     if late is not None and late_host_us(windows, late) > late.saved_us:  # all wait longer for their own hosts
         late = None
     idle = idle_savings(run, windows, rows, cost, steps, unit) if late is None else idle_of_late_rank(run, late, unit)
+    host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
+    alone = [replace(c, of_hosts_us=c.waited_us if host_us >= c.waited_us else 0.0) for c in alone]
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     savings = [
         *alone,

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pandas as pd
 
 from amp_core.analysis.performance.collectives import collective_rows, collective_table, has_all_ranks
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.formats import element_bytes
+from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
 
@@ -40,7 +42,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     dtypes = rows[rows["name"] == name].groupby("dtype")["alone_us"].sum()
     dtype = str(dtypes.idxmax()) if len(dtypes) else ""
     transfers = _transfers(rows)
-    narrower = ", and 16-bit activations" if dtype in ("float64", "float32", "") and transfers else ""
+    is_wide = dtype in ("float64", "float32") or not (dtype or _computes_in_16_bits(run))
+    narrower = ", and 16-bit activations" if is_wide and transfers else ""
     of_experts = bool(rows["kernel"][rows["name"] == name].str.contains(_EXPERT_KERNELS).any())
     exchange = _exchange(dtype, of_experts=of_experts, transfers=transfers)
     savings = possible_savings(run)
@@ -85,6 +88,13 @@ def exposed_communication(run: Run) -> list[Finding]:
     if saving is not None and saving.waited_us > saving.saved_us / 2:
         findings = [_with_waiting(f, saving) for f in findings]
     return for_what_runs(run, findings)
+
+
+def _computes_in_16_bits(run: Run) -> bool:
+    """Whether most time of products is in 16 or fewer bits, so that what they exchange hardly is in more."""
+    rows = kernel_rows(run)
+    rows = rows[is_matrix(rows) & (rows["precision"] != "")]
+    return bool(rows["total_us"][rows["precision"].isin(SMALL_TYPES)].sum() > rows["total_us"].sum() / 2)
 
 
 def _computes_us(savings: Savings) -> float:

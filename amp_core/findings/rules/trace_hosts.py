@@ -57,12 +57,12 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if in_calls is not None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
-    if finding.where in _COPYING and _waits_for_pageable_copies(run):
-        return _CALLS["copies"]
+    if finding.where in _COPYING:
+        return _CALLS["copies"] if _waits_for_pageable_copies(run) else _COPIES_AGAIN
     if CREATES.fullmatch(finding.where):
         return ON_DEVICE
     if finding.where in set(window_rows(run)["host_function"]):
-        return _IN_PYTHON
+        return _IN_FORWARD if _OF_MODEL.search(finding.where) else _IN_PYTHON
     if is_compiled_code(finding.where):
         return _IN_GRAPHS if run.head.config.get("graph_launches") else _IN_COMPILED
     if run.head.config.get("thinned") is True:
@@ -143,6 +143,19 @@ _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
     "before the loop, do the same on the device, or where it prepares batches, run it in the loader's workers.",
     "prepared = prepare(inputs)   # once, before the loop",
+)
+_OF_MODEL = re.compile(r"(?:^nn\.Module: |: (?:forward|__call__|_call_impl|_wrapped_call_impl|call_size)$)")
+"""Python functions of a model or a layer, which launch the device's work."""
+_IN_FORWARD = Remedy(
+    "The host is in this function of the model before it launches: checks, hooks, guards of compiled code, or the "
+    "profiler, which records each call with its stack. Time the same steps without stacks. If the time remains, look "
+    "for what this function does on each call.",
+    "with torch.profiler.profile(with_stack=False) as prof:\n    train_step(batch)",
+)
+_COPIES_AGAIN = Remedy(
+    "The host converts or copies tensors in this operator while the device waits. Copy what is reused, as weights, to "
+    "the device once, before the loop, and convert on the device.",
+    "model = model.to(device, torch.bfloat16)   # once\nx = x.to(device, non_blocking=True).to(torch.bfloat16)",
 )
 _IN_COMPILED = Remedy(
     "The host is in compiled code: Python that the compiler wrote checks guards and launches one kernel after the "
