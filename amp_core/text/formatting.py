@@ -137,9 +137,38 @@ def without_arguments(name: str) -> str:
     """A kernel's name without return type, torch's namespaces and arguments; of a compiled file, its folder's name."""
     if match := _COMPILED_FILE.fullmatch(name):
         return match[1]
+    if (demangled := _demangled(name)) is not None:
+        return demangled
     text = re.sub(r"^void |at::native::|at::cuda::|at::detail::|\(anonymous namespace\)::|<unnamed>::", "", name)
     text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
     return text or name
+
+
+def _demangled(name: str) -> str | None:
+    """The name of a function that was mangled by the rules of Itanium's C++ ABI, with the first argument of its
+    template alone: `cutlass::device_kernel<gemm::kernel::GemmUniversal…>`. None for other names."""
+    if (start := re.match(r"_Z(N?)(?=[1-9])", name)) is None:
+        return None
+    function, at = _mangled_parts(name, start.end(), nested=bool(start[1]))
+    if not function:
+        return None
+    if (argument := re.compile(r"I(N?)(?:S[\dA-Z]*_)?(?=[1-9])").match(name, at)) is None:
+        return f"{function}<…>" if name[at : at + 1] == "I" else function
+    first, _ = _mangled_parts(name, argument.end(), nested=bool(argument[1]))
+    return f"{function}<{first}…>"
+
+
+def _mangled_parts(name: str, at: int, *, nested: bool) -> tuple[str, int]:
+    """The names at a place of a mangled one, `a::b` for `1a1b`, of which there are several where it is `nested`; and
+    the place behind them. Empty if they are cut off."""
+    parts: list[str] = []
+    while (length := re.compile(r"\d+").match(name, at)) is not None and (nested or not parts):
+        part = name[length.end() : length.end() + int(length[0])]
+        if len(part) < int(length[0]) or not re.fullmatch(r"\w+", part):
+            return "", at
+        parts.append(part)
+        at = length.end() + len(part)
+    return "::".join(part for part in parts if not part.startswith("_GLOBAL__N")), at
 
 
 _COMPILED_FILE = re.compile(r"/(?:[^/]+/)*([^/]+)/[^/]+\.\w+")

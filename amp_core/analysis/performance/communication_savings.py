@@ -233,6 +233,19 @@ def _stalls(run: Run, cost: StepCost) -> str:
     return f", and {number(ms, 'ms')} in them after all have entered, for no reason that the traces show"
 
 
+MAX_EQUAL_SPREAD = 0.05
+"""Difference of the ranks' own kernel time, as a share of its mean, up to which they do equally much."""
+
+
+def _varies(run: Run) -> str:
+    """What makes ranks late by turns, as part of a sentence: their own work, if it takes unequally long."""
+    us = window_rows(run).groupby("rank")[["kernel_us", "communication_us"]].sum()
+    own_us = us["kernel_us"] - us["communication_us"]
+    if own_us.max() - own_us.min() <= MAX_EQUAL_SPREAD * own_us.mean():
+        return ", though their kernels take equally long in all: their hosts launch at different times"
+    return ", as where the work of the ranks varies"
+
+
 def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
     """How much of the time in collectives is spent waiting, as part of a sentence; and which ranks to look at."""
     waited, dtype = waited_for(run), gradient_dtype(run)
@@ -246,9 +259,7 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             late = late if len(late) else rank_waiting(run)
             often = f"up to {_last(late.nlargest(1, 'last_frac'))[0]} collectives last{of_these}"
             who = f"{len(late)} of {ranks} ranks each enter"
-            varies = (
-                "" if stalls else ", as where the work of the ranks varies, or their hosts launch at different times"
-            )
+            varies = "" if stalls else _varies(run)
             return words, f"no rank is late alone: {who} {often}{varies}"
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [

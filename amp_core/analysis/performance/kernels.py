@@ -334,7 +334,7 @@ def counted_once(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(total_us=rows["total_us"] * share, longest_us=rows["longest_us"] * share)
 
 
-MIN_KIND_FRAC = 0.05
+MIN_KIND_FRAC = 0.02
 """Share of the time of what multiplies matrices from which attention, and the rest of it, is named."""
 
 

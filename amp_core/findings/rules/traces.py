@@ -1,11 +1,11 @@
-"""Rules on imported traces: whether the device was recorded, and what it waits for beside the host."""
+"""Rules on imported traces: whether the device was recorded, and when, and what it waits for beside the host."""
 
 from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import has_all_ranks
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import GRAPH_START
-from amp_core.analysis.performance.kernels import kernel_rows
+from amp_core.analysis.performance.kernels import kernel_rows, mostly_misclocked, numbers_of_import
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
@@ -13,6 +13,7 @@ from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
+from amp_core.text.formatting import duration, number
 
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
 
@@ -77,6 +78,40 @@ _APPLE = Remedy(
     "is read. Record signposts with torch.mps.profiler, and look at them in Instruments.",
     'with torch.mps.profiler.profile(mode="interval", wait_until_completed=False):\n    train_step(batch)',
 )
+
+
+@rule(
+    Entry(
+        code="invalid-times",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=427,
+        what="Work of a device starts far outside of its imported trace, as where a driver writes no start.",
+        signal="Start times of kernels and copies beside the times of the host's events.",
+        threshold="A minute and ten times the length of the trace away from it, of most of the device's time.",
+        advice="Only the lengths of these kernels are known, so idle time, overlap and steps cannot be analysed. "
+        "Update the device's driver and its profiler, and record again.",
+        snippet=PROFILE.format(activity="PrivateUse1"),
+        page="",
+    )
+)
+def invalid_times(run: Run) -> list[Finding]:
+    """`invalid-times`: work of a device whose times are none of the trace."""
+    count, us, off_us = numbers_of_import(run, "misclocked", "count", "us", "off_us")
+    if not mostly_misclocked(run):
+        return []
+    device = str(run.head.config.get("device") or "")
+    finding = make_finding(
+        "invalid-times",
+        f"{count:,.0f} kernels and copies, {number(us / 1e3, 'ms')} in all, start {duration(off_us / 1e6)} or more "
+        "away from the host's events",
+        device,
+        value=count,
+        limit=0.0,
+        unit="kernels and copies",
+    )
+    activity = _ACTIVITIES.get(device.partition(":")[0], "CUDA")
+    return for_what_runs(run, [replace(finding, snippet=PROFILE.format(activity=activity))])
 
 
 @rule(

@@ -44,6 +44,16 @@ def product(
     trace.kernel(name, at, us, at - 8)
 
 
+@case("invalid-times", "cuda:0")
+def kernels_that_start_nowhere(into: Path, faulty: bool) -> None:
+    """A driver that writes 0 as the start of kernels; copies start where they did."""
+    trace, head = step()
+    trace.op("aten::mm", 1, 8, **{"Input Dims": [[4096, 4096]] * 2, "Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, -1e12 if faulty else 10, 960, 2)
+    trace.kernel(made.COPY, 990, 5, 20, sort="copy")
+    import_into(into, trace, **head)
+
+
 @case("waiting-for-data", "data loading")
 def loader_on_the_loops_thread(into: Path, faulty: bool) -> None:
     """Half of the step passes in the loader."""
