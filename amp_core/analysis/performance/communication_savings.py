@@ -238,7 +238,7 @@ MAX_EQUAL_SPREAD = 0.05
 
 
 def _varies(run: Run) -> str:
-    """What makes ranks late by turns, as part of a sentence: their own work, if it takes unequally long."""
+    """What makes each rank late now and then, as part of a sentence: their own work, if it takes unequally long."""
     us = window_rows(run).groupby("rank")[["kernel_us", "communication_us"]].sum()
     own_us = us["kernel_us"] - us["communication_us"]
     if own_us.max() - own_us.min() <= MAX_EQUAL_SPREAD * own_us.mean():
