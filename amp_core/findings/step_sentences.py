@@ -68,10 +68,11 @@ def passes_sentence(run: Run) -> str:
     )
     if count < 2 or first_us <= 0:
         return ""
-    later = "the second" if count == 2 else "each later one"
+    each = number(others_us / 1e3, "ms")
+    later = f"the second {each}" if count == 2 else f"a later one {each} on average"
     return (
         f"The same {launches:,.0f} launches run {count:,.0f} times, as passes or layers: the first time takes "
-        f"{number(first_us / 1e3, 'ms')}, with what is set up, and {later} {number(others_us / 1e3, 'ms')}."
+        f"{number(first_us / 1e3, 'ms')}, with what is set up, and {later}."
     )
 
 

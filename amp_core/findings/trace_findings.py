@@ -192,7 +192,7 @@ def _first_sentence(run: Run) -> str:
         at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
         idle = at_start and not passes_sentence(run) and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
-        whole = _all_idle(savings, largest) + _late_beside(savings, largest)
+        whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _next(savings))
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
@@ -224,6 +224,20 @@ def _all_idle(savings: Savings, largest: Saving) -> str:
         return ""
     share = step_share(idle_us, savings.cost)
     return f" In all, {device[0].lower()}{device[1:]} is idle for {share} of the {savings.unit}."
+
+
+MIN_NEXT_RATIO, MIN_NEXT_FRAC = 0.5, 0.1
+"""The second largest saving is told with the largest from that share of it and of the step on."""
+
+
+def _next(savings: Savings) -> str:
+    """The second largest saving as a sentence, if it is about as large; else empty."""
+    if len(savings.ranked) < 2:
+        return ""
+    first, second = savings.ranked[:2]
+    if second.rank_us < MIN_NEXT_RATIO * first.rank_us or second.share < MIN_NEXT_FRAC or not second.is_sure:
+        return ""
+    return f" The next: {_in_sentence(second)} ({second.how_much(savings.unit)})."
 
 
 def _late_beside(savings: Savings, largest: Saving) -> str:

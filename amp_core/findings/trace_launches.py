@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES
 from amp_core.analysis.performance.kernels import (
+    ZEROING,
     is_compiled_in_part,
     is_compiled_without_fusion,
     kernel_rows,
     optimizer_frac,
     takes_fused,
+    tiny_copies,
     window_rows,
 )
 from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
@@ -20,14 +22,32 @@ from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
 from amp_core.findings.trace_findings import for_what_runs, saving_finding
 from amp_core.store.run import Run
+from amp_core.text.formatting import percent
 
 
 def launch_bound_of_trace(run: Run) -> list[Finding]:
     """`launch-bound` of an imported trace, with advice on what is left to do."""
     remedy, findings = launch_remedy(run), saving_finding(run, "launch-bound")
-    if remedy is None:
-        return findings
-    return for_what_runs(run, [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings])
+    if remedy is not None:
+        findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
+    if remedy is not FIRST_PASS and (share := _zeroing_frac(run)) >= MIN_ZEROING_FRAC:
+        findings = [replace(f, advice=f"{f.advice} {_ZEROING.format(share=percent(share))}") for f in findings]
+    return findings if remedy is None else for_what_runs(run, findings)
+
+
+MIN_ZEROING_FRAC = 0.1
+"""Share of the fills of gradients in the launches from which they are told."""
+_ZEROING = (
+    "{share} of the launches fill tensors that exist already, as gradients before backward: "
+    "optimizer.zero_grad(set_to_none=True) leaves these out, and what adds to them."
+)
+
+
+def _zeroing_frac(run: Run) -> float:
+    """The share of fills of tensors that exist already in the launches of a trace of training; 0 for others."""
+    savings, rows = possible_savings(run), kernel_rows(run, everything=True)
+    fills = float(rows["count"][rows["top_op"].isin(ZEROING)].sum())
+    return fills / max(1.0, float(rows["count"].sum())) if savings is not None and savings.trains else 0.0
 
 
 def launch_remedy(run: Run) -> Remedy | None:
@@ -41,12 +61,16 @@ def launch_remedy(run: Run) -> Remedy | None:
     is_fused = bool(fused) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
+    if tiny_copies(run)[0]:
+        return ONE_COPY
     if on_cuda and (between := _launches_between_waits(run)):
         return Remedy(
             f"{_WAITS} The host waits for the GPU once in {max(1, round(between))} launches, and neither a CUDA graph "
             "nor compiled code goes across such a wait: remove these first, or use larger batches.",
             TIME_BY_EVENTS if waits_for_device(run) else FIND_WAITS,
         )
+    if on_cuda and graphs and _replays_one_graph(run):
+        return _BESIDE_GRAPH
     if on_cuda and graphs:
         return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
     if is_compiled_without_fusion(run):
@@ -91,6 +115,23 @@ def _launches_between_waits(run: Run) -> float | None:
     return float((us * windows["launches_between_waits"].fillna(0.0)).sum() / us.sum())
 
 
+def _replays_one_graph(run: Run) -> bool:
+    """Whether a trace launches one graph per step, or per call of compiled code, with nearly all kernels in it: these
+    have no operator."""
+    launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
+    windows = window_rows(run)
+    steps = float(windows["steps"].sum()) / max(1, windows["rank"].nunique())
+    most = max(steps, float(calls) if isinstance(calls, int) else 0.0)
+    rows = kernel_rows(run)
+    captured = float(rows["count"][rows["op"] == ""].sum())
+    is_all = captured >= MIN_CAPTURED_FRAC * float(rows["count"].sum())
+    return isinstance(launches, int) and launches <= most and is_all
+
+
+MIN_CAPTURED_FRAC = 0.9
+"""Share of kernels in a graph from which hardly any is left to capture."""
+
+
 def _is_compiled_throughout(run: Run) -> bool:
     """Whether all work is launched from compiled code, called once per step where the trace marks steps."""
     calls, launched_frac = run.head.config.get("compiled_calls"), run.head.config.get("compiled_launch_frac")
@@ -104,6 +145,17 @@ FIRST_PASS = Remedy(
     "Most of this is the first of several equal series of launches, which sets up libraries, loads kernels and fills "
     "caches. Profile after a warm-up: what the later ones wait is what can be saved.",
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
+)
+_BESIDE_GRAPH = Remedy(
+    "Faster arithmetic does not help while the GPU waits. Each step replays one graph already, so nothing breaks it: "
+    "what remains are the gaps between its kernels and between replays. Fuse small kernels, use larger batches, or "
+    "launch the next replay before the results of this one are read.",
+    "for x in batches:\n    static_x.copy_(x, non_blocking=True)\n    graph.replay()   # and read results afterwards",
+)
+ONE_COPY = Remedy(
+    "Values are copied to the host one by one, and each copy costs a call and a wait, whatever its bytes. Copy the "
+    "whole tensor once, or reduce it on the device.",
+    "values = x.tolist()   # one copy, instead of x[i].item() or x[i].cpu() in a loop",
 )
 _WAITS = "Faster arithmetic does not help while the GPU waits."
 _WAITS_ELSEWHERE = "Faster arithmetic does not help while the device waits."

@@ -319,9 +319,13 @@ def _check_content(events: TraceEvents, functions: int) -> None:
             "second not negative"
         )
     if not (OP in events.spans.kind or events.uses_device):
-        marked = f", only {functions:,} function{'s' * (functions > 1)} of Python" if functions else ""
-        if len(events.spans):
-            marked = ", only marked ranges, as after the last active step of the schedule"
+        if functions and not len(events.spans):
+            count = f"{functions:,} function{'s' * (functions > 1)}"
+            raise RunError(
+                f"the trace has no operator and no kernel, only {count} of Python: this process computes nothing; "
+                "record the one that does, as the engine or a worker of a server"
+            )
+        marked = ", only marked ranges, as after the last active step of the schedule" if len(events.spans) else ""
         raise RunError(
             f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace, "
             "and under a schedule in on_trace_ready, since a profiler is empty after its last active step"

@@ -80,7 +80,8 @@ def parts_left_out(
     bounds: list[tuple[str, float, float]] = []
     queued = np.isneginf(linked.launched_us)
     if has_steps and not host.steps_inferred:
-        begins = float(linked.start_us[queued].min(initial=np.inf))
+        # What runs when the profiler starts is not recorded, and the host waits for it.
+        begins = min(first, float(linked.start_us[queued].min())) if queued.any() else np.inf
         ends = float(linked.end_us[queued].max(initial=-np.inf))
         part = _part(events, host, "queued", begins, min(ends, low), last - first) if begins < ends else None
         return () if part is None else (replace(part, kernel=_longest_queued(events, linked)),)

@@ -22,7 +22,7 @@ MIN_LAUNCHES = 5
 MIN_SAME_FRAC = 0.9
 """Share of the launches that equal those of the pass before: the first pass may launch more, to initialize."""
 MIN_FIRST_RATIO, MIN_FIRST_FRAC = 3.0, 0.5
-"""The first pass is told if it takes that many times as long as the median of the others, and that share of all."""
+"""The first pass is told if it takes that many times as long as the mean of the others, and that share of all."""
 MAX_WORK_FRAC = 0.5
 """A first pass in which the device works for more than this share computes more, as that of a prompt."""
 MAX_CANDIDATES = 8
@@ -39,14 +39,15 @@ class Passes:
     first_us: float
     """From the first launch to that of the second pass."""
     others_us: float
-    """Median of the others, from first launch to first launch; of the last, to the end of its work."""
+    """Mean of the others, from first launch to first launch; of the last, to the end of its work."""
 
 
 def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> Passes | None:
     """The passes of a trace without marked steps; None if no launches repeat, or the first pass is not far longer."""
     if not len(events.work) or windows[0].first is not None or len(np.unique(linked.device)) != 1:
         return None
-    launched = np.flatnonzero(np.isfinite(linked.launched_us) & ~linked.in_graph)
+    inside = linked.start_us >= windows[0].device_start  # the wait before is told as what the trace leaves out
+    launched = np.flatnonzero(np.isfinite(linked.launched_us) & ~linked.in_graph & inside)
     launched = launched[np.argsort(linked.launched_us[launched], kind="stable")]
     names = linked.name[launched]
     period = _period(names)
@@ -55,8 +56,9 @@ def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[W
     begins = np.arange(len(names) % period, len(names), period)  # what is launched beside the loop comes first
     begins[0] = 0
     times = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
+    times[0] = max(times[0], windows[0].device_start)
     each = np.diff(times)
-    first_us, others_us = float(each[0]), float(np.median(each[1:]))
+    first_us, others_us = float(each[0]), float(each[1:].mean())
     works_us = float(linked.own_us[launched[: begins[1]]].sum())
     if first_us < max(MIN_FIRST_RATIO * others_us, MIN_FIRST_FRAC * float(each.sum()), works_us / MAX_WORK_FRAC):
         return None

@@ -255,7 +255,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     join_products(events, host, linked)
     drop_steps_without_work(host, linked)
     without_work = launches_without_work(events)
-    thinned = is_thinned(np.asarray(events.spans.external, dtype=np.int64))
+    # Operators of an NPU's work are numbered here, where work is linked to them.
+    thinned = events.accelerator != "npu" and is_thinned(np.asarray(events.spans.external, dtype=np.int64))
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     times = step_times(events, host, clock)

@@ -161,7 +161,7 @@ def test_graphs_that_are_captured_anew_are_told(tmp_path, captures, told):
         "captured anew in 3 of 5 calls of compiled code, which take 60.0 ms, and the others 1.00 ms" in text
     ) == told
     (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
-    assert ("Capture each of them once" in finding.advice) == told
+    assert ("mark the begin of each step" in finding.advice) == told
 
 
 @pytest.mark.parametrize(("backward_us", "place"), [(4_000, "compiled code"), (300, "Torch-Compiled Region: 0/1")])

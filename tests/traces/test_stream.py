@@ -66,7 +66,7 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
         ),
         (
             b'{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "main.py(3): run", "ts": 1, "dur": 9}]}',
-            "has no operator and no kernel, only 1 function of Python;",
+            "has no operator and no kernel, only 1 function of Python: this process computes nothing",
         ),
         (b'{"traceEvents": [{"ph": }]}', "is damaged"),
         (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "is damaged"),

@@ -235,13 +235,17 @@ def _stalls(run: Run, cost: StepCost) -> str:
 
 MAX_EQUAL_SPREAD = 0.05
 """Difference of the ranks' own kernel time, as a share of its mean, up to which they do equally much."""
+MAX_EXPLAINED_FRAC = 0.25
+"""The same as a share of the time that a rank waits, which it hardly explains."""
 
 
 def _varies(run: Run) -> str:
     """What makes each rank late now and then, as part of a sentence: their own work, if it takes unequally long."""
     us = window_rows(run).groupby("rank")[["kernel_us", "communication_us"]].sum()
-    own_us = us["kernel_us"] - us["communication_us"]
-    if own_us.max() - own_us.min() <= MAX_EQUAL_SPREAD * own_us.mean():
+    steps = max(1.0, float(window_rows(run)["steps"].fillna(0.0).sum()) / len(us))
+    own_us = (us["kernel_us"] - us["communication_us"]) / steps
+    waited_us = rank_waiting(run)["waiting_ms"].mean() * 1e3
+    if own_us.max() - own_us.min() <= max(MAX_EQUAL_SPREAD * own_us.mean(), MAX_EXPLAINED_FRAC * waited_us):
         return ", though their kernels take equally long in all: their hosts launch at different times"
     return ", as where the work of the ranks varies"
 

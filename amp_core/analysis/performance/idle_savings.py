@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, optimizer_frac, window_rows
+from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, optimizer_frac, tiny_copies, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.store.run import Run
@@ -67,6 +67,9 @@ def idle_savings(
     short = launch_bound and mean_us < MAX_SHORT_US
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
     of_optimizer = optimizer_frac(rows)
+    tiny, tiny_bytes = tiny_copies(run)
+    each = f"{tiny_bytes:.0f} bytes to the host"
+    copying = f", with {tiny:,.0f} copies of {each}" if tiny and launch_bound else ""
     if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
         kernels += f", with {100 * of_optimizer:.0f} % of the launches in the optimizer"
     op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, cost, steps)
@@ -78,7 +81,7 @@ def idle_savings(
     if unknown := unknown_host(run):
         outside = "" if launch_bound or in_calls or named or in_op else unknown
     before = "" if launch_bound or in_calls else _before(windows, op, steps)
-    why = f" because the host launches too late{kernels}{calling}{in_op}{before}{outside}"
+    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{before}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
         code, why = "unexplained-idle", ", and the trace has no launches that would show why"
         if len(rows) and (rows["category"] == "communication").all():

@@ -137,9 +137,14 @@ FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
 """Those of torch that take `fused=True`."""
 
 
+ZEROING = ("aten::zero_", "aten::_foreach_zero_")
+"""Operators of `zero_grad(set_to_none=False)`, which fill tensors that exist already."""
+
+
 def optimizer_frac(rows: pd.DataFrame) -> float:
-    """The share of the optimizer in the launches of kernels."""
-    return float(rows["count"][rows["phase"] == "optimizer"].sum() / max(1.0, rows["count"].sum()))
+    """The share of the optimizer in the launches of kernels, without the fills of gradients."""
+    stepping = (rows["phase"] == "optimizer") & ~rows["top_op"].isin(ZEROING)
+    return float(rows["count"][stepping].sum() / max(1.0, rows["count"].sum()))
 
 
 def takes_fused(run: Run) -> bool:
@@ -312,6 +317,27 @@ def of_main(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
     rank, device = main_rank(run), main_device(run)
     frame = frame if rank is None else frame[frame["rank"] == rank]
     return frame if device is None else frame[frame["device"] == device]
+
+
+MAX_TINY_BYTES, MIN_TINY_COPIES, MIN_TINY_FRAC = 64.0, 50.0, 0.1
+"""Copies to the host of no more bytes read single values; from that many per step (or window) on, and that share of all
+launches, they are a loop."""
+
+
+def tiny_copies(run: Run) -> tuple[float, float]:
+    """How many copies to the host per step (or window) read single values, and the bytes of each; 0 for few."""
+    rows, windows = kernel_rows(run, everything=True), window_rows(run)
+    rows = rows[rows["name"].str.contains(TO_HOST) & (rows["moved_bytes"] > 0)]
+    rows = rows[rows["moved_bytes"] <= MAX_TINY_BYTES * rows["count"]]
+    count = float(rows["count"].sum())
+    per_step = count / max(1.0, float(windows["steps"].fillna(0.0).sum()) or float(len(windows)))
+    if per_step < MIN_TINY_COPIES or count < MIN_TINY_FRAC * float(windows["launches"].sum()):
+        return 0.0, 0.0
+    return per_step, float(rows["moved_bytes"].sum()) / count
+
+
+TO_HOST = r"(?i:memcpy|memcopy).*(?:DtoH|D2H|D2M)|CopyDeviceToHost"
+"""In the names of copies to the host."""
 
 
 def mostly_misclocked(run: Run) -> bool:

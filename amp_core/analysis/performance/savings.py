@@ -25,6 +25,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, idle_of_late_rank, idle_savings, late_host_us
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
+    ZEROING,
     MatrixKinds,
     counted_once,
     has_attention_in_steps,
@@ -318,6 +319,7 @@ _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 def unfused_optimizer_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Kernels of an optimizer among rows of `kernels`, without those of fused ones."""
     stepping = (rows["phase"] == "optimizer") | (rows["category"] == "optimizer")
+    stepping &= ~rows["top_op"].isin(ZEROING)
     fused = rows["op"].str.contains("_fused_", regex=False) | rows["name"].str.contains("triton", regex=False)
     return rows[stepping & ~fused]
 

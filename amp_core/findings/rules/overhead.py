@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, tiny_copies, window_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
@@ -13,7 +13,7 @@ from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.trace_findings import saving_finding, trains
-from amp_core.findings.trace_launches import launch_bound_of_trace, waits_for_device
+from amp_core.findings.trace_launches import ONE_COPY, launch_bound_of_trace, waits_for_device
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
 
@@ -199,6 +199,8 @@ _OF_DEVICE = Remedy(
 def _syncs_of_trace(run: Run) -> list[Finding]:
     other = _OF_DEVICE if waits_for_device(run) else _OTHER_SYNC
     known = _SYNC_REMEDIES if trains(run) else _SYNC_REMEDIES | _SYNCS_OF_INFERENCE
+    if tiny_copies(run)[0]:
+        known = known | dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy"), ONE_COPY)
     remedied = [(f, known.get(f.where, other)) for f in saving_finding(run, "host-syncs")]
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
 

@@ -1,10 +1,12 @@
 """Rules on imported traces: communication with nothing beside it, and ranks that others wait for."""
 
+import math
 from dataclasses import replace
 
 import pandas as pd
 
 from amp_core.analysis.performance.collectives import collective_rows, collective_table, has_all_ranks
+from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings, possible_savings
@@ -59,8 +61,9 @@ def exposed_communication(run: Run) -> list[Finding]:
         return for_what_runs(
             run, saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
         )
+    fewer = "" if _are_large(rows[rows["name"] == name]) else ": fewer, larger collectives"
     inference = Remedy(
-        f"Overlap communication with computation, or shard the model differently: fewer, larger collectives{narrower}.",
+        f"Overlap communication with computation, or shard the model differently{fewer}{narrower}.",
         _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),
     )
     if of_experts:
@@ -71,7 +74,7 @@ def exposed_communication(run: Run) -> list[Finding]:
         remedy = exchange if name in _EXCHANGES else _COLLECTIVES.get(name, Remedy(entry, findings[0].snippet))
         if name == "all_reduce" and _is_per_parameter(run):
             remedy = _BUCKETS
-        elif name == "all_reduce" and _is_unsplit(rows):
+        elif name == "all_reduce" and _is_unsplit(rows) and not _is_bucket(run, rows):
             remedy = _UNSPLIT
         elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
             remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
@@ -88,6 +91,15 @@ def exposed_communication(run: Run) -> list[Finding]:
     if saving is not None and saving.waited_us > saving.saved_us / 2:
         findings = [_with_waiting(f, saving) for f in findings]
     return for_what_runs(run, findings)
+
+
+MIN_LARGE_US = 1000.0
+"""Mean time of collectives that are bound by their bytes, and not by their number."""
+
+
+def _are_large(rows: pd.DataFrame) -> bool:
+    """Whether collectives take long each: of `collective_rows`."""
+    return bool(len(rows) and rows["total_us"].mean() >= MIN_LARGE_US)
 
 
 def _computes_in_16_bits(run: Run) -> bool:
@@ -197,6 +209,20 @@ def _is_unsplit(rows: pd.DataFrame) -> bool:
     """Whether most bytes of gradients are reduced in messages that no smaller bucket splits: of `collective_rows`."""
     bytes_ = rows["message_bytes"][(rows["name"] == "all_reduce") & (rows["phase"] != "forward")].fillna(0.0)
     return bool(bytes_[bytes_ > BUCKET_BYTES].sum() > bytes_.sum() / 2)
+
+
+def _is_bucket(run: Run, rows: pd.DataFrame) -> bool:
+    """Whether the largest message holds more than the largest tensor that any recorded operator takes, and so more than
+    one parameter."""
+    reduced = rows[(rows["name"] == "all_reduce") & rows["message_bytes"].notna() & (rows["dtype"] != "")]
+    if reduced.empty:
+        return False
+    widths = reduced["dtype"].map(lambda dtype: element_bytes(dtype) or 4).astype(float)
+    elements = float((reduced["message_bytes"] / widths).max())
+    taken = kernel_rows(run)
+    taken = taken[taken["category"] != "communication"]
+    largest = max((math.prod(s) for text in taken["in_shapes"].unique() for s in tensor_shapes(text)), default=0)
+    return bool(0 < largest < elements)
 
 
 BUCKET_BYTES = 1.05 * 25 * 2**20

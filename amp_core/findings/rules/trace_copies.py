@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.idle_savings import longest_named
-from amp_core.analysis.performance.kernels import is_compiled_in_part, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import ZEROING, is_compiled_in_part, kernel_rows, window_rows
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_hosts import CREATES, ON_DEVICE
@@ -72,7 +72,7 @@ def _fills(run: Run, name: str) -> Remedy:
     """What to advise for fills: for those of gradients where most are of tensors that exist already."""
     rows = kernel_rows(run, everything=True)
     rows = rows[rows["name"] == name]
-    in_place = rows["top_op"].isin(_IN_PLACE) & trains(run)
+    in_place = rows["top_op"].isin(ZEROING) & trains(run)
     return _FILLS_IN_PLACE if rows["total_us"][in_place].sum() > rows["total_us"].sum() / 2 else _FILLS
 
 
@@ -110,8 +110,6 @@ _CREATED = Remedy(
     "The host creates tensors while the GPU waits, and then copies them: created on the device, they need no copy.",
     ON_DEVICE.snippet,
 )
-_IN_PLACE = ("aten::zero_", "aten::_foreach_zero_")
-"""Operators of `zero_grad(set_to_none=False)`, which fill tensors that exist already."""
 _FILLS_IN_PLACE = Remedy(
     "Fills of tensors that exist already, as of gradients before backward: let the optimizer free these instead of "
     "setting them to 0.",

@@ -52,8 +52,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     in_calls = next((kind for kind in _CALLS if CALLS[kind] in finding.title), None)
     if in_calls == "graphs" and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
         return _GRAPH_LAUNCHES
-    if in_calls is None and captured_anew(run):
-        in_calls = "graphs"
+    if in_calls in (None, "graphs") and captured_anew(run):
+        return _CAPTURED_ANEW
     if in_calls is not None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
@@ -64,7 +64,10 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if finding.where in set(window_rows(run)["host_function"]):
         return _IN_FORWARD if _OF_MODEL.search(finding.where) else _IN_PYTHON
     if is_compiled_code(finding.where):
-        return _IN_GRAPHS if run.head.config.get("graph_launches") else _IN_COMPILED
+        launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
+        if not isinstance(launches, int):
+            return _IN_COMPILED
+        return _BETWEEN_REPLAYS if isinstance(calls, int) and launches <= calls else _IN_GRAPHS
     if run.head.config.get("thinned") is True:
         return _THINNED
     if _in_many_operators(run):
@@ -168,6 +171,11 @@ _IN_GRAPHS = Remedy(
     "and for what breaks the graph.",
     "TORCH_LOGS=recompiles,graph_breaks python main.py",
 )
+_BETWEEN_REPLAYS = Remedy(
+    "Each call of compiled code replays one graph, so nothing breaks it: what remains is the Python around the replay, "
+    "such as guards, copies of inputs and autograd. Call it without autograd for inference, and with larger batches.",
+    "with torch.inference_mode():   # for inference: no autograd around the replay\n    y = model(x)",
+)
 _HAS_STACKS = Remedy(
     "Between launches the host does something else, in many short functions. The trace has Python's stacks: a timeline "
     "shows them in the gaps of the device. Recording them slows the host: time the steps without stacks first.",
@@ -217,6 +225,11 @@ _CALLS = {
     ),
 }
 """Advice by the kind of runtime calls in which the host stays."""
+_CAPTURED_ANEW = Remedy(
+    "The compiler captures its graphs anew in several calls. It does so for inputs of other sizes or addresses, and "
+    "where it does not know that outputs of an earlier call are no longer used: mark the begin of each step.",
+    "torch.compiler.cudagraph_mark_step_begin()   # TORCH_LOGS=cudagraphs names what is captured, and why",
+)
 _GRAPH_LAUNCHES = Remedy(
     "No graph is captured or built here: the host stays in the launch of a large one, and the first launch uploads it. "
     "Upload it once before the loop, and capture fewer nodes: small copies and kernels fused, not one by one.",

@@ -187,6 +187,8 @@ def slow_products(run: Run) -> list[Finding]:
     remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
     if remedy is _LARGE_PRODUCTS and is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name):
         remedy = _LARGE_ON_AMD
+    if "attention" in findings[0].where and (few := _FEW.search(findings[0].title)) and int(few[1]) < MIN_OF_TILE:
+        remedy = _PARTS_OF_TILES
     if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
         remedy = _FP32_ATTENTION
     elif remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
@@ -207,6 +209,14 @@ def _attention_in_steps(run: Run) -> Remedy:
     return _MATH_BACKEND if "scaled_dot_product_attention" in outer else _IN_STEPS
 
 
+MIN_OF_TILE = 32
+"""Keys or queries below which most of a tile of attention is empty: kernels compute 64 to 128 of them at a time."""
+_FEW = re.compile(r"\b(?:queries|keys) (\d+)\b(?! · keys)")
+_PARTS_OF_TILES = Remedy(
+    "Kernels of attention compute tiles of 64 to 128 queries and keys, of which few are used here, so padding gains "
+    "nothing. Compute it as products of batches and a softmax, compiled together, or give each call more of them.",
+    "f = torch.compile(lambda q, k, v: (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v)",
+)
 _USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
 _IN_STEPS = Remedy(
     "Softmax takes long beside products of batches: attention is computed in steps, and each writes and reads all "

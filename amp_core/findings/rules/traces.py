@@ -183,8 +183,10 @@ def kernel_wait(run: Run) -> list[Finding]:
     savings = possible_savings(run)
     is_late_start = savings is not None and any(c.code == "kernel-wait" and not c.is_sure for c in savings.ranked)
     findings = saving_finding(run, "kernel-wait")
+    launches = run.head.config.get("graph_launches")
     if findings and GRAPH_START in findings[0].title:
-        remedy: Remedy | None = _GRAPH_LATE
+        again = isinstance(launches, int) and launches >= MIN_GRAPH_LAUNCHES
+        remedy: Remedy | None = _GRAPH_LATE_AGAIN if again else _GRAPH_LATE
     else:
         remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if has_all_ranks(run) else None
     told = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
@@ -209,6 +211,14 @@ _GRAPH_LATE = Remedy(
     "The graph was launched, and begins long after that with no stream of the GPU running: its first launch uploads "
     "it, and profilers prepare each of its nodes. Time the same steps without the profiler. If the time remains, "
     "launch the graph once before the loop, and capture fewer nodes: small copies and kernels fused, not one by one.",
+    _STEP_TIMES,
+)
+MIN_GRAPH_LAUNCHES = 3
+"""From that many on the waits are not those of a first launch."""
+_GRAPH_LATE_AGAIN = Remedy(
+    "The graph was launched, and begins long after that with no stream of the GPU running, at later launches too: "
+    "profilers prepare each of its nodes. Time the same steps without the profiler. If the time remains, capture fewer "
+    "nodes: small copies and kernels fused, not one by one.",
     _STEP_TIMES,
 )
 _LATE_START = Remedy(
