@@ -145,3 +145,14 @@ def test_products_are_told_before_a_small_saving_beside_them(tmp_path, idle_us, 
     assert sentence.startswith("GEMM/conv takes 89.0 % of the step, on tensor cores;") == beside
     assert ("Beside it, the largest possible saving: the GPU is idle for 11 %" in sentence) == beside
     assert sentence.startswith("Largest possible saving: the GPU is idle for 41 %") != beside
+
+
+@pytest.mark.parametrize(("idle_us", "told"), [(250, True), (60, False)])
+def test_the_second_largest_saving_is_told_if_it_is_about_as_large(tmp_path, idle_us, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["float"] * 2})
+    trace.kernel(made.SIMT, 10, 500, 2)
+    trace.kernel(made.RELU, 510 + idle_us, 990 - 510 - idle_us, 500 + idle_us)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert (" The next: the GPU is idle for" in sentence) == told

@@ -418,3 +418,80 @@ def test_a_copy_that_is_no_transfer_is_told_to_happen_once(tmp_path):
     trace.kernel(made.GEMM, 25_500, 4_000, 25_400)
     finding = finding_of(run_of(tmp_path, trace), "host-bound")
     assert finding.where == "aten::to" and "before the loop" in finding.advice
+
+
+@pytest.mark.parametrize(("bytes_of_each", "told"), [(4, True), (4_000_000, False)])
+def test_values_that_are_copied_one_by_one_are_told_to_be_copied_at_once(tmp_path, bytes_of_each, told):
+    trace = Made()
+    for number in range(200):
+        at = 50 * number
+        trace.op("aten::copy_", at, 40)
+        trace.kernel("Memcpy DtoH (Device -> Pageable)", at + 20, 2, at + 10, sort="copy")
+        trace.events[-1]["args"]["bytes"] = bytes_of_each
+        trace.kernel(made.RELU, at + 45, 2, at + 42)
+    run = run_of(tmp_path, trace)
+    assert ("with 200 copies of 4 bytes to the host" in first_sentence(run)) == told
+    assert ("x.tolist()" in finding_of(run, "launch-bound").snippet) == told
+
+
+@pytest.mark.parametrize(("fills", "told"), [(8, True), (0, False)])
+def test_fills_of_gradients_are_told_where_launches_are_slow(tmp_path, fills, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2_000, 1)
+    for number in range(20):
+        at = 100 * number
+        trace.op("aten::zero_" if number < fills else "aten::add", at, 20)
+        if number > 15:
+            trace.op("AddmmBackward0", at, 25, 2)
+        trace.kernel(made.RELU, at + 10, 3, at + 5, 2 if number > 15 else 1)
+    finding = finding_of(run_of(tmp_path, trace), "launch-bound")
+    assert ("set_to_none=True" in finding.advice and "40.0 % of the launches" in finding.advice) == told
+    assert "optimizer" not in finding.title
+
+
+@pytest.mark.parametrize(("graph_us", "breaks"), [(900, False), (20, True)])
+def test_one_graph_per_call_of_compiled_code_has_no_break_to_find(tmp_path, graph_us, breaks):
+    trace = Made()
+    for number in range(4):
+        at = 10_000 * number
+        trace.op("Torch-Compiled Region: 0/0", at, 9_000)
+        for launch in range(1 if not breaks else 3):
+            trace.event("call", "cudaGraphLaunch", at + 8_000 + launch, 1, 1, correlation=100 * number + launch + 1)
+            trace.kernel(made.GEMM, at + 8_100 + 40 * launch, graph_us / (1 + 2 * breaks), at + 8_000)
+            trace.events[-1]["args"]["correlation"] = 100 * number + launch + 1
+    finding = finding_of(run_of(tmp_path, trace), "host-bound")
+    assert ("nothing breaks it" in finding.advice, "what breaks the graph" in finding.advice) == (not breaks, breaks)
+
+
+@pytest.mark.parametrize(("keys", "told"), [(7, True), (4096, False)])
+def test_attention_of_few_keys_is_told_to_fill_parts_of_tiles(tmp_path, keys, told):
+    trace = Made()
+    shapes = [[1024, 8, 4096, 16], [1024, 8, keys, 16], [1024, 8, keys, 16]]
+    trace.op(
+        "aten::_scaled_dot_product_flash_attention", 1, 8, **{"Input Dims": shapes, "Input type": ["c10::Half"] * 3}
+    )
+    trace.kernel("void pytorch_flash::flash_fwd_kernel<cutlass::half_t>(Flash_fwd_params)", 10, 900_000, 2)
+    finding = finding_of(run_of(tmp_path, trace, "NVIDIA A100-SXM4-40GB", (8, 0)), "slow-products")
+    assert ("of which few are used" in finding.advice) == told
+
+
+@pytest.mark.parametrize(("count", "us", "told"), [(2, 5_000, False), (50, 200, True)])
+def test_large_collectives_are_not_told_to_become_larger(tmp_path, count, us, told):
+    finding = finding_of(run_of(tmp_path, inference_with([(made.NCCL, us)] * count)), "exposed-communication")
+    assert ("fewer, larger" in finding.advice) == told
+
+
+@pytest.mark.parametrize(("largest", "bucket"), [(91_000_000, True), (450_000_000, False)])
+def test_a_bucket_of_many_parameters_is_told_to_be_split(tmp_path, largest, bucket):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 100_000, 1)
+    trace.op("aten::mm", 5, 8, **{"Input type": ["float"] * 2, "Input Dims": [[1000, 1000]] * 2})
+    trace.kernel(made.SIMT, 20, 40_000, 6)
+    trace.op("MmBackward0", 30, 30, 2)
+    trace.op("aten::add_", 31, 20, 2, **{"Input type": ["float"] * 2, "Input Dims": [[largest], [largest]]})
+    trace.kernel(made.RELU, 40_100, 5_000, 40, 2)
+    message = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 448_000_000, "Group size": 2}
+    trace.op("record_param_comms", 50, 20, 2, **message)
+    trace.kernel(made.NCCL, 45_200, 50_000, 60, 2)
+    advice = finding_of(run_of(tmp_path, trace), "exposed-communication").advice
+    assert ("which smaller buckets do not split" in advice) == (not bucket)
