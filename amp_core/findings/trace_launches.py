@@ -64,9 +64,10 @@ def launch_remedy(run: Run) -> Remedy | None:
     if tiny_copies(run)[0]:
         return ONE_COPY
     if on_cuda and (between := _launches_between_waits(run)):
+        once = f"the host waits for it once in {max(1, round(between))} launches"
         return Remedy(
-            f"{_WAITS} The host waits for the GPU once in {max(1, round(between))} launches, and neither a CUDA graph "
-            "nor compiled code goes across such a wait: remove these first, or use larger batches.",
+            f"{_WAITS} Where it does, {once}, and neither a CUDA graph nor compiled code goes across such a wait: "
+            "remove these first, or use larger batches.",
             TIME_BY_EVENTS if waits_for_device(run) else FIND_WAITS,
         )
     if on_cuda and graphs and _replays_one_graph(run):

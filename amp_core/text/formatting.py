@@ -140,7 +140,7 @@ def without_arguments(name: str) -> str:
     if (demangled := _demangled(name)) is not None:
         return demangled
     text = re.sub(r"^void |at::native::|at::cuda::|at::detail::|\(anonymous namespace\)::|<unnamed>::", "", name)
-    text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
+    text = re.sub(r" ?\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
     return text or name
 
 

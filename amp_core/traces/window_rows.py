@@ -301,9 +301,9 @@ def _idle_columns(
         trace.call_end[trace.waits],
         few,
     )
-    late, unfed = times.merged(causes.host, lead), times.intersection(spans.idle, spans.data)
+    late, unfed = times.merged(causes.late, lead), times.intersection(spans.idle, spans.data)
     loading = _loading_alone(trace, selected, spans)
-    held = times.merged(times.merged(causes.late, lead), loading)
+    held = times.merged(late, loading)
     in_calls = longest_calls(events, trace.waits, held)
     calling = in_calls.spans if in_calls else times.NONE
     rest = times.without(late, calling)

@@ -89,7 +89,7 @@ def test_operators_that_cann_compiles_between_launches_are_named(tmp_path):
     trace = of_two()
     trace.event("AscendCL@aclopCompileAndExecute", 310, 380, CANN, LAUNCHER, {"Mode": "ACL_OP", "level": "acl"})
     run = trace.run(tmp_path)
-    assert "0.380 ms of it compiling operators (AscendCL@aclopCompileAndExecute)" in first_sentence(run)
+    assert "0.380 ms of it compiling and starting operators (AscendCL@aclopCompileAndExecute)" in first_sentence(run)
     (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
     assert "set_compile_mode(jit_compile=False)" in finding.snippet
 

@@ -139,3 +139,28 @@ def test_copies_are_told_with_their_rate(tmp_path, moved, told):
         trace.kernel(made.GEMM, 1_000 * number + 85, 900, 1_000 * number + 50)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
     assert ("moves" in finding.title) == bool(told) and told in finding.title
+
+
+@pytest.mark.parametrize(("copies", "told"), [(2, True), (40, False)])
+def test_results_that_are_copied_at_once_are_not_told_to_be_copied_occasionally(tmp_path, copies, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.kernel(made.GEMM, 10, 4_000, 2)
+    for number in range(copies):
+        us = 5_000 / copies
+        trace.kernel("Memcpy DtoH (Device -> Pageable)", 4_010 + us * number, us, 3_000 + number, sort="copy")
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert ("pin_memory=True" in finding.snippet, "only occasionally" in finding.advice) == (told, not told)
+
+
+def test_copies_that_compiled_code_starts_are_not_told_to_be_compiled(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    for number in range(10):
+        trace.op("CompiledFunction", 900 * number, 800)
+        trace.op("aten::clone", 900 * number + 5, 100)
+        trace.kernel("Memcpy DtoD (Device -> Device)", 900 * number + 50, 400, 900 * number + 10, sort="copy")
+        trace.op("aten::mm", 900 * number + 200, 50)
+        trace.kernel(made.GEMM, 900 * number + 460, 400, 900 * number + 210)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert finding.advice.startswith("Compiled code itself") and "compile them too" not in finding.advice

@@ -456,7 +456,7 @@ def test_an_operator_counts_with_its_twin_in_place(tmp_path):
     for number, op in enumerate(("aten::add", "aten::add_", "aten::mul", "aten::copy_")):
         trace.op(op, 10 * number, 8)
         trace.kernel(made.RELU, 100 + 200 * number, 200 - 50 * (number == 2), 10 * number + 2)
-    assert "aten::add alone 40 %; fusing" in first_sentence(run_of(tmp_path, trace))
+    assert "aten::add with aten::add_ alone 40 %; fusing" in first_sentence(run_of(tmp_path, trace))
 
 
 def test_attention_in_tf32_is_no_product_in_tf32(tmp_path):

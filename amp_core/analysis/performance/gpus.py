@@ -10,6 +10,10 @@ sustains them: power limits the clock. For parts sold with different memories th
 says otherwise.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import Gpu, gpu_of
 from amp_core.store.run import Run
 
@@ -21,4 +25,22 @@ def profiled_gpu(run: Run, device: str, device_name: str = "") -> Gpu:
     number = device.partition(":")[2]
     index = int(number) if number.isdecimal() and len(number) < 4 else 0
     about = listed[index] if index < len(listed) else listed[0] if listed else {}
-    return gpu_of(about.get("name") or device_name, about.get("capability"))
+    name = str(about.get("name") or device_name)
+    return gpu_of(_chip(about) or name if dense_rates(name) is None else name, about.get("capability"))
+
+
+_CHIPS = {("7.0", 80): "NVIDIA V100", ("8.0", 108): "NVIDIA A100", ("9.0", 132): "NVIDIA H100 SXM"}
+"""Parts by compute capability and multiprocessors: boards of engineers bear numbers as names, and older traces none."""
+
+
+def _chip(about: Mapping[str, Any]) -> str:
+    """The part that a GPU without a name in the data sheets is; empty if that is not known."""
+    known = "MIG" not in str(about.get("name"))
+    return next(
+        (
+            name
+            for (capability, count), name in _CHIPS.items()
+            if known and about.get("capability") == capability and about.get("multiprocessors") == count
+        ),
+        "",
+    )

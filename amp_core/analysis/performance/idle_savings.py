@@ -258,13 +258,13 @@ def longest_named(windows: pd.DataFrame, column: str) -> tuple[str, float]:
 CALLS = {
     "allocation": "allocating or freeing memory",
     "uncached": "allocating and freeing memory without a cache",
-    "compiling": "compiling operators",
+    "compiling": "compiling and starting operators",
     "torch.compile": "compiling code",
     "loading": "launching or loading kernels",
     "graphs": "building or launching graphs",
     "copies": "starting copies and fills",
     "setup": "setting up the device",
-    "other": "in one call",
+    "other": "in calls",
 }
 """What the host does in calls into the device's runtime, by their kind."""
 

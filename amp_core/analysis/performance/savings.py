@@ -338,6 +338,7 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
     bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(_POOLS)]
+    in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
     bound = bound.assign(op=_without_twins(bound["op"]))
     if np.nan_to_num(cost.us("communication")) >= MIN_SAVED_FRAC * cost.step_us:
         # Where communication takes long alone, it outlasts what runs beside it.
@@ -348,7 +349,8 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     in_steps = scale * float(bound["total_us"][bound["op"] == SOFTMAX].sum()) if has_attention_in_steps(rows) else 0.0
     longest = longest_name(bound, "op")
     its_us = float(bound["total_us"][bound["op"] == longest].sum()) * scale
-    alone = f", {longest} alone {step_share(its_us, cost)}" if longest and others(bound, "op") else ""
+    both = f"{longest} with {longest}_" if f"{longest}_" in in_place else longest
+    alone = f", {both} alone {step_share(its_us, cost)}" if longest and others(bound, "op") else ""
     stepping = unfused_optimizer_rows(rows[eager])
     step_us = float(stepping["total_us"].sum()) * scale
     each = float(stepping["count"].sum()) * scale

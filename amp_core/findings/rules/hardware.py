@@ -245,7 +245,7 @@ _NARROW_PRODUCTS = Remedy(
     "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. What the "
     "product sums over is aligned: give each call more rows and columns, make operands contiguous, and use newer "
     "libraries.",
-    "y = torch.matmul(torch.cat(rows, dim=-2), x)   # the rows of several calls in one",
+    "y = torch.matmul(rows.contiguous(), x.contiguous())   # and more rows, where several calls share x",
 )
 _OF_TWO_TENSORS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul", "aten::dot")
 """Products of which neither factor needs to be a layer's weight."""
@@ -337,7 +337,14 @@ def layout_transposes(run: Run) -> list[Finding]:
         return []
     by_name = rows["name"].str.contains("(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", regex=True)
     # Concatenations and copies of other operators are layout changes too, but not for convolutions.
-    turned = rows[by_name | ((rows["category"] == "layout") & rows["op"].str.contains("conv(?!ert)", regex=True))]
+    turned = rows[
+        by_name
+        | (
+            (rows["category"] == "layout")
+            & ~rows["name"].str.startswith("SubTensorOp")
+            & rows["op"].str.contains("conv(?!ert)", regex=True)
+        )
+    ]
     us = float(turned["total_us"].sum())
     share = us / float(rows["total_us"].sum())
     saving = _saving_of_trace(run, us)

@@ -10,6 +10,7 @@ from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_hosts import CREATES, ON_DEVICE
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding, trains
 from amp_core.store.run import Run
+from amp_core.traces.operators import is_compiled_code
 
 
 @rule(
@@ -47,8 +48,10 @@ def copies(run: Run) -> list[Finding]:
         remedy = _TO_HOST if trains(run) else _TO_HOST_OF_INFERENCE
         if _is_pageable_both_ways(run):
             remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
+        elif "Pageable" in findings[0].where and _is_in_few(run, findings[0].where):
+            remedy = _TO_HOST_AT_ONCE
     elif way == "within the device" and is_compiled_in_part(run):
-        remedy = _WITHIN_COMPILED
+        remedy = _BY_COMPILED if _is_of_compiled_code(run, findings[0].where) else _WITHIN_COMPILED
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
@@ -66,6 +69,35 @@ _WAYS = (
 def _way(name: str) -> str:
     """The direction of a copy by its name; empty if that does not tell it."""
     return next((way for way, pattern in _WAYS if re.search(pattern, name)), "")
+
+
+MIN_OF_LONGEST_FRAC = 0.3
+"""Share of the longest copy in the time of all of its kind from which few make up most of it."""
+
+
+def _is_in_few(run: Run, name: str) -> bool:
+    """Whether few copies take most of the time of a kind of them."""
+    rows = kernel_rows(run, everything=True)
+    rows = rows[rows["name"] == name]
+    return bool(rows["longest_us"].max() >= MIN_OF_LONGEST_FRAC * rows["total_us"].sum() > 0)
+
+
+def _is_of_compiled_code(run: Run, name: str) -> bool:
+    """Whether compiled code starts most of a kind of copies, or most of the work, as where it is one call per step."""
+    launched_frac = run.head.config.get("compiled_launch_frac")
+    if isinstance(launched_frac, float) and launched_frac > MIN_OF_COMPILED_FRAC:
+        return True
+    rows = kernel_rows(run, everything=True)
+    rows = rows[rows["name"] == name]
+    us = rows["total_us"][rows["op"].map(is_compiled_code).astype(bool) | rows["top_op"].map(_in_compiled).astype(bool)]
+    return bool(us.sum() > MIN_OF_COMPILED_FRAC * rows["total_us"].sum())
+
+
+MIN_OF_COMPILED_FRAC = 0.5
+
+
+def _in_compiled(op: str) -> bool:
+    return op.startswith("CompiledFunction") or is_compiled_code(op)
 
 
 def _fills(run: Run, name: str) -> Remedy:
@@ -124,6 +156,17 @@ _TO_HOST = Remedy(
     "total += loss.detach()   # on the device; total.item() once per epoch",
 )
 _TO_HOST_OF_INFERENCE = Remedy(_TO_HOST.advice, "results.append(y)   # on the device; torch.cat(results).cpu() once")
+_TO_HOST_AT_ONCE = Remedy(
+    "Results are copied to the host, most of them at once, to memory that is not pinned. Copy to pinned memory, beside "
+    "what is computed next, and fewer bytes.",
+    "host = torch.empty(shape, pin_memory=True)\nhost.copy_(result, non_blocking=True)",
+)
+_BY_COMPILED = Remedy(
+    "Compiled code itself starts most of these copies: of inputs that it changes, of outputs that share memory with "
+    "them, and, where its backend does not fuse, each clone and change of layout. Take a backend that fuses, and "
+    "return new tensors instead of changing inputs.",
+    'model = torch.compile(model, backend="inductor")   # not eager, aot_eager or ts',
+)
 _WITHIN_COMPILED = Remedy(
     "These are copies within the device: contiguous(), clone(), cat and changes of layout, and part of the program "
     "is compiled already. A timeline shows the operators that start them: avoid these, or compile them too.",

@@ -642,6 +642,7 @@ RULES = (
         words="SubTensor 2Col 2col Col2 col2 flip_ kern_pre region_ pointwise_mult dTensor ranspose",
         category="layout",
     ),
+    _rule(r"RNN_addBias", "no", None, "biases of a recurrent layer", words="addBias", category="elementwise"),
     _rule(
         r"convertTensor_kernel",
         "no",
