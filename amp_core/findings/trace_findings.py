@@ -237,6 +237,8 @@ def _next(savings: Savings) -> str:
     first, second = savings.ranked[:2]
     if second.rank_us < MIN_NEXT_RATIO * first.rank_us or second.share < MIN_NEXT_FRAC or not second.is_sure:
         return ""
+    if first.late_ranks:  # what makes them late
+        return f" {second.what}."
     return f" The next: {_in_sentence(second)} ({second.how_much(savings.unit)})."
 
 

@@ -61,9 +61,10 @@ def launch_remedy(run: Run) -> Remedy | None:
     is_fused = bool(fused) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
-    if tiny_copies(run)[0]:
+    between = _launches_between_waits(run)
+    if tiny_copies(run)[0] and between is not None and between <= MAX_OF_LOOP:
         return ONE_COPY
-    if on_cuda and (between := _launches_between_waits(run)):
+    if on_cuda and between:
         once = f"the host waits for it once in {max(1, round(between))} launches"
         return Remedy(
             f"{_WAITS} Where it does, {once}, and neither a CUDA graph nor compiled code goes across such a wait: "
@@ -114,6 +115,10 @@ def _launches_between_waits(run: Run) -> float | None:
     if not is_frequent or float(us.sum()) / per < MIN_BETWEEN_WAITS_FRAC * saving.saved_us:
         return None
     return float((us * windows["launches_between_waits"].fillna(0.0)).sum() / us.sum())
+
+
+MAX_OF_LOOP = 2.5
+"""Launches from one wait to the next, up to which values are read in a loop that does nothing else."""
 
 
 def _replays_one_graph(run: Run) -> bool:
