@@ -226,7 +226,7 @@ def _all_idle(savings: Savings, largest: Saving) -> str:
     return f" In all, {device[0].lower()}{device[1:]} is idle for {share} of the {savings.unit}."
 
 
-MIN_NEXT_RATIO, MIN_NEXT_FRAC = 0.5, 0.1
+MIN_NEXT_RATIO, MIN_NEXT_FRAC = 0.4, 0.1
 """The second largest saving is told with the largest from that share of it and of the step on."""
 
 

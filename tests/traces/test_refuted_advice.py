@@ -426,7 +426,7 @@ def test_values_that_are_copied_one_by_one_are_told_to_be_copied_at_once(tmp_pat
     for number in range(200):
         at = 50 * number
         trace.op("aten::copy_", at, 40)
-        trace.kernel("Memcpy DtoH (Device -> Pageable)", at + 20, 2, at + 10, sort="copy")
+        trace.kernel("Memcpy DtoH (Device -> Pageable)", at + 20, 2, at + 10, sort="copy", call_us=15)
         trace.events[-1]["args"]["bytes"] = bytes_of_each
         trace.kernel(made.RELU, at + 45, 2, at + 42)
     run = run_of(tmp_path, trace)
