@@ -32,6 +32,7 @@ from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
 from amp_core.store.run import Run
 from amp_core.text.formatting import duration, kernel_in_words, number, percent
+from amp_core.traces.operators import is_compiled_code
 
 SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
 """What a guide entry states as its threshold if its finding is one of the possible savings."""
@@ -345,16 +346,23 @@ def _nothing(run: Run, savings: Savings) -> str:
         )
     work = matrix_work(run, savings)
     rest = f" {savings.ranked[0].what}." if savings.ranked else ""
-    named = rows["op"].where(rows["op"] != "", rows["name"].map(kernel_in_words))
+    named_by_kernel = rows["name"].map(kernel_in_words)
+    named = rows["op"].where(rows["op"] != "", named_by_kernel)
     others = rows["total_us"][~is_matrix(rows)].groupby(named).sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
     longest = f"{others.idxmax()} takes {percent(share)} of the kernel time" if share > MAIN_OP_FRAC else ""
     if savings.peak_frac is None and work.kernel_frac > MAIN_PRODUCT_FRAC and not longest:
         it_takes = "it takes" if len(work.kinds.fracs) == 1 else "they take"
+        kernels = rows["op"].where((rows["op"] != "") & ~rows["op"].map(is_compiled_code).astype(bool), named_by_kernel)
+        us = rows["total_us"][~is_matrix(rows)].groupby(kernels).sum()
+        other_frac = float(us.max() / window_rows(run)["wall_us"].sum()) if len(us) else 0.0
+        is_long = other_frac >= MIN_SAVED_FRAC
+        nothing = "Nothing that is looked for" if is_long else "Nothing"
+        beside = f" Beside it, {us.idxmax()} takes {percent(other_frac)}." if is_long else ""
         return (
-            f"Nothing beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
+            f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
             f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}: "
-            f"{kernel_in_words(work.kernel)}. Profile it alone{_profiler(run)}.{rest}"
+            f"{kernel_in_words(work.kernel)}. Profile it alone{_profiler(run)}.{beside}{rest}"
         )
     whole = f"the {savings.unit}" if longest else "it"
     of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"
