@@ -126,6 +126,7 @@ class _Collector:
         """Add an event with a duration, if it is of a kind that counts."""
         category, events = event.get("cat", event.get("pid")), self.events
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
+        events.metric_ranges += category == METRIC_RANGE
         if kind is None and "cat" not in event:
             kind = _npu_kind(self._npu, event)
         if kind is None or event.get("name") == DISPATCH_MODE:
@@ -349,6 +350,8 @@ def _check_duplicates(work: Work) -> None:
         raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
 
 
+METRIC_RANGE = "cuda_profiler_range"
+"""Category of what the profiler writes instead of kernels where it is asked for metrics (`profiler_metrics`)."""
 DISPATCH_MODE = "PythonDispatchMode"
 """What torch calls a mode of Python that an operator runs under: no operator of its own."""
 

@@ -161,6 +161,8 @@ class TraceEvents:
     """The same by kernel."""
     moved_bytes: dict[int, float] = field(default_factory=dict)
     """By copy or fill: how many bytes it moves, where the trace tells it."""
+    metric_ranges: int = 0
+    """Ranges with metrics of CUPTI's, which a profiler writes instead of kernels."""
     named_ranks: int = 0
     """Ranks of the training, at least, by those that parts of collectives name; 0 where none does."""
 

@@ -328,6 +328,9 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     when = during[kind]
     long = [number for number in by_kind[kind] if us[number] >= MIN_NAME_FRAC * times.total(when)]
     names = ", ".join(events.texts[number] for number in long[: 1 if kind == "other" else _MAX_NAMES])
+    listed = long[:_MAX_NAMES]
+    if kind != "other" and listed and us[listed].sum() < NEARLY_ALL_FRAC * us[by_kind[kind]].sum():
+        names += " and others"
     if kind == TORCH_COMPILE:  # its ranges are nested
         names = TORCH_COMPILE
     if kind == "allocation" and _is_uncached(events):
@@ -404,6 +407,8 @@ def call_kind(name: str) -> str:
     return next((kind for kind, pattern in _CALL_KINDS.items() if pattern.search(name)), "other")
 
 
+NEARLY_ALL_FRAC = 0.95
+"""Share of the time of calls from which the listed names are told as all of them."""
 _MAX_NAMES = 3
 MIN_NAME_FRAC = 0.01
 """Share of the time of a kind of calls from which a name is given."""

@@ -117,6 +117,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
             "accelerator_ops": trace.accelerator_ops,
             "device_allocations": trace.device_allocations,
         }
+        if trace.metric_ranges:
+            config["metric_ranges"] = trace.metric_ranges
     if (part := trace.host_part) is not None:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
     if trace.timed_op is not None:

@@ -225,7 +225,7 @@ def unnamed_templates(events: TraceEvents) -> npt.NDArray[np.bool_]:
 
 _WITHOUT_SIZES = re.compile(r"triton__[\dcd]+$")
 """Sizes are constants of a template. Other kernels take them as their last arguments, most of them marked `e`."""
-MIN_TEMPLATE_BYTES = 16 * 1024
+MIN_TEMPLATE_BYTES = 10 * 1024
 """Tiles of two matrices take more shared memory, and reductions of a block less."""
 MIN_SMALL_FRAC = 0.95
 """A model of which at least this share of the GEMM/conv time has inputs of 16 bits or fewer is one in 16 bits."""

@@ -112,6 +112,8 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     thinned: bool = False
     """Whether most operators were removed from it."""
+    metric_ranges: int = 0
+    """Ranges with metrics, which a profiler writes instead of kernels."""
     misclocked: Misclocked | None = None
     """Work that is left out, for its times are none of the trace."""
     slow_calls: SlowCalls | None = None
@@ -316,6 +318,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         thinned=thinned,
         misclocked=misclocked,
+        metric_ranges=events.metric_ranges,
         slow_calls=slow_calls(events, linked),
         call_cost=call_cost(events, host, linked),
         launches_without_work=without_work,

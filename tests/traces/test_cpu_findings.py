@@ -362,3 +362,15 @@ def test_times_of_several_ranks_are_means(tmp_path):
         files.append(write(tmp_path / f"r{rank}.json", trace.document(**head)))
     sentence = first_sentence(load_run(import_traces(files, tmp_path / "run")))
     assert "aten::mkldnn_convolution takes 87.5 % of the operators' time (0.700 ms)" in sentence
+
+
+@pytest.mark.parametrize(("ranges", "says"), [(2, "profiler_metrics"), (0, "NVreg_RestrictProfilingToAdminUsers")])
+def test_metrics_instead_of_kernels_are_no_missing_permission(tmp_path, ranges, says):
+    trace = Made()
+    for number in range(2):
+        trace.op("aten::mm", 100 * number, 50)
+        trace.event("call", "cudaLaunchKernel", 100 * number + 10, 5, 1, correlation=number + 1)
+        if number < ranges:
+            trace.event("cuda_profiler_range", "volta_sgemm", 100 * number + 20, 30, 1)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "device-not-recorded"]
+    assert says in finding.advice

@@ -205,6 +205,7 @@ def test_casts_that_autocast_adds_on_a_cpu_are_counted_once(tmp_path):
     ("name", "shared", "answer"),
     [
         ("triton__0d1d2d3d", 36_864, "unknown"),
+        ("triton__0d1d2d", 10_240, "unknown"),
         ("triton__0d1d2d3d", 9_216, "no"),
         ("triton__0d1d2d3de4de", 33_792, "no"),
     ],

@@ -383,7 +383,7 @@ _UNFUSED = Remedy(
         what="The optimizer of an imported trace takes a large share, in kernels that are not fused.",
         signal="Time and number of kernels in the optimizer phase, without `_fused_` operators.",
         threshold=f"{SAVING_THRESHOLD} Fusing is assumed to halve the time.",
-        advice="Each kernel reads and writes all parameters. The fused implementation reads them once.",
+        advice="Each of its operations reads and writes all parameters. The fused implementation reads them once.",
         snippet="optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
         page="step-cost",
     )
@@ -397,8 +397,8 @@ def unfused_optimizer(run: Run) -> list[Finding]:
 
 
 _COMPILED_STEP = Remedy(
-    "Each kernel reads and writes all parameters, and this optimizer takes no fused=True. A compiler fuses its step; "
-    "so does one of torch.optim with fused=True, where it does the same.",
+    "Each operation reads and writes all parameters, and this optimizer takes no fused=True. A compiler fuses its "
+    "step; so does one of torch.optim with fused=True, where it does the same.",
     "compiled_step = torch.compile(optimizer.step)",
 )
 

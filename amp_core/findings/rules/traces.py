@@ -61,11 +61,18 @@ def device_not_recorded(run: Run) -> list[Finding]:
     )
     if device == "mps":
         return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
+    if run.head.config.get("metric_ranges"):
+        return for_what_runs(run, [replace(finding, advice=_METRICS, snippet=entry_snippet)])
     if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
         return for_what_runs(run, [replace(finding, advice=_KEPT_BACK, snippet=entry_snippet)])
     return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
 
 
+_METRICS = (
+    "The profiler was asked for metrics of CUPTI's (profiler_metrics), for which it runs each kernel again and writes "
+    "ranges instead of kernels; the times of the launches are those of the repetitions. Record again without metrics."
+)
+"""Advice for launches without kernels in a trace with `cuda_profiler_range` events."""
 _KEPT_BACK = (
     "The trace has the calls that launch, which CUPTI gives as it gives the kernels: the driver kept these back. "
     "Permission for them is missing (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; NVreg_RestrictProfilingToAdminUsers=0 gives "
