@@ -35,6 +35,25 @@ def launches_of_a_convolution_without_kernels(into):
     done()
 
 
+@fault("invalid-times", "cuda:0")
+def kernels_that_all_start_at_the_epoch(into):
+    trace, done = traced(into)
+    for number in range(6):
+        trace.op("aten::bmm", 300 * number, 60)
+        trace.kernel(made.GEMM, -made.BASE, 250, 300 * number + 5)
+    done()
+
+
+@fault("invalid-times", "cuda:0")
+def kernels_whose_clock_counts_days_later(into):
+    trace, done = traced(into)
+    for number in range(6):
+        trace.op("aten::mm", 300 * number, 60)
+        trace.kernel("my_kernel", 86_400e6 + 5_000 * number, 250, 300 * number + 5)
+        trace.kernel(made.COPY, 300 * number + 40, 10, 300 * number + 30, sort="copy")
+    done()
+
+
 @fault("device-not-recorded")
 def operators_of_an_accelerator_without_kernels(into):
     trace, done = traced(into)
