@@ -39,7 +39,7 @@ _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu"
 def device_not_recorded(run: Run) -> list[Finding]:
     """`device-not-recorded`: an imported trace of a program that used a device, without the device's work."""
     launches = run.head.config.get("launches_without_kernels")
-    if not isinstance(launches, int):
+    if not isinstance(launches, int) or mostly_misclocked(run):
         return []
     device = str(run.head.config.get("device") or "cuda")
     counts = [run.head.config.get(name) for name in ("accelerator_ops", "device_allocations")]

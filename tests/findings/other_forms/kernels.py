@@ -35,7 +35,7 @@ def launches_of_a_convolution_without_kernels(into):
     done()
 
 
-@fault("invalid-times", "cuda:0")
+@fault("invalid-times", "cuda")
 def kernels_that_all_start_at_the_epoch(into):
     trace, done = traced(into)
     for number in range(6):
