@@ -69,7 +69,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
 
 
 _METRICS = (
-    "The profiler was asked for metrics of CUPTI's (profiler_metrics), for which it runs each kernel again and writes "
+    "The profiler had to measure metrics of CUPTI's (profiler_metrics), for which it runs each kernel again and writes "
     "ranges instead of kernels; the times of the launches are those of the repetitions. Record again without metrics."
 )
 """Advice for launches without kernels in a trace with `cuda_profiler_range` events."""
