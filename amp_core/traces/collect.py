@@ -229,7 +229,7 @@ class _Collector:
             value = _time(arguments.get(key))
             column.append(math.nan if value is None else value)
         work.process.append(_process(event.get("pid"), self._processes))
-        if (moved := _time(arguments.get("bytes"))) is not None:
+        if (moved := _time(arguments.get("bytes"))) is not None and moved >= 0:
             self.events.moved_bytes[len(work) - 1] = moved
         if "Collective name" in arguments:
             _add_message(self.events.messages_of_work, len(work) - 1, arguments, self._texts)

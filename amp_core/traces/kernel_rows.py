@@ -163,7 +163,7 @@ def kernel_rows(
             longest_us,
             round(beside_us, 3),
             round(counted_us, 3),
-            None if math.isnan(moved_bytes) else int(moved_bytes),
+            int(moved_bytes) if moved_bytes < MAX_MOVED_BYTES else None,
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -225,6 +225,8 @@ def unnamed_templates(events: TraceEvents) -> npt.NDArray[np.bool_]:
 
 _WITHOUT_SIZES = re.compile(r"triton__[\dcd]+$")
 """Sizes are constants of a template. Other kernels take them as their last arguments, most of them marked `e`."""
+MAX_MOVED_BYTES = 2.0**62
+"""More cannot be stored; NaN is not below it either."""
 MIN_TEMPLATE_BYTES = 10 * 1024
 """Tiles of two matrices take more shared memory, and reductions of a block less."""
 MIN_SMALL_FRAC = 0.95

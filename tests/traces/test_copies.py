@@ -164,3 +164,15 @@ def test_copies_that_compiled_code_starts_are_not_told_to_be_compiled(tmp_path):
         trace.kernel(made.GEMM, 900 * number + 460, 400, 900 * number + 210)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
     assert finding.advice.startswith("Compiled code itself") and "compile them too" not in finding.advice
+
+
+@pytest.mark.parametrize("moved", [-5, 9e17, "many"])
+def test_bytes_that_cannot_be_are_none(tmp_path, moved):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1_000, 1)
+    for number in range(20):
+        trace.kernel(made.COPY, 40 * number + 10, 30, 40 * number + 5, sort="copy")
+        trace.events[-1]["args"]["bytes"] = moved
+    run = run_of(tmp_path, trace)
+    assert run.kernels["moved_bytes"].isna().all()
+    assert [f.title for f in diagnose(run) if f.code == "copies" and "moves" in f.title] == []

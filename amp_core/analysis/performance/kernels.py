@@ -327,7 +327,7 @@ launches, they are a loop."""
 def tiny_copies(run: Run) -> tuple[float, float]:
     """How many copies to the host per step (or window) read single values, and the bytes of each; 0 for few."""
     rows, windows = kernel_rows(run, everything=True), window_rows(run)
-    rows = rows[rows["name"].str.contains(TO_HOST) & (rows["moved_bytes"] > 0)]
+    rows = rows[(rows["category"] == "memcpy") & rows["name"].str.contains(TO_HOST) & (rows["moved_bytes"] > 0)]
     rows = rows[rows["moved_bytes"] <= MAX_TINY_BYTES * rows["count"]]
     count = float(rows["count"].sum())
     per_step = count / max(1.0, float(windows["steps"].fillna(0.0).sum()) or float(len(windows)))
@@ -336,7 +336,7 @@ def tiny_copies(run: Run) -> tuple[float, float]:
     return per_step, float(rows["moved_bytes"].sum()) / count
 
 
-TO_HOST = r"(?i:memcpy|memcopy).*(?:DtoH|D2H|D2M)|CopyDeviceToHost"
+TO_HOST = r"DtoH|D2H|D2M|DeviceToHost"
 """In the names of copies to the host."""
 
 

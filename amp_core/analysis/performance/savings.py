@@ -311,7 +311,7 @@ def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
 
 
 _POOLS = r"(?i)pool"
-"""In the names of kernels and operators that pool, which compilers leave as they are."""
+"""In the names of kernels and operators that pool: none of the kinds that the sentence names."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 

@@ -336,7 +336,8 @@ def layout_transposes(run: Run) -> list[Finding]:
     if on_cpu(rows) or rows.empty:
         return []
     by_name = rows["name"].str.contains("(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", regex=True)
-    # Concatenations and copies of other operators are layout changes too, but not for convolutions.
+    # Concatenations and copies of other operators are layout changes too, but not for convolutions. MIOpen's
+    # SubTensorOp fills and casts.
     turned = rows[
         by_name
         | (

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.idle_savings import longest_named
-from amp_core.analysis.performance.kernels import ZEROING, is_compiled_in_part, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import TO_HOST, ZEROING, is_compiled_in_part, kernel_rows, window_rows
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_hosts import CREATES, ON_DEVICE
@@ -59,7 +59,7 @@ _WAYS = (
     ("fill", r"[Mm]emset|MEMSET|[Ff]ill_?[Bb]uffer"),
     ("between devices", r"PtoP|P2P|PeerToPeer"),
     ("within the device", r"DtoD|D2D|DeviceToDevice"),
-    ("to the host", r"DtoH|D2H|D2M|DeviceToHost"),
+    ("to the host", TO_HOST),
     ("pinned to the device", r"(?:HtoD|H2D|M2D|HostToDevice).*Pinned"),
     ("to the device", r"HtoD|H2D|M2D|HostToDevice"),
 )
@@ -89,15 +89,13 @@ def _is_of_compiled_code(run: Run, name: str) -> bool:
         return True
     rows = kernel_rows(run, everything=True)
     rows = rows[rows["name"] == name]
-    us = rows["total_us"][rows["op"].map(is_compiled_code).astype(bool) | rows["top_op"].map(_in_compiled).astype(bool)]
+    us = rows["total_us"][
+        rows["op"].map(is_compiled_code).astype(bool) | rows["top_op"].map(is_compiled_code).astype(bool)
+    ]
     return bool(us.sum() > MIN_OF_COMPILED_FRAC * rows["total_us"].sum())
 
 
 MIN_OF_COMPILED_FRAC = 0.5
-
-
-def _in_compiled(op: str) -> bool:
-    return op.startswith("CompiledFunction") or is_compiled_code(op)
 
 
 def _fills(run: Run, name: str) -> Remedy:
