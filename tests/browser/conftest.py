@@ -5,7 +5,7 @@ Without Chromium these tests are skipped with a reason; with AMPSCOPE_REQUIRE_BR
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,8 @@ FLAGS = (
 )
 PROBES = ("/_stcore/health", "/_stcore/host-config")
 """Streamlit's page looks for its server below each part of the address; those that are not there are 404."""
+SEEN_MS, MAX_LOG_CHARS = 10_000, 4000
+"""How long a failed test waits for a page's text, and how much of the server's log it shows."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,6 +35,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the pages show where a test fails, and the last lines of the server's log."""
+    report = yield
+    used = getattr(item, "funcargs", {})
+    if report.failed and report.when == "call":
+        report.sections += [(tab.page.url, tab.seen()) for tab in getattr(used.get("new_tab"), "tabs", [])]
+        if isinstance(running := used.get("server"), Server):
+            report.sections.append((running.log.name, running.log.read_text(errors="replace")[-MAX_LOG_CHARS:]))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -84,40 +98,50 @@ class Tab:
     def reads(self, *texts: str) -> None:
         """Wait until the page shows each text."""
         for text in texts:
-            try:
-                self.page.get_by_text(text).first.wait_for()
-            except Error:
-                shown = self.page.get_by_test_id("stMain").inner_text()
-                pytest.fail(f"{self.page.url} does not show {text!r}; it shows:\n{shown}")
+            self.page.get_by_text(text).first.wait_for()
 
     def metric(self, label: str) -> str:
         """The value on the metric card of that label."""
         card = self.page.locator('[data-testid="stMetric"]', has_text=label).first
         return card.locator('[data-testid="stMetricValue"]').inner_text()
 
+    def seen(self) -> str:
+        """The text of the whole page, and its errors; why, if the browser does not answer."""
+        try:
+            return "\n".join([self.page.locator("body").inner_text(timeout=SEEN_MS), *self.wrong])
+        except Error as error:
+            return str(error)
+
     def exceptions(self) -> list[str]:
         """Exceptions shown on the page."""
         return [e.inner_text() for e in self.page.locator('[data-testid="stException"]').all()]
 
 
-@pytest.fixture
-def new_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
-    """Open tabs: `new_tab(theme="dark")`. All are closed at the end."""
-    contexts = []
+@dataclass
+class Tabs:
+    """Opens tabs."""
 
-    def go(theme: str = "light") -> Tab:
-        context = chromium.new_context(viewport={"width": 1400, "height": 900}, color_scheme=theme)
+    browser: Browser
+    tabs: list[Tab] = field(default_factory=list)
+
+    def __call__(self, theme: str = "light") -> Tab:
+        context = self.browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme=theme)
         context.set_default_timeout(1000 * DEADLINE_S)
-        contexts.append(context)
         tab = Tab(context.new_page())
+        self.tabs.append(tab)
         tab.page.on("pageerror", lambda error: tab.wrong.append(str(error)))
         tab.page.on("requestfailed", lambda r: tab.wrong.append(f"{r.url}: {r.failure}") if foreign(r.url) else None)
         tab.page.on("response", lambda r: tab.wrong.append(f"{r.status} {r.url}") if bad(r.status, r.url) else None)
         return tab
 
-    yield go
-    for context in contexts:
-        context.close()
+
+@pytest.fixture
+def new_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
+    """Open tabs: `new_tab(theme="dark")`. All are closed at the end."""
+    tabs = Tabs(chromium)
+    yield tabs
+    for tab in tabs.tabs:
+        tab.page.context.close()
 
 
 def foreign(url: str) -> bool:
