@@ -411,6 +411,13 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("host_kernel_us", "f", "how long these gaps before it are"),
                 _column(
+                    "host_range",
+                    "s",
+                    "the shortest range of the program's own (record_function) that contains half or more of lead_us "
+                    "and of all idle time before late launches; null without one",
+                ),
+                _column("host_range_us", "f", "how much of them it contains"),
+                _column(
                     "idle_sync_op",
                     "s",
                     "operator in which the host waited before most of idle_sync_us; null outside operators",

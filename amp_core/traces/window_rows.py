@@ -27,6 +27,7 @@ from amp_core.traces.idle_causes import (
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, OPTIMIZER, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
+from amp_core.traces.own_ranges import range_of
 from amp_core.traces.products import product_numbers
 
 WAITING = (
@@ -313,6 +314,7 @@ def _idle_columns(
         "data_function": longest_function(events, host, times.merged(unfed, first_loads)),
         "host_call_op": longest_op(events, host, calling),
         "host_rest_op": longest_op(events, host, rest),
+        "host_range": range_of(events, late, spans.low, spans.high),
     }
     longest["host_kernel"] = _longest_before(trace, selected, causes)
     after_us, held_us = np.zeros((2, len(trace.waits)))

@@ -1,5 +1,6 @@
 """Causes of idle time: calls of the host, functions, graphs, late starts, waits before the first kernel."""
 
+import pandas as pd
 import pytest
 
 from amp_core import diagnose, load_run
@@ -459,3 +460,43 @@ def test_of_a_trace_that_lacks_most_operators_the_host_is_unknown(tmp_path, kept
     assert ("most operators are missing in the file" in finding.title) == told
     assert ("in no operator" in finding.title) != told
     assert ("prof.export_chrome_trace" in finding.snippet) == told
+
+
+def with_ranges(*ranges, functions=()):
+    """Ten short kernels 200 µs apart, then thirty 20 µs apart, and ranges of the program, each with start and length."""
+    trace = Made()
+    starts = [1 + 200 * n for n in range(10)] + [2001 + 20 * n for n in range(30)]
+    for start in starts:
+        trace.op("aten::mul", start, 6)
+        trace.kernel(made.RELU, start + 8, 4, start + 2)
+    for name, start, length in ranges:
+        trace.event("mark", name, start, length, 1)
+    for name, start, length in functions:
+        trace.event("python_function", name, start, length, 1)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("ranges", "named"),
+    [
+        ([("first_sum", 0, 1990), ("second_sum", 1995, 600)], "first_sum"),
+        ([("model", 0, 2590), ("first_sum", 0, 1990)], "first_sum"),
+        ([("model", 0, 2590)], None),  # all of it: tells nothing
+        ([(f"layer {n}", 200 * n, 195) for n in range(10)], "layer *"),
+        ([("nccl:all_reduce", 0, 1990), ("Optimizer.step#Adam.step", 0, 1990)], None),  # not the program's own
+        ([("first_sum", 0, 700)], None),  # a third of it
+    ],
+)
+def test_the_range_in_which_the_device_waits_is_named(tmp_path, ranges, named):
+    run = run_of(tmp_path, with_ranges(*ranges))
+    (window,) = run.windows.to_dict("records")
+    assert window["host_range"] == named if named else pd.isna(window["host_range"])
+    finding = next(f for f in diagnose(run) if f.code == "launch-bound")
+    assert (f"in {named}" in finding.title) if named else "of it in" not in finding.title
+
+
+def test_the_function_in_which_short_kernels_are_launched_is_named_before_a_range(tmp_path):
+    functions = [("sums.py(3): first_sum", 0, 1990), ("sums.py(9): second_sum", 1995, 600)]
+    run = run_of(tmp_path, with_ranges(("timed", 0, 1990), functions=functions))
+    finding = next(f for f in diagnose(run) if f.code == "launch-bound")
+    assert "in sums.py(3): first_sum" in finding.title and "timed" not in finding.title

@@ -107,6 +107,8 @@ def test_the_window_adds_up(tmp_path, layout):
         "host_us": pytest.approx(647, abs=1),
         "host_kernel": None,
         "host_kernel_us": 0,
+        "host_range": None,
+        "host_range_us": 0,
         "idle_sync_op": None,
         "idle_sync_op_us": 90,
         "idle_wait_op": None,

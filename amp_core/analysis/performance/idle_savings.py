@@ -81,7 +81,8 @@ def idle_savings(
     if unknown := unknown_host(run):
         outside = "" if launch_bound or in_calls or named or in_op else unknown
     before = "" if launch_bound or in_calls else _before(windows, op, steps)
-    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{before}{outside}"
+    marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, host, cost, steps)
+    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
         code, why = "unexplained-idle", ", and the trace has no launches that would show why"
         if len(rows) and (rows["category"] == "communication").all():
@@ -174,6 +175,19 @@ def _host_op(run: Run, windows: pd.DataFrame, cost: StepCost, steps: float) -> t
     column = _host_column(windows)
     op, in_op = _longest_of(windows, column, cost, steps)
     return op, in_op if column == "host_function" else f"{in_op}{_in_first(run, windows, column, op)}"
+
+
+def _place(windows: pd.DataFrame, host_us: float, cost: StepCost, steps: float) -> str:
+    """The part of the sentence on the Python function, or else the range that the program marks, with most of the time
+    in which the host launches too late; empty where none has half of it."""
+    for column in ("host_function", "host_range"):
+        if longest_named(windows, column)[1] >= MIN_OF_PLACE_FRAC * host_us * steps > 0:
+            return _longest_of(windows, column, cost, steps)[1]
+    return ""
+
+
+MIN_OF_PLACE_FRAC = 0.5
+"""Share of the time in which the host launches too late from which one function or range is its place."""
 
 
 def _host_column(windows: pd.DataFrame) -> str:

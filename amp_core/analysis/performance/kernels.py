@@ -24,7 +24,7 @@ _TEXTS = (
 )
 _NUMBERS = ("step", "steps", "count", "total_us", "rank", "longest_us", "beside_us", "counted_us", "moved_bytes")
 _FUNCTIONS = ("host_function", "data_function")
-_HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel")
+_HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel", "host_range")
 _WINDOW_NUMBERS = (
     "step",
     "steps",
@@ -63,6 +63,7 @@ _WINDOW_NUMBERS = (
     "host_call_op_us",
     "host_rest_op_us",
     "host_kernel_us",
+    "host_range_us",
     "host_us",
     "idle_sync_op_us",
     "idle_wait_op_us",
