@@ -7,7 +7,9 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import format_sizes, product
+from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import (
+    ZEROING,
     all_first_calls,
     first_calls_of,
     is_matrix,
@@ -20,6 +22,7 @@ from amp_core.analysis.performance.kernels import (
     without_ranges,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
+from amp_core.findings.cpu_families import attention_in_steps, family, in_fp64
 from amp_core.findings.signals import facts, mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import join_words, number, percent
@@ -41,13 +44,6 @@ MIN_OPTIMIZER_FRAC = 0.25
 MAX_SMALL_US, MAX_SMALL_FRAC = 5.0, 0.25
 """Operators of less on average, none of which takes a larger share, cost as much to call as to compute: torch takes
 about a microsecond to dispatch one, and Python a few to call it."""
-MIN_FAMILY_RATIO = 1.1
-"""All products together are told with the longest if they take that many times as long."""
-_FAMILIES = {
-    "gemm": "all matrix products take",
-    "conv": "all convolutions take",
-    "communication": "all communication takes",
-}
 _FUSED = ("aten::_fused_", "aten::_foreach_")
 
 
@@ -63,7 +59,20 @@ def cpu_sentence(run: Run) -> str:
     everything = everything.assign(total_us=everything["total_us"] / ranks, count=everything["count"] / ranks)
     longest_us, operators = _operators(run, everything)
     sentence = _beside_operators(run, longest_us, operators)
-    return f"The trace contains no device activity: on the CPU, {sentence}{_idle_gpu(run)}"
+    return f"The trace contains no device activity: on the CPU, {sentence}{_in_range(run)}{_idle_gpu(run)}"
+
+
+def _in_range(run: Run) -> str:
+    """The range that the program marks with most of the time, as a further sentence; empty without one."""
+    name, us = longest_named(window_rows(run), "host_range")
+    wall_us = float(window_rows(run)["wall_us"].sum())
+    if not name or us < MIN_RANGE_FRAC * wall_us:
+        return ""
+    return f" The program's range {name} takes {percent(us / wall_us)} of the time."
+
+
+MIN_RANGE_FRAC = 0.5
+"""Share of the time from which a range is told."""
 
 
 def _windows(run: Run) -> pd.DataFrame:
@@ -90,16 +99,15 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     sentence = f"{what} takes {percent(longest_us / total)} of {whole} ({number(longest_us / 1e3, 'ms')})"
     in_first = _first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
-    category = str(rows["category"][rows["op"] == longest].iloc[0])
-    family_us = float(rows["total_us"][rows["category"] == category].sum()) if category in _FAMILIES else 0.0
-    if family_us > MIN_FAMILY_RATIO * longest_us:
-        sentence += f", and {_FAMILIES[category]} {percent(family_us / total)}"
-    sentence = f"{sentence}{_WARM_UP if in_first else ''}.{advice}"
+    family_us, of_family = family(rows, longest, longest_us, total)
+    further = f"{attention_in_steps(rows, total)}{in_fp64(rows, total)}"
+    sentence = f"{sentence}{of_family}{_WARM_UP if in_first else ''}.{advice}{further}"
     compiling_us = float(us[us.index.str.endswith(COMPILING)].sum())
     if compiling_us >= longest_us:
         share = percent(compiling_us / total)
         return compiling_us, f"torch.compile compiles for {share} of the recorded time: profile after a warm-up."
-    stepping, windows = rows[rows["phase"] == "optimizer"], _windows(run)
+    windows = _windows(run)
+    stepping = rows[(rows["phase"] == "optimizer") & ~rows["top_op"].isin(ZEROING)]
     largest_us = max(longest_us, family_us)
     optimizer_us, within_us, within = float(stepping["total_us"].sum()), total, "of the operators' time"
     if (marked_us := float(windows["optimizer_us"].sum())) > 0:  # with the Python between the operators
@@ -268,6 +276,10 @@ def host_alone(run: Run) -> str:
     if kind in ("any-op", "idle-device") and (in_first := _first_call(run, name)):
         in_first += _other_first_calls(run, name)
         return f" On the host, {name} takes {percent(share)} of the time{in_first}{_WARM_UP}."
+    if kind == "optimizer" and isinstance(op := config.get("host_held_op"), str):
+        us = float(str(config.get("host_held_us")))
+        held = f"{number(us / 1e3, 'ms')} of it in one call of {op}, which waits for the device"
+        return f" On the host, the optimizer's steps take {percent(share)} of the time, {held}."
     what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
     return f" On the host, {what.format(name=name, share=percent(share))}"
 

@@ -414,7 +414,7 @@ TABLES: dict[str, Table] = {
                     "host_range",
                     "s",
                     "the shortest range of the program's own (record_function) that contains half or more of lead_us "
-                    "and of all idle time before late launches; null without one",
+                    "and of all idle time before late launches; on a CPU, of the window; null without one",
                 ),
                 _column("host_range_us", "f", "how much of them it contains"),
                 _column(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_core.traces import intervals as times
-from amp_core.traces.events import TraceEvents
+from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.idle_causes import TORCH_COMPILE, longest_calls, outside_operators
 from amp_core.traces.link import DATA, OPTIMIZER, Host
@@ -37,6 +37,10 @@ class HostPart:
     """Name of the operator, or of the longest calls; "" for the others."""
     frac: float
     """Share of the time from the first event to the last."""
+    call: str = ""
+    """Of the optimizer: the operator of which one call takes most of it, far longer than its others; "" without one."""
+    call_us: float = 0.0
+    """How long that call takes, microseconds."""
 
 
 def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> HostPart | None:
@@ -80,7 +84,30 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
         outside_us = times.total(times.without(outside_operators(events, host, everything), marked))
         part = max(part, HostPart("outside", "", outside_us), key=lambda part: part.frac)
     frac = part.frac / (last - first)
-    return HostPart(part.kind, part.name, min(frac, 1.0)) if frac >= MIN_HOST_FRAC else None
+    if frac < MIN_HOST_FRAC:
+        return None
+    held = _held_call(events, marked_time(host, OPTIMIZER), part.frac) if part.kind == "optimizer" else ("", 0.0)
+    return HostPart(part.kind, part.name, min(frac, 1.0), *held)
+
+
+MIN_HELD_FRAC = 0.5
+"""Share of a part of the host's time from which one call is told."""
+MIN_HELD_RATIO = 20.0
+"""A call that takes that many times as long as the median of its operator waits: the device's queue is full."""
+MIN_CALLS = 4
+
+
+def _held_call(events: TraceEvents, within: times.Intervals, us: float) -> tuple[str, float]:
+    """The operator of which one call takes most of `us`, time that is `within`, and how long; "" and 0 without one."""
+    start, end, name = (np.asarray(column) for column in (events.spans.start, events.spans.end, events.spans.name))
+    inside = (np.asarray(events.spans.kind) == OP) & (times.overlap_of_each(start, end, within) > 0)
+    if not inside.any():
+        return "", 0.0
+    took = np.where(inside, end - start, 0.0)
+    longest = int(took.argmax())
+    alike = (end - start)[name == name[longest]]
+    held = took[longest] >= max(MIN_HELD_FRAC * us, MIN_HELD_RATIO * float(np.median(alike)))
+    return (events.texts[name[longest]], float(took[longest])) if held and len(alike) >= MIN_CALLS else ("", 0.0)
 
 
 def longest_timed_op(events: TraceEvents) -> tuple[str, float] | None:

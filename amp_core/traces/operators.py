@@ -15,13 +15,14 @@ from amp_core.hardware.kernel_names import CATEGORIES
 _CATEGORY_PATTERNS = tuple(
     (category, re.compile(pattern))
     for category, pattern in (
+        ("communication", r"c10d|record_param_comms|nccl|gloo|all_?reduce"),  # before "scatter"
         ("attention", r"scaled_dot_product|_flash_attention|_efficient_attention|multi_head_attention|mha"),
         ("conv", r"conv(?!ert)"),
         ("gemm", r"::(?:addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|einsum|_scaled_mm|mkldnn_linear|addr)"),
         ("gemm", r"lstm|gru|rnn|mkldnn_rnn"),
         ("reduction", r"vector_norm|_foreach_norm"),
         ("norm", r"norm(?!al)"),
-        ("embedding", r"embedding|index_select|::gather|::index(?:_put_?)?(?:_impl_?)?$|scatter"),
+        ("embedding", r"embedding|index_select|::gather|::_?index(?:_put|_add|_copy|_fill)?_?(?:impl_)?$|scatter"),
         ("elementwise", r"_foreach_copy_"),
         ("optimizer", r"_fused_(?:adam|sgd|adagrad)|_foreach_|_amp_foreach|_amp_update"),
         ("cast", r"::_to_copy|::to$"),
@@ -29,7 +30,6 @@ _CATEGORY_PATTERNS = tuple(
         ("reduction", r"softmax|::(?:sum|mean|max|min|amax|amin|argmax|argmin|var|std|prod|any|all|cumsum|topk|sort)"),
         ("reduction", r"loss|::item|_local_scalar_dense"),
         ("memset", r"::(?:zero_|fill_|zeros|ones|full|zeros_like|ones_like|empty\w*)$"),
-        ("communication", r"c10d|record_param_comms|nccl|gloo|all_?reduce"),
         (
             "elementwise",
             r"::(?:add|sub|mul|div|neg|exp|log|sqrt|rsqrt|pow|tanh|sigmoid|relu|gelu|silu|threshold|clamp|where|eq|ne|"
@@ -72,13 +72,13 @@ COMPILED_CODE = "compiled code"
 """What is said of several of these operators together, as those of forward and of backward."""
 
 
-_NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$|^triton_")
+_NO_RANGE = re.compile(r"[:#]|Backward\d*$|^AccumulateGrad$|^detach_?$|^triton_")
 
 
 def is_range(name: str) -> bool:
     """Whether an event among operators is a range of the program's own, as some versions record those: operators have a
-    namespace (`aten::`, `gloo:`), and nodes of autograd and launches of Triton's kernels have names of their own. The
-    operators of PyTorch up to 1.4 have no namespace either: in traces without any, nothing is a range."""
+    namespace (`aten::`, `gloo:`); `detach`, nodes of autograd and launches of Triton's kernels have names of their own.
+    The operators of PyTorch up to 1.4 have no namespace either: in traces without any, nothing is a range."""
     return _NO_RANGE.search(name) is None
 
 

@@ -92,7 +92,10 @@ def window_rows(
             if device < 0:
                 unaided = times.without(spans.idle, spans.data)
                 function, function_us = longest_function(events, host, unaided)
+                everything = np.array([spans.low]), np.array([spans.high])
+                marked, marked_us = range_of(events, everything, spans.low, spans.high)
                 columns |= {"host_function": function, "host_function_us": function_us}
+                columns |= {"host_range": marked, "host_range_us": marked_us}
             else:
                 columns |= _sync_columns(trace, window, selected, spans)
                 if trace.launches_known:

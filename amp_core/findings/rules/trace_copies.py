@@ -7,7 +7,7 @@ from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import TO_HOST, ZEROING, is_compiled_in_part, kernel_rows, window_rows
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule
-from amp_core.findings.rules.trace_hosts import CREATES, ON_DEVICE
+from amp_core.findings.rules.trace_hosts import CREATES, created_on_device
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding, trains
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
@@ -42,8 +42,8 @@ def copies(run: Run) -> list[Finding]:
         copied = rows["category"] == "memcpy"
         if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
-    elif way == "to the device" and CREATES.fullmatch(longest_named(window_rows(run), "host_op")[0]):
-        remedy = _CREATED
+    elif way == "to the device" and CREATES.fullmatch(op := longest_named(window_rows(run), "host_op")[0]):
+        remedy = replace(_CREATED, snippet=created_on_device(op))
     elif way == "to the host":
         remedy = _TO_HOST if trains(run) else _TO_HOST_OF_INFERENCE
         if _is_pageable_both_ways(run):
@@ -137,8 +137,7 @@ _ON_OWN_STREAM = (
     "fewer bytes: integers and 16 bits, widened on the device."
 )
 _CREATED = Remedy(
-    "The host creates tensors while the GPU waits, and then copies them: created on the device, they need no copy.",
-    ON_DEVICE.snippet,
+    "The host creates tensors while the GPU waits, and then copies them: created on the device, they need no copy."
 )
 _FILLS_IN_PLACE = Remedy(
     "Fills of tensors that exist already, as of gradients before backward: let the optimizer free these instead of "

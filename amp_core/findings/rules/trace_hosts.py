@@ -60,7 +60,7 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if finding.where in _COPYING:
         return _CALLS["copies"] if _waits_for_pageable_copies(run) else _COPIES_AGAIN
     if CREATES.fullmatch(finding.where):
-        return ON_DEVICE
+        return replace(_ON_DEVICE, snippet=created_on_device(finding.where))
     if finding.where in set(window_rows(run)["host_function"]):
         return _IN_FORWARD if _OF_MODEL.search(finding.where) else _IN_PYTHON
     if is_compiled_code(finding.where):
@@ -134,14 +134,24 @@ _THINNED = Remedy(
     'prof.export_chrome_trace("trace.json.gz")   # compressed, with all events',
 )
 CREATES = re.compile(
-    r"(?:aten::|<built-in method )(?:rand|randn|randint|randperm|normal|uniform|zeros|ones|full|arange|eye)_?"
+    r"(?:aten::|<built-in method )(rand|randn|randint|randperm|normal|uniform|zeros|ones|full|arange|eye)_?"
     r"(?: of type object.*>)?"
 )
 """Operators that create a tensor, and so can do it on the device, and torch's functions of that name in stacks."""
-ON_DEVICE = Remedy(
-    "The host creates tensors in this operator while the GPU waits. Create them on the device.",
-    "x = torch.randn(shape, device=device)   # instead of torch.randn(shape).to(device)",
-)
+_ON_DEVICE = Remedy("The host creates tensors in this operator while the GPU waits. Create them on the device.")
+_FUNCTIONS = {"normal": "randn", "uniform": "rand"}
+"""Functions of torch that call an operator of another name."""
+_OF_SHAPE = ("rand", "randn", "zeros", "ones")
+
+
+def created_on_device(op: str) -> str:
+    """Code that creates a tensor on the device, for an operator that `CREATES` one."""
+    match = CREATES.fullmatch(op)
+    name = _FUNCTIONS.get(match[1], match[1]) if match else "randn"
+    given = "shape" if name in _OF_SHAPE else "..."
+    return f"x = torch.{name}({given}, device=device)   # instead of torch.{name}({given}).to(device)"
+
+
 _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
     "before the loop, do the same on the device, or where it prepares batches, run it in the loader's workers.",
