@@ -44,6 +44,8 @@ MIN_OPTIMIZER_FRAC = 0.25
 MAX_SMALL_US, MAX_SMALL_FRAC = 5.0, 0.25
 """Operators of less on average, none of which takes a larger share, cost as much to call as to compute: torch takes
 about a microsecond to dispatch one, and Python a few to call it."""
+MAX_FUSED_CALLS = 3
+"""Operators of an optimizer per step that fusing hardly makes fewer."""
 _FUSED = ("aten::_fused_", "aten::_foreach_")
 
 
@@ -57,9 +59,21 @@ def cpu_sentence(run: Run) -> str:
     everything = everything[everything["phase"] != "watch"]
     ranks = max(1, window_rows(run)["rank"].nunique())
     everything = everything.assign(total_us=everything["total_us"] / ranks, count=everything["count"] / ranks)
-    longest_us, operators = _operators(run, everything)
+    beside = _without_loading(run, everything)
+    longest_us, operators = _operators(run, beside)
+    if len(beside) < len(everything):
+        operators = f"outside of loading data, {operators}"
     sentence = _beside_operators(run, longest_us, operators)
     return f"The trace contains no device activity: on the CPU, {sentence}{_in_range(run)}{_idle_gpu(run)}"
+
+
+def _without_loading(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the operators that load data, where loading is told and these take much of the time of all."""
+    windows, others = _windows(run), rows[rows["phase"] != "data"]
+    wall_us, all_us = float(windows["wall_us"].sum()), float(rows["total_us"].sum())
+    is_told = float(windows["data_us"].fillna(0.0).sum()) >= MIN_SAVED_FRAC * wall_us > 0
+    takes = all_us - float(others["total_us"].sum()) >= MIN_SAVED_FRAC * all_us
+    return others if is_told and takes and len(others) else rows
 
 
 def _in_range(run: Run) -> str:
@@ -91,7 +105,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
         rows = without_ranges(rows)
         total, count = float(rows["total_us"].sum()), int(rows["count"].sum())
     advice = _WITHOUT_ONEDNN if longest.startswith(_SLOW_CONVOLUTIONS) else ""
-    if '"float"' in str(rows["in_dtypes"][rows["op"] == longest].iloc[0]):  # which oneDNN always has
+    if rows["in_dtypes"][rows["op"] == longest].str.contains('"float"').any():  # which oneDNN always has
         advice = advice.replace(", disabled, or lacks the dtype", " or disabled")
     what = f"Python or other code in {longest}, outside of operators," if in_range else longest
     what += _serving(rows, longest, total)
@@ -117,7 +131,9 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
         calls = number(stepping["count"].sum() / max(steps, 1)) + (" operators per step" if steps else " operators")
         fuse = (
             ""
-            if stepping["name"].str.startswith(_FUSED).any() or not takes_fused(run)
+            if stepping["name"].str.startswith(_FUSED).any()
+            or not takes_fused(run)
+            or float(stepping["count"].sum()) <= MAX_FUSED_CALLS * max(steps, 1)
             else ": fused=True, from PyTorch 2.4 on, makes them one"
         )
         each = f"{number(optimizer_us / max(steps, 1) / 1e3, 'ms')}{' per step' if steps else ''}"

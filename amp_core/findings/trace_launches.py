@@ -58,7 +58,9 @@ def launch_remedy(run: Run) -> Remedy | None:
     on_cuda = str(run.head.config.get("device")).startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
     fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
-    is_fused = bool(fused) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC
+    launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
+    each = optimizer_frac(rows) * launches / max(1.0, steps)
+    is_fused = bool(fused) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
     between = _launches_between_waits(run)
@@ -169,6 +171,8 @@ _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
 _GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
 _NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
+MAX_FUSED_LAUNCHES = 2.5
+"""Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05
 """Share of the optimizer in the launches below which fusing it saves none worth the name."""
 MIN_OPTIMIZER_ALONE_FRAC = 0.9

@@ -235,6 +235,7 @@ class _Collector:
             _add_message(self.events.messages_of_work, len(work) - 1, arguments, self._texts)
 
     def _add_call(self, item: "_Event") -> None:
+        self.events.event_records += item.name == EVENT_RECORD
         if item.duration < LONG_CALL_US and _QUERIES.search(item.name):
             return
         calls = self.events.calls
@@ -326,7 +327,12 @@ def _check_content(events: TraceEvents, functions: int) -> None:
                 f"the trace has no operator and no kernel, only {count} of Python: this process computes nothing; "
                 "record the one that does, as the engine or a worker of a server"
             )
-        marked = ", only marked ranges, as after the last active step of the schedule" if len(events.spans) else ""
+        if any(STEP.match(events.texts[name]) for name in set(events.spans.name)):
+            raise RunError(
+                "the trace has marked steps, but no operator and no kernel in them: call prof.step() after the work of "
+                "each step, and export in on_trace_ready, since a profiler is empty after its last active step"
+            )
+        marked = ", only marked ranges" if len(events.spans) else ""
         raise RunError(
             f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace, "
             "and under a schedule in on_trace_ready, since a profiler is empty after its last active step"
@@ -350,6 +356,8 @@ def _check_duplicates(work: Work) -> None:
         raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
 
 
+EVENT_RECORD = "cudaEventRecord"
+"""The call around each operator where torch measures operators with events instead of recording kernels."""
 METRIC_RANGE = "cuda_profiler_range"
 """Category of what the profiler writes instead of kernels where it is asked for metrics (`profiler_metrics`)."""
 DISPATCH_MODE = "PythonDispatchMode"

@@ -161,6 +161,8 @@ class TraceEvents:
     """The same by kernel."""
     moved_bytes: dict[int, float] = field(default_factory=dict)
     """By copy or fill: how many bytes it moves, where the trace tells it."""
+    event_records: int = 0
+    """Calls that record an event, also short ones."""
     metric_ranges: int = 0
     """Ranges with metrics of CUPTI's, which a profiler writes instead of kernels."""
     named_ranks: int = 0

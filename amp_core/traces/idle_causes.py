@@ -274,8 +274,8 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
     return (events.texts[longest], float(us[longest])) if us[longest] > 0 else (None, 0.0)
 
 
-_WAITS = re.compile(r"run_backward|synchronize|lock|nn\.Module: ")
-"""Functions that wait for another thread or the device, and modules, whose forward is named too."""
+_WAITS = re.compile(r"run_backward|synchronize|lock|nn\.Module: |_record_function_|torch/(?:autograd/)?profiler")
+"""Functions that wait for another thread or the device, modules, whose forward is named too, and the profiler's own."""
 
 
 @dataclass(frozen=True)

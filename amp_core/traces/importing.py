@@ -117,6 +117,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
             "accelerator_ops": trace.accelerator_ops,
             "device_allocations": trace.device_allocations,
         }
+        if trace.times_by_events:
+            config["times_by_events"] = True
         if trace.metric_ranges:
             config["metric_ranges"] = trace.metric_ranges
     if (part := trace.host_part) is not None:

@@ -54,6 +54,9 @@ from amp_core.traces.thinned import is_thinned
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.window_rows import most_frequent_wait, window_rows
 
+MIN_RECORDS_PER_OPERATOR = 1.5
+"""Calls that record an event, per operator and range, from which each of these has a pair of them."""
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -113,6 +116,9 @@ class Trace:
     thinned: bool = False
     """Whether most operators were removed from it."""
     metric_ranges: int = 0
+    times_by_events: bool = False
+    """Whether the program recorded a pair of events around each operator, as torch does where it is not asked for
+    kernels."""
     """Ranges with metrics, which a profiler writes instead of kernels."""
     misclocked: Misclocked | None = None
     """Work that is left out, for its times are none of the trace."""
@@ -319,6 +325,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         thinned=thinned,
         misclocked=misclocked,
         metric_ranges=events.metric_ranges,
+        times_by_events=events.event_records >= MIN_RECORDS_PER_OPERATOR * len(events.spans) > 0,
         slow_calls=slow_calls(events, linked),
         call_cost=call_cost(events, host, linked),
         launches_without_work=without_work,

@@ -157,7 +157,7 @@ def _trace(events: TraceEvents, host: Host, linked: LinkedWork, kernels: Rows, *
         copies=copies[linked.name],
         products=product_numbers(events, host, linked, amd=amd),
         cast_us=cast_us,
-        data=marked_time(host, DATA),
+        data=of_program(events, marked_time(host, DATA)),
         optimizer=marked_time(host, OPTIMIZER),
         watch=marked_time(host, WATCH),
         call_start=np.asarray(events.calls.start),

@@ -463,7 +463,7 @@ def test_of_a_trace_that_lacks_most_operators_the_host_is_unknown(tmp_path, kept
 
 
 def with_ranges(*ranges, functions=()):
-    """Ten short kernels 200 µs apart, then thirty 20 µs apart, and ranges of the program, each with start and length."""
+    """Ten short kernels 200 µs apart, then thirty 20 µs apart, and ranges of the program, with start and length."""
     trace = Made()
     starts = [1 + 200 * n for n in range(10)] + [2001 + 20 * n for n in range(30)]
     for start in starts:

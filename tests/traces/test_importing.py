@@ -195,7 +195,7 @@ def test_a_device_that_was_not_recorded_is_told_and_no_cpu_run_is_made_of_it(tmp
     assert amdahl(step_cost(run)) is None
     (finding,) = [f for f in diagnose(run) if f.code == "device-not-recorded"]
     assert "2 launches but no kernel" in finding.title and f"ProfilerActivity.{activity}" in finding.snippet
-    assert ("the driver kept these back" in finding.advice) == (activity == "CUDA")
+    assert ("the driver kept the kernels back" in finding.advice) == (activity == "CUDA")
     assert diagnose(run)[0] == finding
     if activity == "XPU":  # once: a report takes seconds
         run.validate(full=True)

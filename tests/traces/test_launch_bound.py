@@ -32,8 +32,8 @@ def test_a_model_that_is_compiled_already_is_not_told_to_be_compiled(tmp_path, c
     assert ("graph_breaks" in finding.snippet) == compiled
 
 
-def tiny_kernels(optimizer):
-    """A loop that is bound by launches, whose optimizer is of the kind given."""
+def tiny_kernels(optimizer, launches=4):
+    """A loop that is bound by launches, whose optimizer is of the kind given and launches so often per step."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("MmBackward0", 780, 10, 2)
@@ -42,7 +42,8 @@ def tiny_kernels(optimizer):
         trace.kernel(made.GEMM, at + 50, 4, at + 40)
     trace.event("mark", "Optimizer.step#Adagrad.step", 900, 80, 1)
     trace.op(optimizer, 905, 60)
-    trace.kernel(made.ADAM, 950, 4, 910)
+    for at in range(910, 910 + 10 * launches, 10):
+        trace.kernel(made.ADAM, at + 40, 4, at)
     return trace
 
 
@@ -112,9 +113,13 @@ def test_a_loop_of_short_calls_is_not_taken_for_the_start_of_a_program(tmp_path)
     assert "launches too late" in sentence and "warm-up" not in sentence
 
 
-@pytest.mark.parametrize(("optimizer", "fused"), [("aten::_foreach_add_", True), ("aten::_fused_adagrad_", False)])
-def test_launch_bound_loops_are_advised_on_their_own_optimizer(tmp_path, optimizer, fused):
-    (finding,) = [f for f in diagnose(run_of(tmp_path, tiny_kernels(optimizer))) if f.code == "launch-bound"]
+@pytest.mark.parametrize(
+    ("optimizer", "launches", "fused"),
+    [("aten::_foreach_add_", 4, True), ("aten::_foreach_add_", 1, False), ("aten::_fused_adagrad_", 4, False)],
+)
+def test_launch_bound_loops_are_advised_on_their_own_optimizer(tmp_path, optimizer, launches, fused):
+    trace = tiny_kernels(optimizer, launches)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound"]
     assert ("fused=True" in finding.snippet) == fused and "AdamW(" not in finding.snippet
 
 

@@ -62,6 +62,10 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
         ),
         (
             b'{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 1, "dur": 9}]}',
+            "has marked steps, but no operator and no kernel in them",
+        ),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "forward", "ts": 1, "dur": 9}]}',
             "only marked ranges",
         ),
         (

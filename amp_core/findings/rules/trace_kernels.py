@@ -442,7 +442,7 @@ _INTEGER = r'^\["(?:long|(?:__)?int64)'
 )
 def batchnorm_in_training_mode(run: Run) -> list[Finding]:
     """`batchnorm-in-training-mode`: a trace that trains nothing, with batch norm that does."""
-    rows = kernel_rows(run)
+    rows = kernel_rows(run, everything=on_cpu(kernel_rows(run)))  # with all that an operator of a CPU calls
     if not is_trace(run) or run.kernels["phase"].isin(["backward", "optimizer"]).any():  # outside of the steps too
         return []
     # Instance norm calls the same kernels, but from an operator of its own.

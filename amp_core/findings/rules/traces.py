@@ -63,6 +63,8 @@ def device_not_recorded(run: Run) -> list[Finding]:
         return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
     if run.head.config.get("metric_ranges"):
         return for_what_runs(run, [replace(finding, advice=_METRICS, snippet=entry_snippet)])
+    if run.head.config.get("times_by_events"):
+        return for_what_runs(run, [replace(finding, advice=_BY_EVENTS, snippet=entry_snippet)])
     if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
         return for_what_runs(run, [replace(finding, advice=_KEPT_BACK, snippet=entry_snippet)])
     return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
@@ -73,11 +75,16 @@ _METRICS = (
     "ranges instead of kernels; the times of the launches are those of the repetitions. Record again without metrics."
 )
 """Advice for launches without kernels in a trace with `cuda_profiler_range` events."""
+_BY_EVENTS = (
+    "Two events are recorded for each operator: torch measured operators with them, as torch.autograd.profiler does, "
+    "and did not ask for kernels. Record with torch.profiler.profile and ProfilerActivity.CUDA."
+)
+"""Advice for launches without kernels where torch timed operators with events."""
 _KEPT_BACK = (
-    "The trace has the calls that launch, which CUPTI gives as it gives the kernels: the driver kept these back. "
-    "Permission for them is missing (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; NVreg_RestrictProfilingToAdminUsers=0 gives "
-    "it to all users), another profiler is attached, or the driver gives them to nobody, as older ones under WSL. "
-    "Then record again."
+    "The trace has the calls that launch. Either ProfilerActivity.CUDA was not among the activities, or the driver "
+    "kept the kernels back: permission is missing (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; "
+    "NVreg_RestrictProfilingToAdminUsers=0 gives it to all users), another profiler is attached, or the driver gives "
+    "them to nobody, as older ones under WSL."
 )
 """Advice for launches without kernels on a GPU of NVIDIA's."""
 _APPLE = Remedy(
