@@ -1,13 +1,13 @@
 """What the first sentence says of a CPU's operators beside the longest: their kinds, attention in steps, FP64.
 
 >>> family(rows, "aten::mul", longest_us=1799.0, total_us=3760.0)
-(3609.0, ', and all elementwise operators take 96.0 %, each a pass over memory: compile the model to fuse them')
+(3609.0, ', and all elementwise operators take 96.0 %')
 """
 
 import pandas as pd
 
 from amp_core.analysis.performance.kernels import SOFTMAX, has_attention_in_steps
-from amp_core.text.formatting import percent
+from amp_core.text.formatting import number, percent
 
 MIN_FAMILY_RATIO = 1.1
 """All operators of a kind are told with the longest operator if they take that many times as long."""
@@ -16,10 +16,12 @@ _FAMILIES = {
     "conv": "all convolutions take {share}",
     "communication": "all communication takes {share}",
     "embedding": "all indexing, gathering and scattering takes {share}",
-    "elementwise": "all elementwise operators take {share}, each a pass over memory: compile the model to fuse them",
+    "elementwise": "all elementwise operators take {share}",
 }
 """By category, of which one is told: the one that takes longest. An optimizer's elementwise operators are none of the
 model's."""
+_CALLERS = ("aten::linear", "aten::matmul", "aten::einsum", "aten::conv1d", "aten::conv2d", "aten::conv3d")
+"""Operators that call the one that computes, whose own time is that of the call."""
 _RECURRENT = "lstm|gru|rnn"
 _WITH_RECURRENT = "all recurrent layers and matrix products take {share}"
 MIN_CASTS_FRAC = 0.5
@@ -35,20 +37,21 @@ def family(rows: pd.DataFrame, longest: str, longest_us: float, total_us: float)
     """The time of the longest kind of operators in microseconds, 0 where none is told, and that as part of a
     sentence."""
     of_model = (rows["category"] != "elementwise") | (rows["phase"] != "optimizer")
-    us = rows[rows["category"].isin(_FAMILIES) & of_model].groupby("category")["total_us"].sum()
+    calls_others = rows["name"].isin(_CALLERS)
+    us = rows[rows["category"].isin(_FAMILIES) & of_model & ~calls_others].groupby("category")["total_us"].sum()
     if us.empty or us.max() <= MIN_FAMILY_RATIO * longest_us:
-        return 0.0, casts(rows, longest, longest_us, total_us)
+        return 0.0, casts(rows, longest, longest_us)
     share, longest_family = percent(float(us.max()) / total_us), str(us.idxmax())
     recurs = rows["op"][rows["category"] == longest_family].str.contains(_RECURRENT).any()
     words = _WITH_RECURRENT if longest_family == "gemm" and recurs else _FAMILIES[longest_family]
     return float(us.max()), f", and {words.format(share=share)}"
 
 
-def casts(rows: pd.DataFrame, op: str, op_us: float, total_us: float) -> str:
+def casts(rows: pd.DataFrame, op: str, op_us: float) -> str:
     """That an operator mostly casts, as part of a sentence; empty for others."""
-    us = float(rows["total_us"][(rows["op"] == op) & (rows["category"] == "cast")].sum())
-    whole = "all" if us >= op_us else percent(us / total_us)
-    return f", {whole} of it in casts between types" if us >= MIN_CASTS_FRAC * op_us > 0 else ""
+    us = float(rows["total_us"][(rows["name"] == op) & (rows["category"] == "cast")].sum())
+    most = "all" if us >= op_us else f"{number(us / 1e3, 'ms')}"
+    return f", {most} of that in casts between types" if us >= MIN_CASTS_FRAC * op_us > 0 else ""
 
 
 def attention_in_steps(rows: pd.DataFrame, total_us: float) -> str:

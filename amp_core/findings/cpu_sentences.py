@@ -44,6 +44,7 @@ MIN_OPTIMIZER_FRAC = 0.25
 MAX_SMALL_US, MAX_SMALL_FRAC = 5.0, 0.25
 """Operators of less on average, none of which takes a larger share, cost as much to call as to compute: torch takes
 about a microsecond to dispatch one, and Python a few to call it."""
+_ELSEWHERE = " This process waits for others, whose work the trace does not hold: profile these."
 MAX_FUSED_CALLS = 3
 """Operators of an optimizer per step that fusing hardly makes fewer."""
 _FUSED = ("aten::_fused_", "aten::_foreach_")
@@ -64,7 +65,15 @@ def cpu_sentence(run: Run) -> str:
     if len(beside) < len(everything):
         operators = f"outside of loading data, {operators}"
     sentence = _beside_operators(run, longest_us, operators)
-    return f"The trace contains no device activity: on the CPU, {sentence}{_in_range(run)}{_idle_gpu(run)}"
+    return f"The trace contains no device activity: on the CPU, {sentence}{_in_range(run)}{_idle_gpu(run)}{_own_process(run)}"
+
+
+def _own_process(run: Run) -> str:
+    """That the loop loads its data itself, as a further sentence, where loading is told; else empty."""
+    windows = _windows(run)
+    is_told = float(np.nan_to_num(windows["data_us"]).sum()) >= MIN_SAVED_FRAC * _wall_us(windows) > 0
+    is_alone = run.head.config.get("loader") == "own process"
+    return " Data is loaded in the loop's own process (num_workers=0)." if is_told and is_alone else ""
 
 
 def _without_loading(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
@@ -89,10 +98,41 @@ MIN_RANGE_FRAC = 0.5
 """Share of the time from which a range is told."""
 
 
+def worker_sentence(run: Run) -> str:
+    """That most of a trace without a device's work is the start and the end of the loader's workers; else empty."""
+    before_us, first_us, after_us, batches, share = numbers_of_import(
+        run, "worker_times", "before_us", "first_us", "after_us", "batches", "frac"
+    )
+    if share < MIN_WORKERS_FRAC:
+        return ""
+    several = batches > 1
+    parts = [
+        f"{number(us / 1e3, 'ms')} {what}"
+        for us, what in (
+            (before_us, "before the first batch is asked for"),
+            (first_us, f"for the first{'' if several else ', and only,'} batch"),
+            (after_us, "after the last one"),
+        )
+        if us >= MIN_PART_FRAC * (before_us + first_us + after_us)
+    ]
+    return (
+        f"The start and the end of the loader's worker processes take {percent(share)} of the trace: "
+        f"{join_words(parts)}, and neither grows with the number of batches. Take num_workers=0 for so few, or "
+        "persistent_workers=True and one loader for all of them."
+    )
+
+
+MIN_WORKERS_FRAC, MIN_PART_FRAC = 0.5, 0.02
+"""Share of the trace from which the workers' start and end come first, and that of a part of these to be told."""
+
+
 def _windows(run: Run) -> pd.DataFrame:
     """Rows of `windows` whose sums are means over the ranks."""
     windows = window_rows(run)
-    sums = ["steps", "wall_us", "data_us", "idle_us", "idle_data_us", "optimizer_us", "host_function_us"]
+    sums = [
+        *("steps", "wall_us", "data_us", "idle_us", "idle_data_us", "optimizer_us", "host_function_us"),
+        "idle_profiling_us",
+    ]
     return windows.assign(**{name: windows[name] / max(1, windows["rank"].nunique()) for name in sums})
 
 
@@ -100,6 +140,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     """The time of what takes longest among operators in microseconds, and a sentence on it."""
     us, total, count = rows.groupby("op")["total_us"].sum(), float(rows["total_us"].sum()), int(rows["count"].sum())
     longest, longest_us = str(us.idxmax()), float(us.max())
+    longest_us = max(longest_us, float(rows["total_us"][rows["name"] == longest].sum()))  # within other operators too
     in_range = is_range(longest) and us.index.str.contains("::").any()
     if not in_range:
         rows = without_ranges(rows)
@@ -115,6 +156,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
     further = f"{attention_in_steps(rows, total)}{in_fp64(rows, total)}"
+    further += _ELSEWHERE if longest.startswith("rpc_") else ""
     sentence = f"{sentence}{of_family}{_WARM_UP if in_first else ''}.{advice}{further}"
     compiling_us = float(us[us.index.str.endswith(COMPILING)].sum())
     if compiling_us >= longest_us:
@@ -125,7 +167,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     largest_us = max(longest_us, family_us)
     optimizer_us, within_us, within = float(stepping["total_us"].sum()), total, "of the operators' time"
     if (marked_us := float(windows["optimizer_us"].sum())) > 0:  # with the Python between the operators
-        optimizer_us, within_us, within = marked_us, float(windows["wall_us"].sum()), "of the time"
+        optimizer_us, within_us, within = marked_us, _wall_us(windows), "of the time"
     if optimizer_us > max(largest_us, MIN_OPTIMIZER_FRAC * within_us):
         steps = float(windows["steps"].sum())
         calls = number(stepping["count"].sum() / max(steps, 1)) + (" operators per step" if steps else " operators")
@@ -139,12 +181,29 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
         each = f"{number(optimizer_us / max(steps, 1) / 1e3, 'ms')}{' per step' if steps else ''}"
         share = f"{percent(optimizer_us / within_us)} {within} ({each})"
         return optimizer_us, f"the optimizer takes {share}, in {calls}{fuse}; {sentence}"
-    if told := _slow_calls(run, total) or _call_cost(run, total):
+    if told := _slow_calls(run, total) or _slow_steps(run, total) or _call_cost(run, total):
         return total, f"{told}; {sentence}"
     if total / count < MAX_SMALL_US and largest_us < MAX_SMALL_FRAC * total:
         small = f"{count:,} operators take {number(total / count, 'µs')} each on average, about what it costs to call "
         return total, f"{small}them: batch what they compute, or compile it; {sentence}"
     return largest_us, sentence
+
+
+def _wall_us(windows: pd.DataFrame) -> float:
+    """The profiled time without the profiler's own work, microseconds."""
+    return float(windows["wall_us"].sum() - np.nan_to_num(windows["idle_profiling_us"]).sum())
+
+
+def _slow_steps(run: Run, total_us: float) -> str:
+    """That steps of the same operators take unequally long, as part of a sentence; empty for others."""
+    us, least_us, most_us = numbers_of_import(run, "slow_steps", "us", "least_us", "most_us")
+    if us <= 0:
+        return ""
+    return (
+        f"the same operators take {number(least_us / 1e3)} to {number(most_us / 1e3, 'ms')} per step, "
+        f"{number(us / 1e3)} of {number(total_us / 1e3, 'ms')} in all beyond the pace of the fastest quarter of the "
+        "steps: the processor is shared or throttled, or has fewer cores than the program and its workers have threads"
+    )
 
 
 def _slow_calls(run: Run, total_us: float) -> str:
@@ -228,13 +287,13 @@ def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
     """The sentence on operators, with the time in which data is loaded or no operator runs. The longest comes
     first."""
     windows = _windows(run)
-    wall_us = float(windows["wall_us"].sum())
-    if wall_us == 0:  # the windows are damaged
+    wall_us = _wall_us(windows)
+    if wall_us <= 0:  # the windows are damaged
         return operator
-    data_us, idle_us, idle_data_us = (
-        float(np.nan_to_num(windows[name]).sum()) for name in ("data_us", "idle_us", "idle_data_us")
+    data_us, idle_us, idle_data_us, profiling_us = (
+        float(np.nan_to_num(windows[f"{name}_us"]).sum()) for name in ("data", "idle", "idle_data", "idle_profiling")
     )
-    outside_us = idle_us - idle_data_us
+    outside_us = idle_us - idle_data_us - profiling_us
     if data_us > max(longest_us, outside_us):
         steps = max(1.0, float(windows["steps"].sum()))
         each = f"{number(data_us / steps / 1e3, 'ms')}{' per step' if windows['steps'].sum() else ''}"
@@ -242,7 +301,8 @@ def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
     if outside_us > max(MAX_OUTSIDE_FRAC * wall_us, longest_us):
         share, wall = percent(outside_us / wall_us), number(wall_us / 1e3, "ms")
         within = _in_function(windows, outside_us)
-        return f"no operator runs for {share} of the {wall}, in which Python or other code does{within}; {operator}"
+        nothing = "no operator runs and no data is loaded" if data_us > 0 else "no operator runs"
+        return f"{nothing} for {share} of the {wall}, in which Python or other code does{within}; {operator}"
     if data_us >= MIN_SAVED_FRAC * wall_us:
         return f"{operator} Loading data takes {percent(data_us / wall_us)} of the time."
     return operator

@@ -22,6 +22,7 @@ _OF_THE_HOST = {
     "wait": "before the first work that is launched in it",
     "first-steps": "before the first whole step, with the first iteration,",
     "end": "after the last kernel",
+    "last-steps": "after the last whole step",
 }
 """Where a part lies, by `amp_core.traces.left_out.PartLeftOut.kind`."""
 

@@ -20,7 +20,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share, without_gpu
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
-from amp_core.findings.cpu_sentences import cpu_sentence, host_alone
+from amp_core.findings.cpu_sentences import cpu_sentence, host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
@@ -98,7 +98,8 @@ def first_sentence(run: Run) -> str:
     before, after = parts_left_out(run)
     if nothing := _nothing_to_judge(run):
         return " ".join((nothing, *before, *after))
-    told = (*before, _vectors(run), _first_sentence(run), _small(run), captured_anew(run), passes_sentence(run))
+    largest = (_vectors(run), _first_sentence(run), _small(run), captured_anew(run), passes_sentence(run))
+    told = (worker_sentence(run), *before, *largest)
     figures = (profilers_part(run), uneven_steps(run), of_ranks(run))
     return " ".join(filter(None, (*told, *figures, *after)))
 

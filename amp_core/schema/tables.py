@@ -396,7 +396,7 @@ TABLES: dict[str, Table] = {
                     "idle_profiling_us",
                     "f",
                     "part of lead_us, of alone_loading_us and of idle_us before late launches in which the profiler "
-                    "does work of its own",
+                    "does work of its own; on a CPU, of idle_us without idle_data_us",
                 ),
                 _column(
                     "host_us",

@@ -72,6 +72,8 @@ COMPILING = "(dynamo_timed)"
 """How the ranges end that torch.compile marks while it compiles (torch/_dynamo/utils.py)."""
 PROFILING = re.compile(r"(?:Buffer Flush|Activity Buffer Request|Instrumentation|Resource|UVM Activity Init)$")
 """What it calls its own work, which a program does not have without the profiler (`CUpti_ActivityOverheadKind`)."""
+PROFILING_IN_PYTHON = re.compile(r"_record_function_(?:enter|exit)|_(?:enable|disable)_profiler|prepare_profiler")
+"""Functions of torch's own in which the profiler starts, stops or marks a range."""
 MEMORY = "[memory]"
 """Name of the events of torch's allocators."""
 MESSAGE_KEYS = {
@@ -251,6 +253,8 @@ class _Collector:
     def _add_python(self, item: "_Event") -> None:
         """Add a function if it is long, and a module's as a span."""
         self._functions += 1
+        if item.duration >= LONG_FRAME_US and PROFILING_IN_PYTHON.search(item.name):
+            _add_frame(self.events.profiling, item, 0, self._texts.intern(item.name))
         if item.duration >= LONG_FRAME_US:
             function = self._texts.intern(_function_name(item.name))
             _add_frame(self.events.frames, item, self._thread(item.event), function)

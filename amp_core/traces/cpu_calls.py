@@ -1,5 +1,5 @@
-"""What calls of operators tell of the processor, in traces of a CPU: equal calls that take far longer than others, and
-what each call costs whatever it computes.
+"""What calls of operators tell of the processor, in traces of a CPU: equal calls and equal steps that take far longer
+than others, and what each call costs whatever it computes.
 
 >>> slow_calls(events, linked)
 SlowCalls(count=43, us=6100000.0, op='aten::mkldnn_convolution', longest_us=1732000.0, usual_us=23400.0)
@@ -104,3 +104,40 @@ def call_cost(events: TraceEvents, host: Host, linked: LinkedWork) -> CallCost |
     count = int(calls.sum())
     is_even = low_us >= MIN_EVEN_FRAC * usual_us >= MIN_EVEN_FRAC * MIN_COST_US
     return CallCost(count, usual_us) if is_even and count * usual_us >= MIN_COST_FRAC * linked.own_us.sum() else None
+
+
+MIN_STEPS = 4
+"""Steps, beside the first one, from which their pace is known."""
+MAX_CALLS_SPREAD = 0.05
+"""Difference of the steps' numbers of operators, as a share of the mean, up to which they do the same."""
+PACE_QUANTILE = 0.25
+MIN_LOST_FRAC = 0.25
+"""Share of the operators' time beyond the pace of the fastest quarter of the steps from which it is kept."""
+
+
+@dataclass(frozen=True)
+class SlowSteps:
+    """Steps of the same operators that take unequally long, without the first step."""
+
+    us: float
+    """By how much their operators take longer than at the pace of the fastest quarter of the steps, in all."""
+    least_us: float
+    most_us: float
+    """The operators' time of the fastest and of the slowest step."""
+
+
+def slow_steps(events: TraceEvents, host: Host, linked: LinkedWork) -> SlowSteps | None:
+    """Such steps of a trace of a CPU; None where steps take about equally long, or do not call the same operators."""
+    if events.uses_device or len(host.steps) <= MIN_STEPS or not len(linked):
+        return None
+    starts, ends = (np.array([step[side] for step in host.steps]) for side in (0, 1))
+    begun = np.asarray(events.spans.start)[linked.op]
+    of_step = np.searchsorted(starts, begun, side="right") - 1
+    inside = (of_step >= 1) & (begun < ends[np.maximum(of_step, 0)])  # the first step may set something up
+    counts, us = (
+        np.bincount(of_step[inside], weights, minlength=len(starts))[1:] for weights in (None, linked.own_us[inside])
+    )
+    if counts.min() == 0 or counts.max() - counts.min() > MAX_CALLS_SPREAD * counts.mean():
+        return None
+    lost_us = float((us - np.quantile(us, PACE_QUANTILE)).clip(min=0.0).sum())
+    return SlowSteps(lost_us, float(us.min()), float(us.max())) if lost_us >= MIN_LOST_FRAC * us.sum() else None

@@ -126,7 +126,7 @@ class TraceEvents:
     compiling: Frames = field(default_factory=Frames)
     """When torch.compile compiles (`COMPILING`), in nested ranges."""
     profiling: Frames = field(default_factory=Frames)
-    """When the profiler does its own work (`PROFILING`), where it records that."""
+    """When the profiler does its own work (`PROFILING`, `PROFILING_IN_PYTHON`), where it records that."""
     timed: Frames = field(default_factory=Frames)
     """Operators with their times on the device (`TIMED_ON_DEVICE`)."""
     texts: list[str] = field(default_factory=list)

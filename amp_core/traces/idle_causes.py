@@ -269,13 +269,16 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
             own[around[-1]] -= inside[item]
         around.append(item)
     us = np.bincount(names, own, minlength=len(events.texts))
-    us[[number for number in np.unique(names).tolist() if _WAITS.search(events.texts[number])]] = 0.0
+    skipped = _WAITS if events.uses_device else _OF_NOBODY
+    us[[number for number in np.unique(names).tolist() if skipped.search(events.texts[number])]] = 0.0
     longest = int(us.argmax())
     return (events.texts[longest], float(us[longest])) if us[longest] > 0 else (None, 0.0)
 
 
-_WAITS = re.compile(r"run_backward|synchronize|lock|nn\.Module: |_record_function_|torch/(?:autograd/)?profiler")
-"""Functions that wait for another thread or the device, modules, whose forward is named too, and the profiler's own."""
+_OF_NOBODY = re.compile(r"lock|nn\.Module: |_record_function_|torch/(?:autograd/)?profiler")
+"""Functions that wait for another thread, modules, whose forward is named too, and the profiler's own."""
+_WAITS = re.compile(rf"run_backward|synchronize|{_OF_NOBODY.pattern}")
+"""With those that wait for the device, or for the thread that launches backward."""
 
 
 @dataclass(frozen=True)

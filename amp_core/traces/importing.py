@@ -135,13 +135,15 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["without_operators"] = True
     if trace.thinned:
         config["thinned"] = True
-    for name in ("captured_calls", "misclocked", "slow_calls", "call_cost"):
+    for name in ("captured_calls", "misclocked", "slow_calls", "slow_steps", "call_cost", "worker_times"):
         if (found := getattr(trace, name)) is not None:
             config[name] = dataclasses.asdict(found)
     if trace.launches_without_work[0]:
         config["launches_without_work"], config["kernel_launches"] = trace.launches_without_work
     if trace.first_calls:
         config["first_calls"] = trace.first_calls
+    if trace.loader:
+        config["loader"] = trace.loader
     if trace.optimizers:
         config["optimizers"] = trace.optimizers
     if trace.sync_call:

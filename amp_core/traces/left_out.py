@@ -29,6 +29,7 @@ from amp_core.traces.idle_causes import (
 )
 from amp_core.traces.kernel_rows import Window
 from amp_core.traces.link import DATA, Host
+from amp_core.traces.loader_workers import WITH_WORKERS
 from amp_core.traces.window_rows import first_batch, is_wait, marked_time, waiting_calls
 
 PROFILER = "the profiler's own work"
@@ -52,7 +53,7 @@ class PartLeftOut:
     which looks the same. `start`: nothing is launched yet, or the first launch lasts. `first-batch`: the loader's
     first batch is loaded, the only one that is marked or far longer than the others, with the start of its workers
     if it has them, which `name` then tells. `first-steps`: what comes before the first whole step. `end`: what
-    follows the last work, or the last step."""
+    follows the last work, or the last step. `last-steps`: what follows the last whole step of a CPU."""
     us: float
     frac: float
     """Its share of the time from the first event to the last."""
@@ -72,12 +73,12 @@ def parts_left_out(
     """The long parts outside of the windows, in order; of a trace with marked steps, which its user chose, no more than
     the work that was launched before them."""
     has_steps = windows[0].first is not None
-    if not len(events.work):
+    bounds: list[tuple[str, float, float]] = []
+    if not len(events.work) and (events.uses_device or not host.steps_inferred):
         return ()
     columns = [a for one in (events.spans, events.calls, events.work) if len(one) for a in (one.start, one.end)]
     first, last = min(events.first_us, *map(min, columns)), max(map(max, columns))
     low, high = windows[0].device_start, windows[-1].device_end
-    bounds: list[tuple[str, float, float]] = []
     queued = np.isneginf(linked.launched_us)
     if has_steps and not host.steps_inferred:
         # What runs when the profiler starts is not recorded, and the host waits for it.
@@ -85,6 +86,10 @@ def parts_left_out(
         ends = float(linked.end_us[queued].max(initial=-np.inf))
         part = _part(events, host, "queued", begins, min(ends, low), last - first) if begins < ends else None
         return () if part is None else (replace(part, kernel=_longest_queued(events, linked)),)
+    if not len(events.work):
+        bounds = [("first-steps", first, windows[0].start), ("last-steps", windows[-1].end, last)]
+        found = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
+        return tuple(part for part in found if part is not None)
     if has_steps:
         bounds.append(("first-steps", first, low))
     else:
@@ -124,16 +129,13 @@ def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float
     if us < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):
         return None
     if kind == "first-batch":
-        workers = next((text for text in events.texts if text.startswith(_LOADS_WITH_WORKERS)), "")
+        workers = next((text for text in events.texts if WITH_WORKERS.match(text)), "")
         later_us = max((end - start for start, end in sorted(host.marks[DATA])[1:]), default=0.0)
         return PartLeftOut(kind, us, us / wall_us, workers, us if workers else 0.0, later_us)
     name, name_us = _host_is_in(events, host, kind, span)
     if kind == "end" and is_wait(name):  # the profiler waits for the device when it stops
         return None
     return PartLeftOut(kind, us, us / wall_us, name, name_us)
-
-
-_LOADS_WITH_WORKERS = "enumerate(DataLoader)#_MultiProcessing"
 
 
 def _host_is_in(events: TraceEvents, host: Host, kind: str, span: times.Intervals) -> tuple[str, float]:

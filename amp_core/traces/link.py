@@ -138,14 +138,17 @@ def _optimizer_steps(events: TraceEvents, host: Host) -> list[tuple[float, float
 
 
 def _steps_per_iteration(events: TraceEvents, host: Host, optimizers: list[int]) -> int:
-    """How many steps of optimizers an iteration has: as many as between two loads of data, or after as many as the
-    optimizers call the same operators again, on tensors of the same sizes."""
+    """How many steps of optimizers an iteration has: as many as between two loads of data or two times that gradients
+    are zeroed, or after as many as the optimizers call the same operators again, on tensors of the same sizes."""
     spans = events.spans
     starts = np.array([spans.start[item] for item in optimizers])
-    loads = np.searchsorted(starts, sorted(start for start, _ in host.marks[DATA]))
-    between = set(np.diff(loads).tolist())
-    if len(loads) > MIN_OPTIMIZER_STEPS and len(between) == 1 and between != {0}:
-        return int(between.pop())
+    zeroing = [number for number, text in enumerate(events.texts) if text.startswith(_OPTIMIZER_ZEROING)]
+    zeroed = np.asarray(spans.start)[np.isin(np.asarray(spans.name), zeroing)]
+    for begins in (sorted(start for start, _ in host.marks[DATA]), np.sort(zeroed)):
+        marks = np.searchsorted(starts, begins)
+        between = set(np.diff(marks).tolist())
+        if len(marks) > MIN_OPTIMIZER_STEPS and len(between) == 1 and between != {0}:
+            return int(between.pop())
     own = np.flatnonzero(np.asarray(spans.thread) == spans.thread[optimizers[0]])
     own = own[np.argsort(np.asarray(spans.start)[own], kind="stable")]
     calls = np.stack([np.asarray(spans.name)[own], np.asarray(spans.shapes)[own]])
@@ -165,7 +168,7 @@ def optimizer_names(events: TraceEvents) -> list[str]:
     return sorted({mark.removeprefix(_OPTIMIZER_STEP).removesuffix(".step") for mark in marks})
 
 
-_OPTIMIZER_STEP = "Optimizer.step#"
+_OPTIMIZER_STEP, _OPTIMIZER_ZEROING = "Optimizer.step#", "Optimizer.zero_grad#"
 MIN_OPTIMIZER_STEPS = 2
 
 

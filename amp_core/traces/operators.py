@@ -15,7 +15,7 @@ from amp_core.hardware.kernel_names import CATEGORIES
 _CATEGORY_PATTERNS = tuple(
     (category, re.compile(pattern))
     for category, pattern in (
-        ("communication", r"c10d|record_param_comms|nccl|gloo|all_?reduce"),  # before "scatter"
+        ("communication", r"c10d|record_param_comms|nccl|gloo|all_?reduce|^rpc_"),  # before "scatter"
         ("attention", r"scaled_dot_product|_flash_attention|_efficient_attention|multi_head_attention|mha"),
         ("conv", r"conv(?!ert)"),
         ("gemm", r"::(?:addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|einsum|_scaled_mm|mkldnn_linear|addr)"),

@@ -23,7 +23,7 @@ from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import duration, number
 from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows, named_ranks
-from amp_core.traces.cpu_calls import CallCost, SlowCalls, call_cost, slow_calls
+from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.first_calls import first_calls
@@ -43,6 +43,7 @@ from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
 from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link, optimizer_names
+from amp_core.traces.loader_workers import WITH_WORKERS, WorkerTimes, worker_times
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.misclocked import Misclocked, drop_misclocked
@@ -115,15 +116,19 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     thinned: bool = False
     """Whether most operators were removed from it."""
-    metric_ranges: int = 0
     times_by_events: bool = False
     """Whether the program recorded a pair of events around each operator, as torch does where it is not asked for
     kernels."""
+    metric_ranges: int = 0
     """Ranges with metrics, which a profiler writes instead of kernels."""
     misclocked: Misclocked | None = None
     """Work that is left out, for its times are none of the trace."""
     slow_calls: SlowCalls | None = None
+    slow_steps: SlowSteps | None = None
     call_cost: CallCost | None = None
+    loader: str = ""
+    """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
+    worker_times: WorkerTimes | None = None
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
     first_calls: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -327,7 +332,10 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         metric_ranges=events.metric_ranges,
         times_by_events=events.event_records >= MIN_RECORDS_PER_OPERATOR * len(events.spans) > 0,
         slow_calls=slow_calls(events, linked),
+        slow_steps=slow_steps(events, host, linked),
         call_cost=call_cost(events, host, linked),
+        loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
+        worker_times=None if len(events.work) else worker_times(events, host),
         launches_without_work=without_work,
         first_calls=first_calls(events, host, linked),
         optimizers=optimizer_names(events),
@@ -340,6 +348,11 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     )
 
 
+_LOADERS = {
+    "workers": WITH_WORKERS,
+    "own process": re.compile(r"enumerate\(DataLoader\)#_SingleProcess"),
+}
+"""Where data is loaded, and the mark of the iterator that does it."""
 _ROCM = re.compile(r"^hip[A-Z]|^(?:Custom_)?Cijk_|gtcx|^__amd_rocclr_")
 """Calls and kernels that only AMD's GPUs have."""
 _FACTS = (

@@ -96,6 +96,7 @@ def window_rows(
                 marked, marked_us = range_of(events, everything, spans.low, spans.high)
                 columns |= {"host_function": function, "host_function_us": function_us}
                 columns |= {"host_range": marked, "host_range_us": marked_us}
+                columns["idle_profiling_us"] = profiling_us(events, unaided)
             else:
                 columns |= _sync_columns(trace, window, selected, spans)
                 if trace.launches_known:

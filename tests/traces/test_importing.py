@@ -34,6 +34,7 @@ def test_a_trace_becomes_a_run(tmp_path):
         "device": "cuda:0",
         "optimizers": ["AdamW"],
         "sync_call": "cudaStreamSynchronize",
+        "loader": "workers",
     }
     assert run.head.environment["gpus"][0]["capability"] == "8.0"
     assert run.head.created_at.startswith("2023-11-14T22:13:20")

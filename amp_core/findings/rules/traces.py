@@ -147,9 +147,27 @@ def invalid_times(run: Run) -> list[Finding]:
 def waiting_for_data(run: Run) -> list[Finding]:
     """`waiting-for-data`: idle time of the GPU while data is loaded."""
     findings = saving_finding(run, "waiting-for-data")
+    if (remedy := _LOADERS.get(str(run.head.config.get("loader")))) is not None:
+        findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet or f.snippet) for f in findings]
     if not kernel_rows(run, everything=True)["name"].str.contains("Pinned -> Device", regex=False).any():
         return findings
     return [replace(f, snippet=f.snippet.replace("pin_memory=True, ", "")) for f in findings]
+
+
+_LOADERS = {
+    "own process": Remedy(
+        "Faster arithmetic does not help here. The loop loads its data itself (num_workers=0): load it ahead of time "
+        "in worker processes, and do less work per sample on the CPU."
+    ),
+    "workers": Remedy(
+        "Faster arithmetic does not help here. The loader has worker processes, which do not keep up: do less work per "
+        "sample, as by decoding and transforming once and caching the result, or use more workers where processors "
+        "are free.",
+        "cached = [transform(sample) for sample in dataset]   # once, where memory or disk allows it\n"
+        "loader = DataLoader(cached, batch_size, num_workers=len(os.sched_getaffinity(0)), persistent_workers=True)",
+    ),
+}
+"""Advice by where the trace shows that data is loaded."""
 
 
 @rule(

@@ -1,0 +1,187 @@
+"""What is said of a CPU's operators beside the longest, of its steps, and of a loader's workers."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.traces.made import Made, run_of
+
+WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def in_turn(*operators):
+    """Operators one after another: name, length, and input types."""
+    trace, at = Made(), 0.0
+    for name, us, *types in operators:
+        trace.op(name, at, us, **({"Input type": types, "Input Dims": [[8, 8]] * len(types)} if types else {}))
+        at += us
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("operators", "says", "never"),
+    [
+        (
+            [("aten::mul", 300), ("aten::add", 250), ("aten::clamp", 250), ("aten::mm", 200)],
+            "aten::mul takes 30.0 % of the operators' time (0.300 ms), and all elementwise operators take 80.0 %",
+            "products",
+        ),
+        (
+            [("aten::index", 300), ("aten::_index_put_impl_", 300), ("aten::scatter_add_", 300), ("aten::mm", 100)],
+            "and all indexing, gathering and scattering takes 90.0 %",
+            "products",
+        ),
+        (
+            [("aten::mkldnn_rnn_layer", 500), ("aten::mkldnn_rnn_layer_backward", 400), ("aten::mm", 100)],
+            "and all recurrent layers and matrix products take 100 %",
+            "all matrix",
+        ),
+        ([("aten::mm", 800, "double"), ("aten::add", 200)], "Operators on FP64 tensors take 80.0 %", "and all"),
+        ([("aten::mm", 800, "float", "float"), ("aten::add", 200)], "aten::mm takes 80.0 %", "FP64"),
+        (
+            [("aten::copy_", 500, "c10::BFloat16", "float"), ("aten::copy_", 200, "float", "float"), ("aten::mm", 300)],
+            "aten::copy_ takes 70.0 % of the operators' time (0.700 ms), 0.500 ms of that in casts between types",
+            "and all",
+        ),
+        (
+            [("aten::bmm", 500, "float", "float"), ("aten::_softmax", 300), ("aten::mm", 200)],
+            "Attention is computed in steps, aten::_softmax alone 30.0 %",
+            "FP64",
+        ),
+        ([("aten::bmm", 900, "float", "float"), ("aten::_softmax", 100)], "aten::bmm takes 90.0 %", "Attention"),
+        (
+            [("rpc_async#f(worker0 -> worker1)", 800), ("aten::mm", 200)],
+            "This process waits for others, whose work the trace does not hold",
+            "products",
+        ),
+    ],
+)
+def test_the_longest_kind_of_operators_is_told(tmp_path, operators, says, never):
+    sentence = first_sentence(run_of(tmp_path, in_turn(*operators)))
+    assert says in sentence and never not in sentence
+
+
+def steps_of(*pace_us, fewer=0):
+    """Steps of ten equal operators each, which take `pace_us`; the third step has `fewer` operators."""
+    trace, at = Made(), 0.0
+    for number, us in enumerate(pace_us):
+        trace.event("mark", f"ProfilerStep#{number}", at, 10 * us, 1)
+        for place in range(10 - fewer * (number == 2)):
+            trace.op("aten::mm", at + place * us, us)
+        at += 10 * us
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "told"),
+    [
+        (steps_of(900, 900, 800, 850, 200, 200), True),
+        (steps_of(900, 200, 210, 200, 205, 200), False),  # the first step may set something up
+        (steps_of(900, 900, 800, 850, 200, 200, fewer=3), False),  # it does something else
+        (steps_of(900, 900, 200, 200), False),  # too few to know the pace
+    ],
+)
+def test_equal_steps_that_take_unequally_long_blame_the_processor(tmp_path, trace, told):
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("the same operators take 2.00 to 9.00 ms per step" in sentence) == told
+    assert ("the processor is shared or throttled" in sentence) == told
+
+
+def loading(mark, *batches_us, before_us=0.0, last_us=0.0):
+    """Batches that take so long to load, each before 100 µs of work; before the first one the seed of workers is drawn,
+    and the last mark finds no further batch."""
+    trace = Made()
+    trace.op("aten::random_", 0, 5)
+    at = 5 + before_us
+    for us in batches_us:
+        trace.event("mark", mark, at, us, 1)
+        trace.op("aten::mm", at + us, 100)
+        at += us + 100
+    if last_us:
+        trace.event("mark", mark, at, last_us, 1)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "says"),
+    [
+        (loading(WORKERS, 5000), "take 97.9 % of the trace: 5.00 ms for the first, and only, batch, and neither"),
+        (loading(WORKERS, 20, 10, 10, before_us=9000, last_us=600), "9.00 ms before the first batch is asked for and"),
+        (loading(WORKERS, 20, 10, 10, before_us=9000, last_us=600), "0.600 ms after the last one"),
+        (loading(WORKERS, 500, 500, 500, 500), None),  # batches that take long are no start
+        (loading(ALONE, 5000), None),  # no workers
+    ],
+)
+def test_the_start_and_the_end_of_workers_are_told_first(tmp_path, trace, says):
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert sentence.startswith("The start and the end of the loader's worker processes") == (says is not None)
+    assert says is None or says in sentence
+    assert ("Data is loaded in the loop's own process (num_workers=0)." in sentence) == (trace.events[1]["name"] == ALONE)
+
+
+def test_operators_of_the_loader_are_none_of_the_models(tmp_path):
+    trace = Made()
+    trace.event("mark", ALONE, 0, 600, 1)
+    for at in range(0, 600, 10):
+        trace.op("aten::copy_", at, 5)
+    trace.op("aten::mm", 600, 100)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "outside of loading data, aten::mm takes 100 % of the operators' time" in sentence
+
+
+def test_the_start_of_the_profiler_is_no_time_of_the_program(tmp_path):
+    trace = Made()
+    trace.event("python_function", "<built-in method _record_function_enter_new of object>", 50, 900, 1)
+    trace.op("aten::mm", 0, 50)
+    trace.op("aten::mm", 950, 50)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "no operator runs" not in sentence and "_record_function" not in sentence
+    assert "The profiler's own work takes 90.0 % of the profiled time" in sentence
+
+
+def test_the_range_of_a_cpu_program_is_told(tmp_path):
+    trace = in_turn(("aten::mul", 700), ("aten::mm", 300))
+    trace.event("mark", "augment", 0, 705, 1)
+    assert "The program's range augment takes 70.5 % of the time." in first_sentence(run_of(tmp_path, trace))
+
+
+def test_what_comes_before_the_first_whole_step_of_a_cpu_is_told(tmp_path):
+    """The optimizer's steps end the steps of a trace without marks; backward's start is in its first call."""
+    trace = Made()
+    trace.event("python_function", "<built-in method run_backward of object>", 100, 5000, 1)
+    for number in range(4):
+        at = 5200 + 200 * number
+        trace.op("aten::mm", at, 80)
+        trace.event("mark", "Optimizer.step#SGD.step", at + 90, 100, 1)
+        trace.op("aten::add_", at + 95, 60)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "come before the first whole step, with the first iteration, and are left out" in sentence
+    assert "5.00 ms of them in <built-in method run_backward" in sentence
+
+
+def test_two_steps_of_one_optimizer_per_iteration_are_one_step(tmp_path):
+    """Gradients are zeroed once per iteration."""
+    trace = Made()
+    for number in range(4):
+        at = 1000 * number
+        trace.event("mark", "Optimizer.zero_grad#SGD.zero_grad", at, 10, 1)
+        trace.op("aten::mm", at + 20, 300)
+        for step in (400, 700):
+            trace.event("mark", "Optimizer.step#SGD.step", at + step, 100, 1)
+            trace.op("aten::add_", at + step + 5, 60)
+    run = run_of(tmp_path, trace)
+    assert run.steps["step_ms"].tolist() == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_a_device_of_which_one_call_of_the_optimizer_waits(tmp_path):
+    """The host is held until the queue of the device, which is not recorded, has room."""
+    trace = Made()
+    trace.op("aten::cudnn_convolution", 0, 100)
+    trace.event("mark", "Optimizer.step#Adam.step", 100, 900, 1)
+    for number in range(8):
+        trace.op("aten::addcdiv_", 100 + 10 * number, 8)
+    trace.op("aten::addcdiv_", 200, 700)
+    run = run_of(tmp_path, trace)
+    assert "device-not-recorded" in {f.code for f in diagnose(run)}
+    assert "0.700 ms of it in one call of aten::addcdiv_, which waits" in first_sentence(run)
