@@ -65,7 +65,8 @@ def cpu_sentence(run: Run) -> str:
     if len(beside) < len(everything):
         operators = f"outside of loading data, {operators}"
     sentence = _beside_operators(run, longest_us, operators)
-    return f"The trace contains no device activity: on the CPU, {sentence}{_in_range(run)}{_idle_gpu(run)}{_own_process(run)}"
+    further = f"{_in_range(run)}{_idle_gpu(run)}{_own_process(run)}"
+    return f"The trace contains no device activity: on the CPU, {sentence}{further}"
 
 
 def _own_process(run: Run) -> str:
@@ -301,8 +302,8 @@ def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
     if outside_us > max(MAX_OUTSIDE_FRAC * wall_us, longest_us):
         share, wall = percent(outside_us / wall_us), number(wall_us / 1e3, "ms")
         within = _in_function(windows, outside_us)
-        nothing = "no operator runs and no data is loaded" if data_us > 0 else "no operator runs"
-        return f"{nothing} for {share} of the {wall}, in which Python or other code does{within}; {operator}"
+        beside = ", beside loading data" if data_us > 0 else ""
+        return f"no operator runs for {share} of the {wall}{beside}, in which Python or other code does{within}; {operator}"
     if data_us >= MIN_SAVED_FRAC * wall_us:
         return f"{operator} Loading data takes {percent(data_us / wall_us)} of the time."
     return operator

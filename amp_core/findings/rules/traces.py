@@ -164,7 +164,8 @@ _LOADERS = {
         "sample, as by decoding and transforming once and caching the result, or use more workers where processors "
         "are free.",
         "cached = [transform(sample) for sample in dataset]   # once, where memory or disk allows it\n"
-        "loader = DataLoader(cached, batch_size, num_workers=len(os.sched_getaffinity(0)), persistent_workers=True)",
+        "loader = DataLoader(\n    cached, batch_size, num_workers=len(os.sched_getaffinity(0)), pin_memory=True, "
+        "persistent_workers=True\n)",
     ),
 }
 """Advice by where the trace shows that data is loaded."""
