@@ -303,7 +303,8 @@ def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
         share, wall = percent(outside_us / wall_us), number(wall_us / 1e3, "ms")
         within = _in_function(windows, outside_us)
         beside = ", beside loading data" if data_us > 0 else ""
-        return f"no operator runs for {share} of the {wall}{beside}, in which Python or other code does{within}; {operator}"
+        what = f"in which Python or other code does{within}"
+        return f"no operator runs for {share} of the {wall}{beside}, {what}; {operator}"
     if data_us >= MIN_SAVED_FRAC * wall_us:
         return f"{operator} Loading data takes {percent(data_us / wall_us)} of the time."
     return operator

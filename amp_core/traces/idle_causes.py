@@ -261,20 +261,31 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
     order = np.lexsort((-end, start))
     start, end, names = start[order], end[order], np.asarray(frames.name)[chosen][order]
     own = times.overlap_of_each(start, end, spans)
-    inside, around = own.copy(), list[int]()
+    inside, around, caller = own.copy(), list[int](), names.copy()
+    is_library = np.array([_OF_PYTHON.match(text) is not None for text in events.texts], dtype=bool)
     for item, began in enumerate(start.tolist()):
         while around and end[around[-1]] <= began:
             around.pop()
         if around:
             own[around[-1]] -= inside[item]
+            if is_library[names[item]]:
+                caller[item] = caller[around[-1]]
         around.append(item)
-    us = np.bincount(names, own, minlength=len(events.texts))
     skipped = _WAITS if events.uses_device else _OF_NOBODY
-    us[[number for number in np.unique(names).tolist() if skipped.search(events.texts[number])]] = 0.0
+    own[np.array([skipped.search(text) is not None for text in events.texts], dtype=bool)[names]] = 0.0
+    us = np.bincount(caller, own, minlength=len(events.texts))
     longest = int(us.argmax())
     return (events.texts[longest], float(us[longest])) if us[longest] > 0 else (None, 0.0)
 
 
+_OF_PYTHON = re.compile(
+    r"<built-in (?:method|function) (?:read\w*|write\w*|recv\w*|send\w*|poll|select|wait\w*|join|fork_exec|open|stat|"
+    r"listdir|loads?|dumps?|exec|compile|sleep)\b|"
+    r"(?:[^ ]*/)?(?:subprocess|threading|selectors|socket|ssl|queue|contextlib|functools|weakref|inspect|copy|copyreg|"
+    r"pickle|json/\w+|re|os|pathlib|shutil|tempfile|importlib/\w+|<frozen [\w.]+>|logging/__init__)(?:\.py)?\(\d+\): "
+)
+"""Functions of Python's own for files, processes, threads and code, whose time is that of the program's function that
+calls them."""
 _OF_NOBODY = re.compile(r"lock|nn\.Module: |_record_function_|torch/(?:autograd/)?profiler")
 """Functions that wait for another thread, modules, whose forward is named too, and the profiler's own."""
 _WAITS = re.compile(rf"run_backward|synchronize|{_OF_NOBODY.pattern}")
@@ -338,7 +349,7 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
         names = TORCH_COMPILE
     if kind == "allocation" and _is_uncached(events):
         kind = "uncached"
-    elif kind == "allocation" and _longest_us(events, _FIRST_CALLS) >= max(MIN_START_US, times.total(when) / 2):
+    elif kind == "allocation" and _longest_first_us(events) >= max(MIN_START_US, times.total(when) / 2):
         kind = "setup"  # the first call into a runtime makes its context
     return LongCalls(kind, names, when)
 
@@ -382,10 +393,15 @@ def _is_uncached(events: TraceEvents) -> bool:
     return after_launches >= max(MIN_FREES, MIN_UNCACHED_FRAC * len(launches))
 
 
-def _longest_us(events: TraceEvents, pattern: "re.Pattern[str]") -> float:
-    """How long the longest call takes whose name contains the pattern."""
-    calls = _called(events, pattern)
-    return float((np.asarray(events.calls.end)[calls] - np.asarray(events.calls.start)[calls]).max(initial=0.0))
+def _longest_first_us(events: TraceEvents) -> float:
+    """How long the longest of `_FIRST_CALLS` takes; where there are many, of those before all work of the devices,
+    which needs the context that the first one makes."""
+    calls = _called(events, _FIRST_CALLS)
+    start, end = np.asarray(events.calls.start)[calls], np.asarray(events.calls.end)[calls]
+    long = end - start >= LONG_CALL_US
+    if long.sum() >= MIN_FLUSHES:  # an allocator that frees its cache
+        long &= start < min(events.work.start, default=np.inf)
+    return float((end - start)[long].max(initial=0.0))
 
 
 def _called(events: TraceEvents, pattern: "re.Pattern[str]") -> npt.NDArray[np.int64]:
@@ -399,6 +415,8 @@ MIN_UNCACHED_FRAC = 0.05
 MIN_START_US = 20_000.0
 """To allocate or to free one block takes less, also where the driver has to find the memory."""
 _FIRST_CALLS = re.compile(r"^(?:cuda|hip)(?:Free|Malloc)$")
+MIN_FLUSHES = 8
+"""Long calls that allocate or free from which an allocator makes them, that runs short of memory."""
 MAX_CAPTURES = 1000
 _BEGINS_CAPTURE, _ENDS_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
 _FREES = re.compile(r"^(?:cuda|hip|cuMem|hipMem)Free(?:_v2)?$")

@@ -28,7 +28,8 @@ def test_a_cpu_that_loads_data_or_runs_no_operator_is_told_so(tmp_path):
         "the operators' time (0.400 ms). Loading data takes 16.7 % of the time. The machine's GPU, Tesla"
         in sentence("little", 100, 0)
     )
-    assert "no operator runs for 60.0 % of the 1.50 ms, beside loading data, in which Python" in sentence("python", 100, 900)
+    of_python = sentence("python", 100, 900)
+    assert "no operator runs for 60.0 % of the 1.50 ms, beside loading data, in which Python" in of_python
 
 
 def test_an_optimizer_that_takes_more_than_any_operator_is_named_first(tmp_path):

@@ -25,6 +25,8 @@ from amp_core.text.formatting import number, size
 
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that no rank leaves before the last one has entered."""
+_IN_PARTS = r"internode_ll|low_latency"
+"""In the names of kernels that ranks do not leave together: one part sends, and another receives later."""
 REDUCING = ("all_reduce", "reduce_scatter")
 LATE_FRAC = 0.5
 """Share of the longest wait for a rank from which another rank is named beside it."""
@@ -82,6 +84,7 @@ def _collective_rows(run: Run) -> pd.DataFrame:
         & (spread == 1)
         & (orders == 1)
         & frame["name"].isin(SYNCHRONIZING).to_numpy()
+        & ~frame["kernel"].str.contains(_IN_PARTS).to_numpy()
     )
     transfer = by.transform("min").where(matched)
     frame["transfer_us"], frame["waiting_us"] = transfer, frame["total_us"] - transfer

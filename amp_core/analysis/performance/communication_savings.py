@@ -246,7 +246,7 @@ def _varies(run: Run) -> str:
     own_us = (us["kernel_us"] - us["communication_us"]) / steps
     waited_us = rank_waiting(run)["waiting_ms"].mean() * 1e3
     if own_us.max() - own_us.min() <= max(MAX_EQUAL_SPREAD * own_us.mean(), MAX_EXPLAINED_FRAC * waited_us):
-        return ", though their kernels take equally long in all: their hosts launch at different times"
+        return ", though their kernels take equally long in all"
     return ", as where the work of the ranks varies"
 
 

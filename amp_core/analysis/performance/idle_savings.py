@@ -68,7 +68,7 @@ def idle_savings(
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
     of_optimizer = optimizer_frac(rows)
     tiny, tiny_bytes = tiny_copies(run)
-    each = f"{tiny_bytes:.0f} bytes to the host"
+    each = f"{tiny_bytes:.0f} bytes on average to the host"
     copying = f", with {tiny:,.0f} copies of {each}" if tiny and launch_bound else ""
     if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
         kernels += f", with {100 * of_optimizer:.0f} % of the launches in the optimizer"

@@ -326,7 +326,7 @@ launches, they are a loop."""
 
 
 def tiny_copies(run: Run) -> tuple[float, float]:
-    """How many copies to the host per step (or window) read single values, and the bytes of each; 0 for few."""
+    """How many copies to the host per step (or window) read single values, and their bytes on average; 0 for few."""
     rows, windows = kernel_rows(run, everything=True), window_rows(run)
     rows = rows[(rows["category"] == "memcpy") & rows["name"].str.contains(TO_HOST) & (rows["moved_bytes"] > 0)]
     rows = rows[rows["moved_bytes"] <= MAX_TINY_BYTES * rows["count"]]

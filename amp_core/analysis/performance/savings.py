@@ -312,6 +312,9 @@ def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
 
 _POOLS = r"(?i)pool"
 """In the names of kernels and operators that pool: none of the kinds that the sentence names."""
+_SCATTERS = r"::_?index_(?:put|add|copy)|scatter|embedding_dense_backward"
+"""In the names of operators that write to places that a tensor gives: random access bounds them, and no pass over
+memory is saved."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
@@ -337,7 +340,7 @@ def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -
     # Other libraries' kernels already do several operators' work.
     eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
-    bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(_POOLS)]
+    bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(f"{_POOLS}|{_SCATTERS}")]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
     bound = bound.assign(op=_without_twins(bound["op"]))
     if np.nan_to_num(cost.us("communication")) >= MIN_SAVED_FRAC * cost.step_us:

@@ -61,7 +61,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         return for_what_runs(
             run, saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
         )
-    fewer = "" if _are_large(rows[rows["name"] == name]) else ": fewer, larger collectives"
+    are_few = _are_large(rows[rows["name"] == name]) or not _are_several(run, name)
+    fewer = "" if are_few else ": fewer, larger collectives"
     inference = Remedy(
         f"Overlap communication with computation, or shard the model differently{fewer}{narrower}.",
         _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),
@@ -100,6 +101,16 @@ MIN_LARGE_US = 1000.0
 def _are_large(rows: pd.DataFrame) -> bool:
     """Whether collectives take long each: of `collective_rows`."""
     return bool(len(rows) and rows["total_us"].mean() >= MIN_LARGE_US)
+
+
+MIN_SEVERAL = 4.0
+"""Collectives of a kind per step, or profiled window, of which fewer may be made."""
+
+
+def _are_several(run: Run, name: str) -> bool:
+    """Whether there are enough collectives of that kind per step for one to replace several."""
+    table = collective_table(run)
+    return bool(table["count"][table["name"] == name].sum() >= MIN_SEVERAL)
 
 
 def _computes_in_16_bits(run: Run) -> bool:
@@ -279,10 +290,16 @@ def _exchange(dtype: str, *, of_experts: bool, transfers: bool) -> Remedy:
     width = element_bytes(dtype) if dtype else None
     narrow = width is not None and width <= MAX_NARROW_BYTES
     narrower = "" if narrow or not transfers else ", and exchange 16 bits or fewer"
-    what = "tokens" if of_experts else "tokens or embedding rows"
+    if of_experts:
+        return Remedy(
+            "Ranks exchange tokens here. Where dispatch and combine are one kernel each, split them into sending and "
+            f"receiving, and compute what does not depend on the tokens in between{narrower}.{_OTHER_RANKS}",
+            _BUFFER,
+        )
     return Remedy(
-        f"Ranks exchange {what} here. Compute what does not depend on them in the meantime{narrower}.{_OTHER_RANKS}",
-        _BUFFER if of_experts else _ALL_TO_ALL,
+        "Ranks exchange tokens or embedding rows here. Compute what does not depend on them in the meantime"
+        f"{narrower}.{_OTHER_RANKS}",
+        _ALL_TO_ALL,
     )
 
 

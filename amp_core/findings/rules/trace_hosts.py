@@ -91,7 +91,7 @@ def _in_many_operators(run: Run) -> bool:
 
 
 MIN_STEPS = 2
-MAX_OUTSIDE_FRAC = 0.2
+MAX_OUTSIDE_FRAC = 1 / 3
 """Share of the time in which the host should launch that may be in no operator where it is in many."""
 
 
@@ -172,9 +172,8 @@ _COPIES_AGAIN = Remedy(
 )
 _IN_COMPILED = Remedy(
     "The host is in compiled code: Python that the compiler wrote checks guards and launches one kernel after the "
-    "other, and sizes that are new are compiled. Let it capture CUDA graphs, which launch all of them at once, and "
-    "look for what is compiled again.",
-    'model = torch.compile(model, mode="reduce-overhead")   # TORCH_LOGS=recompiles names what is compiled again',
+    "other. Let it capture CUDA graphs, which launch all of them at once.",
+    'model = torch.compile(model, mode="reduce-overhead")',
 )
 _IN_GRAPHS = Remedy(
     "The host is in compiled code, of which a part is replayed as graphs: look for what is compiled or captured again, "

@@ -741,7 +741,7 @@ RULES = (
         r"_finalize_matmul_scatter|sum_bitmatrix|reduce_segments|count_expert|expand_to_fused|get_fused_mapping|"
         r"reduce_fused_impl|get_dispatch_layout|future_token_ids|clamp_position|sage_quant|_copy_tensor_kernel|"
         r"topk_gating|topkGating|expandInputRows|fusedBuildExpertMaps|finalizeMoeRouting|doActivation|grouped_gemm::\w+::utils::transpose|"
-        r"^_?alloc_(?:decode|extend|\w*slots?|\w*tokens?)_kernel|"
+        r"destindex_copy_|_copy_kv_|^_?alloc_(?:decode|extend|\w*slots?|\w*tokens?)_kernel|"
         r"(?:align|swizzle|interleave|repack)_(?:\w+_)?(?:scales?|sf)(?:_kernel)?(?:$|[<(])",
         "no",
         None,
@@ -750,7 +750,7 @@ RULES = (
         words="moe_ moe:: cache quant causal_conv1d_ recat_ bounds_check _indices combined_routing _finalize_ "
         "sum_bitmatrix reduce_segments count_expert expand_to_fused get_fused get_dispatch reduce_fused "
         "future_token clamp_position _copy_tensor topk_gating topkGating expandInput fusedBuild "
-        "finalizeMoe doActivation grouped_gemm:: alloc_ scale sf",
+        "finalizeMoe doActivation grouped_gemm:: alloc_ scale sf destindex_copy_ _copy_kv_",
     ),
     _rule(
         r"^(?:chunk_dplr_bwd_kernel_intra|prepare_wy_repr_fwd_kernel_chunk32)$",
