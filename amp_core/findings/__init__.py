@@ -14,9 +14,10 @@ from dataclasses import replace
 from amp_core.findings import rules
 from amp_core.findings.diagnosis import Diagnosis, Origin, diagnosis, measured_underflow, skips_in_words
 from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, Cause, first_cause
+from amp_core.findings.fitting import fitted
 from amp_core.findings.model import SEVERITIES, Entry, Finding, Severity
 from amp_core.findings.registry import FAMILIES, GUIDE, PAIRED_RULES, RULES, load
-from amp_core.findings.trace_findings import first_sentence, of_device
+from amp_core.findings.trace_findings import first_sentence
 from amp_core.store.run import Run, check_run
 
 __all__ = [
@@ -54,7 +55,7 @@ def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     if baseline is not None:
         check_run(baseline, "baseline")
         baseline = baseline.salvaged()
-    findings = of_device(run, [finding for rule in RULES for finding in rule(run)])
+    findings = fitted(run, [finding for rule in RULES for finding in rule(run)])
     if baseline is not None:
         findings += [finding for rule in PAIRED_RULES for finding in rule(run, baseline)]
     findings = [replace(f, follows=_follows(f, findings)) for f in findings]

@@ -11,14 +11,13 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import (
     is_matrix,
-    is_trace,
     kernel_rows,
     matrix_kinds,
     mostly_misclocked,
     numbers_of_import,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share, without_gpu
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
@@ -74,14 +73,6 @@ def for_what_runs(run: Run, findings: list[Finding]) -> list[Finding]:
     if trains(run):
         return findings
     return [replace(f, snippet=f.snippet.replace("train_step(batch)", "model(batch)")) for f in findings]
-
-
-def of_device(run: Run, findings: list[Finding]) -> list[Finding]:
-    """The findings of a trace, which call a GPU of NVIDIA's or AMD's one, and every other accelerator a device."""
-    device = str(run.head.config.get("device") or "cpu")
-    if not is_trace(run) or device.startswith(("cuda", "cpu", "mps")):
-        return findings
-    return [replace(f, title=without_gpu(f.title), advice=without_gpu(f.advice)) for f in findings]
 
 
 def trains(run: Run) -> bool:
@@ -194,7 +185,7 @@ def _first_sentence(run: Run) -> str:
         at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
         idle = at_start and not passes_sentence(run) and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
-        whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _next(savings))
+        whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
@@ -242,6 +233,12 @@ def _next(savings: Savings) -> str:
     if first.late_ranks:  # what makes them late
         return f" {second.what}."
     return f" The next: {_in_sentence(second)} ({second.how_much(savings.unit)})."
+
+
+def _held(largest: Saving) -> str:
+    """That the GPUs of late ranks do not start queued work, for how long; empty for others."""
+    idle = largest.here.split(";")[0]
+    return f" {idle[:1].upper()}{idle[1:]}." if largest.held_ranks and largest.held_ranks == largest.late_ranks else ""
 
 
 def _late_beside(savings: Savings, largest: Saving) -> str:

@@ -5,7 +5,7 @@ launch_bound_of_trace(run)     # the finding, if there is one
 
 from dataclasses import replace
 
-from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS
 from amp_core.analysis.performance.kernels import (
     ZEROING,
     is_compiled_in_part,
@@ -22,7 +22,7 @@ from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
 from amp_core.findings.trace_findings import for_what_runs, saving_finding
 from amp_core.store.run import Run
-from amp_core.text.formatting import percent
+from amp_core.text.formatting import mean_count, percent
 
 
 def launch_bound_of_trace(run: Run) -> list[Finding]:
@@ -32,7 +32,34 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
         findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
     if remedy is not FIRST_PASS and (share := _zeroing_frac(run)) >= MIN_ZEROING_FRAC:
         findings = [replace(f, advice=f"{f.advice} {_ZEROING.format(share=percent(share))}") for f in findings]
+    findings = [
+        replace(f, advice=f"{f.advice} {_LONGER}") if LONGER_GAPS in f.title else f
+        for f in (with_waits(run, f) for f in findings)
+    ]
     return findings if remedy is None else for_what_runs(run, findings)
+
+
+def with_waits(run: Run, finding: Finding) -> Finding:
+    """The finding, with the waits that a graph does not go across where its code captures one."""
+    windows = window_rows(run)
+    syncs, steps = (float(windows[name].fillna(0.0).sum()) for name in ("syncs", "steps"))
+    per = steps or float(len(windows))
+    captures = any(call in finding.snippet for call in _CAPTURING)
+    if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in finding.advice:
+        return finding
+    ops = windows["sync_op"][windows["sync_op"] != ""]
+    where = f", most in {ops.mode().iloc[0]}" if len(ops) else ""
+    unit = "step" if steps else "profiled window"
+    times = f"{mean_count(syncs / per)} times per {unit}{where}"
+    return replace(finding, advice=f"{finding.advice} The host waits for the GPU {times}: no graph goes across a wait.")
+
+
+_LONGER = (
+    "In the longer gaps the host does something else, which neither graphs nor larger batches shorten: profile it with "
+    "stacks, and move that work out of the loop."
+)
+_CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay")
+_WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
 
 
 MIN_ZEROING_FRAC = 0.1
@@ -69,8 +96,7 @@ def launch_remedy(run: Run) -> Remedy | None:
     if on_cuda and between:
         once = f"the host waits for it once in {max(1, round(between))} launches"
         return Remedy(
-            f"{_WAITS} Where it does, {once}, and neither a CUDA graph nor compiled code goes across such a wait: "
-            "remove these first, or use larger batches.",
+            f"{_WAITS} Where it does, {once}, and {_WAITS_FIRST}: remove these first, or use larger batches.",
             TIME_BY_EVENTS if waits_for_device(run) else FIND_WAITS,
         )
     if on_cuda and graphs and _replays_one_graph(run):
@@ -133,9 +159,14 @@ def _replays_one_graph(run: Run) -> bool:
     rows = kernel_rows(run)
     captured = float(rows["count"][rows["op"] == ""].sum())
     is_all = captured >= MIN_CAPTURED_FRAC * float(rows["count"].sum())
-    return isinstance(launches, int) and launches <= most and is_all
+    if not isinstance(launches, int):
+        return False
+    is_large = captured >= MIN_NODES * launches * max(1, windows["rank"].nunique())
+    return is_all and (launches <= most or is_large)
 
 
+MIN_NODES = 100
+"""Kernels per graph from which it holds a whole pass of a model, and not a piece between two breaks."""
 MIN_CAPTURED_FRAC = 0.9
 """Share of kernels in a graph from which hardly any is left to capture."""
 

@@ -277,6 +277,9 @@ class _Collector:
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
+        if item.name == CONVOLUTION and (benchmark := _benchmark(arguments.get("Concrete Inputs"))) is not None:
+            events.convolutions += 1
+            events.benchmarked += benchmark
 
     def _add_allocation(self, event: dict[str, Any], base: float) -> None:
         """Add an allocation or a free on a device; memory of the host is left out."""
@@ -360,6 +363,18 @@ def _check_duplicates(work: Work) -> None:
         raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
 
 
+CONVOLUTION = "aten::_convolution"
+
+
+def _benchmark(inputs: object) -> bool | None:
+    """The argument `benchmark` of a convolution among its concrete inputs; None where it is not recorded."""
+    if not isinstance(inputs, list) or len(inputs) < CONVOLUTION_INPUTS:
+        return None
+    return {"True": True, "False": False}.get(str(inputs[BENCHMARK_INPUT]))
+
+
+BENCHMARK_INPUT, CONVOLUTION_INPUTS = 9, 12
+"""Place of it, and the least number of inputs, of `aten::_convolution` (native_functions.yaml)."""
 EVENT_RECORD = "cudaEventRecord"
 """The call around each operator where torch measures operators with events instead of recording kernels."""
 METRIC_RANGE = "cuda_profiler_range"

@@ -161,6 +161,10 @@ class TraceEvents:
     """The same by kernel."""
     moved_bytes: dict[int, float] = field(default_factory=dict)
     """By copy or fill: how many bytes it moves, where the trace tells it."""
+    convolutions: int = 0
+    """Convolutions of which the trace tells whether cuDNN or MIOpen benchmarks its algorithms."""
+    benchmarked: int = 0
+    """Those of which it does."""
     event_records: int = 0
     """Calls that record an event, also short ones."""
     metric_ranges: int = 0

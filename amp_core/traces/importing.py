@@ -142,6 +142,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["launches_without_work"], config["kernel_launches"] = trace.launches_without_work
     if trace.first_calls:
         config["first_calls"] = trace.first_calls
+    if trace.benchmarks:
+        config["cudnn_benchmark"] = True
     if trace.loader:
         config["loader"] = trace.loader
     if trace.optimizers:

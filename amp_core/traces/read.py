@@ -128,6 +128,8 @@ class Trace:
     call_cost: CallCost | None = None
     loader: str = ""
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
+    benchmarks: bool = False
+    """Whether cuDNN or MIOpen benchmarks the algorithms of all convolutions that tell it."""
     worker_times: WorkerTimes | None = None
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
@@ -335,6 +337,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         slow_steps=slow_steps(events, host, linked),
         call_cost=call_cost(events, host, linked),
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
+        benchmarks=0 < events.convolutions == events.benchmarked,
         worker_times=None if len(events.work) else worker_times(events, host),
         launches_without_work=without_work,
         first_calls=first_calls(events, host, linked),

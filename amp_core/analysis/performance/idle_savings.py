@@ -78,6 +78,9 @@ def idle_savings(
     calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
     named = windows["host_function_us"].sum() > 0 and not in_calls
     outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
+    longer = host - dispatch
+    if launch_bound and longer >= max(MIN_LONGER_FRAC * host, MIN_SAVED_FRAC * cost.step_us):
+        outside = f", {number(longer / 1e3, 'ms')} of it in {LONGER_GAPS}{_outside(windows, host, cost, steps)}"
     if unknown := unknown_host(run):
         outside = "" if launch_bound or in_calls or named or in_op else unknown
     before = "" if launch_bound or in_calls else _before(windows, op, steps)
@@ -110,6 +113,9 @@ def unknown_host(run: Run) -> str:
     return ""
 
 
+MIN_LONGER_FRAC = 0.3
+"""Share of longer gaps in the idle time of short ones from which they are told apart."""
+LONGER_GAPS = "gaps of 0.3 ms and more"
 LATE_LAUNCHES = ("launch-bound", "host-bound")
 """Savings of the time in which the host launches too late."""
 JUST_BELOW = 0.999

@@ -67,6 +67,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         f"Overlap communication with computation, or shard the model differently{fewer}{narrower}.",
         _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),
     )
+    if hidden := _hidden_at_most(savings):
+        inference = replace(inference, advice=f"{inference.advice} {hidden}")
     if of_experts:
         inference = exchange
     findings = saving_finding(run, "exposed-communication", inference.advice, inference.snippet)
@@ -81,6 +83,8 @@ def exposed_communication(run: Run) -> list[Finding]:
             remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
         if savings is not None and _computes_us(savings) < MIN_SAVED_FRAC * savings.cost.step_us:
             remedy = _NOTHING_BESIDE
+        elif hidden:
+            remedy = replace(remedy, advice=f"{remedy.advice} {hidden}")
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
     missing = next((c for c in savings.ranked if c.waiting_us), None) if savings is not None else None
     if has_all_ranks(run) or missing is not None:
@@ -124,6 +128,19 @@ def _computes_us(savings: Savings) -> float:
     """Time per step in which the device does something other than communicating."""
     parts = savings.cost.parts
     return float(parts["us"][~parts["part"].isin(["data", "gaps", "communication", "watch"])].sum())
+
+
+MIN_OVERLAP_RATIO = 1 / 3
+"""Share of exposed communication that computing has to last, for overlap to hide much of it."""
+
+
+def _hidden_at_most(savings: Savings | None) -> str:
+    """How much overlap hides at most, as a sentence; empty where that may be much of the exposed communication."""
+    saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
+    if savings is None or saving is None or _computes_us(savings) >= MIN_OVERLAP_RATIO * saving.saved_us:
+        return ""
+    computes, exposed = number(_computes_us(savings) / 1e3), number(saving.saved_us / 1e3, "ms")
+    return f"The device computes for {computes} ms per {savings.unit}, so overlap hides at most that of {exposed}."
 
 
 _NOTHING_BESIDE = Remedy(

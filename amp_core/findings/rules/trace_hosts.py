@@ -12,7 +12,7 @@ from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.step_sentences import captured_anew, passes_sentence
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
-from amp_core.findings.trace_launches import FIRST_PASS, launch_remedy
+from amp_core.findings.trace_launches import FIRST_PASS, launch_remedy, with_waits
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
 
@@ -39,9 +39,8 @@ def host_bound(run: Run) -> list[Finding]:
     """`host-bound`: idle time of the GPU that the host causes."""
     findings = saving_finding(run, "host-bound")
     remedy = _host_remedy(run, findings[0]) if findings else None
-    return for_what_runs(
-        run, [replace(f, advice=remedy.advice, snippet=remedy.snippet) if remedy else f for f in findings]
-    )
+    findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) if remedy else f for f in findings]
+    return for_what_runs(run, [with_waits(run, f) for f in findings])
 
 
 def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
