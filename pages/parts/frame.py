@@ -6,6 +6,7 @@ from streamlit.runtime.scriptrunner import RerunException
 
 from amp_core import RunError
 from pages.parts import address, bar, callbacks, charts, empty, picker, release_memory, signin, spellings, style, tables
+from pages.parts.library import messages
 from pages.parts.overview import report
 
 
@@ -38,4 +39,5 @@ def show(page: StreamlitPage) -> None:
             address.show_refused()
         if not interrupted:
             callbacks.toasts_shown()
+            messages.shown()
     release_memory.collect_soon()

@@ -8,7 +8,7 @@ from streamlit.runtime.scriptrunner import RerunData, get_script_run_ctx
 from streamlit.runtime.uploaded_file_manager import UploadedFileRec
 
 from amp_core import jobs
-from pages.parts.library import actions, trash, upload
+from pages.parts.library import actions, messages, trash, upload
 from pages.parts.start import comparisons
 from tests.pages.conftest import run_picker, words
 from tests.pages.test_run_library import LIBRARY, button
@@ -130,3 +130,24 @@ def test_a_toast_of_an_interrupted_callback_is_shown(home, open_app, monkeypatch
     assert not app.exception and [toast.value for toast in app.toast] == ["compare\\-1 is in the queue below."]
     assert app.session_state["start.comparison"] == "compare-1"
     assert not app.run().toast  # once
+
+
+def test_a_message_of_an_interrupted_pass_is_drawn_again_however_long_the_pass_took(home, open_app, monkeypatch):
+    for name in ("a", "b"):
+        write(home.runs / name, "healthy", steps=30)
+    app = open_app(LIBRARY, run="run/a")
+    monkeypatch.setattr(messages, "MESSAGE_S", 0.0)
+    drawn, show = [], messages.show
+
+    def interrupted_once():
+        show()
+        drawn.append(1)
+        if len(drawn) == 1:
+            request(app._tree.get_widget_states())
+
+    monkeypatch.setattr(messages, "show", interrupted_once)
+    next(t for t in app.text_input if t.key == "library.name.run/a").set_value("mine")
+    button(app, "Save").click().run()
+    assert len(drawn) == 2 and "The label of a was saved." in words(app)
+    app.run()
+    assert "The label of a was saved." not in words(app)

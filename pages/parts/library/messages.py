@@ -17,7 +17,7 @@ from pages.parts import callbacks, words
 
 MESSAGE_S = 10.0
 SEEN_S = 1.0
-"""A message that was first drawn less than this before the next one may not have reached the browser."""
+"""A message that was shown for less than this when the next one comes may not have been seen."""
 KEPT = "library.said"
 
 
@@ -27,7 +27,10 @@ class _Message:
     sentence: str
     run: str | None = None
     if_chosen: str = ""
+    drawn: bool = False
     shown_at: float | None = None
+    """When the first pass ended that drew it: the browser may not get what a pass draws that is interrupted, and a
+    pass takes seconds on a busy machine."""
 
     def text(self) -> str:
         chosen = self.run is not None and self.run == st.session_state.get("run")
@@ -53,10 +56,16 @@ def show() -> None:
     now = time.monotonic()
     kept: list[_Message] = st.session_state.get(KEPT, [])
     for message in kept:
-        if message.shown_at is None:
-            message.shown_at = now
-        if now - message.shown_at < MESSAGE_S:
+        if message.shown_at is None or now - message.shown_at < MESSAGE_S:
+            message.drawn = True
             (st.success if message.good else st.error)(message.text())
+
+
+def shown() -> None:
+    """After a pass that was not interrupted: the browser has what it drew."""
+    for message in st.session_state.get(KEPT, ()):
+        if message.drawn and message.shown_at is None:
+            message.shown_at = time.monotonic()
 
 
 @callbacks.uninterrupted
