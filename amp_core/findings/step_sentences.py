@@ -14,8 +14,9 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.findings.signals import facts
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import kernel_in_words, number, percent
 
 MIN_UNEVEN_RATIO = 1.5
 """A step that takes that many times as long as the median, or that part of it, differs."""
@@ -58,6 +59,22 @@ def captured_anew(run: Run) -> str:
     return (
         f"Graphs are captured anew in {captured} of {captured + others} calls of compiled code, which take "
         f"{number(us / 1e3, 'ms')}{rest}."
+    )
+
+
+def unequal_sentence(run: Run) -> str:
+    """A sentence on products that take unequally long though kernel and sizes are equal; empty where few do."""
+    count, us, kernel_us, longest_us, usual_us = numbers_of_import(
+        run, "unequal_products", "count", "us", "kernel_us", "longest_us", "usual_us"
+    )
+    if count < 1 or us <= 0:
+        return ""
+    kernel = kernel_in_words(str(facts(run.head.config, "unequal_products").get("kernel")))
+    return (
+        f"Equal products take unequally long: {number(us / 1e3)} of the {number(kernel_us / 1e3, 'ms')} of kernels are "
+        f"what {count:,.0f} launches take beyond the fastest quarter of the same kernel and sizes, one of {kernel} "
+        f"{number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}: the device is shared, throttled, or "
+        "not warm yet."
     )
 
 

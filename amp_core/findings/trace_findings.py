@@ -25,7 +25,14 @@ from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.findings.signals import facts
-from amp_core.findings.step_sentences import captured_anew, of_ranks, passes_sentence, profilers_part, uneven_steps
+from amp_core.findings.step_sentences import (
+    captured_anew,
+    of_ranks,
+    passes_sentence,
+    profilers_part,
+    unequal_sentence,
+    uneven_steps,
+)
 from amp_core.hardware.gpus import core_names, is_amd
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
@@ -89,9 +96,9 @@ def first_sentence(run: Run) -> str:
     before, after = parts_left_out(run)
     if nothing := _nothing_to_judge(run):
         return " ".join((nothing, *before, *after))
-    largest = (_vectors(run), _first_sentence(run), _small(run), captured_anew(run), passes_sentence(run))
+    largest = (unequal_sentence(run), _vectors(run), _first_sentence(run), _small(run))
     told = (worker_sentence(run), *before, *largest)
-    figures = (profilers_part(run), uneven_steps(run), of_ranks(run))
+    figures = (captured_anew(run), passes_sentence(run), profilers_part(run), uneven_steps(run), of_ranks(run))
     return " ".join(filter(None, (*told, *figures, *after)))
 
 

@@ -135,7 +135,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["without_operators"] = True
     if trace.thinned:
         config["thinned"] = True
-    for name in ("captured_calls", "misclocked", "slow_calls", "slow_steps", "call_cost", "worker_times"):
+    for name in _FOUND:
         if (found := getattr(trace, name)) is not None:
             config[name] = dataclasses.asdict(found)
     if trace.launches_without_work[0]:
@@ -155,6 +155,13 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     if trace.left_out:
         config["left_out"] = [dataclasses.asdict(part) for part in trace.left_out]
     return config
+
+
+_FOUND = (
+    *("captured_calls", "misclocked", "unequal_products"),
+    *("slow_calls", "slow_steps", "call_cost", "worker_times"),
+)
+"""What is found in a trace as a whole, by its name in `Trace`."""
 
 
 def _summary(traces: dict[int, Trace]) -> str:

@@ -53,6 +53,7 @@ from amp_core.traces.products import join_products
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.thinned import is_thinned
 from amp_core.traces.timeline_rows import timeline_rows
+from amp_core.traces.unequal_products import UnequalProducts, unequal_products
 from amp_core.traces.window_rows import most_frequent_wait, window_rows
 
 MIN_RECORDS_PER_OPERATOR = 1.5
@@ -123,6 +124,7 @@ class Trace:
     """Ranges with metrics, which a profiler writes instead of kernels."""
     misclocked: Misclocked | None = None
     """Work that is left out, for its times are none of the trace."""
+    unequal_products: UnequalProducts | None = None
     slow_calls: SlowCalls | None = None
     slow_steps: SlowSteps | None = None
     call_cost: CallCost | None = None
@@ -333,6 +335,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         misclocked=misclocked,
         metric_ranges=events.metric_ranges,
         times_by_events=events.event_records >= MIN_RECORDS_PER_OPERATOR * len(events.spans) > 0,
+        unequal_products=unequal_products(events, linked),
         slow_calls=slow_calls(events, linked),
         slow_steps=slow_steps(events, host, linked),
         call_cost=call_cost(events, host, linked),

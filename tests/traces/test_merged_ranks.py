@@ -75,7 +75,9 @@ def held(rank, queued):
 
 @pytest.mark.parametrize("queued", [True, False])
 def test_a_late_rank_with_work_queued_is_held_by_its_gpu_and_not_by_its_host(tmp_path, queued):
-    findings = {f.code: f for f in diagnose(run_of_ranks(tmp_path, held(0, queued), held(1, queued)))}
+    run = run_of_ranks(tmp_path, held(0, queued), held(1, queued))
+    findings = {f.code: f for f in diagnose(run)}
+    assert ("Rank 0's GPU is idle for" in first_sentence(run) and "is queued)" in first_sentence(run)) == queued
     late = findings["exposed-communication"]
     assert late.where == "rank 0"
     assert ("Look for other processes" in late.advice) == queued == ("with_stack" not in late.snippet)

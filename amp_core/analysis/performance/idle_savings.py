@@ -80,7 +80,7 @@ def idle_savings(
     outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
     longer = host - dispatch
     if launch_bound and longer >= max(MIN_LONGER_FRAC * host, MIN_SAVED_FRAC * cost.step_us):
-        outside = f", {number(longer / 1e3, 'ms')} of it in {LONGER_GAPS}{_outside(windows, host, cost, steps)}"
+        outside = f", {number(longer / 1e3, 'ms')} of it in {LONGER_GAPS}"
     if unknown := unknown_host(run):
         outside = "" if launch_bound or in_calls or named or in_op else unknown
     before = "" if launch_bound or in_calls else _before(windows, op, steps)

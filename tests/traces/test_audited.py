@@ -1,0 +1,168 @@
+"""What audits of real traces found wrong: advice that a trace refutes, and causes that it shows."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, run_of
+
+GRAPHS = 'mode="reduce-overhead"'
+
+
+def finding_of(run, code):
+    (finding,) = [f for f in diagnose(run) if f.code == code]
+    return finding
+
+
+def short_kernels(*, waits=0, pause_us=0, benchmark=None, optimizers=()):
+    """A step of 40 short kernels 100 µs apart, with so many waits between them, and a pause of the host before the
+    last one."""
+    trace, at = Made(), 0
+    for number in range(40):
+        at += 100 + pause_us * (number == 39)
+        trace.op("aten::mul", at, 6)
+        trace.kernel(made.RELU, at + 8, 4, at + 2)
+        if number < waits:
+            trace.op("aten::item", at + 10, 8)
+            trace.event("call", "cudaStreamSynchronize", at + 12, 5, 1, correlation=77 + number)
+    if benchmark is not None:
+        inputs = ["", "", "", "[1]", "[0]", "[1]", "False", "[]", "1", str(benchmark), "False", "True", "True"]
+        trace.op("aten::_convolution", at + 20, 5, **{"Concrete Inputs": inputs})
+    for name in optimizers:
+        trace.event("mark", f"Optimizer.step#{name}.step", at + 30, 5, 1)
+    trace.event("mark", "ProfilerStep#3", 0, at + 50, 1)
+    return trace
+
+
+@pytest.mark.parametrize(("waits", "told"), [(0, False), (1, False), (3, True)])
+def test_waits_that_no_graph_crosses_are_told_with_graphs(tmp_path, waits, told):
+    finding = finding_of(run_of(tmp_path, short_kernels(waits=waits)), "launch-bound")
+    assert GRAPHS in finding.snippet
+    assert (
+        f"The host waits for the GPU {waits} times per step, most in aten::item: no graph goes across" in finding.advice
+    ) == told
+
+
+@pytest.mark.parametrize(("pause_us", "told"), [(0, False), (3000, True)])
+def test_longer_gaps_are_told_beside_short_ones(tmp_path, pause_us, told):
+    finding = finding_of(run_of(tmp_path, short_kernels(pause_us=pause_us)), "launch-bound")
+    assert ("3.10 ms of it in gaps of 0.3 ms and more" in finding.title) == told
+    assert ("In the longer gaps the host does something else" in finding.advice) == told
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "code"),
+    [
+        (("CombinedOptimizer", "Adam"), "torch.optim.Adam(model.parameters(), lr=lr, fused=True)"),
+        (("Adam", "SGD"), "type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam"),
+        ((), "type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam"),
+    ],
+)
+def test_the_class_of_the_one_optimizer_stands_in_the_code(tmp_path, optimizers, code):
+    trace = short_kernels(optimizers=optimizers)
+    for number in range(10):
+        at = 4200 + 20 * number
+        trace.op("aten::addcdiv_", at, 6)
+        trace.event("mark", "Optimizer.step#Own.step", at, 18, 1) if not optimizers else None
+        trace.kernel(made.ADAM, at + 8, 4, at + 2)
+    trace.event("mark", "Optimizer.step#Adam.step", 4200, 200, 1) if optimizers else None
+    trace.event("mark", "ProfilerStep#4", 4100, 400, 1)
+    run = run_of(tmp_path, trace)
+    run.head.config.pop("optimizers", None) if not optimizers else None
+    findings = [f for f in diagnose(run) if f.code == "launch-bound"]
+    assert any(code in f.snippet for f in findings)
+
+
+@pytest.mark.parametrize(("benchmark", "told"), [(True, False), (False, True), (None, True)])
+def test_a_benchmark_that_is_on_is_not_advised(tmp_path, benchmark, told):
+    trace = short_kernels(benchmark=benchmark)
+    shapes = {"Input Dims": [[64, 64, 56, 56], [64, 64, 3, 3]], "Input type": ["c10::Half"] * 2}
+    trace.op("aten::cudnn_convolution", 4200, 8, **shapes)
+    trace.kernel("implicit_convolve_sgemm<__half, 1024, 5, 5, 3, 3, 3, 1>", 4210, 4000, 4202)
+    trace.event("mark", "ProfilerStep#4", 4190, 4100, 1)
+    finding = finding_of(run_of(tmp_path, trace), "kernels-off-tensor-cores")
+    assert ("cudnn.benchmark = True" in finding.snippet) == told
+    assert ("benchmark its algorithms" in finding.advice) == told
+
+
+@pytest.mark.parametrize(("computes_us", "told"), [(90, True), (600, False)])
+def test_overlap_is_said_to_hide_no_more_than_is_computed(tmp_path, computes_us, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1600, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, computes_us, 2)
+    trace.kernel(made.NCCL, 10 + computes_us, 800, 20)
+    advice = finding_of(run_of(tmp_path, trace), "exposed-communication").advice
+    assert ("computes for 0.0900 ms per step, so overlap hides at most that of 0.800 ms" in advice) == told
+
+
+@pytest.mark.parametrize(("records", "says"), [(2, "torch measured operators with them"), (0, "kept the kernels back")])
+def test_events_around_each_operator_are_no_missing_permission(tmp_path, records, says):
+    trace = Made()
+    for number in range(10):
+        at = 20 * number
+        trace.op("aten::mm", at, 10)
+        trace.event("call", "cudaLaunchKernel", at + 2, 3, 1, correlation=number)
+        for record in range(records):
+            trace.event("call", "cudaEventRecord", at + 11 + record, 1, 1)
+    assert says in finding_of(run_of(tmp_path, trace), "device-not-recorded").advice
+
+
+@pytest.mark.parametrize(
+    ("us", "told"),
+    [
+        ([2500, 2500, 150, 140, 2600, 2400, 150, 160], True),  # most of them are slow
+        ([150, 160, 150, 140, 170, 160, 150, 160], False),
+        ([2500, 150, 2600, 140], False),  # too few to know what is usual
+    ],
+)
+def test_equal_products_that_take_unequally_long_are_told(tmp_path, us, told):
+    trace, at = Made(), 0
+    for one in us:
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": [[64, 64], [64, 64]]})
+        trace.kernel(made.GEMM, at + 10, one, at + 2)
+        at += one + 12
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("Equal products take unequally long: 9.4" in sentence) == told
+    assert ("the device is shared, throttled, or not warm yet" in sentence) == told
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "setup"), (12, "allocation")])
+def test_an_allocator_that_runs_short_in_the_loop_sets_nothing_up(tmp_path, number, kind):
+    trace = Made()
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    at = 310
+    for place in range(number):
+        trace.event("call", "cudaFree", at, 60_000 if place == 0 else 500, 1, correlation=100 + place)
+        at += 60_000 if place == 0 else 500
+    trace.op("aten::mm", at + 10, 8)
+    trace.kernel(made.GEMM, at + 30, 300, at + 12)
+    assert run_of(tmp_path, trace).windows["host_call_kind"].tolist() == [kind]
+
+
+def test_a_process_that_another_starts_is_named_by_the_programs_function(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 300, 2)
+    trace.event("python_function", "utils/cpp_extension.py(2068): _run_ninja_build", 400, 9000, 1)
+    trace.event("python_function", "subprocess.py(1126): communicate", 410, 8900, 1)
+    trace.event("python_function", "<built-in method read of _io.BufferedReader object>", 420, 8800, 1)
+    trace.op("aten::mm", 9_490, 8)
+    trace.kernel(made.GEMM, 9_500, 400, 9_492)
+    assert finding_of(run_of(tmp_path, trace), "host-bound").where == "utils/cpp_extension.py(2068): _run_ninja_build"
+
+
+@pytest.mark.parametrize(("kernels", "broken"), [(400, False), (20, True)])
+def test_a_graph_of_a_whole_pass_has_no_break_to_find(tmp_path, kernels, broken):
+    trace = Made()
+    for replay in range(3):
+        at = 20_000 * replay
+        trace.event("call", "cudaGraphLaunch", at, 20, 1, correlation=replay + 1)
+        for number in range(kernels):
+            start = at + 100 + 40 * number
+            trace.event("kernel", made.RELU, start, 4, "stream 7", correlation=replay + 1, device=0, stream=7)
+    findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code in ("launch-bound", "host-bound", "kernel-wait")]
+    assert findings and all(("what breaks" in f.advice) <= broken for f in findings)
