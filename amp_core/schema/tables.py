@@ -256,6 +256,12 @@ TABLES: dict[str, Table] = {
                     "count first, then what began first; null where launches are not told apart",
                 ),
                 _column("moved_bytes", "i", "bytes that copies or fills move; null for kernels and where not recorded"),
+                _column(
+                    "lone_us",
+                    "f",
+                    "part of total_us in launches with no kernel right before or after on the stream that is of a kind "
+                    "that compilers fuse; 0 on a CPU",
+                ),
             ),
         ),
         Table(

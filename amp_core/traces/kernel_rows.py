@@ -98,6 +98,7 @@ def kernel_rows(
     spans, texts = events.spans, events.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
     unnamed, beside, counted = unnamed_templates(events), _beside_collectives(events, linked), _counted(events, linked)
+    lone = np.where(_is_lone(events, linked), linked.own_us, 0.0)
     moved = np.full(len(linked), math.nan)
     moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -119,13 +120,13 @@ def kernel_rows(
             unnamed[part] if len(unnamed) else np.zeros(len(op), dtype=bool),
         )
         keys = zip(*(c.tolist() for c in columns), strict=True)
-        of_each = (numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved))
-        for key, us, beside_us, counted_us, moved_bytes in zip(keys, *of_each, strict=True):
+        of_each = (numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved, lone))
+        for key, us, beside_us, counted_us, moved_bytes, lone_us in zip(keys, *of_each, strict=True):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes]
+                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes, lone_us]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
@@ -133,8 +134,9 @@ def kernel_rows(
                 sums_of_key[3] += beside_us
                 sums_of_key[4] += counted_us
                 sums_of_key[5] += moved_bytes
+                sums_of_key[6] += lone_us
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes) in sums.items():
+    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, lone_us) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -164,11 +166,34 @@ def kernel_rows(
             round(beside_us, 3),
             round(counted_us, 3),
             int(moved_bytes) if moved_bytes < MAX_MOVED_BYTES else None,
+            round(lone_us, 3),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
     _resolve_by_trace(rows)
     return rows
+
+
+def _is_lone(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.bool_]:
+    """By work: whether neither the kernel before it on its stream nor the one after it is of `_FUSED_KINDS`."""
+    lone = np.zeros(len(linked), dtype=bool)
+    if not len(events.work):
+        return lone
+    classes = [classify_kernel(text).category for text in events.texts]
+    fuses, fills = (np.array([one in of for one in classes], dtype=bool) for of in (_FUSED_KINDS, ("memset",)))
+    order = np.lexsort((linked.start_us, linked.stream, linked.device))
+    order = order[~fills[linked.name[order]]]
+    place = np.stack([linked.device[order], linked.stream[order]])
+    beside = np.concatenate([[False], (place[:, 1:] == place[:, :-1]).all(axis=0)])
+    fused = fuses[linked.name[order]]
+    after = beside & np.concatenate([[False], fused[:-1]])
+    before = np.concatenate([beside[1:] & fused[1:], [False]])
+    lone[order] = ~(after | before)
+    return lone
+
+
+_FUSED_KINDS = ("norm", "elementwise", "reduction", "cast", "layout", "embedding")
+"""Kinds of kernels that compilers fuse with one another."""
 
 
 def _beside_collectives(events: TraceEvents, linked: LinkedWork) -> times.Floats:
@@ -308,6 +333,7 @@ _KERNEL_COLUMNS = (
     "beside_us",
     "counted_us",
     "moved_bytes",
+    "lone_us",
 )
 
 

@@ -83,22 +83,22 @@ def test_products_with_a_vector_that_take_nearly_all_time_are_told(tmp_path, ker
     assert text.startswith("Products of a matrix and a vector take 100 % of the kernel time") == told
 
 
-def with_small_parts(*, casts_us):
-    """A step of 10,000 µs, of which casts, and launches that come too late, could each save less than 5 %."""
+def with_small_parts(*, relu_us):
+    """A step of 10,000 µs, of which a ReLU, and launches that come too late, could each save less than 5 %."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
-    trace.kernel(made.GEMM, 10, 9_590 - casts_us, 2)
-    trace.op("aten::copy_", 20, 8)
-    trace.kernel(made.CAST, 9_600 - casts_us, casts_us, 22)
+    trace.kernel(made.GEMM, 10, 9_590 - relu_us, 2)
+    trace.op("aten::relu", 20, 8)
+    trace.kernel(made.RELU, 9_600 - relu_us, relu_us, 22)
     trace.op("aten::mm", 9_900, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 9_910, 90, 9_901)
     return trace
 
 
-@pytest.mark.parametrize(("casts_us", "told"), [(600, True), (200, False)])
-def test_savings_that_are_small_each_are_told_if_they_are_not_together(tmp_path, casts_us, told):
-    sentence = first_sentence(run_of(tmp_path, with_small_parts(casts_us=casts_us)))
+@pytest.mark.parametrize(("relu_us", "told"), [(600, True), (200, False)])
+def test_savings_that_are_small_each_are_told_if_they_are_not_together(tmp_path, relu_us, told):
+    sentence = first_sentence(run_of(tmp_path, with_small_parts(relu_us=relu_us)))
     assert "5.00 % or more of the step" in sentence
     assert ("Smaller savings add up to 6.20 %; the largest: the GPU is idle for 3 %" in sentence) == told
 

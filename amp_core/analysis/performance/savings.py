@@ -60,6 +60,9 @@ GOOD_PEAK_FRAC = 0.6
 SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
+CASTS_BETWEEN = "casts between products"
+MIN_LONE_FRAC = 0.02
+"""Share of the step from which casts that nothing is fused with are told."""
 MIN_FUSED_KERNELS = 1.5
 """Kernels per step below which there is no other to fuse one with."""
 MIN_KERNEL_US = 1e-3
@@ -334,37 +337,58 @@ def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":
 
 
 def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
-    scale = 1.0 / steps
-    eager = ~rows["name"].str.contains("triton", regex=False)
-    optimizer = rows["phase"] == "optimizer"
     # Other libraries' kernels already do several operators' work.
-    eager &= rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
-    bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & eager & ~optimizer]
+    by_torch = rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
+    by_torch &= ~rows["name"].str.contains("triton", regex=False)
+    return [_unfused(rows, by_torch, cost, steps, unit), _optimizer(rows[by_torch], cost, steps, unit)]
+
+
+def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, steps: float, unit: str) -> Saving:
+    """What fusing saves of the rows that torch launches operator by operator, without the optimizer."""
+    bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & by_torch]
+    bound = bound[bound["phase"] != "optimizer"]
     bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(f"{_POOLS}|{_SCATTERS}")]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
     bound = bound.assign(op=_without_twins(bound["op"]))
     if np.nan_to_num(cost.us("communication")) >= MIN_SAVED_FRAC * cost.step_us:
         # Where communication takes long alone, it outlasts what runs beside it.
         bound = bound.assign(total_us=bound["total_us"] - bound["beside_us"].fillna(0.0))
-    if float(rows["count"].sum()) * scale < MIN_FUSED_KERNELS:
+    if float(rows["count"].sum()) < MIN_FUSED_KERNELS * steps:
         bound = bound[:0]
-    us = float(bound["total_us"].sum()) * scale
-    in_steps = scale * float(bound["total_us"][bound["op"] == SOFTMAX].sum()) if has_attention_in_steps(rows) else 0.0
+    us = float(bound["total_us"].sum()) / steps
+    lone_us = float(bound["lone_us"].fillna(0.0)[bound["category"] == "cast"].sum()) / steps
+    lone_us = lone_us if lone_us >= MIN_LONE_FRAC * cost.step_us else 0.0
+    in_steps = float(bound["total_us"][bound["op"] == SOFTMAX].sum()) / steps if has_attention_in_steps(rows) else 0.0
     longest = longest_name(bound, "op")
-    its_us = float(bound["total_us"][bound["op"] == longest].sum()) * scale
+    its_us = float(bound["total_us"][bound["op"] == longest].sum()) / steps
     both = f"{longest} with {longest}_" if f"{longest}_" in in_place else longest
     alone = f", {both} alone {step_share(its_us, cost)}" if longest and others(bound, "op") else ""
-    stepping = unfused_optimizer_rows(rows[eager])
-    step_us = float(stepping["total_us"].sum()) * scale
-    each = float(stepping["count"].sum()) * scale
+    why = "fusing them halves their memory traffic"
+    if lone_us:
+        share = f"{step_share(lone_us, cost)} of the {unit}"
+        why = f"fusing halves the memory traffic, and {CASTS_BETWEEN}, {share}, vanish where tensors have their type"
+    return Saving(
+        "memory-bound-kernels",
+        FUSED_FRAC * (us - in_steps - lone_us) + in_steps + lone_us,
+        cost.step_us,
+        f"Unfused norms, elementwise kernels, casts and reductions take {step_share(us, cost)} of the {unit}{alone}; "
+        f"{why}{', and fused attention needs no softmax' if in_steps else ''}",
+        longest or longest_name(bound, "name"),
+        others=others(bound, "op" if longest else "name"),
+    )
+
+
+def _optimizer(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> Saving:
+    """What fusing saves of the optimizer's rows."""
+    stepping = unfused_optimizer_rows(rows)
+    us, each = (float(stepping[name].sum()) / steps for name in ("total_us", "count"))
     if stepping["name"].str.contains(_PLAIN_SGD, regex=False).all():
-        step_us = 0.0
-    return [
-        Saving("memory-bound-kernels", FUSED_FRAC * (us - in_steps) + in_steps, cost.step_us, "Unfused norms, "
-               f"elementwise kernels, casts and reductions take {step_share(us, cost)} of the {unit}{alone}; fusing "
-               f"them halves their memory traffic{', and fused attention needs no softmax' if in_steps else ''}",
-               longest or longest_name(bound, "name"), others=others(bound, "op" if longest else "name")),
-        Saving("unfused-optimizer", FUSED_FRAC * step_us, cost.step_us, "The optimizer takes "
-               f"{step_share(step_us, cost)} of the {unit} in {each:,.0f} kernels",
-               longest_name(stepping, "op") or "optimizer", others=others(stepping, "op")),
-    ]  # fmt: skip
+        us = 0.0
+    return Saving(
+        "unfused-optimizer",
+        FUSED_FRAC * us,
+        cost.step_us,
+        f"The optimizer takes {step_share(us, cost)} of the {unit} in {each:,.0f} kernels",
+        longest_name(stepping, "op") or "optimizer",
+        others=others(stepping, "op"),
+    )

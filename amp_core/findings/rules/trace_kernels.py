@@ -19,7 +19,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.analysis.performance.savings import possible_savings
+from amp_core.analysis.performance.savings import CASTS_BETWEEN, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.signals import facts
@@ -311,7 +311,13 @@ _ALIGNED = {
 def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
     here = _fp64(run)
-    return [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
+    findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
+    return [replace(f, advice=f"{f.advice} {_LONE_CASTS}") if CASTS_BETWEEN in f.title else f for f in findings]
+
+
+_LONE_CASTS = (
+    "Nothing is fused with casts between products: keep weights, and what comes before the product, in its type."
+)
 
 
 MIN_TRITON_CAPABILITY = (7, 0)
