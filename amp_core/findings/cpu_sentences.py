@@ -151,8 +151,10 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
         advice = advice.replace(", disabled, or lacks the dtype", " or disabled")
     what = f"Python or other code in {longest}, outside of operators," if in_range else longest
     what += _serving(rows, longest, total)
-    whole = "the recorded time" if in_range else "the operators' time"
-    sentence = f"{what} takes {percent(longest_us / total)} of {whole} ({number(longest_us / 1e3, 'ms')})"
+    whole, whole_us = "the operators' time", total
+    if in_range and (wall_us := _wall_us(_windows(run))) > 0:
+        whole, whole_us = "the time", wall_us
+    sentence = f"{what} takes {percent(longest_us / whole_us)} of {whole} ({number(longest_us / 1e3, 'ms')})"
     in_first = _first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
@@ -182,7 +184,8 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
         each = f"{number(optimizer_us / max(steps, 1) / 1e3, 'ms')}{' per step' if steps else ''}"
         share = f"{percent(optimizer_us / within_us)} {within} ({each})"
         return optimizer_us, f"the optimizer takes {share}, in {calls}{fuse}; {sentence}"
-    if told := _slow_calls(run, total) or _slow_steps(run, total) or _call_cost(run, total):
+    of_operators = float(without_ranges(rows)["total_us"].sum())
+    if told := _slow_calls(run, total) or _slow_steps(run) or _call_cost(run, of_operators):
         return total, f"{told}; {sentence}"
     if total / count < MAX_SMALL_US and largest_us < MAX_SMALL_FRAC * total:
         small = f"{count:,} operators take {number(total / count, 'µs')} each on average, about what it costs to call "
@@ -195,15 +198,15 @@ def _wall_us(windows: pd.DataFrame) -> float:
     return float(windows["wall_us"].sum() - np.nan_to_num(windows["idle_profiling_us"]).sum())
 
 
-def _slow_steps(run: Run, total_us: float) -> str:
+def _slow_steps(run: Run) -> str:
     """That steps of the same operators take unequally long, as part of a sentence; empty for others."""
-    us, least_us, most_us = numbers_of_import(run, "slow_steps", "us", "least_us", "most_us")
+    us, of_us, least_us, most_us = numbers_of_import(run, "slow_steps", "us", "of_us", "least_us", "most_us")
     if us <= 0:
         return ""
     return (
-        f"the same operators take {number(least_us / 1e3)} to {number(most_us / 1e3, 'ms')} per step, "
-        f"{number(us / 1e3)} of {number(total_us / 1e3, 'ms')} in all beyond the pace of the fastest quarter of the "
-        "steps: the processor is shared or throttled, or has fewer cores than the program and its workers have threads"
+        f"the same operators take {number(least_us / 1e3)} to {number(most_us / 1e3, 'ms')} per step after the first, "
+        f"{number(us / 1e3)} of {number(of_us / 1e3, 'ms')} beyond the pace of the fastest quarter of them: the "
+        "processor is shared or throttled, or has fewer cores than the program and its workers have threads"
     )
 
 
@@ -351,6 +354,8 @@ def host_alone(run: Run) -> str:
     if not isinstance(name, str) or not isinstance(share, int | float):
         return ""
     kind = str(config.get("host_part"))
+    if kind == "outside" and worker_sentence(run):
+        return ""
     if kind in ("any-op", "idle-device") and (in_first := _first_call(run, name)):
         in_first += _other_first_calls(run, name)
         return f" On the host, {name} takes {percent(share)} of the time{in_first}{_WARM_UP}."
@@ -359,6 +364,8 @@ def host_alone(run: Run) -> str:
         held = f"{number(us / 1e3, 'ms')} of it in one call of {op}, which waits for the device"
         return f" On the host, the optimizer's steps take {percent(share)} of the time, {held}."
     what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
+    if config.get("loader"):
+        what = what.replace("runtime runs for", "runtime runs, and no data is loaded, for")
     return f" On the host, {what.format(name=name, share=percent(share))}"
 
 

@@ -190,6 +190,8 @@ def _first_sentence(run: Run) -> str:
         at_start = savings.unit != "step" and not savings.trains
         of_trace = 1 - _left_out_frac(run) if largest.code == "launch-bound" else 1.0
         at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
+        repeats = run.head.config.get("equal_passes")
+        at_start &= not (isinstance(repeats, int) and repeats >= MIN_REPEATS)
         idle = at_start and not passes_sentence(run) and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
         whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
@@ -210,6 +212,8 @@ def _first_sentence(run: Run) -> str:
     return _nothing(run, savings)
 
 
+MIN_REPEATS = 3
+"""Equal passes from which a trace is one of a loop, and not of the start of a program."""
 _IDLE = ("launch-bound", "host-bound", "host-syncs", "kernel-wait", "waiting-for-data")
 MIN_OTHER_IDLE_FRAC = 0.1
 """Share of the step that a device is idle for other causes than the largest saving's, from which all of it is told."""

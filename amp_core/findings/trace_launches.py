@@ -18,6 +18,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
 from amp_core.findings.model import Finding, Remedy
+from amp_core.findings.signals import facts
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
 from amp_core.findings.trace_findings import for_what_runs, saving_finding
@@ -33,7 +34,7 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
     if remedy is not FIRST_PASS and (share := _zeroing_frac(run)) >= MIN_ZEROING_FRAC:
         findings = [replace(f, advice=f"{f.advice} {_ZEROING.format(share=percent(share))}") for f in findings]
     findings = [
-        replace(f, advice=f"{f.advice} {_LONGER}") if LONGER_GAPS in f.title else f
+        replace(f, advice=f"{f.advice} {_longer(run)}") if LONGER_GAPS in f.title else f
         for f in (with_waits(run, f) for f in findings)
     ]
     return findings if remedy is None else for_what_runs(run, findings)
@@ -54,10 +55,14 @@ def with_waits(run: Run, finding: Finding) -> Finding:
     return replace(finding, advice=f"{finding.advice} The host waits for the GPU {times}: no graph goes across a wait.")
 
 
-_LONGER = (
-    "In the longer gaps the host does something else, which neither graphs nor larger batches shorten: profile it with "
-    "stacks, and move that work out of the loop."
-)
+def _longer(run: Run) -> str:
+    """What to do about longer gaps, as sentences."""
+    has_stacks = facts(run.head.environment, "profiler").get("with_stack")
+    look = "a timeline shows its functions there" if has_stacks else "profile it with stacks"
+    return f"{_LONGER}: {look}, and move that work out of the loop."
+
+
+_LONGER = "In the longer gaps the host does something else, which neither graphs nor larger batches shorten"
 _CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay")
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
 
@@ -101,6 +106,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         )
     if on_cuda and graphs and _replays_one_graph(run):
         return _BESIDE_GRAPH
+    if on_cuda and graphs and compiled and is_in_pieces(run):
+        return IN_PIECES
     if on_cuda and graphs:
         return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
     if is_compiled_without_fusion(run):
@@ -165,6 +172,22 @@ def _replays_one_graph(run: Run) -> bool:
     return is_all and (launches <= most or is_large)
 
 
+MIN_PIECES = 5
+"""Graphs that one call of compiled code replays, from which its compiler has split it on purpose."""
+
+
+def is_in_pieces(run: Run) -> bool:
+    """Whether each call of compiled code replays many graphs: a backend splits it where it cannot capture."""
+    launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
+    return isinstance(launches, int) and isinstance(calls, int) and launches >= MIN_PIECES * calls > 0
+
+
+IN_PIECES = Remedy(
+    "Faster arithmetic does not help while the GPU waits. Each call of compiled code replays many graphs, between "
+    "which what is not captured is launched, as attention in serving engines: nothing breaks the graph, it is split on "
+    "purpose. Capture whole passes where the engine can, split at fewer places, or use larger batches.",
+    "# vLLM: --compilation-config '{\"cudagraph_mode\": \"FULL\"}'   # where the attention backend allows it",
+)
 MIN_NODES = 100
 """Kernels per graph from which it holds a whole pass of a model, and not a piece between two breaks."""
 MIN_CAPTURED_FRAC = 0.9

@@ -14,7 +14,7 @@ import numpy as np
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import Host
-from amp_core.traces.operators import operator_category
+from amp_core.traces.operators import is_range, operator_category
 
 MIN_SLOW_RATIO = 3.0
 """A call is slow that takes that many times as long as the median of its operator and sizes."""
@@ -92,7 +92,9 @@ def call_cost(events: TraceEvents, host: Host, linked: LinkedWork) -> CallCost |
     that only call others."""
     if events.uses_device or not len(linked):
         return None
-    is_op = np.asarray(events.spans.kind) == OP
+    named = any("::" in text for text in events.texts)
+    ranges = np.array([named and is_range(text) for text in events.texts], dtype=bool)[np.asarray(events.spans.name)]
+    is_op = (np.asarray(events.spans.kind) == OP) & ~ranges
     around = host.parent[linked.op]
     around = around[(around >= 0) & is_op[around]]
     calls = np.bincount(around, minlength=len(events.spans))[linked.op]
@@ -121,6 +123,8 @@ class SlowSteps:
 
     us: float
     """By how much their operators take longer than at the pace of the fastest quarter of the steps, in all."""
+    of_us: float
+    """The time of all of their operators."""
     least_us: float
     most_us: float
     """The operators' time of the fastest and of the slowest step."""
@@ -140,4 +144,5 @@ def slow_steps(events: TraceEvents, host: Host, linked: LinkedWork) -> SlowSteps
     if counts.min() == 0 or counts.max() - counts.min() > MAX_CALLS_SPREAD * counts.mean():
         return None
     lost_us = float((us - np.quantile(us, PACE_QUANTILE)).clip(min=0.0).sum())
-    return SlowSteps(lost_us, float(us.min()), float(us.max())) if lost_us >= MIN_LOST_FRAC * us.sum() else None
+    found = SlowSteps(lost_us, float(us.sum()), float(us.min()), float(us.max()))
+    return found if lost_us >= MIN_LOST_FRAC * us.sum() else None

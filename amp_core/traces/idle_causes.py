@@ -396,10 +396,10 @@ def _is_uncached(events: TraceEvents) -> bool:
 def _longest_first_us(events: TraceEvents) -> float:
     """How long the longest of `_FIRST_CALLS` takes; where there are many, of those before all work of the devices,
     which needs the context that the first one makes."""
-    calls = _called(events, _FIRST_CALLS)
+    calls, frees = _called(events, _FIRST_CALLS), _called(events, _FREES)
     start, end = np.asarray(events.calls.start)[calls], np.asarray(events.calls.end)[calls]
     long = end - start >= LONG_CALL_US
-    if long.sum() >= MIN_FLUSHES:  # an allocator that frees its cache
+    if np.isin(calls, frees)[long].sum() >= MIN_FLUSHES:  # an allocator that frees its cache
         long &= start < min(events.work.start, default=np.inf)
     return float((end - start)[long].max(initial=0.0))
 
@@ -416,7 +416,7 @@ MIN_START_US = 20_000.0
 """To allocate or to free one block takes less, also where the driver has to find the memory."""
 _FIRST_CALLS = re.compile(r"^(?:cuda|hip)(?:Free|Malloc)$")
 MIN_FLUSHES = 8
-"""Long calls that allocate or free from which an allocator makes them, that runs short of memory."""
+"""Long calls that free memory from which an allocator makes them, that runs short of it."""
 MAX_CAPTURES = 1000
 _BEGINS_CAPTURE, _ENDS_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
 _FREES = re.compile(r"^(?:cuda|hip|cuMem|hipMem)Free(?:_v2)?$")

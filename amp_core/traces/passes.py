@@ -42,8 +42,30 @@ class Passes:
     """Mean of the others, from first launch to first launch; of the last, to the end of its work."""
 
 
+def equal_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> int:
+    """How often the same launches repeat in a trace without marked steps; 0 if they do not."""
+    begins = _begins(events, linked, windows)
+    return len(begins[1]) if begins is not None else 0
+
+
 def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> Passes | None:
     """The passes of a trace without marked steps; None if no launches repeat, or the first pass is not far longer."""
+    found = _begins(events, linked, windows)
+    if found is None:
+        return None
+    launched, begins, period = found
+    times = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
+    times[0] = max(times[0], windows[0].device_start)
+    each = np.diff(times)
+    first_us, others_us = float(each[0]), float(each[1:].mean())
+    works_us = float(linked.own_us[launched[: begins[1]]].sum())
+    if first_us < max(MIN_FIRST_RATIO * others_us, MIN_FIRST_FRAC * float(each.sum()), works_us / MAX_WORK_FRAC):
+        return None
+    return Passes(len(each), period, first_us, others_us)
+
+
+def _begins(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> tuple[Ints, Ints, int] | None:
+    """Work in order of its launch, where each pass begins in it, and the launches of a pass; None without passes."""
     if not len(events.work) or windows[0].first is not None or len(np.unique(linked.device)) != 1:
         return None
     inside = linked.start_us >= windows[0].device_start  # the wait before is told as what the trace leaves out
@@ -55,14 +77,7 @@ def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[W
         return None
     begins = np.arange(len(names) % period, len(names), period)  # what is launched beside the loop comes first
     begins[0] = 0
-    times = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
-    times[0] = max(times[0], windows[0].device_start)
-    each = np.diff(times)
-    first_us, others_us = float(each[0]), float(each[1:].mean())
-    works_us = float(linked.own_us[launched[: begins[1]]].sum())
-    if first_us < max(MIN_FIRST_RATIO * others_us, MIN_FIRST_FRAC * float(each.sum()), works_us / MAX_WORK_FRAC):
-        return None
-    return Passes(len(each), period, first_us, others_us)
+    return launched, begins, period
 
 
 def _period(names: Ints) -> int | None:

@@ -47,7 +47,7 @@ from amp_core.traces.loader_workers import WITH_WORKERS, WorkerTimes, worker_tim
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.misclocked import Misclocked, drop_misclocked
-from amp_core.traces.passes import Passes, repeated_passes
+from amp_core.traces.passes import Passes, equal_passes, repeated_passes
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.step_rows import op_rows, step_rows
@@ -132,6 +132,8 @@ class Trace:
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
     benchmarks: bool = False
     """Whether cuDNN or MIOpen benchmarks the algorithms of all convolutions that tell it."""
+    equal_passes: int = 0
+    """How often the same launches repeat, in a trace without marked steps."""
     worker_times: WorkerTimes | None = None
     launches_without_work: tuple[int, int] = (0, 0)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
@@ -348,6 +350,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         sync_call=most_frequent_wait(events),
         left_out=parts_left_out(events, host, linked, windows),
         passes=repeated_passes(events, linked, windows),
+        equal_passes=equal_passes(events, linked, windows),
         repaired=stream.repaired,
         converted=events.converted,
         invalid=events.invalid,

@@ -289,17 +289,16 @@ def slow_collectives(run: Run) -> SlowCollectives | None:
             each_us = (slow["alone_us"] - transfer_us).clip(lower=0.0)
             waiting_us += float(each_us.sum())
             if len(slow) and each_us.max() > longest_us:
-                longest_us, longest = (
-                    float(each_us.max()),
-                    _beside(slow.iloc[int(each_us.to_numpy().argmax())], *fastest),
-                )
+                worst = slow.iloc[int(each_us.to_numpy().argmax())]
+                on = f" on rank {worst['rank']:.0f}" if frame["rank"].nunique() > 1 else ""
+                longest_us, longest = float(each_us.max()), _beside(worst, on, *fastest)
     return SlowCollectives(waiting_us / _steps(run), longest) if waiting_us > 0 else None
 
 
-def _beside(slow: "pd.Series[Any]", bytes_: float, us: float) -> str:
+def _beside(slow: "pd.Series[Any]", on: str, bytes_: float, us: float) -> str:
     kind = str(slow["name"]).replace("_", "-")
     return (
-        f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(float(slow['message_bytes']))} takes "
+        f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(float(slow['message_bytes']))} takes{on} "
         f"{number(float(slow['total_us']) / 1e3, 'ms')}, one of {size(bytes_)} {number(us / 1e3, 'ms')}"
     )
 

@@ -216,7 +216,7 @@ def _types(
 ) -> list[Saving]:
     if not has_tensor_cores:
         return []
-    matrix = rows[is_matrix(rows)]
+    matrix = rows[is_matrix(rows) & ~rows["name"].str.contains(_RECURRENCES)]
     fp32 = matrix[(matrix["precision"] == "fp32") & ~matrix["name"].str.contains("gemv", regex=False)]
     tf32 = matrix[matrix["precision"] == "tf32"]
     slow_us, tf32_us = float(fp32["total_us"].sum()) / steps, float(tf32["total_us"].sum()) / steps
@@ -242,6 +242,11 @@ def _types(
         taken = f"{kinds.subject} {kinds.verb} {' and '.join(part for _, part in parts)}"
     what = f"{taken}; {gain}"
     return [Saving("fp32-products", win, cost.step_us, what, longest, others=others(wide, "name"))]
+
+
+_RECURRENCES = "RNN_block|persistRNN"
+"""In the names of cuDNN's kernels that run a whole recurrent layer, whose steps wait for one another: 16 bits hardly
+make them faster, and whether their products run on tensor cores is unknown."""
 
 
 def _kinds(rows: pd.DataFrame) -> MatrixKinds:

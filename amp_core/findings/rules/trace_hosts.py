@@ -12,7 +12,7 @@ from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.step_sentences import captured_anew, passes_sentence
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
-from amp_core.findings.trace_launches import FIRST_PASS, launch_remedy, with_waits
+from amp_core.findings.trace_launches import FIRST_PASS, IN_PIECES, is_in_pieces, launch_remedy, with_waits
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
 
@@ -60,12 +60,16 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return _CALLS["copies"] if _waits_for_pageable_copies(run) else _COPIES_AGAIN
     if CREATES.fullmatch(finding.where):
         return replace(_ON_DEVICE, snippet=created_on_device(finding.where))
+    if _BUILDS.search(finding.where):
+        return _BUILT_ONCE
     if finding.where in set(window_rows(run)["host_function"]):
         return _IN_FORWARD if _OF_MODEL.search(finding.where) else _IN_PYTHON
     if is_compiled_code(finding.where):
         launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
         if not isinstance(launches, int):
             return _IN_COMPILED
+        if is_in_pieces(run):
+            return IN_PIECES
         return _BETWEEN_REPLAYS if isinstance(calls, int) and launches <= calls else _IN_GRAPHS
     if run.head.config.get("thinned") is True:
         return _THINNED
@@ -79,6 +83,9 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
 def _in_many_operators(run: Run) -> bool:
     """Whether the host is in operators while the device waits, in each step, and in none of them for long."""
     savings, windows = possible_savings(run), window_rows(run)
+    late = next((c.late_ranks[0] for c in savings.ranked if len(c.late_ranks) == 1), None) if savings else None
+    if late is not None:  # the finding is that of the late rank's host
+        windows = windows[windows["rank"] == late]
     saving = next((c for c in savings.ranked if c.code == "host-bound"), None) if savings else None
     steps = float(windows["steps"].sum())
     if saving is None or steps < MIN_STEPS or saving.saved_us <= 0:
@@ -151,6 +158,12 @@ def created_on_device(op: str) -> str:
     return f"x = torch.{name}({given}, device=device)   # instead of torch.{name}({given}).to(device)"
 
 
+_BUILDS = re.compile(r"cpp_extension|ninja|(?i:jit)|triton/(?:compiler|runtime)|_inductor|_dynamo|nvcc|nvrtc")
+"""Files and functions that build or compile code."""
+_BUILT_ONCE = Remedy(
+    "Code is built or loaded here, at its first use. Build it before the loop, and profile after a warm-up.",
+    "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
+)
 _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
     "before the loop, do the same on the device, or where it prepares batches, run it in the loader's workers.",
@@ -203,8 +216,8 @@ _CALLS = {
         'os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)   # before the first allocation; and the one with HIP',
     ),
     "compiling": Remedy(
-        "Operators are compiled between launches, for the sizes of their inputs, and again for other sizes. Let "
-        "torch_npu take its compiled operators, and profile after a warm-up.",
+        "These calls take the path that compiles operators for the sizes of their inputs, and cost much also where "
+        "nothing is compiled. Let torch_npu take its compiled operators.",
         "torch_npu.npu.set_compile_mode(jit_compile=False)   # before the first operator",
     ),
     "torch.compile": Remedy(

@@ -17,6 +17,7 @@ from amp_core.analysis.performance.kernels import (
     on_cpu,
     takes_fused,
     window_rows,
+    without_ranges,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import CASTS_BETWEEN, possible_savings
@@ -448,7 +449,9 @@ _INTEGER = r'^\["(?:long|(?:__)?int64)'
 )
 def batchnorm_in_training_mode(run: Run) -> list[Finding]:
     """`batchnorm-in-training-mode`: a trace that trains nothing, with batch norm that does."""
-    rows = kernel_rows(run, everything=on_cpu(kernel_rows(run)))  # with all that an operator of a CPU calls
+    rows = kernel_rows(run)
+    if on_cpu(rows):  # with all that an operator calls
+        rows = without_ranges(kernel_rows(run, everything=True))
     if not is_trace(run) or run.kernels["phase"].isin(["backward", "optimizer"]).any():  # outside of the steps too
         return []
     # Instance norm calls the same kernels, but from an operator of its own.
