@@ -6,7 +6,7 @@ fitted(run, findings)     # without `torch.backends.cudnn.benchmark = True` wher
 import re
 from dataclasses import replace
 
-from amp_core.analysis.performance.kernels import FUSED_OPTIMIZERS, is_trace
+from amp_core.analysis.performance.kernels import FUSED_OPTIMIZERS, is_trace, of_copies
 from amp_core.analysis.performance.saving import without_gpu
 from amp_core.findings.model import Finding
 from amp_core.store.run import Run
@@ -23,8 +23,11 @@ def fitted(run: Run, findings: list[Finding]) -> list[Finding]:
 
 def _of_device(run: Run, finding: Finding) -> Finding:
     """The finding of a trace, which calls a GPU of NVIDIA's or AMD's one, and every other accelerator a device."""
+    if not is_trace(run):
+        return finding
+    finding = replace(finding, title=of_copies(run, finding.title), advice=of_copies(run, finding.advice))
     device = str(run.head.config.get("device") or "cpu")
-    if not is_trace(run) or device.startswith(("cuda", "cpu", "mps")):
+    if device.startswith(("cuda", "cpu", "mps")):
         return finding
     return replace(finding, title=without_gpu(finding.title), advice=without_gpu(finding.advice))
 

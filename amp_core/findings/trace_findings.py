@@ -15,10 +15,17 @@ from amp_core.analysis.performance.kernels import (
     matrix_kinds,
     mostly_misclocked,
     numbers_of_import,
+    of_copies,
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
-from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, MIN_KERNEL_US, Savings, possible_savings
+from amp_core.analysis.performance.savings import (
+    MAX_UNKNOWN_FRAC,
+    MIN_KERNEL_US,
+    SCATTERS,
+    Savings,
+    possible_savings,
+)
 from amp_core.findings.cpu_sentences import cpu_sentence, host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
@@ -99,7 +106,7 @@ def first_sentence(run: Run) -> str:
     largest = (unequal_sentence(run), _vectors(run), _first_sentence(run), _small(run))
     told = (worker_sentence(run), *before, *largest)
     figures = (captured_anew(run), passes_sentence(run), profilers_part(run), uneven_steps(run), of_ranks(run))
-    return " ".join(filter(None, (*told, *figures, *after)))
+    return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
 
 
 MAX_NO_WORK_FRAC = 0.001
@@ -195,6 +202,7 @@ def _first_sentence(run: Run) -> str:
         idle = at_start and not passes_sentence(run) and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
         whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
+        whole += _scatters(run, savings)
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
@@ -244,6 +252,21 @@ def _next(savings: Savings) -> str:
     if first.late_ranks:  # what makes them late
         return f" {second.what}."
     return f" The next: {_in_sentence(second)} ({second.how_much(savings.unit)})."
+
+
+def _scatters(run: Run, savings: Savings) -> str:
+    """The operator that writes to scattered places for long, as a sentence; empty without one."""
+    rows = kernel_rows(run)
+    us = rows[rows["op"].str.contains(SCATTERS)].groupby("op")["total_us"].sum()
+    steps = float(window_rows(run)["steps"].fillna(0.0).sum()) or float(len(window_rows(run)))
+    if us.empty or us.max() / steps < MIN_SCATTER_FRAC * savings.cost.step_us:
+        return ""
+    share = step_share(float(us.max()) / steps, savings.cost)
+    return f" {us.idxmax()} takes {share} of the {savings.unit}, as it writes to scattered places."
+
+
+MIN_SCATTER_FRAC = 0.1
+"""Share of the step from which such an operator is told."""
 
 
 def _held(largest: Saving) -> str:

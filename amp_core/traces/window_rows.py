@@ -25,7 +25,7 @@ from amp_core.traces.idle_causes import (
     profiling_us,
 )
 from amp_core.traces.kernel_rows import Rows, Window, device_name
-from amp_core.traces.link import DATA, OPTIMIZER, WATCH, Host, Ints
+from amp_core.traces.link import DATA, EVALUATE, OPTIMIZER, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
 from amp_core.traces.own_ranges import range_of
 from amp_core.traces.products import product_numbers
@@ -316,7 +316,7 @@ def _idle_columns(
         "host_op": longest_op(events, host, late),
         "host_function": longest_function(events, host, late),
         "data_function": longest_function(events, host, times.merged(unfed, first_loads)),
-        "host_call_op": longest_op(events, host, calling),
+        "host_call_op": _op_of_calls(trace, calling),
         "host_rest_op": longest_op(events, host, rest),
         "host_range": range_of(events, late, spans.low, spans.high),
     }
@@ -345,6 +345,29 @@ def _idle_columns(
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
     }
+
+
+def _op_of_calls(trace: _Trace, calling: times.Intervals) -> tuple[str | None, float]:
+    """The outermost operator that makes the long calls during `calling` for the longest, on the thread of each, and how
+    long; where they are not calls of the runtime, as modules that are loaded, the operator at that time."""
+    events, host = trace.events, trace.host
+    if not len(calling[0]):
+        return None, 0.0
+    us = times.overlap_of_each(trace.call_start, trace.call_end, calling) if len(trace.call_start) else np.zeros(0)
+    us = np.where(trace.waits | (trace.call_end - trace.call_start < LONG_CALL_US), 0.0, us)
+    if us.sum() < MIN_OF_CALLS_FRAC * times.total(calling):
+        return longest_op(events, host, calling)
+    known = np.flatnonzero((us > 0) & (host.op_of_call >= 0))
+    if not len(known):
+        return None, 0.0
+    op = host.op_of_call[known]
+    top = np.where(host.top_of_span[op] >= 0, host.top_of_span[op], op)
+    of_name = np.bincount(np.asarray(events.spans.name)[top], us[known], minlength=len(events.texts))
+    longest = int(of_name.argmax())
+    return events.texts[longest].removeprefix(EVALUATE), min(float(of_name[longest]), times.total(calling))
+
+
+MIN_OF_CALLS_FRAC = 0.5
 
 
 def _longest_before(trace: _Trace, selected: npt.NDArray[np.bool_], causes: IdleCauses) -> tuple[str | None, float]:

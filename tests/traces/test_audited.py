@@ -181,3 +181,62 @@ def test_casts_between_products_are_told_not_to_be_fused(tmp_path, beside, told)
     assert ("casts between products, 50 % of the profiled window, vanish" in finding.title) == told
     assert finding.win_ms == pytest.approx(3.0 if told else 2.975, rel=0.01)
     assert ("Nothing is fused with casts between products" in finding.advice) == told
+
+
+def test_a_trace_of_copies_alone_has_no_first_kernel(tmp_path):
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 8000, 1)
+    trace.op("aten::copy_", 8000, 50)
+    trace.kernel(made.COPY, 8020, 400, 8010, sort="copy")
+    trace.event("mark", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 8500, 6000, 1)
+    trace.op("aten::copy_", 14_500, 50)
+    trace.kernel(made.COPY, 14_520, 400, 14_510, sort="copy")
+    run = run_of(tmp_path, trace)
+    texts = [first_sentence(run), *(f.title for f in diagnose(run))]
+    assert not any("first kernel" in text for text in texts) and any("first copy" in text for text in texts)
+
+
+@pytest.mark.parametrize(("category", "told"), [("aten::_index_put_impl_", True), ("aten::index", False)])
+def test_scattered_writes_are_told_and_are_no_passes_over_memory(tmp_path, category, told):
+    trace = Made()
+    for number in range(10):
+        at = 600 * number
+        trace.op(category, at, 5)
+        trace.kernel("void at::native::index_elementwise_kernel<128, 4, index_kernel>", at + 10, 200, at + 2)
+        trace.op("aten::mul", at + 6, 5)
+        trace.kernel(made.RELU, at + 210, 390, at + 8)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert (
+        "aten::_index_put_impl_ takes 33 % of the profiled window, as it writes to scattered places" in sentence
+    ) == told
+
+
+def test_collectives_of_graphs_are_not_told_to_be_asynchronous(tmp_path):
+    trace = Made()
+    for replay in range(3):
+        at = 20_000 * replay
+        trace.event("call", "cudaGraphLaunch", at, 20, 1, correlation=replay + 1)
+        for number in range(8):
+            start = at + 100 + 2000 * number
+            for name, begins in ((made.GEMM, start), (made.NCCL, start + 1000)):
+                trace.event("kernel", name, begins, 990, "stream 7", correlation=replay + 1, device=0, stream=7)
+    finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
+    assert "launched by captured graphs" in finding.advice and "async_op" not in finding.snippet
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("DtoH (Device -> Pageable)", "pinned memory"), ("HtoD (Pageable -> Device)", "Pin")]
+)
+def test_copies_that_block_are_told_by_their_direction(tmp_path, name, advice):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    for number in range(10):
+        at = 1000 * number
+        trace.op("aten::copy_", at, 500)
+        trace.kernel(f"Memcpy {name}", at + 20, 200, at + 10, sort="copy", call_us=20)
+        trace.event("call", "cudaStreamSynchronize", at + 40, 440, 1, correlation=900 + number)
+        trace.op("aten::mm", at + 900, 5)
+        trace.kernel(made.GEMM, at + 910, 80, at + 902)
+    finding = finding_of(run_of(tmp_path, trace), "host-syncs")
+    assert advice in finding.advice and ("out.copy_(y" in finding.snippet) == name.startswith("DtoH")
+    assert "DataLoader" not in finding.snippet  # there is none

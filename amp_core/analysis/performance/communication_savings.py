@@ -63,6 +63,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     waited_us = surely_us / steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
     waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     share = step_share(copies, cost)
+    only = "copies and fills without computing" if measured else "only copies and fills"  # and may communicate
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
     communicates = (
         f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{in_launch}{missing or waits}"
@@ -84,7 +85,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
             "copies",
             copies,
             cost.step_us,
-            f"The GPU only copies and fills for {share} of the {unit}{_moved(copying, steps)}",
+            f"The GPU {only} for {share} of the {unit}{_moved(copying, steps)}",
             longest_name(copying, "name") or "copies",
             others=others(copying, "name"),
         ),

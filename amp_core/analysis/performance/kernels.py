@@ -340,6 +340,14 @@ def tiny_copies(run: Run) -> tuple[float, float]:
     return per_step, float(rows["moved_bytes"].sum()) / count
 
 
+def of_copies(run: Run, text: str) -> str:
+    """A text on a trace, which calls the device's work copies where it holds no kernel."""
+    rows = kernel_rows(run, everything=True)
+    if rows.empty or on_cpu(rows) or not rows["category"].isin(COPIES).all():
+        return text
+    return text.replace("first kernel", "first copy").replace("last kernel", "last copy")
+
+
 TO_HOST = r"DtoH|D2H|D2M|DeviceToHost"
 """In the names of copies to the host."""
 

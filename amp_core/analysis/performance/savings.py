@@ -320,7 +320,7 @@ def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
 
 _POOLS = r"(?i)pool"
 """In the names of kernels and operators that pool: none of the kinds that the sentence names."""
-_SCATTERS = r"::_?index_(?:put|add|copy)|scatter|embedding_dense_backward"
+SCATTERS = r"::_?index_(?:put|add|copy)|scatter|embedding_dense_backward"
 """In the names of operators that write to places that a tensor gives: random access bounds them, and no pass over
 memory is saved."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
@@ -352,12 +352,14 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, st
     """What fusing saves of the rows that torch launches operator by operator, without the optimizer."""
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & by_torch]
     bound = bound[bound["phase"] != "optimizer"]
-    bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(f"{_POOLS}|{_SCATTERS}")]
+    bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(f"{_POOLS}|{SCATTERS}")]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
     bound = bound.assign(op=_without_twins(bound["op"]))
+    apart = ""
     if np.nan_to_num(cost.us("communication")) >= MIN_SAVED_FRAC * cost.step_us:
         # Where communication takes long alone, it outlasts what runs beside it.
         bound = bound.assign(total_us=bound["total_us"] - bound["beside_us"].fillna(0.0))
+        apart = " beside no collective" if float(bound["beside_us"].fillna(0.0).sum()) else ""
     if float(rows["count"].sum()) < MIN_FUSED_KERNELS * steps:
         bound = bound[:0]
     us = float(bound["total_us"].sum()) / steps
@@ -376,8 +378,8 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, st
         "memory-bound-kernels",
         FUSED_FRAC * (us - in_steps - lone_us) + in_steps + lone_us,
         cost.step_us,
-        f"Unfused norms, elementwise kernels, casts and reductions take {step_share(us, cost)} of the {unit}{alone}; "
-        f"{why}{', and fused attention needs no softmax' if in_steps else ''}",
+        f"Unfused norms, elementwise kernels, casts and reductions take {step_share(us, cost)} of the {unit}{apart}"
+        f"{alone}; {why}{', and fused attention needs no softmax' if in_steps else ''}",
         longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
     )

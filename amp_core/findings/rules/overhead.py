@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, tiny_copies, window_rows
+from amp_core.analysis.performance.kernels import TO_HOST, is_trace, kernel_rows, on_cpu, tiny_copies, window_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
@@ -201,8 +201,33 @@ def _syncs_of_trace(run: Run) -> list[Finding]:
     known = _SYNC_REMEDIES if trains(run) else _SYNC_REMEDIES | _SYNCS_OF_INFERENCE
     if tiny_copies(run)[0]:
         known = known | dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy"), ONE_COPY)
+    else:
+        known = known | dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy"), _copying(run))
     remedied = [(f, known.get(f.where, other)) for f in saving_finding(run, "host-syncs")]
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
+
+
+def _copying(run: Run) -> Remedy:
+    """What to advise for copies that block the host, by their direction."""
+    rows = kernel_rows(run, everything=True)
+    rows = rows[rows["name"].str.contains("Pageable", regex=False)]
+    to_host = float(rows["count"][rows["name"].str.contains(TO_HOST)].sum())
+    if to_host >= MIN_TO_HOST_FRAC * float(rows["count"].sum()) > 0:
+        return _INTO_PINNED
+    remedy = _SYNC_REMEDIES["aten::copy_"]
+    if not run.head.config.get("loader"):
+        remedy = replace(remedy, snippet="x = x.pin_memory().to(device, non_blocking=True)   # pinned ahead of time")
+    return remedy
+
+
+MIN_TO_HOST_FRAC = 0.5
+"""Share of copies to the host in those of pageable memory from which these are what is advised on."""
+_INTO_PINNED = Remedy(
+    "A copy to pageable memory blocks the host until it is done. Copy results into pinned memory, asynchronously, and "
+    "wait once before they are read.",
+    "out = torch.empty(y.shape, dtype=y.dtype, pin_memory=True)   # once\n"
+    "out.copy_(y, non_blocking=True)\ntorch.cuda.synchronize()   # once for all of them",
+)
 
 
 def _get_scale_calls(run: Run) -> int:

@@ -16,7 +16,7 @@ from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, sa
 from amp_core.formats import element_bytes
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.store.run import Run
-from amp_core.text.formatting import number
+from amp_core.text.formatting import number, size
 
 _OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of all ranks to compare them."
 
@@ -46,6 +46,7 @@ def exposed_communication(run: Run) -> list[Finding]:
     transfers = _transfers(rows)
     is_wide = dtype in ("float64", "float32") or not (dtype or _computes_in_16_bits(run))
     narrower = ", and 16-bit activations" if is_wide and transfers else ""
+    own = rows[rows["name"] == name]
     of_experts = bool(rows["kernel"][rows["name"] == name].str.contains(_EXPERT_KERNELS).any())
     exchange = _exchange(dtype, of_experts=of_experts, transfers=transfers)
     savings = possible_savings(run)
@@ -69,7 +70,9 @@ def exposed_communication(run: Run) -> list[Finding]:
     )
     if hidden := _hidden_at_most(savings):
         inference = replace(inference, advice=f"{inference.advice} {hidden}")
-    if of_experts:
+    special = _special(run, own, name)
+    inference = special or inference
+    if of_experts and special is None:
         inference = exchange
     findings = saving_finding(run, "exposed-communication", inference.advice, inference.snippet)
     entry = GUIDE["exposed-communication"].advice
@@ -81,7 +84,9 @@ def exposed_communication(run: Run) -> list[Finding]:
             remedy = _UNSPLIT
         elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
             remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
-        if savings is not None and _computes_us(savings) < MIN_SAVED_FRAC * savings.cost.step_us:
+        if special is not None:
+            remedy = special
+        elif savings is not None and _computes_us(savings) < MIN_SAVED_FRAC * savings.cost.step_us:
             remedy = _NOTHING_BESIDE
         elif hidden:
             remedy = replace(remedy, advice=f"{remedy.advice} {hidden}")
@@ -98,6 +103,46 @@ def exposed_communication(run: Run) -> list[Finding]:
     return for_what_runs(run, findings)
 
 
+def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
+    """Advice where the collectives of one kind are launched by graphs, carry a few bytes, or run beside computing
+    already; None for others. Of `collective_rows`."""
+    alone_us, total_us = float(rows["alone_us"].sum()), float(rows["total_us"].sum())
+    kernels = kernel_rows(run)
+    kernels = kernels[kernels["name"].isin(set(rows["kernel"]))]
+    captured_us = float(kernels["total_us"][kernels["op"] == ""].sum())
+    is_captured = captured_us >= MIN_CAPTURED_FRAC * float(kernels["total_us"].sum()) > 0
+    if is_captured and run.head.config.get("graph_launches"):
+        return _IN_GRAPHS
+    tiny_us = float(rows["alone_us"][rows["message_bytes"] <= MAX_TINY_BYTES].sum())
+    if tiny_us >= MIN_TINY_FRAC * alone_us > 0:
+        largest = float(rows["message_bytes"][rows["message_bytes"] <= MAX_TINY_BYTES].max())
+        return replace(_TINY, advice=_TINY.advice.format(bytes=size(largest)))
+    if alone_us <= MAX_ALONE_FRAC * total_us and name in _EXCHANGES:
+        return _OVERLAPPED
+    return None
+
+
+MIN_CAPTURED_FRAC, MIN_TINY_FRAC, MAX_ALONE_FRAC = 0.9, 0.5, 0.6
+MAX_TINY_BYTES = 512
+"""Messages up to this hold a few values, as sizes, and are bound by latency."""
+_IN_GRAPHS = Remedy(
+    "These collectives are launched by captured graphs, so what runs beside them is set where the graph is captured: "
+    "let the engine overlap them with products there, use its kernels for small messages, or shard the model "
+    "differently." + _OTHER_RANKS,
+    "nvidia-smi topo -m   # the links between the GPUs; on AMD: rocm-smi --showtopo",
+)
+_TINY = Remedy(
+    "Most of this is in messages of {bytes} or less, whose transfer takes microseconds: the rest is waiting for other "
+    "ranks, or the latency of each call. Exchange such values less often, on the host's own group, or together with "
+    "others, and record all ranks to see which is late.",
+    'sizes = torch.distributed.new_group(backend="gloo")   # for values that the host needs\n'
+    "torch.distributed.all_gather_object(out, value, group=sizes)",
+)
+_OVERLAPPED = Remedy(
+    "Most of this communication runs beside computing already, and this is what is left: give it more to run beside, "
+    "or exchange fewer bytes." + _OTHER_RANKS,
+    "work = torch.distributed.all_to_all_single(out, x, async_op=True)   # earlier, or with more before work.wait()",
+)
 MIN_LARGE_US = 1000.0
 """Mean time of collectives that are bound by their bytes, and not by their number."""
 
@@ -305,7 +350,7 @@ def _exchange(dtype: str, *, of_experts: bool, transfers: bool) -> Remedy:
     """Advice for ranks that exchange values of `dtype`, "" for an unknown one; `of_experts`: by DeepEP's kernels;
     `transfers`: whether fewer bytes would help."""
     width = element_bytes(dtype) if dtype else None
-    narrow = width is not None and width <= MAX_NARROW_BYTES
+    narrow = width is not None and (width <= MAX_NARROW_BYTES or dtype.startswith(("int", "uint", "bool", "long")))
     narrower = "" if narrow or not transfers else ", and exchange 16 bits or fewer"
     if of_experts:
         return Remedy(
