@@ -302,6 +302,11 @@ TABLES: dict[str, Table] = {
                 _column("communication_us", "f", "part of busy_us with a communication kernel running"),
                 _column("communication_alone_us", "f", "part of communication_us with nothing else running"),
                 _column(
+                    "idle_between_collectives_us",
+                    "f",
+                    "part of idle_us between two collectives with three other kernels at most between them",
+                ),
+                _column(
                     "copies_alone_us", "f", "part of busy_us with copies or fills, and no kernel except communication"
                 ),
                 _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),

@@ -242,6 +242,7 @@ def _busy_columns(
         "cast_us": trace.cast_us.get((window.first, device), 0.0),
         "communication_us": times.total(spans.communication),
         "communication_alone_us": times.total(spans.exposed),
+        "idle_between_collectives_us": 0.0 if on_cpu else _between_collectives(trace, selected, spans),
         "products": len(np.unique(trace.products[selected & (trace.products >= 0)])),
     }
     if on_cpu and len(trace.optimizer[0]):
@@ -253,6 +254,23 @@ def _busy_columns(
         copies_alone = times.without(copying, computed)
         columns["copies_alone_us"] = times.total(times.clip(copies_alone, spans.low, spans.high))
     return columns
+
+
+MAX_BETWEEN_COLLECTIVES = 3
+"""Kernels between two collectives that belong to a loop over these, as the division of a gradient."""
+
+
+def _between_collectives(trace: _Trace, selected: npt.NDArray[np.bool_], spans: _Spans) -> float:
+    """How long the device is idle between two collectives with hardly a kernel between them, microseconds."""
+    order = np.argsort(trace.linked.start_us[selected], kind="stable")
+    start, communicates = trace.linked.start_us[selected][order], trace.communication[selected][order]
+    places = np.flatnonzero(communicates)
+    low, high = spans.idle
+    following = np.searchsorted(start, high)
+    at = np.searchsorted(places, following)
+    inside = (at > 0) & (at < len(places))
+    others = places[at[inside]] - places[at[inside] - 1] - 1
+    return float((high - low)[inside][others <= MAX_BETWEEN_COLLECTIVES].sum())
 
 
 def _sync_columns(trace: _Trace, window: Window, selected: npt.NDArray[np.bool_], spans: _Spans) -> dict[str, Any]:

@@ -240,3 +240,21 @@ def test_copies_that_block_are_told_by_their_direction(tmp_path, name, advice):
     finding = finding_of(run_of(tmp_path, trace), "host-syncs")
     assert advice in finding.advice and ("out.copy_(y" in finding.snippet) == name.startswith("DtoH")
     assert "DataLoader" not in finding.snippet  # there is none
+
+
+@pytest.mark.parametrize(("count", "told"), [(60, True), (20, False)])
+def test_the_time_between_many_collectives_is_told_with_them(tmp_path, count, told):
+    """Gradients that a loop reduces one by one: each is divided after it, and the host launches the next too late."""
+    trace = Made()
+    for number in range(count):
+        at = 200 * number
+        trace.op("nccl:all_reduce", at, 5)
+        trace.kernel(made.NCCL, at + 10, 60, at + 2)
+        trace.op("aten::div_", at + 72, 5)
+        trace.kernel(made.RELU, at + 80, 10, at + 74)
+    trace.op("aten::mm", 200 * count, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 200 * count + 10, 2000, 200 * count + 2)
+    trace.event("mark", "ProfilerStep#3", 0, 200 * count + 2010, 1)
+    finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
+    assert (f"between its {count} collectives" in finding.title) == told
+    assert finding.win_ms == pytest.approx((60 * count + told * 130 * (count - 1)) / 1e3, rel=0.01)

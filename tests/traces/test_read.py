@@ -74,6 +74,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "cast_us": 20,
         "communication_us": 400,
         "communication_alone_us": 2 * (900 - 760),
+        "idle_between_collectives_us": 0,
         "sync_us": 520,
         "syncs": 2,
         "idle_sync_us": 90,

@@ -24,7 +24,7 @@ from amp_core.analysis.performance.collectives import (
     waited_for,
 )
 from amp_core.analysis.performance.idle_savings import alone_loading_us
-from amp_core.analysis.performance.kernels import kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import between_collectives_us, kernel_rows, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, others, step_share
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.hardware.kernel_names import COPIES
@@ -62,17 +62,21 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     surely_us = float((by_collective["alone_us"] - beside).clip(lower=0.0).fillna(0.0).sum())
     waited_us = surely_us / steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
     waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
+    between = between_collectives_us(run)
+    between = between if between >= MIN_SAVED_FRAC * cost.step_us else 0.0
+    many = float(rows["count"][rows["category"] == "communication"].sum()) / steps
+    apart = f", and is idle for {step_share(between, cost)} between its {many:,.0f} collectives" if between else ""
     share = step_share(copies, cost)
     only = "copies and fills without computing" if measured else "only copies and fills"  # and may communicate
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
     communicates = (
-        f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{in_launch}{missing or waits}"
+        f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{in_launch}{apart}{missing or waits}"
     )
     return [
         _late_ranks(run, unit)
         or Saving(
             "exposed-communication",
-            communication,
+            communication + between,
             cost.step_us,
             communicates,
             where,

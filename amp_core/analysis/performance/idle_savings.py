@@ -9,7 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, optimizer_frac, tiny_copies, window_rows
+from amp_core.analysis.performance.kernels import (
+    between_collectives_us,
+    first_calls_of,
+    kernel_rows,
+    optimizer_frac,
+    tiny_copies,
+    window_rows,
+)
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.store.run import Run
@@ -54,7 +61,9 @@ def idle_savings(
     lead -= lead_data
     loading_us = alone_loading_us(windows) / steps
     profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
-    host = max(0.0, max(0.0, gaps - sync - wait - latency) + lead + loading_us - profiling)
+    late = max(0.0, gaps - sync - wait - latency)
+    between = min(late, between_collectives_us(run))  # told with the collectives
+    host = max(0.0, late - between + lead + loading_us - profiling)
     computing = rows[rows["category"] != "communication"]
     mean_us = float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps

@@ -43,6 +43,7 @@ _WINDOW_NUMBERS = (
     "cast_us",
     "communication_us",
     "communication_alone_us",
+    "idle_between_collectives_us",
     "copies_alone_us",
     "syncs",
     "sync_us",
@@ -338,6 +339,20 @@ def tiny_copies(run: Run) -> tuple[float, float]:
     if per_step < MIN_TINY_COPIES or count < MIN_TINY_FRAC * float(windows["launches"].sum()):
         return 0.0, 0.0
     return per_step, float(rows["moved_bytes"].sum()) / count
+
+
+MIN_MANY_COLLECTIVES = 50
+"""Collectives per step of which the idle time between them is told with them."""
+
+
+def between_collectives_us(run: Run) -> float:
+    """How long per step (or window) devices are idle between the collectives of a loop that makes many of them, the
+    mean in microseconds; 0 for others."""
+    rows, windows = kernel_rows(run), window_rows(run)
+    per = float(windows["steps"].fillna(0.0).sum()) or float(max(1, len(windows)))
+    if float(rows["count"][rows["category"] == "communication"].sum()) < MIN_MANY_COLLECTIVES * per:
+        return 0.0
+    return float(windows["idle_between_collectives_us"].fillna(0.0).sum()) / per
 
 
 def of_copies(run: Run, text: str) -> str:
