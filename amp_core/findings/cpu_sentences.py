@@ -10,7 +10,6 @@ from amp_core.analysis.performance.gemm_shapes import format_sizes, product
 from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import (
     ZEROING,
-    all_first_calls,
     first_calls_of,
     is_matrix,
     is_trace,
@@ -25,7 +24,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.cpu_families import attention_in_steps, family, in_fp64
 from amp_core.findings.signals import facts, mappings
 from amp_core.store.run import Run
-from amp_core.text.formatting import join_words, number, percent
+from amp_core.text.formatting import number, percent
 from amp_core.traces.collect import COMPILING
 from amp_core.traces.operators import is_range
 
@@ -62,7 +61,7 @@ def cpu_sentence(run: Run) -> str:
     everything = everything.assign(total_us=everything["total_us"] / ranks, count=everything["count"] / ranks)
     beside = _without_loading(run, everything)
     longest_us, operators = _operators(run, beside)
-    if len(beside) < len(everything):
+    if len(beside) < len(everything) and "outside of operators" not in operators:
         operators = f"outside of loading data, {operators}"
     sentence = _beside_operators(run, longest_us, operators)
     further = f"{_in_range(run)}{_idle_gpu(run)}{_own_process(run)}"
@@ -99,34 +98,6 @@ MIN_RANGE_FRAC = 0.5
 """Share of the time from which a range is told."""
 
 
-def worker_sentence(run: Run) -> str:
-    """That most of a trace without a device's work is the start and the end of the loader's workers; else empty."""
-    before_us, first_us, after_us, batches, share = numbers_of_import(
-        run, "worker_times", "before_us", "first_us", "after_us", "batches", "frac"
-    )
-    if share < MIN_WORKERS_FRAC:
-        return ""
-    several = batches > 1
-    parts = [
-        f"{number(us / 1e3, 'ms')} {what}"
-        for us, what in (
-            (before_us, "before the first batch is asked for"),
-            (first_us, f"for the first{'' if several else ', and only,'} batch"),
-            (after_us, "after the last one"),
-        )
-        if us >= MIN_PART_FRAC * (before_us + first_us + after_us)
-    ]
-    return (
-        f"The start and the end of the loader's worker processes take {percent(share)} of the trace: "
-        f"{join_words(parts)}, and neither grows with the number of batches. Take num_workers=0 for so few, or "
-        "persistent_workers=True and one loader for all of them."
-    )
-
-
-MIN_WORKERS_FRAC, MIN_PART_FRAC = 0.5, 0.02
-"""Share of the trace from which the workers' start and end come first, and that of a part of these to be told."""
-
-
 def _windows(run: Run) -> pd.DataFrame:
     """Rows of `windows` whose sums are means over the ranks."""
     windows = window_rows(run)
@@ -155,12 +126,12 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     if in_range and (wall_us := _wall_us(_windows(run))) > 0:
         whole, whole_us = "the time", wall_us
     sentence = f"{what} takes {percent(longest_us / whole_us)} of {whole} ({number(longest_us / 1e3, 'ms')})"
-    in_first = _first_call(run, longest, longest_us)
+    in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
     further = f"{attention_in_steps(rows, total)}{in_fp64(rows, total)}"
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
-    sentence = f"{sentence}{of_family}{_WARM_UP if in_first else ''}.{advice}{further}"
+    sentence = f"{sentence}{of_family}{WARM_UP if in_first else ''}.{advice}{further}"
     compiling_us = float(us[us.index.str.endswith(COMPILING)].sum())
     if compiling_us >= longest_us:
         share = percent(compiling_us / total)
@@ -244,24 +215,13 @@ def _serving(rows: pd.DataFrame, product: str, total_us: float) -> str:
     return f", with {us.idxmax()} within it ({percent(float(us.max()) / total_us)}),"
 
 
-def _first_call(run: Run, op: str, op_us: float = np.inf) -> str:
+def first_call(run: Run, op: str, op_us: float = np.inf) -> str:
     """That nearly all of an operator's time is in its first calls; empty for others."""
     calls = first_calls_of(run, op, op_us)
     return f", {number(calls.us / 1e3, 'ms')} of it in its {calls.which}" if calls is not None else ""
 
 
-def _other_first_calls(run: Run, op: str) -> str:
-    """The first calls of other operators, as part of a sentence."""
-    others = [calls for calls in all_first_calls(run) if calls.op != op][:MAX_FIRST_CALLS]
-    of_each = [
-        f"the {calls.which} of {calls.op} take{'s' * (calls.count == 1)} {number(calls.us / 1e3, 'ms')}"
-        for calls in others
-    ]
-    return f"; {join_words(of_each)}" if of_each else ""
-
-
-MAX_FIRST_CALLS = 3
-_WARM_UP = ": profile after a warm-up"
+WARM_UP = ": profile after a warm-up"
 
 
 MIN_OF_FEW_FRAC, MAX_FEW_FRAC = 0.9, 0.1
@@ -340,42 +300,3 @@ def _idle_gpu(run: Run) -> str:
 
 _OF_THE_CPU = r"mkldnn|onednn|_for_cpu$"
 """In the names of operators that run on a CPU alone."""
-
-
-def host_alone(run: Run) -> str:
-    """Of a trace that lacks the device's work: what takes longest on the device by torch's events around operators, or
-    on the host, as a further sentence. Empty if nothing takes long."""
-    config = run.head.config
-    if isinstance(timed := config.get("timed_op"), str) and isinstance(
-        share := config.get("timed_op_frac"), int | float
-    ):
-        return f" By torch's events around operators, {timed} takes {percent(share)} of their time on the device."
-    name, share = config.get("host_op"), config.get("host_op_frac")
-    if not isinstance(name, str) or not isinstance(share, int | float):
-        return ""
-    kind = str(config.get("host_part"))
-    if kind == "outside" and worker_sentence(run):
-        return ""
-    if kind in ("any-op", "idle-device") and (in_first := _first_call(run, name)):
-        in_first += _other_first_calls(run, name)
-        return f" On the host, {name} takes {percent(share)} of the time{in_first}{_WARM_UP}."
-    if kind == "optimizer" and isinstance(op := config.get("host_held_op"), str):
-        us = float(str(config.get("host_held_us")))
-        held = f"{number(us / 1e3, 'ms')} of it in one call of {op}, which waits for the device"
-        return f" On the host, the optimizer's steps take {percent(share)} of the time, {held}."
-    what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
-    if config.get("loader"):
-        what = what.replace("runtime runs for", "runtime runs, and no data is loaded, for")
-    return f" On the host, {what.format(name=name, share=percent(share))}"
-
-
-_HOST_PARTS = {
-    "data": "loading data takes {share} of the time.",
-    "compiling": "torch.compile compiles for {share} of the time: profile after a warm-up.",
-    "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
-    "outside": "neither an operator nor a call of the runtime runs for {share} of the time: Python or other code does.",
-    "optimizer": "the optimizer's steps take {share} of the time.",
-    "range": "Python or other code in {name}, outside of operators, takes {share} of the time.",
-    "any-op": "{name} takes {share} of the time: launching, waiting for the device, or its first call.",
-}
-"""By `HostPart.kind`; what remains is an operator that launches nothing."""

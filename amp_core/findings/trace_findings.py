@@ -26,7 +26,8 @@ from amp_core.analysis.performance.savings import (
     Savings,
     possible_savings,
 )
-from amp_core.findings.cpu_sentences import cpu_sentence, host_alone, worker_sentence
+from amp_core.findings.cpu_sentences import cpu_sentence
+from amp_core.findings.host_sentences import host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy

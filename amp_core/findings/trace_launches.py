@@ -186,7 +186,7 @@ IN_PIECES = Remedy(
     "Faster arithmetic does not help while the GPU waits. Each call of compiled code replays many graphs, between "
     "which what is not captured is launched, as attention in serving engines: nothing breaks the graph, it is split on "
     "purpose. Capture whole passes where the engine can, split at fewer places, or use larger batches.",
-    "# vLLM: --compilation-config '{\"cudagraph_mode\": \"FULL\"}'   # where the attention backend allows it",
+    '# vLLM: --compilation-config \'{"cudagraph_mode": "FULL"}\'   # where the attention backend allows it',
 )
 MIN_NODES = 100
 """Kernels per graph from which it holds a whole pass of a model, and not a piece between two breaks."""

@@ -1,0 +1,91 @@
+"""What the first sentence says of the host of a trace without a device's work: a loader's workers, and of a device that
+was not recorded, what keeps the host busy.
+
+worker_sentence(run)     # "The start and the end of the loader's worker processes take 97.1 % of the trace: ..."
+host_alone(run)          # ' On the host, loading data takes 41.0 % of the time.'
+"""
+
+from amp_core.analysis.performance.kernels import all_first_calls, numbers_of_import
+from amp_core.findings.cpu_sentences import WARM_UP, first_call
+from amp_core.store.run import Run
+from amp_core.text.formatting import join_words, number, percent
+
+
+def worker_sentence(run: Run) -> str:
+    """That most of a trace without a device's work is the start and the end of the loader's workers; else empty."""
+    before_us, first_us, after_us, batches, share = numbers_of_import(
+        run, "worker_times", "before_us", "first_us", "after_us", "batches", "frac"
+    )
+    if share < MIN_WORKERS_FRAC:
+        return ""
+    several = batches > 1
+    parts = [
+        f"{number(us / 1e3, 'ms')} {what}"
+        for us, what in (
+            (before_us, "before the first batch is asked for"),
+            (first_us, f"for the first{'' if several else ', and only,'} batch"),
+            (after_us, "after the last one"),
+        )
+        if us >= MIN_PART_FRAC * (before_us + first_us + after_us)
+    ]
+    return (
+        f"The start and the end of the loader's worker processes take {percent(share)} of the trace: "
+        f"{join_words(parts)}, and neither grows with the number of batches. Take num_workers=0 for so few, or "
+        "persistent_workers=True and one loader for all of them."
+    )
+
+
+MIN_WORKERS_FRAC, MIN_PART_FRAC = 0.5, 0.02
+"""Share of the trace from which the workers' start and end come first, and that of a part of these to be told."""
+
+
+def host_alone(run: Run) -> str:
+    """Of a trace that lacks the device's work: what takes longest on the device by torch's events around operators, or
+    on the host, as a further sentence. Empty if nothing takes long."""
+    config = run.head.config
+    if isinstance(timed := config.get("timed_op"), str) and isinstance(
+        share := config.get("timed_op_frac"), int | float
+    ):
+        return f" By torch's events around operators, {timed} takes {percent(share)} of their time on the device."
+    name, share = config.get("host_op"), config.get("host_op_frac")
+    if not isinstance(name, str) or not isinstance(share, int | float):
+        return ""
+    kind = str(config.get("host_part"))
+    if kind == "outside" and worker_sentence(run):
+        return ""
+    if kind in ("any-op", "idle-device") and (in_first := first_call(run, name)):
+        in_first += _other_first_calls(run, name)
+        return f" On the host, {name} takes {percent(share)} of the time{in_first}{WARM_UP}."
+    held_op, held_us = config.get("host_held_op"), config.get("host_held_us")
+    if kind == "optimizer" and isinstance(held_op, str) and isinstance(held_us, int | float):
+        held = f"{number(held_us / 1e3, 'ms')} of it in one call of {held_op}, which waits for the device"
+        return f" On the host, the optimizer's steps take {percent(share)} of the time, {held}."
+    what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
+    if config.get("loader"):
+        what = what.replace("runtime runs for", "runtime runs, and no data is loaded, for")
+    return f" On the host, {what.format(name=name, share=percent(share))}"
+
+
+_HOST_PARTS = {
+    "data": "loading data takes {share} of the time.",
+    "compiling": "torch.compile compiles for {share} of the time: profile after a warm-up.",
+    "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
+    "outside": "neither an operator nor a call of the runtime runs for {share} of the time: Python or other code does.",
+    "optimizer": "the optimizer's steps take {share} of the time.",
+    "range": "Python or other code in {name}, outside of operators, takes {share} of the time.",
+    "any-op": "{name} takes {share} of the time: launching, waiting for the device, or its first call.",
+}
+"""By `HostPart.kind`; what remains is an operator that launches nothing."""
+
+
+def _other_first_calls(run: Run, op: str) -> str:
+    """The first calls of other operators, as part of a sentence."""
+    others = [calls for calls in all_first_calls(run) if calls.op != op][:MAX_FIRST_CALLS]
+    of_each = [
+        f"the {calls.which} of {calls.op} take{'s' * (calls.count == 1)} {number(calls.us / 1e3, 'ms')}"
+        for calls in others
+    ]
+    return f"; {join_words(of_each)}" if of_each else ""
+
+
+MAX_FIRST_CALLS = 3
