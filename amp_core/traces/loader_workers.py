@@ -43,9 +43,10 @@ def worker_times(events: TraceEvents, host: Host) -> WorkerTimes | None:
     spans = events.spans
     marked = [number for number, text in enumerate(events.texts) if WITH_WORKERS.match(text)]
     loads = np.flatnonzero(np.isin(np.asarray(spans.name), marked))
-    if not len(loads):
-        return None
     start, end = np.asarray(spans.start), np.asarray(spans.end)
+    wall_us = float(end.max(initial=-np.inf) - start.min(initial=np.inf))
+    if not len(loads) or wall_us <= 0:
+        return None
     loads = loads[np.argsort(start[loads], kind="stable")]
     took, begins = (end - start)[loads], float(start[loads[0]])
     before_us = _starting(events, begins)
@@ -56,7 +57,6 @@ def worker_times(events: TraceEvents, host: Host) -> WorkerTimes | None:
     last = times.union(start[loads[-1:]], end[loads[-1:]]) if is_last_long else times.NONE
     after_us = times.total(times.merged(ending, last))
     first_us = float(took[0]) if is_first_long else 0.0
-    wall_us = float(end.max() - start.min())
     us = before_us + first_us + after_us
     batches = len(took) - int(is_last_long)
     return WorkerTimes(before_us, first_us, after_us, batches, min(us / wall_us, 1.0))
