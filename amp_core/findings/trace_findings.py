@@ -258,7 +258,8 @@ def _next(savings: Savings) -> str:
 def _scatters(run: Run, savings: Savings) -> str:
     """The operator that writes to scattered places for long, as a sentence; empty without one."""
     rows = kernel_rows(run)
-    us = rows[rows["op"].str.contains(SCATTERS)].groupby("op")["total_us"].sum()
+    rows = rows[rows["op"].str.contains(SCATTERS) & (rows["category"] != "communication")]
+    us = rows.groupby("op")["total_us"].sum()
     steps = float(window_rows(run)["steps"].fillna(0.0).sum()) or float(len(window_rows(run)))
     if us.empty or us.max() / steps < MIN_SCATTER_FRAC * savings.cost.step_us:
         return ""

@@ -166,7 +166,7 @@ def _replays_one_graph(run: Run) -> bool:
     rows = kernel_rows(run)
     captured = float(rows["count"][rows["op"] == ""].sum())
     is_all = captured >= MIN_CAPTURED_FRAC * float(rows["count"].sum())
-    if not isinstance(launches, int):
+    if not isinstance(launches, int) or run.head.config.get("without_operators") is True:
         return False
     is_large = captured >= MIN_NODES * launches * max(1, windows["rank"].nunique())
     return is_all and (launches <= most or is_large)

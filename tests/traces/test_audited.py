@@ -215,6 +215,7 @@ def test_collectives_of_graphs_are_not_told_to_be_asynchronous(tmp_path):
     trace = Made()
     for replay in range(3):
         at = 20_000 * replay
+        trace.op("aten::copy_", at + 30, 5)  # operators are recorded; those of captured kernels are none
         trace.event("call", "cudaGraphLaunch", at, 20, 1, correlation=replay + 1)
         for number in range(8):
             start = at + 100 + 2000 * number
@@ -258,3 +259,24 @@ def test_the_time_between_many_collectives_is_told_with_them(tmp_path, count, to
     finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
     assert (f"between its {count} collectives" in finding.title) == told
     assert finding.win_ms == pytest.approx((60 * count + told * 130 * (count - 1)) / 1e3, rel=0.01)
+
+
+def test_a_collective_that_scatters_writes_to_no_scattered_places(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("c10d::reduce_scatter_", 1, 8)
+    trace.kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 10, 500, 2)
+    trace.op("aten::mm", 11, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 510, 490, 12)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "only communicates" in sentence and "scattered" not in sentence
+
+
+def test_without_operators_no_kernel_is_taken_for_a_graphs(tmp_path):
+    trace = Made()
+    for number in range(200):
+        trace.kernel(made.NCCL if number % 2 else made.RELU, 100 * number + 20, 40, 100 * number + 2)
+    trace.event("call", "cudaGraphLaunch", 1, 1, 1, correlation=5)
+    findings = diagnose(run_of(tmp_path, trace))
+    assert any(f.code == "exposed-communication" for f in findings)
+    assert not any("captured graphs" in f.advice or "replays one graph already" in f.advice for f in findings)

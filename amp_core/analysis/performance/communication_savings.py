@@ -62,8 +62,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     surely_us = float((by_collective["alone_us"] - beside).clip(lower=0.0).fillna(0.0).sum())
     waited_us = surely_us / steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
     waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
-    between = between_collectives_us(run)
-    between = between if between >= MIN_SAVED_FRAC * cost.step_us else 0.0
+    between = between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     many = float(rows["count"][rows["category"] == "communication"].sum()) / steps
     apart = f", and is idle for {step_share(between, cost)} between its {many:,.0f} collectives" if between else ""
     share = step_share(copies, cost)

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.kernels import (
-    between_collectives_us,
     first_calls_of,
     kernel_rows,
     optimizer_frac,
@@ -35,8 +34,16 @@ of the gaps between kernels are not recorded."""
 
 
 def idle_savings(
-    run: Run, windows: pd.DataFrame, rows: pd.DataFrame, cost: StepCost, steps: float, unit: str
+    run: Run,
+    windows: pd.DataFrame,
+    rows: pd.DataFrame,
+    cost: StepCost,
+    steps: float,
+    unit: str,
+    between_us: float = 0.0,
 ) -> list[Saving]:
+    """Savings of these windows per step. `between_us` of the time before late launches is told with the collectives
+    that it lies between."""
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
@@ -62,8 +69,7 @@ def idle_savings(
     loading_us = alone_loading_us(windows) / steps
     profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
     late = max(0.0, gaps - sync - wait - latency)
-    between = min(late, between_collectives_us(run))  # told with the collectives
-    host = max(0.0, late - between + lead + loading_us - profiling)
+    host = max(0.0, late - min(late, between_us) + lead + loading_us - profiling)
     computing = rows[rows["category"] != "communication"]
     mean_us = float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps

@@ -345,14 +345,15 @@ MIN_MANY_COLLECTIVES = 50
 """Collectives per step of which the idle time between them is told with them."""
 
 
-def between_collectives_us(run: Run) -> float:
+def between_collectives_us(run: Run, least_us: float) -> float:
     """How long per step (or window) devices are idle between the collectives of a loop that makes many of them, the
-    mean in microseconds; 0 for others."""
+    mean in microseconds; 0 for others, and below `least_us`."""
     rows, windows = kernel_rows(run), window_rows(run)
     per = float(windows["steps"].fillna(0.0).sum()) or float(max(1, len(windows)))
     if float(rows["count"][rows["category"] == "communication"].sum()) < MIN_MANY_COLLECTIVES * per:
         return 0.0
-    return float(windows["idle_between_collectives_us"].fillna(0.0).sum()) / per
+    us = float(windows["idle_between_collectives_us"].fillna(0.0).sum()) / per
+    return us if us >= least_us else 0.0
 
 
 def of_copies(run: Run, text: str) -> str:

@@ -27,6 +27,7 @@ from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     ZEROING,
     MatrixKinds,
+    between_collectives_us,
     counted_once,
     has_attention_in_steps,
     is_matrix,
@@ -118,7 +119,12 @@ def _possible_savings(run: Run) -> Savings | None:
     late = next((c for c in alone if len(c.late_ranks) == 1 and c.share >= MIN_SAVED_FRAC), None)
     if late is not None and late_host_us(windows, late) > late.saved_us:  # all wait longer for their own hosts
         late = None
-    idle = idle_savings(run, windows, rows, cost, steps, unit) if late is None else idle_of_late_rank(run, late, unit)
+    between_us = 0.0 if alone[0].late_ranks else between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
+    idle = (
+        idle_savings(run, windows, rows, cost, steps, unit, between_us)
+        if late is None
+        else idle_of_late_rank(run, late, unit)
+    )
     host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
     alone = [replace(c, of_hosts_us=c.waited_us if host_us >= c.waited_us else 0.0) for c in alone]
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
@@ -320,7 +326,7 @@ def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
 
 _POOLS = r"(?i)pool"
 """In the names of kernels and operators that pool: none of the kinds that the sentence names."""
-SCATTERS = r"::_?index_(?:put|add|copy)|scatter|embedding_dense_backward"
+SCATTERS = r"::_?index_(?:put|add|copy)|(?<!reduce_)scatter|embedding_dense_backward"
 """In the names of operators that write to places that a tensor gives: random access bounds them, and no pass over
 memory is saved."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"

@@ -48,7 +48,7 @@ def exposed_communication(run: Run) -> list[Finding]:
     is_wide = dtype in ("float64", "float32") or not (dtype or _computes_in_16_bits(run))
     narrower = ", and 16-bit activations" if is_wide and transfers else ""
     own = rows[rows["name"] == name]
-    of_experts = bool(rows["kernel"][rows["name"] == name].str.contains(_EXPERT_KERNELS).any())
+    of_experts = bool(own["kernel"].str.contains(_EXPERT_KERNELS).any())
     exchange = _exchange(dtype, of_experts=of_experts, transfers=transfers)
     savings = possible_savings(run)
     late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
@@ -63,7 +63,7 @@ def exposed_communication(run: Run) -> list[Finding]:
         return for_what_runs(
             run, saving_finding(run, "exposed-communication", remedy.advice, remedy.snippet, training=True)
         )
-    are_few = _are_large(rows[rows["name"] == name]) or not _are_several(run, name)
+    are_few = _are_large(own) or not _are_several(run, name)
     fewer = "" if are_few else ": fewer, larger collectives"
     inference = Remedy(
         f"Overlap communication with computation, or shard the model differently{fewer}{narrower}.",
@@ -112,7 +112,8 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
     kernels = kernels[kernels["name"].isin(set(rows["kernel"]))]
     captured_us = float(kernels["total_us"][kernels["op"] == ""].sum())
     is_captured = captured_us >= MIN_CAPTURED_FRAC * float(kernels["total_us"].sum()) > 0
-    if is_captured and run.head.config.get("graph_launches"):
+    has_operators = run.head.config.get("without_operators") is not True  # otherwise no kernel has one
+    if is_captured and has_operators and run.head.config.get("graph_launches"):
         return _IN_GRAPHS
     tiny_us = float(rows["alone_us"][rows["message_bytes"] <= MAX_TINY_BYTES].sum())
     if tiny_us >= MIN_TINY_FRAC * alone_us > 0:
