@@ -303,6 +303,49 @@ def _beside(slow: "pd.Series[Any]", on: str, bytes_: float, us: float) -> str:
     )
 
 
+MIN_CALLS = 50
+"""Calls of one kernel without sizes from which their distribution tells of waiting."""
+FLOOR_QUANTILE = 0.05
+MIN_FLOOR_FRAC, ALIKE_RATIO = 0.1, 1.03
+"""Share of the calls within that ratio of the shortest ones: equal messages in which nobody waits take equally long."""
+MAX_CLUSTER_FRAC = 0.5
+"""With more of the longer calls alike than that share of those, they may be larger messages."""
+
+
+@dataclass(frozen=True)
+class UnevenCollectives:
+    """Calls of one kernel that take unequally long, though the shortest ones take equally long; without sizes."""
+
+    waiting_us: float
+    """What a rank only communicates in them beyond the time of the shortest ones; mean over ranks, per step."""
+    calls: int
+    """Of all ranks."""
+    shortest_us: float
+
+
+def uneven_collectives(run: Run) -> UnevenCollectives | None:
+    """What is waiting for other ranks if all calls of the kernel with most of the time carry as much as its shortest
+    ones, where sizes are not recorded; None where the times form several groups, as messages of several sizes do, or
+    are equal."""
+    frame = collective_rows(run)
+    frame = frame[frame["message_bytes"].isna() & frame["name"].isin(SYNCHRONIZING) & (frame["total_us"] > 0)]
+    if frame.empty:
+        return None
+    longest = frame.groupby(["kernel", "group"])["total_us"].transform("sum")
+    frame = frame[longest == longest.max()]
+    us = np.sort(frame["total_us"].to_numpy(dtype=float))
+    shortest_us = float(np.quantile(us, FLOOR_QUANTILE))
+    above = us[us > ALIKE_RATIO * shortest_us]
+    shortest = len(us) - len(above)
+    if len(us) < MIN_CALLS or shortest < MIN_FLOOR_FRAC * len(us) or not len(above):
+        return None
+    alike = np.searchsorted(above, ALIKE_RATIO * above, side="right") - np.arange(len(above))
+    if alike.max() > MAX_CLUSTER_FRAC * shortest:
+        return None
+    waiting_us = float((frame["alone_us"] - shortest_us).clip(lower=0.0).sum())
+    return UnevenCollectives(waiting_us / _steps(run), len(us), shortest_us)
+
+
 def has_all_ranks(run: Run) -> bool:
     """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
     merged, or those of one process."""

@@ -8,6 +8,8 @@ Where nearly all of it is waiting for ranks that enter late, the saving is that 
     exposed-communication 1012000.0 The other ranks wait 92 % of the step in collectives for rank 2, which enters ...
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
@@ -21,6 +23,7 @@ from amp_core.analysis.performance.collectives import (
     late_ranks,
     rank_waiting,
     slow_collectives,
+    uneven_collectives,
     waited_for,
 )
 from amp_core.analysis.performance.idle_savings import alone_loading_us
@@ -61,7 +64,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     beside = by_collective["transfer_us"] + by_collective["stalled_us"]
     surely_us = float((by_collective["alone_us"] - beside).clip(lower=0.0).fillna(0.0).sum())
     waited_us = surely_us / steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
-    waiting_us, missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
+    missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     between = between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     many = float(rows["count"][rows["category"] == "communication"].sum()) / steps
     apart = f", and is idle for {step_share(between, cost)} between its {many:,.0f} collectives" if between else ""
@@ -69,7 +72,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     only = "copies and fills without computing" if measured else "only copies and fills"  # and may communicate
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
     communicates = (
-        f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{in_launch}{apart}{missing or waits}"
+        f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{in_launch}{apart}{missing.words or waits}"
     )
     return [
         _late_ranks(run, unit)
@@ -80,7 +83,8 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
             communicates,
             where,
             here,
-            waiting_us=waiting_us,
+            waiting_us=missing.us,
+            waiting_is_sure=missing.is_sure,
             others=max(0, int((exposed > 0).sum()) - 1),
             waited_us=min(waited_us, communication),
         ),
@@ -200,9 +204,19 @@ def _last(late: pd.DataFrame) -> list[str]:
     return [share_of(round(frac * n), n) for frac, n in zip(late["last_frac"], late["collectives"], strict=True)]
 
 
-def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool) -> tuple[float, str]:
-    """How much of exposed communication is, at least, waiting for ranks whose traces are missing, and words for it or
-    for what is not known. `is_told`: whether a comparison of the ranks that are here tells of waiting."""
+@dataclass(frozen=True)
+class _Missing:
+    """How much of exposed communication is waiting for ranks whose traces are missing."""
+
+    us: float = 0.0
+    words: str = ""
+    """For it, or for what is not known."""
+    is_sure: bool = True
+    """Whether it is at least that long; else only if all collectives carry equally much."""
+
+
+def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool) -> _Missing:
+    """How much of exposed communication is waiting for ranks whose traces are missing. `is_told`: whether a comparison of the ranks that are here tells of waiting."""
     slow, waited, is_whole = slow_collectives(run), waited_for(run), has_all_ranks(run)
     waiting_us = min(slow.waiting_us, exposed_us) if slow is not None else 0.0
     known_us = 1e3 * waited.all_waiting_ms if waited is not None else 0.0
@@ -210,14 +224,22 @@ def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool
     if slow is not None and waiting_us >= enough_us:
         parts = f"at least {number(waiting_us / 1e3)} of {number(exposed_us / 1e3, 'ms')}"
         for_whom = "waiting for something other than these ranks" if is_whole else "waiting for other ranks"
-        return waiting_us, f", {parts} of it {for_whom}: {slow.longest}"
+        return _Missing(waiting_us, f", {parts} of it {for_whom}: {slow.longest}")
     if is_told or is_whole:
-        return 0.0, ""
+        return _Missing()
+    uneven = uneven_collectives(run)
+    uneven_us = min(uneven.waiting_us, exposed_us) if uneven is not None else 0.0
+    if uneven is not None and uneven_us >= max(MIN_MISSING_FRAC * exposed_us, MIN_SAVED_FRAC * cost.step_us):
+        words = (
+            f", about {number(uneven_us / 1e3)} of {number(exposed_us / 1e3, 'ms')} of it waiting for other ranks if "
+            f"all {uneven.calls:,} calls carry as much as the shortest, which take {number(uneven.shortest_us, 'µs')}"
+        )
+        return _Missing(uneven_us, words, is_sure=False)
     ranks, least = window_rows(run)["rank"].nunique(), "at least " if run.head.config.get("world_size_is_least") else ""
     of_all = f" of {least}{run.head.world_size} ranks" if run.head.world_size > ranks else f" rank{'s' * (ranks > 1)}"
     traces = "the trace of one" if ranks == 1 else f"the traces of {ranks}"
     does_not = "does not" if ranks == 1 else "do not"
-    return 0.0, f"; {traces}{of_all} {does_not} show how much of that is waiting for others"
+    return _Missing(words=f"; {traces}{of_all} {does_not} show how much of that is waiting for others")
 
 
 def _of_some_ranks(run: Run) -> tuple[str, str]:

@@ -53,6 +53,8 @@ class Saving:
     waits_for_idle: bool = False
     """Whether it shortens kernels of a device that is idle for most of the step: most of them delay nothing, so the
     step becomes shorter only once the device no longer waits."""
+    waiting_is_sure: bool = True
+    """False if `waiting_us` is that long only where all of the collectives carry as much as the shortest ones."""
     others: int = 0
     """How many operators or kernels it is of beside `where`."""
     is_of_part: bool = False

@@ -47,6 +47,7 @@ from amp_core.analysis.performance.saving import (
     step_share,
     without_gpu,
 )
+from amp_core.analysis.performance.slower_products import SlowerProduct, slower_product
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS, StepCost, step_cost
 from amp_core.formats import memory_bits_of
 from amp_core.hardware.data_sheets import Rates, dense_rates
@@ -261,9 +262,20 @@ def _kinds(rows: pd.DataFrame) -> MatrixKinds:
 
 def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str) -> list[Saving]:
     ops = matrix_ops(run)
+    lower = slower_product(ops)
+    found = [_far_below(run, ops, cost, rates, steps, unit)] if rates is not None else []
+    found += [_lower_rate(lower, cost, steps, unit)] if lower is not None else []
+    largest = max((one for one in found if one is not None), key=lambda one: one.saved_us, default=None)
+    return [largest] if largest is not None else []
+
+
+def _far_below(
+    run: Run, ops: pd.DataFrame, cost: StepCost, rates: Rates, steps: float, unit: str
+) -> Saving | None:
+    """What products far below the peak would save at a good share of it; None if there are none."""
     ops = ops[(ops["tensor_core"] == "yes") & (ops["of_peak_frac"] < SLOW_PEAK_FRAC)]
-    if ops.empty or rates is None:
-        return []
+    if ops.empty:
+        return None
     best = [_possible_us(row, rates) for row in ops.to_dict("records")]
     wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
     worst = ops.loc[wins.idxmax()]
@@ -284,7 +296,17 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     saved_us, ideal_us = float(wins.sum()) / steps * of_step, best_us / max(1.0, worst["count"])
     saving = Saving("slow-products", saved_us, cost.step_us, what, str(worst["op"]), str(worst["padded"]))
     blocks_per_sm = _blocks_per_sm(run, worst.to_dict())
-    return [replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, others=others(ops, "op"))]
+    return replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, others=others(ops, "op"))
+
+
+def _lower_rate(lower: SlowerProduct, cost: StepCost, steps: float, unit: str) -> Saving:
+    """What a product would save at the rate that smaller ones of the same trace reach."""
+    what = (
+        f"{lower.op} ({lower.sizes}) takes {step_share(lower.us / steps, cost)} of the {unit} at "
+        f"{lower.flops_per_s / 1e12:.3g} TFLOP/s, where smaller products reach {lower.others_per_s / 1e12:.3g} TFLOP/s"
+    )
+    each_us = (lower.us - lower.won_us) / max(1.0, lower.calls)
+    return Saving("slow-products", lower.won_us / steps, cost.step_us, what, lower.op, ideal_us=each_us)
 
 
 ATTENTION_TILE = 128

@@ -18,6 +18,7 @@ from amp_core.formats import element_bytes
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, size
+from amp_core.traces.operators import is_compiled_code
 
 _OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of all ranks to compare them."
 
@@ -110,7 +111,8 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
     alone_us, total_us = float(rows["alone_us"].sum()), float(rows["total_us"].sum())
     kernels = kernel_rows(run)
     kernels = kernels[kernels["name"].isin(set(rows["kernel"]))]
-    captured_us = float(kernels["total_us"][kernels["op"] == ""].sum())
+    in_graphs = (kernels["op"] == "") | kernels["op"].map(is_compiled_code).astype(bool)
+    captured_us = float(kernels["total_us"][in_graphs].sum())
     is_captured = captured_us >= MIN_CAPTURED_FRAC * float(kernels["total_us"].sum()) > 0
     has_operators = run.head.config.get("without_operators") is not True  # otherwise no kernel has one
     if is_captured and has_operators and run.head.config.get("graph_launches"):
@@ -212,13 +214,13 @@ def _with_missing_ranks(finding: Finding, saving: Saving, *, is_whole: bool) -> 
     """The finding with advice to find what is waited for first, and what else it advises for the transfer alone.
     `is_whole`: whether all ranks that the traces name are here."""
     transfer_us = saving.saved_us - saving.waiting_us
-    waiting = number(saving.waiting_us / 1e3, "ms")
+    waiting = f"{'At least' if saving.waiting_is_sure else 'About'} {number(saving.waiting_us / 1e3, 'ms')}"
     advice = (
-        f"At least {waiting} of this is no transfer, which neither overlap nor fewer bytes shorten, and none of these "
+        f"{waiting} of this is no transfer, which neither overlap nor fewer bytes shorten, and none of these "
         "ranks enters so late: the first collective of a group sets up its connections, a rank whose trace is not "
         "here may be late, or the network stalls. Profile after a warm-up, and record all ranks."
         if is_whole
-        else f"At least {waiting} of this is waiting for ranks that enter the collectives late, which neither overlap "
+        else f"{waiting} of this is waiting for ranks that enter the collectives late, which neither overlap "
         "nor fewer bytes shorten: record all ranks, and import their traces together to see which is late."
     )
     if transfer_us >= MIN_TRANSFER_FRAC * saving.saved_us:
