@@ -1,4 +1,4 @@
-"""What the first sentence says of a CPU's operators beside the longest: their kinds, attention in steps, FP64.
+"""What the first sentence says of a CPU's operators beside the longest: their kinds, casts, FP64.
 
 >>> family(rows, "aten::mul", longest_us=1799.0, total_us=3760.0)
 (3609.0, ', and all elementwise operators take 96.0 %')
@@ -6,7 +6,6 @@
 
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import SOFTMAX, has_attention_in_steps
 from amp_core.text.formatting import number, percent
 
 MIN_FAMILY_RATIO = 1.1
@@ -26,10 +25,8 @@ _RECURRENT = "lstm|gru|rnn"
 _WITH_RECURRENT = "all recurrent layers and matrix products take {share}"
 MIN_CASTS_FRAC = 0.5
 """Share of casts in the time of an operator from which they are told."""
-MIN_ATTENTION_FRAC = 0.2
-"""Share of attention in steps in the operators' time from which it is told."""
 MIN_FP64_FRAC = 0.5
-"""The same of operators on FP64 tensors."""
+"""Share of operators on FP64 tensors in the operators' time from which it is told."""
 _ANY_DTYPE = r'"(?:double|float|c10::\w+|__half)"'
 
 
@@ -52,20 +49,6 @@ def casts(rows: pd.DataFrame, op: str, op_us: float) -> str:
     us = float(rows["total_us"][(rows["name"] == op) & (rows["category"] == "cast")].sum())
     most = "all" if us >= op_us else f"{number(us / 1e3, 'ms')}"
     return f", {most} of that in casts between types" if us >= MIN_CASTS_FRAC * op_us > 0 else ""
-
-
-def attention_in_steps(rows: pd.DataFrame, total_us: float) -> str:
-    """That attention is computed in steps, as a further sentence; empty where it is not or takes little."""
-    if not has_attention_in_steps(rows):
-        return ""
-    softmax_us = float(rows["total_us"][rows["op"] == SOFTMAX].sum())
-    us = softmax_us + float(rows["total_us"][rows["op"].isin(["aten::bmm", "aten::baddbmm"])].sum())
-    if us < MIN_ATTENTION_FRAC * total_us:
-        return ""
-    return (
-        f" Attention is computed in steps, {SOFTMAX} alone {percent(softmax_us / total_us)}: "
-        "F.scaled_dot_product_attention computes it in one operator, without the matrix of scores in memory."
-    )
 
 
 def in_fp64(rows: pd.DataFrame, total_us: float) -> str:

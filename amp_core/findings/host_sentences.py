@@ -6,19 +6,20 @@ host_alone(run)          # ' On the host, loading data takes 41.0 % of the time.
 """
 
 from amp_core.analysis.performance.kernels import all_first_calls, numbers_of_import
+from amp_core.findings.cpu_parts import CpuPart
 from amp_core.findings.cpu_sentences import WARM_UP, first_call
 from amp_core.store.run import Run
 from amp_core.text.formatting import join_words, number, percent
 
 
-def worker_sentence(run: Run) -> str:
-    """That most of a trace without a device's work is the start and the end of the loader's workers; else empty."""
+def worker_part(run: Run) -> CpuPart | None:
+    """The start and the end of the loader's workers, if that is most of a trace without a device's work; else None."""
     before_us, first_us, after_us, batches, share = numbers_of_import(
         run, "worker_times", "before_us", "first_us", "after_us", "batches", "frac"
     )
     if share < MIN_WORKERS_FRAC:
-        return ""
-    several = batches > 1
+        return None
+    several, all_us = batches > 1, before_us + first_us + after_us
     parts = [
         f"{number(us / 1e3, 'ms')} {what}"
         for us, what in (
@@ -26,12 +27,22 @@ def worker_sentence(run: Run) -> str:
             (first_us, f"for the first{'' if several else ', and only,'} batch"),
             (after_us, "after the last one"),
         )
-        if us >= MIN_PART_FRAC * (before_us + first_us + after_us)
+        if us >= MIN_PART_FRAC * all_us
     ]
+    what = (
+        f"the start and the end of the loader's worker processes take {percent(share)} of the trace: "
+        f"{join_words(parts)}, and neither grows with the number of batches"
+    )
+    return CpuPart("loader-start", all_us, what, "data loading")
+
+
+def worker_sentence(run: Run) -> str:
+    """The same as a sentence of its own, with what to do; else empty."""
+    if (part := worker_part(run)) is None:
+        return ""
     return (
-        f"The start and the end of the loader's worker processes take {percent(share)} of the trace: "
-        f"{join_words(parts)}, and neither grows with the number of batches. Take num_workers=0 for so few, or "
-        "persistent_workers=True and one loader for all of them."
+        f"{part.what[0].upper()}{part.what[1:]}. Take num_workers=0 for so few, or persistent_workers=True and one "
+        "loader for all of them."
     )
 
 

@@ -269,9 +269,7 @@ def _slow(run: Run, cost: StepCost, rates: Rates | None, steps: float, unit: str
     return [largest] if largest is not None else []
 
 
-def _far_below(
-    run: Run, ops: pd.DataFrame, cost: StepCost, rates: Rates, steps: float, unit: str
-) -> Saving | None:
+def _far_below(run: Run, ops: pd.DataFrame, cost: StepCost, rates: Rates, steps: float, unit: str) -> Saving | None:
     """What products far below the peak would save at a good share of it; None if there are none."""
     ops = ops[(ops["tensor_core"] == "yes") & (ops["of_peak_frac"] < SLOW_PEAK_FRAC)]
     if ops.empty:

@@ -23,6 +23,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import CASTS_BETWEEN, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
+from amp_core.findings.rules.trace_cpu import cpu_optimizer
 from amp_core.findings.signals import facts
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding
 from amp_core.hardware.data_sheets import dense_rates
@@ -387,8 +388,8 @@ _UNFUSED = Remedy(
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=439,
-        what="The optimizer of an imported trace takes a large share, in kernels that are not fused.",
-        signal="Time and number of kernels in the optimizer phase, without `_fused_` operators.",
+        what="The optimizer of an imported trace takes a large share, in kernels or operators that are not fused.",
+        signal="Time and number of kernels, or of a CPU's operators, in the optimizer phase, without `_fused_` ones.",
         threshold=f"{SAVING_THRESHOLD} Fusing is assumed to halve the time.",
         advice="Each of its operations reads and writes all parameters. The fused implementation reads them once.",
         snippet="optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
@@ -399,7 +400,7 @@ def unfused_optimizer(run: Run) -> list[Finding]:
     """`unfused-optimizer`: an optimizer in many kernels."""
     findings = saving_finding(run, "unfused-optimizer")
     if takes_fused(run):
-        return findings
+        return findings or cpu_optimizer(run)
     return [replace(f, advice=_COMPILED_STEP.advice, snippet=_COMPILED_STEP.snippet) for f in findings]
 
 

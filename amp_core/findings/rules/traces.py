@@ -9,6 +9,7 @@ from amp_core.analysis.performance.kernels import kernel_rows, mostly_misclocked
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.rules.trace_cpu import cpu_waits_for_data
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.hardware.gpus import is_amd
@@ -134,8 +135,8 @@ def invalid_times(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=431,
-        what="The GPU of an imported trace is idle while the program loads data.",
-        signal="GPU idle time during the DataLoader's ranges.",
+        what="The GPU of an imported trace is idle while the program loads data, or a CPU's loop waits for it.",
+        signal="GPU idle time during the DataLoader's ranges; of a CPU, these ranges.",
         threshold=SAVING_THRESHOLD,
         advice="Faster arithmetic does not help here. Load data ahead of time with more worker processes, and do "
         "less work per sample on the CPU.",
@@ -147,6 +148,8 @@ def invalid_times(run: Run) -> list[Finding]:
 def waiting_for_data(run: Run) -> list[Finding]:
     """`waiting-for-data`: idle time of the GPU while data is loaded."""
     findings = saving_finding(run, "waiting-for-data")
+    if not findings:
+        return cpu_waits_for_data(run)
     if (remedy := _LOADERS.get(str(run.head.config.get("loader")))) is not None:
         findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet or f.snippet) for f in findings]
     if not kernel_rows(run, everything=True)["name"].str.contains("Pinned -> Device", regex=False).any():

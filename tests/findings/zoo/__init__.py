@@ -9,6 +9,7 @@ rows of kernels or as a trace; all others are real loops on the CPU.
 
 from tests.findings.zoo import (
     autocast,
+    cpu_traces,
     damage,
     forms,
     hardware,
@@ -29,6 +30,7 @@ __all__ = [
     "ZOO",
     "Case",
     "autocast",
+    "cpu_traces",
     "damage",
     "forms",
     "hardware",

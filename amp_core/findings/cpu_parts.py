@@ -1,0 +1,266 @@
+"""The parts of a CPU's time in a trace that a change could save, in words: for the first sentence and for findings.
+
+>>> pace_part(run, judged_rows(cpu_rows(run)))
+CpuPart(code='shared-processor', us=6100000.0, what='6,100 of the 13,113 ms of operators (46.5 %) are what 43 calls …')
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.performance.kernels import (
+    SOFTMAX,
+    ZEROING,
+    has_attention_in_steps,
+    is_matrix,
+    kernel_rows,
+    numbers_of_import,
+    takes_fused,
+    window_rows,
+    without_ranges,
+)
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
+from amp_core.findings.cpu_families import family
+from amp_core.findings.signals import facts, mappings
+from amp_core.store.run import Run
+from amp_core.text.formatting import number, percent
+from amp_core.traces.operators import is_range
+
+MAX_OUTSIDE_FRAC = 0.5
+"""With more of the time outside operators, that is told, before the longest operator."""
+MIN_FUNCTION_FRAC = 0.2
+"""Share of the time outside of operators from which the function with most of it is named."""
+MIN_OPTIMIZER_FRAC = 0.25
+"""Share of the time from which the optimizer comes before the longest operator, if it takes more."""
+MAX_SMALL_US, MAX_SMALL_FRAC = 5.0, 0.25
+"""Operators of less on average, none of which takes a larger share, cost as much to call as to compute: torch takes
+about a microsecond to dispatch one, and Python a few to call it."""
+MAX_FUSED_CALLS = 3
+"""Operators of an optimizer per step that fusing hardly makes fewer."""
+_LOADING = "data loading"
+_FUSED = ("aten::_fused_", "aten::_foreach_")
+
+
+@dataclass(frozen=True)
+class CpuPart:
+    """A part of the time of a trace of a CPU."""
+
+    code: str
+    """Code of the finding."""
+    us: float
+    """How long it takes in all, or beyond what is usual, mean over the ranks; 0 where no change surely shortens it."""
+    what: str
+    """It, as a part of a sentence."""
+    where: str
+    """The operator, the function or the part of the program concerned."""
+    is_fusible: bool = False
+    """Of an optimizer: whether `fused=True` makes its operators fewer."""
+
+
+def cpu_windows(run: Run) -> pd.DataFrame:
+    """Rows of `windows` whose sums are means over the ranks."""
+    windows = window_rows(run)
+    sums = [
+        *("steps", "wall_us", "data_us", "idle_us", "idle_data_us", "optimizer_us", "host_function_us"),
+        "idle_profiling_us",
+    ]
+    return windows.assign(**{name: windows[name] / max(1, windows["rank"].nunique()) for name in sums})
+
+
+def wall_us(windows: pd.DataFrame) -> float:
+    """The profiled time without the profiler's own work, microseconds."""
+    return float(windows["wall_us"].sum() - np.nan_to_num(windows["idle_profiling_us"]).sum())
+
+
+def cpu_rows(run: Run) -> pd.DataFrame:
+    """Rows of `kernels`, allocations too, with sums that are means over the ranks."""
+    rows = kernel_rows(run, everything=True)  # allocations start the device at their first call
+    rows = rows[rows["phase"] != "watch"]
+    ranks = max(1, window_rows(run)["rank"].nunique())
+    return rows.assign(total_us=rows["total_us"] / ranks, count=rows["count"] / ranks)
+
+
+def without_loading(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the operators that load data, where loading is told and these take much of the time of all."""
+    others, all_us = rows[rows["phase"] != "data"], float(rows["total_us"].sum())
+    takes = all_us - float(others["total_us"].sum()) >= MIN_SAVED_FRAC * all_us
+    return others if loading_part(run) is not None and takes and len(others) else rows
+
+
+def loading_part(run: Run) -> CpuPart | None:
+    """Loading data; None where it takes little."""
+    windows = cpu_windows(run)
+    us, whole_us = float(np.nan_to_num(windows["data_us"]).sum()), wall_us(windows)
+    if not us >= MIN_SAVED_FRAC * whole_us > 0:
+        return None
+    steps = float(windows["steps"].sum())
+    each = f"{number(us / max(1.0, steps) / 1e3, 'ms')}{' per step' if steps else ''}"
+    return CpuPart(
+        "waiting-for-data", us, f"loading data takes {percent(us / whole_us)} of the time ({each})", _LOADING
+    )
+
+
+def outside_part(run: Run) -> CpuPart | None:
+    """The time in which no operator runs and no data is loaded; None if it is less than half of all."""
+    windows = cpu_windows(run)
+    whole_us = wall_us(windows)
+    data_us, idle_us, idle_data_us, profiling_us = (
+        float(np.nan_to_num(windows[f"{name}_us"]).sum()) for name in ("data", "idle", "idle_data", "idle_profiling")
+    )
+    outside_us = idle_us - idle_data_us - profiling_us
+    if outside_us <= MAX_OUTSIDE_FRAC * whole_us or whole_us <= 0:
+        return None
+    us = windows[windows["host_function"] != ""].groupby("host_function")["host_function_us"].sum()
+    named = len(us) > 0 and us.max() >= MIN_FUNCTION_FRAC * outside_us
+    within = f", {number(float(us.max()) / 1e3, 'ms')} of it in {us.idxmax()}" if named else ""
+    what = (
+        f"no operator runs for {percent(outside_us / whole_us)} of the {number(whole_us / 1e3, 'ms')}"
+        f"{', beside loading data' if data_us > 0 else ''}, in which Python or other code does{within}"
+    )
+    return CpuPart("python-outside-operators", outside_us, what, str(us.idxmax()) if named else "Python")
+
+
+def optimizer_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
+    """The optimizer's steps; None if they take little. Of `cpu_rows`."""
+    windows = cpu_windows(run)
+    stepping = rows[(rows["phase"] == "optimizer") & ~rows["top_op"].isin(ZEROING)]
+    us, whole_us, whole = float(stepping["total_us"].sum()), float(rows["total_us"].sum()), "of the operators' time"
+    if (marked_us := float(windows["optimizer_us"].sum())) > 0:  # with the Python between the operators
+        us, whole_us, whole = marked_us, wall_us(windows), "of the time"
+    if us <= MIN_OPTIMIZER_FRAC * whole_us:
+        return None
+    steps = float(windows["steps"].sum())
+    calls = number(stepping["count"].sum() / max(steps, 1)) + (" operators per step" if steps else " operators")
+    is_fusible = bool(
+        takes_fused(run)
+        and not stepping["name"].str.startswith(_FUSED).any()
+        and float(stepping["count"].sum()) > MAX_FUSED_CALLS * max(steps, 1)
+    )
+    each = f"{number(us / max(steps, 1) / 1e3, 'ms')}{' per step' if steps else ''}"
+    what = f"the optimizer takes {percent(us / whole_us)} {whole} ({each}), in {calls}"
+    return CpuPart("unfused-optimizer", us, what, "optimizer", is_fusible)
+
+
+def judged_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without those of the program's ranges, unless one of them is the longest of all."""
+    name, _ = longest_operator(rows)
+    return rows if is_range(name) and rows["op"].str.contains("::").any() else without_ranges(rows)
+
+
+def longest_operator(rows: pd.DataFrame) -> tuple[str, float]:
+    """The name of the operator with most of the time, and that time, within other operators too."""
+    us = rows.groupby("op")["total_us"].sum()
+    name = str(us.idxmax())
+    return name, max(float(us.max()), float(rows["total_us"][rows["name"] == name].sum()))
+
+
+def pace_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
+    """That the processor is shared, or that calls cost more than what they compute; None for neither. Of
+    `judged_rows`."""
+    return _slow_calls(run, float(rows["total_us"].sum())) or _slow_steps(run) or _costly_calls(run, rows)
+
+
+def _slow_steps(run: Run) -> CpuPart | None:
+    """That steps of the same operators take unequally long."""
+    us, of_us, least_us, most_us = numbers_of_import(run, "slow_steps", "us", "of_us", "least_us", "most_us")
+    if us <= 0:
+        return None
+    what = (
+        f"the same operators take {number(least_us / 1e3)} to {number(most_us / 1e3, 'ms')} per step after the first, "
+        f"{number(us / 1e3)} of {number(of_us / 1e3, 'ms')} beyond the pace of the fastest quarter of them: the "
+        "processor is shared or throttled, or has fewer cores than the program and its workers have threads"
+    )
+    return CpuPart("shared-processor", us, what, "processor")
+
+
+def _slow_calls(run: Run, total_us: float) -> CpuPart | None:
+    """That equal calls take far longer now and then."""
+    count, us, longest_us, usual_us = numbers_of_import(run, "slow_calls", "count", "us", "longest_us", "usual_us")
+    if count < 1 or us <= 0:
+        return None
+    op = str(facts(run.head.config, "slow_calls").get("op"))
+    one = f"one of {op} {number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}"
+    what = (
+        f"{number(us / 1e3)} of the {number(total_us / 1e3, 'ms')} of operators ({percent(us / total_us)}) are what "
+        f"{count:,.0f} calls take beyond the median of their operator and sizes, {one}: the processor is shared or "
+        "throttled, or has fewer cores than the program has threads"
+    )
+    return CpuPart("shared-processor", us, what, op)
+
+
+def _costly_calls(run: Run, rows: pd.DataFrame) -> CpuPart | None:
+    """That calls of operators cost most of the time, whatever they compute."""
+    count, each_us = numbers_of_import(run, "call_cost", "count", "each_us")
+    total_us, calls = float(rows["total_us"].sum()), float(rows["count"].sum())
+    if count >= 1 and each_us > 0:
+        what = (
+            f"{count:,.0f} calls of operators by others cost {number(each_us, 'µs')} each, "
+            f"{percent(count * each_us / float(without_ranges(rows)['total_us'].sum()))} of the operators' time, "
+            "whatever they compute: time the program without the profiler, and call fewer operators, on more data each"
+        )
+        return CpuPart("costly-calls", count * each_us, what, "operators")
+    name, longest_us = longest_operator(rows)
+    longest_us = max(longest_us, family(rows, name, longest_us, total_us)[0])
+    if calls <= 0 or total_us / calls >= MAX_SMALL_US or longest_us >= MAX_SMALL_FRAC * total_us:
+        return None
+    what = (
+        f"{calls:,.0f} operators take {number(total_us / calls, 'µs')} each on average, about what it costs to call "
+        "them: batch what they compute, or compile it"
+    )
+    return CpuPart("costly-calls", 0.0, what, "operators")  # how much of it calling takes is not known
+
+
+def attention_part(rows: pd.DataFrame) -> CpuPart | None:
+    """Attention that is computed in steps; None where it is not or takes little. Of `judged_rows`."""
+    if not has_attention_in_steps(rows):
+        return None
+    total_us, softmax_us = (float(part["total_us"].sum()) for part in (rows, rows[rows["op"] == SOFTMAX]))
+    us = softmax_us + float(rows["total_us"][rows["op"].isin(["aten::bmm", "aten::baddbmm"])].sum())
+    if us < MIN_ATTENTION_FRAC * total_us:
+        return None
+    what = f"attention is computed in steps, {SOFTMAX} alone {percent(softmax_us / total_us)}"
+    return CpuPart("attention-in-steps", softmax_us, what, SOFTMAX)
+
+
+MIN_ATTENTION_FRAC = 0.2
+"""Share of attention in steps in the operators' time from which it is told."""
+
+
+SLOW_CONVOLUTIONS = ("aten::_slow_conv2d", "aten::slow_conv", "aten::thnn_conv2d")
+"""Of the backends that aten/src/ATen/native/Convolution.cpp selects among, the last one on a CPU."""
+
+
+def convolution_part(rows: pd.DataFrame) -> CpuPart | None:
+    """Convolutions that oneDNN does not compute; None where they take little. Of `cpu_rows`."""
+    slow, total_us = rows[rows["op"].str.startswith(SLOW_CONVOLUTIONS)], float(rows["total_us"].sum())
+    us = float(slow["total_us"].sum())
+    if not us >= MIN_SAVED_FRAC * total_us > 0:
+        return None
+    op = longest_name(slow, "op")
+    what = f"convolutions without oneDNN take {percent(us / total_us)} of the operators' time, most in {op}"
+    return CpuPart("fallback-convolution", us, what, op)
+
+
+def without_onednn(rows: pd.DataFrame, op: str) -> str:
+    """Why a convolution of a CPU may be none of oneDNN's, as a sentence."""
+    lacks = not rows["in_dtypes"][rows["op"] == op].str.contains('"float"').any()  # which oneDNN always has
+    why = "missing, disabled, or lacks the dtype" if lacks else "missing or disabled"
+    return f"It is the convolution that torch takes where oneDNN is {why}: check torch.backends.mkldnn.is_available()."
+
+
+def unused_gpu(run: Run) -> CpuPart | None:
+    """That the machine has a GPU of which the trace has nothing; None for others. Its time is 0: nothing is known."""
+    gpus = mappings(run.head.environment, "gpus")
+    name = str(gpus[0].get("name", "")) if gpus else ""
+    if not name:
+        return None
+    if kernel_rows(run)["op"].str.contains(_OF_THE_CPU).any():
+        return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, is not used: move the model to it", name)
+    computes = is_matrix(kernel_rows(run)).any()
+    do = "record its activity, or move the model to it" if computes else "record its activity, if the program uses it"
+    return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, has nothing in the trace: {do}", name)
+
+
+_OF_THE_CPU = r"mkldnn|onednn|_for_cpu$"
+"""In the names of operators that run on a CPU alone."""

@@ -1,0 +1,263 @@
+"""Rules on imported traces of a CPU: what of its time a change could save."""
+
+from dataclasses import replace
+
+import pandas as pd
+
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.findings.cpu_parts import (
+    MIN_ATTENTION_FRAC,
+    CpuPart,
+    attention_part,
+    convolution_part,
+    cpu_rows,
+    judged_rows,
+    loading_part,
+    optimizer_part,
+    outside_part,
+    pace_part,
+    unused_gpu,
+    without_loading,
+    without_onednn,
+)
+from amp_core.findings.host_sentences import MIN_WORKERS_FRAC, worker_part
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.signals import facts
+from amp_core.findings.trace_findings import for_what_runs
+from amp_core.store.run import Run
+from amp_core.text.formatting import percent
+
+
+def _rows(run: Run) -> pd.DataFrame:
+    """Rows of the operators of a trace of a CPU that the first sentence judges; none for others."""
+    rows = kernel_rows(run)
+    if not is_trace(run) or rows.empty or not on_cpu(rows):
+        return rows[:0]
+    return judged_rows(without_loading(run, cpu_rows(run)))
+
+
+def cpu_finding(run: Run, part: CpuPart, remedy: Remedy | None = None) -> Finding:
+    """The finding of a part, with its milliseconds per step."""
+    windows = window_rows(run)
+    steps = float(windows["steps"].fillna(0.0).sum()) / max(1, windows["rank"].nunique())
+    ms = part.us / max(1.0, steps) / 1e3 if part.us > 0 else None
+    what = f"{part.what[0].upper()}{part.what[1:]}"
+    unit = "" if ms is None else f"ms{' per step' * (steps > 0)}{_BEYOND.get(part.code, '')}"
+    return replace(make_finding(part.code, what, part.where, value=ms, unit=unit, remedy=remedy), win_ms=ms)
+
+
+_BEYOND = {"shared-processor": " beyond what is usual"}
+"""What the time of a finding is, where it is not all of what the title names."""
+
+
+def cpu_waits_for_data(run: Run) -> list[Finding]:
+    """`waiting-for-data` of a trace of a CPU, unless its workers' start and end are most of the trace."""
+    part = loading_part(run) if len(_rows(run)) and worker_part(run) is None else None
+    if part is None:
+        return []
+    return [cpu_finding(run, part, _LOADERS.get(str(run.head.config.get("loader")), _LOADERS["own process"]))]
+
+
+_LOADERS = {
+    "own process": Remedy(
+        "Faster operators do not help here. Do less work per sample, as by decoding and transforming once and caching "
+        "the result. Worker processes load ahead of time where processors are free beside the model's threads.",
+        "loader = DataLoader(data, batch_size, num_workers=2, persistent_workers=True)",
+    ),
+    "workers": Remedy(
+        "Faster operators do not help here. The loader has worker processes, which do not keep up: do less work per "
+        "sample, as by decoding and transforming once and caching the result, and leave them processors beside the "
+        "model's threads.",
+        "cached = [transform(sample) for sample in dataset]   # once, where memory or disk allows it",
+    ),
+}
+"""Advice by where the trace shows that data is loaded."""
+
+
+def cpu_optimizer(run: Run) -> list[Finding]:
+    """`unfused-optimizer` of a trace of a CPU."""
+    rows = _rows(run)
+    part = optimizer_part(run, rows) if len(rows) else None
+    if part is None or not part.is_fusible:
+        return []
+    return [cpu_finding(run, part, _FUSED_ON_CPU)]
+
+
+_FUSED_ON_CPU = Remedy(
+    "Each of its operators reads and writes one parameter or all of them. From PyTorch 2.4 on, the fused "
+    "implementation of Adam, AdamW, SGD and Adagrad makes one pass on a CPU too.",
+    "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)",
+)
+
+
+@rule(
+    Entry(
+        code="loader-start",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=442,
+        what="Starting and ending the loader's worker processes takes most of an imported trace.",
+        signal="The time before the first batch of a loader with workers, and after its last one.",
+        threshold=f"{percent(MIN_WORKERS_FRAC)} of the trace: below that, the batches themselves count.",
+        advice="Workers start anew with each pass over a loader, and import the program where they are spawned. Take "
+        "num_workers=0 for few batches, or keep one loader and its workers for all passes.",
+        snippet="loader = DataLoader(data, batch_size, num_workers=n, persistent_workers=True)   # once, not per epoch",
+        page="step-cost",
+    )
+)
+def loader_start(run: Run) -> list[Finding]:
+    """`loader-start`: the start and the end of a loader's workers."""
+    part = worker_part(run)
+    return [cpu_finding(run, part)] if part is not None else []
+
+
+@rule(
+    Entry(
+        code="python-outside-operators",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=443,
+        what="In most of an imported trace of a CPU no operator runs: Python or other code does.",
+        signal="Time in no operator, without that of loading data and of the profiler.",
+        threshold="Half of the time: below that, the operators count.",
+        advice="Faster operators do not help here. Record Python's stacks to see which functions run, and move what "
+        "they do out of the loop, into operators on whole tensors, or into compiled code.",
+        snippet="with torch.profiler.profile(with_stack=True) as prof:\n    train_step(batch)\n"
+        'prof.export_chrome_trace("trace.json.gz")',
+        page="step-cost",
+    )
+)
+def python_outside_operators(run: Run) -> list[Finding]:
+    """`python-outside-operators`: a CPU that mostly runs no operator."""
+    part = outside_part(run) if len(_rows(run)) else None
+    if part is None:
+        return []
+    finding = cpu_finding(run, part)
+    if facts(run.head.environment, "profiler").get("with_stack"):
+        finding = replace(finding, advice=_HAS_STACKS.advice, snippet=_HAS_STACKS.snippet)
+    return for_what_runs(run, [finding])
+
+
+_HAS_STACKS = Remedy(
+    "Faster operators do not help here. The trace has Python's stacks: a timeline shows the functions in which no "
+    "operator runs. Recording them slows Python, so time the program without the profiler first.",
+    "began = time.perf_counter()\ntrain_step(batch)\nprint(time.perf_counter() - began)",
+)
+
+
+@rule(
+    Entry(
+        code="shared-processor",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=444,
+        what="Equal calls, or equal steps, of an imported trace of a CPU take unequally long.",
+        signal="Calls of the same operator and sizes beside their median; steps of the same operators beside the "
+        "fastest quarter of them.",
+        threshold="A fifth of the operators' time in calls of three times the median, or a quarter beyond the pace of "
+        "the fastest steps.",
+        advice="Other programs, a quota, or more threads than processors slow the same work now and then. Give the "
+        "program processors of its own, and no more threads than these; workers of a loader have threads too.",
+        snippet="torch.set_num_threads(len(os.sched_getaffinity(0)))   # beside: nproc; cat /sys/fs/cgroup/cpu.max",
+        page="step-cost",
+    )
+)
+def shared_processor(run: Run) -> list[Finding]:
+    """`shared-processor`: a CPU that takes unequally long for the same."""
+    return _paced(run, "shared-processor")
+
+
+@rule(
+    Entry(
+        code="costly-calls",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=445,
+        what="Operators of an imported trace of a CPU cost about as much to call as they compute.",
+        signal="The time of its own of operators that call others, by call; the mean time of all operators.",
+        threshold="Half of the operators' time at 30 µs a call or more, or 5 µs an operator on average: torch takes "
+        "about a microsecond to dispatch one, and Python a few to call it.",
+        advice="Fewer operators on more data each help, and faster ones do not. Time the program without the profiler "
+        "first, whose own cost is one per operator too.",
+        snippet="y = torch.stack(parts).sum(0)   # one operator for all, instead of one for each in a loop\n"
+        "model = torch.compile(model)",
+        page="step-cost",
+    )
+)
+def costly_calls(run: Run) -> list[Finding]:
+    """`costly-calls`: many operators on little data."""
+    return _paced(run, "costly-calls")
+
+
+def _paced(run: Run, code: str) -> list[Finding]:
+    rows = _rows(run)
+    part = pace_part(run, rows) if len(rows) else None
+    return [cpu_finding(run, part)] if part is not None and part.code == code else []
+
+
+@rule(
+    Entry(
+        code="fallback-convolution",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=446,
+        what="Convolutions of an imported trace of a CPU run in torch's plain implementation.",
+        signal="Operators such as `aten::_slow_conv2d_forward`.",
+        threshold="5 % of the operators' time.",
+        advice="It is the convolution that torch takes where oneDNN is missing, disabled, or lacks the dtype. Use a "
+        "build of torch with oneDNN, and FP32 or BF16.",
+        snippet="print(torch.backends.mkldnn.is_available(), torch.backends.mkldnn.enabled)",
+        page="step-cost",
+    )
+)
+def fallback_convolution(run: Run) -> list[Finding]:
+    """`fallback-convolution`: convolutions without oneDNN."""
+    rows = _rows(run)
+    part = convolution_part(rows) if len(rows) else None
+    if part is None:
+        return []
+    return [replace(cpu_finding(run, part), advice=without_onednn(rows, part.where))]
+
+
+@rule(
+    Entry(
+        code="attention-in-steps",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=447,
+        what="Attention of an imported trace of a CPU is computed in steps.",
+        signal="A softmax beside products of batches.",
+        threshold=f"{percent(MIN_ATTENTION_FRAC)} of the operators' time.",
+        advice="Each step writes and reads all scores. Compute attention in one operator, which keeps a block of them "
+        'in the cache; models of transformers take attn_implementation="sdpa".',
+        snippet="y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+        page="step-cost",
+    )
+)
+def attention_in_steps(run: Run) -> list[Finding]:
+    """`attention-in-steps`: attention without its operator."""
+    rows = _rows(run)
+    part = attention_part(rows) if len(rows) else None
+    return [cpu_finding(run, part)] if part is not None else []
+
+
+@rule(
+    Entry(
+        code="idle-gpu",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=448,
+        what="An imported trace names a GPU of the machine, and has nothing of it.",
+        signal="The GPUs in the head of the trace, and its operators.",
+        threshold="A GPU, and no work on it.",
+        advice="The model and its inputs are on the CPU, or the GPU was not recorded. Move both to the GPU, and "
+        "record its activity.",
+        snippet='model = model.to("cuda")\nbatch = batch.to("cuda", non_blocking=True)',
+        page="step-cost",
+    )
+)
+def idle_gpu(run: Run) -> list[Finding]:
+    """`idle-gpu`: a GPU of which the trace has nothing."""
+    part = unused_gpu(run) if len(_rows(run)) else None
+    return [cpu_finding(run, part)] if part is not None else []

@@ -1,0 +1,167 @@
+"""Faults that traces of a CPU show, with other programs, loaders and operators than in the zoo."""
+
+from __future__ import annotations
+
+from tests.findings.other_forms.form import fault
+from tests.findings.zoo.cpu_traces import WORKERS, import_cpu
+from tests.traces.made import Made
+
+ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+@fault("loader-start", "data loading")
+def workers_that_end_late(into):
+    trace, at = Made(), 5.0
+    trace.op("aten::random_", 0, 5)
+    for loading in (2000, 10, 10, 10, 10):
+        trace.event("mark", WORKERS, at, loading, 1)
+        trace.op("aten::addmm", at + loading, 200)
+        at += loading + 200
+    trace.event("mark", WORKERS, at, 3000, 1)
+    import_cpu(into, trace)
+
+
+@fault("loader-start", "data loading")
+def workers_for_an_evaluation(into):
+    trace = Made()
+    trace.op("aten::random_", 0, 5)
+    trace.op("aten::empty", 8000, 5)
+    trace.event("mark", WORKERS, 8010, 100, 1)
+    trace.op("aten::mkldnn_convolution", 8120, 900)
+    import_cpu(into, trace)
+
+
+@fault("waiting-for-data", "data loading")
+def transforms_in_the_loop(into):
+    trace = Made()
+    for at in range(0, 5000, 1000):
+        trace.event("mark", ALONE, at, 700, 1)
+        trace.op("aten::div_", at + 10, 80)
+        trace.op("aten::mkldnn_convolution", at + 700, 300)
+    import_cpu(into, trace)
+
+
+@fault("unfused-optimizer", "optimizer")
+def adam_in_a_loop_over_parameters(into):
+    trace = Made()
+    for number in range(4):
+        at = 2000 * number
+        trace.event("mark", f"ProfilerStep#{number}", at, 2000, 1)
+        trace.op("aten::mm", at + 10, 800)
+        trace.event("mark", "Optimizer.step#Adam.step", at + 820, 1170, 1)
+        for place in range(40):
+            trace.op(
+                ("aten::mul_", "aten::addcmul_", "aten::sqrt", "aten::addcdiv_")[place % 4], at + 830 + 28 * place, 26
+            )
+    import_cpu(into, trace)
+
+
+@fault("python-outside-operators", "Python")
+def simulation_in_python(into):
+    trace = Made()
+    for number in range(5):
+        trace.event("mark", f"ProfilerStep#{number}", 1000 * number, 1000, 1)
+        trace.op("aten::addmm", 1000 * number + 700, 200)
+    import_cpu(into, trace)
+
+
+@fault("python-outside-operators", "game.py(7): play")
+def function_that_stacks_name(into):
+    trace = Made()
+    trace.event("python_function", "game.py(7): play", 0, 4000, 1)
+    for at in (0, 3900):
+        trace.op("aten::mm", at, 100)
+    import_cpu(into, trace)
+
+
+@fault("shared-processor", "processor")
+def steps_slowed_by_another_program(into):
+    trace, at = Made(), 0.0
+    for number, us in enumerate((900, 900, 800, 850, 200, 200)):
+        trace.event("mark", f"ProfilerStep#{number}", at, 10 * us, 1)
+        for place in range(10):
+            trace.op("aten::mm", at + place * us, us)
+        at += 10 * us
+    import_cpu(into, trace)
+
+
+@fault("shared-processor", "aten::mkldnn_convolution")
+def convolutions_that_stall_now_and_then(into):
+    trace, at = Made(), 0.0
+    for number in range(30):
+        us = 9000.0 if number in (11, 12, 25) else 300.0
+        trace.op("aten::mkldnn_convolution", at, us, **{"Input Dims": [[8, 3, 32, 32], [16, 3, 3, 3]]})
+        at += us
+    import_cpu(into, trace)
+
+
+@fault("costly-calls", "operators")
+def layers_of_single_numbers(into):
+    trace = Made()
+    for number in range(200):
+        at = 200 * number
+        trace.op("aten::linear", at, 190)
+        trace.op("aten::t", at + 90, 1)
+        trace.op("aten::addmm", at + 92, 5)
+    import_cpu(into, trace)
+
+
+@fault("costly-calls", "operators")
+def views_of_a_tensor_in_a_loop(into):
+    trace, at = Made(), 0.0
+    for _ in range(300):
+        for name in ("aten::select", "aten::index_select", "aten::mul", "aten::mm", "aten::stack"):
+            trace.op(name, at, 2)
+            at += 2
+    import_cpu(into, trace)
+
+
+@fault("fallback-convolution", "aten::slow_conv3d_forward")
+def convolution_of_volumes(into):
+    trace = Made()
+    trace.op("aten::slow_conv3d_forward", 0, 700)
+    trace.op("aten::mm", 700, 300)
+    import_cpu(into, trace)
+
+
+@fault("fallback-convolution", "aten::thnn_conv2d_forward")
+def convolution_of_an_older_torch(into):
+    trace = Made("old")
+    trace.op("aten::thnn_conv2d_forward", 0, 800)
+    trace.op("aten::relu", 800, 100)
+    import_cpu(into, trace)
+
+
+@fault("attention-in-steps", "aten::_softmax")
+def attention_with_scores_added(into):
+    trace, at = Made(), 0.0
+    for name, us in (("aten::baddbmm", 300), ("aten::add", 100), ("aten::_softmax", 300), ("aten::bmm", 300)):
+        trace.op(name, at, us)
+        at += us
+    import_cpu(into, trace)
+
+
+@fault("attention-in-steps", "aten::_softmax")
+def attention_beside_layers(into):
+    trace, at = Made(), 0.0
+    for _ in range(4):
+        for name, us in (("aten::addmm", 300), ("aten::bmm", 150), ("aten::_softmax", 150), ("aten::bmm", 150)):
+            trace.op(name, at, us)
+            at += us
+    import_cpu(into, trace)
+
+
+@fault("idle-gpu", "Tesla T4")
+def model_left_on_the_cpu(into):
+    trace = Made()
+    trace.op("aten::addmm", 0, 1000)
+    gpu = {"id": 0, "name": "Tesla T4", "computeMajor": 7, "computeMinor": 5}
+    import_cpu(into, trace, gpu)
+
+
+@fault("idle-gpu", "NVIDIA GeForce RTX 3060")
+def quantized_layers_beside_a_gpu(into):
+    trace = Made()
+    trace.op("onednn::qlinear_pointwise", 0, 900)
+    gpu = {"id": 0, "name": "NVIDIA GeForce RTX 3060", "computeMajor": 8, "computeMinor": 6}
+    import_cpu(into, trace, gpu)

@@ -1,0 +1,89 @@
+"""Faults that an imported trace of a CPU shows, as traces of a few operators."""
+
+from pathlib import Path
+
+from tests.findings.zoo.case import case
+from tests.findings.zoo.traces import import_into
+from tests.traces.made import Made
+
+WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def import_cpu(into: Path, trace: Made, *gpus: dict[str, object]) -> None:
+    """The run that importing `trace` makes, of a machine with these GPUs."""
+    import_into(into, trace, deviceProperties=list(gpus))
+
+
+@case("loader-start", "data loading")
+def workers_for_three_batches(into: Path, faulty: bool) -> None:
+    """The first batch waits for the workers to start, or is there."""
+    trace = Made()
+    trace.op("aten::random_", 0, 5)
+    at = 5.0
+    for loading in (9000 if faulty else 20, 20, 20):
+        trace.event("mark", WORKERS, at, loading, 1)
+        trace.op("aten::mm", at + loading, 980)
+        at += loading + 980
+    import_cpu(into, trace)
+
+
+@case("python-outside-operators", "Python")
+def python_between_operators(into: Path, faulty: bool) -> None:
+    """Operators with long gaps between them, or none."""
+    trace = Made()
+    for at in range(0, 10_000, 1000):
+        trace.op("aten::mm", at, 200 if faulty else 990)
+    import_cpu(into, trace)
+
+
+@case("shared-processor", "aten::mm")
+def equal_products_of_unequal_length(into: Path, faulty: bool) -> None:
+    """Products of the same sizes, of which every third takes ten times as long, or none."""
+    trace, at = Made(), 0.0
+    for number in range(12):
+        us = 2000.0 if faulty and number % 3 == 2 else 200.0
+        trace.op("aten::mm", at, us, **{"Input Dims": [[64, 64]] * 2, "Input type": ["float"] * 2})
+        at += us
+    import_cpu(into, trace)
+
+
+@case("costly-calls", "operators")
+def operators_on_single_numbers(into: Path, faulty: bool) -> None:
+    """A thousand additions of a microsecond each among other operators as short, or of a hundred."""
+    trace, at, us = Made(), 0.0, 1.0 if faulty else 100.0
+    for _ in range(200):
+        for name in ("aten::add", "aten::mm", "aten::sort", "aten::sum", "aten::index_select", "aten::cumsum"):
+            trace.op(name, at, us)
+            at += us
+    import_cpu(into, trace)
+
+
+@case("fallback-convolution", "aten::_slow_conv2d_forward")
+def convolution_without_onednn(into: Path, faulty: bool) -> None:
+    """The convolution that torch falls back to, or oneDNN's."""
+    trace = Made()
+    trace.op("aten::conv2d", 0, 1000)
+    inner = "aten::_slow_conv2d_forward" if faulty else "aten::mkldnn_convolution"
+    trace.op(inner, 5, 990)
+    import_cpu(into, trace)
+
+
+@case("attention-in-steps", "aten::_softmax")
+def softmax_beside_products_of_batches(into: Path, faulty: bool) -> None:
+    """Attention of products and a softmax, or of one operator."""
+    trace = Made()
+    if faulty:
+        for at, name in ((0, "aten::bmm"), (300, "aten::_softmax"), (700, "aten::bmm")):
+            trace.op(name, at, 300 if name == "aten::bmm" else 400)
+    else:
+        trace.op("aten::_scaled_dot_product_flash_attention_for_cpu", 0, 1000)
+    import_cpu(into, trace)
+
+
+@case("idle-gpu", "NVIDIA L4")
+def gpu_without_work(into: Path, faulty: bool) -> None:
+    """A convolution on the CPU of a machine with a GPU, or of one without."""
+    trace = Made()
+    trace.op("aten::mkldnn_convolution", 0, 1000)
+    gpu: dict[str, object] = {"id": 0, "name": "NVIDIA L4", "computeMajor": 8, "computeMinor": 9}
+    import_cpu(into, trace, *[gpu] * faulty)
