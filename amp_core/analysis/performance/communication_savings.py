@@ -71,7 +71,8 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     share = step_share(copies, cost)
     only = "copies and fills without computing" if measured else "only copies and fills"  # and may communicate
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
-    communicates = f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{in_launch}{apart}{missing.words or waits}"
+    told = f"{in_launch}{apart}{missing.words or waits}"
+    communicates = f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{told}"
     return [
         _late_ranks(run, unit)
         or Saving(
@@ -214,8 +215,8 @@ class _Missing:
 
 
 def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool) -> _Missing:
-    """How much of exposed communication is waiting for ranks whose traces are missing. `is_told`: whether a comparison of
-    the ranks that are here tells of waiting."""
+    """How much of exposed communication is waiting for ranks whose traces are missing. `is_told`: whether a
+    comparison of the ranks that are here tells of waiting."""
     slow, waited, is_whole = slow_collectives(run), waited_for(run), has_all_ranks(run)
     waiting_us = min(slow.waiting_us, exposed_us) if slow is not None else 0.0
     known_us = 1e3 * waited.all_waiting_ms if waited is not None else 0.0
