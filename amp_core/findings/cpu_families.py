@@ -1,4 +1,4 @@
-"""What the first sentence says of a CPU's operators beside the longest: their kinds, casts, FP64.
+"""What the first sentence says of a CPU's operators beside the longest: their kinds, casts, and the largest size.
 
 >>> family(rows, "aten::mul", longest_us=1799.0, total_us=3760.0)
 (3609.0, ', and all elementwise operators take 96.0 %')
@@ -6,6 +6,7 @@
 
 import pandas as pd
 
+from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.text.formatting import number, percent
 
 MIN_FAMILY_RATIO = 1.1
@@ -25,9 +26,6 @@ _RECURRENT = "lstm|gru|rnn"
 _WITH_RECURRENT = "all recurrent layers and matrix products take {share}"
 MIN_CASTS_FRAC = 0.5
 """Share of casts in the time of an operator from which they are told."""
-MIN_FP64_FRAC = 0.5
-"""Share of operators on FP64 tensors in the operators' time from which it is told."""
-_ANY_DTYPE = r'"(?:double|float|c10::\w+|__half)"'
 
 
 def family(rows: pd.DataFrame, longest: str, longest_us: float, total_us: float) -> tuple[float, str]:
@@ -51,10 +49,28 @@ def casts(rows: pd.DataFrame, op: str, op_us: float) -> str:
     return f", {most} of that in casts between types" if us >= MIN_CASTS_FRAC * op_us > 0 else ""
 
 
-def in_fp64(rows: pd.DataFrame, total_us: float) -> str:
-    """That most of the operators' time is in FP64, as a further sentence; empty for others and without dtypes."""
-    first = rows["in_dtypes"].str.extract(f"({_ANY_DTYPE})", expand=False)
-    share = float(rows["total_us"][first == '"double"'].sum()) / total_us
-    if share < MIN_FP64_FRAC:
+MIN_SIZE = 4096
+"""A size from which it may be that of a vocabulary, a table, or the edges of a graph."""
+MIN_SIZE_FRAC, MAX_SIZE_CALLS_FRAC = 0.5, 0.25
+"""Share of the operators' time on tensors of such a size from which it is told, and of the calls up to which: a batch
+and the widths of a model are in most of them."""
+
+
+def dominant_size(rows: pd.DataFrame, total_us: float) -> str:
+    """The size that most of the time is spent on, as a further sentence; empty without one, and without shapes."""
+    us_of: dict[int, float] = {}
+    calls_of: dict[int, float] = {}
+    sums = rows.groupby("in_shapes")[["total_us", "count"]].sum()
+    for text, us, calls in sums.itertuples():
+        for size in {size for shape in tensor_shapes(str(text)) for size in shape if size >= MIN_SIZE}:
+            us_of[size] = us_of.get(size, 0.0) + us
+            calls_of[size] = calls_of.get(size, 0.0) + calls
+    all_calls = float(sums["count"].sum())
+    told = {n: us for n, us in us_of.items() if calls_of[n] <= MAX_SIZE_CALLS_FRAC * all_calls}
+    size = max(told, key=lambda n: (told[n], n), default=0)
+    if not size or told[size] < MIN_SIZE_FRAC * total_us:
         return ""
-    return f" Operators on FP64 tensors take {percent(share)}: FP32 has half the bytes, and twice the rate in vectors."
+    return (
+        f" Operators on tensors with a size of {size:,} take {percent(told[size] / total_us)}, in "
+        f"{percent(calls_of[size] / all_calls)} of the calls."
+    )

@@ -21,7 +21,6 @@ from amp_core.analysis.performance.kernels import (
     without_ranges,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.findings.cpu_families import family
 from amp_core.findings.signals import facts, mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -33,9 +32,9 @@ MIN_FUNCTION_FRAC = 0.2
 """Share of the time outside of operators from which the function with most of it is named."""
 MIN_OPTIMIZER_FRAC = 0.25
 """Share of the time from which the optimizer comes before the longest operator, if it takes more."""
-MAX_SMALL_US, MAX_SMALL_FRAC = 5.0, 0.25
-"""Operators of less on average, none of which takes a larger share, cost as much to call as to compute: torch takes
-about a microsecond to dispatch one, and Python a few to call it."""
+MAX_SMALL_US, MAX_SMALL_ROW_US, MIN_SMALL_FRAC = 5.0, 20.0, 0.75
+"""Operators of less than the first on average, with that share of their time in those of less than the second, cost as
+much to call as to compute: torch takes about a microsecond to dispatch one, and Python a few to call it."""
 MAX_FUSED_CALLS = 3
 """Operators of an optimizer per step that fusing hardly makes fewer."""
 _LOADING = "data loading"
@@ -101,14 +100,18 @@ def loading_part(run: Run) -> CpuPart | None:
     )
 
 
+def _outside_us(run: Run) -> float:
+    """Time in which no operator runs and no data is loaded, without the profiler's."""
+    idle_us, idle_data_us, profiling_us = (
+        float(np.nan_to_num(cpu_windows(run)[f"{name}_us"]).sum()) for name in ("idle", "idle_data", "idle_profiling")
+    )
+    return idle_us - idle_data_us - profiling_us
+
+
 def outside_part(run: Run) -> CpuPart | None:
     """The time in which no operator runs and no data is loaded; None if it is less than half of all."""
-    windows = cpu_windows(run)
-    whole_us = wall_us(windows)
-    data_us, idle_us, idle_data_us, profiling_us = (
-        float(np.nan_to_num(windows[f"{name}_us"]).sum()) for name in ("data", "idle", "idle_data", "idle_profiling")
-    )
-    outside_us = idle_us - idle_data_us - profiling_us
+    windows, outside_us = cpu_windows(run), _outside_us(run)
+    whole_us, data_us = wall_us(windows), float(np.nan_to_num(windows["data_us"]).sum())
     if outside_us <= MAX_OUTSIDE_FRAC * whole_us or whole_us <= 0:
         return None
     us = windows[windows["host_function"] != ""].groupby("host_function")["host_function_us"].sum()
@@ -200,15 +203,41 @@ def _costly_calls(run: Run, rows: pd.DataFrame) -> CpuPart | None:
             "whatever they compute: time the program without the profiler, and call fewer operators, on more data each"
         )
         return CpuPart("costly-calls", count * each_us, what, "operators")
-    name, longest_us = longest_operator(rows)
-    longest_us = max(longest_us, family(rows, name, longest_us, total_us)[0])
-    if calls <= 0 or total_us / calls >= MAX_SMALL_US or longest_us >= MAX_SMALL_FRAC * total_us:
+    is_small = rows["total_us"] < MAX_SMALL_ROW_US * rows["count"]
+    small_us = float(rows["total_us"][is_small].sum())
+    if calls <= 0 or total_us / calls >= MAX_SMALL_US or small_us < MIN_SMALL_FRAC * total_us:
         return None
     what = (
         f"{calls:,.0f} operators take {number(total_us / calls, 'µs')} each on average, about what it costs to call "
-        "them: batch what they compute, or compile it"
+        f"them{_and_outside(run)}: batch what they compute, or compile it"
     )
     return CpuPart("costly-calls", 0.0, what, "operators")  # how much of it calling takes is not known
+
+
+def _and_outside(run: Run) -> str:
+    """That Python takes much of the time between them, as part of a sentence; else empty."""
+    share = _outside_us(run) / max(wall_us(cpu_windows(run)), 1e-3)
+    return f", and none runs for {percent(share)} of the time" if share >= MIN_OUTSIDE_FRAC else ""
+
+
+MIN_OUTSIDE_FRAC = 0.2
+"""Share of the time outside of small operators from which it is told with them."""
+
+
+def fp64_part(rows: pd.DataFrame) -> CpuPart | None:
+    """Operators on FP64 tensors; None if they take less than half of the operators' time, and without dtypes. Of
+    `judged_rows`."""
+    first = rows["in_dtypes"].str.extract(f"({_ANY_DTYPE})", expand=False)
+    of_fp64, total_us = rows[first == '"double"'], float(rows["total_us"].sum())
+    us = float(of_fp64["total_us"].sum())
+    if us < MIN_FP64_FRAC * total_us or total_us <= 0:
+        return None
+    what = f"operators on FP64 tensors take {percent(us / total_us)} of the operators' time"
+    return CpuPart("fp64-operators", us / 2, what, longest_name(of_fp64, "op"))
+
+
+MIN_FP64_FRAC = 0.5
+_ANY_DTYPE = r'"(?:double|float|c10::\w+|__half)"'
 
 
 def attention_part(rows: pd.DataFrame) -> CpuPart | None:

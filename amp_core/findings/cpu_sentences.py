@@ -16,12 +16,13 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.findings.cpu_families import family, in_fp64
+from amp_core.findings.cpu_families import dominant_size, family
 from amp_core.findings.cpu_parts import (
     SLOW_CONVOLUTIONS,
     attention_part,
     cpu_rows,
     cpu_windows,
+    fp64_part,
     judged_rows,
     loading_part,
     longest_operator,
@@ -99,13 +100,15 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
-    further = f"{_attention(rows)}{in_fp64(rows, total)}"
+    further = f"{_attention(rows)}{dominant_size(rows, total)}"
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
     sentence = f"{sentence}{of_family}{WARM_UP if in_first else ''}.{advice}{further}"
     compiling_us = float(us[us.index.str.endswith(COMPILING)].sum())
     if compiling_us >= longest_us:
         share = percent(compiling_us / total)
         return compiling_us, f"torch.compile compiles for {share} of the recorded time: profile after a warm-up."
+    if (fp64 := fp64_part(rows)) is not None:
+        return total, f"{fp64.what}, where FP32 has half the bytes, and twice the rate in vectors; {sentence}"
     largest_us = max(longest_us, family_us)
     optimizer = optimizer_part(run, rows)
     if optimizer is not None and optimizer.us > largest_us:

@@ -32,6 +32,7 @@ from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
+from amp_core.findings.repeated_work import growing_sentence, recomputed_sentence
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import (
     captured_anew,
@@ -104,9 +105,10 @@ def first_sentence(run: Run) -> str:
     before, after = parts_left_out(run)
     if nothing := _nothing_to_judge(run):
         return " ".join((nothing, *before, *after))
-    largest = (unequal_sentence(run), _vectors(run), _first_sentence(run), _small(run))
+    largest = (unequal_sentence(run), _vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
     told = (worker_sentence(run), *before, *largest)
-    figures = (captured_anew(run), passes_sentence(run), profilers_part(run), uneven_steps(run), of_ranks(run))
+    again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
+    figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
 
 

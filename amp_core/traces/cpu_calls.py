@@ -7,6 +7,7 @@ SlowCalls(count=43, us=6100000.0, op='aten::mkldnn_convolution', longest_us=1732
 CallCost(count=1532, each_us=245.0)
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,10 @@ MIN_CALLING = 50
 """Operators that call others from which it is known."""
 
 
+_HIDES_SIZES = re.compile(r"quantized::|onednn::|mkldnn_prepacked::|mkl::|prepacked::")
+"""Operators whose weights are packed objects without recorded sizes: calls of the same inputs may do unequally much."""
+
+
 @dataclass(frozen=True)
 class SlowCalls:
     """Calls that take far longer than others of the same operator and sizes, without the first of each."""
@@ -51,8 +56,9 @@ def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
     if events.uses_device or not len(linked):
         return None
     names, shapes = np.asarray(events.spans.name)[linked.op], np.asarray(events.spans.shapes)[linked.op]
-    waits = np.array([operator_category(text) == "communication" for text in events.texts], dtype=bool)
-    known = np.flatnonzero((shapes >= 0) & ~waits[names])
+    unequal = np.array([bool(_HIDES_SIZES.match(text)) for text in events.texts], dtype=bool)
+    unequal |= np.array([operator_category(text) == "communication" for text in events.texts], dtype=bool)
+    known = np.flatnonzero((shapes >= 0) & ~unequal[names])
     if not len(known):
         return None
     known = known[np.argsort(linked.start_us[known], kind="stable")]

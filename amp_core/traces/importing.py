@@ -161,7 +161,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
 
 _FOUND = (
     *("captured_calls", "misclocked", "unequal_products"),
-    *("slow_calls", "slow_steps", "call_cost", "worker_times"),
+    *("slow_calls", "slow_steps", "call_cost", "worker_times", "recomputation", "growing_rows"),
 )
 """What is found in a trace as a whole, by its name in `Trace`."""
 

@@ -38,6 +38,7 @@ from amp_core.traces.graphs import (
     compiled_launch_frac,
     count_calls,
 )
+from amp_core.traces.growing_rows import GrowingRows, growing_rows
 from amp_core.traces.host_alone import HostPart, longest_host_part, longest_timed_op
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
@@ -50,6 +51,7 @@ from amp_core.traces.misclocked import Misclocked, drop_misclocked
 from amp_core.traces.passes import Passes, equal_passes, repeated_passes
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
+from amp_core.traces.recomputation import Recomputation, recomputation
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.thinned import is_thinned
 from amp_core.traces.timeline_rows import timeline_rows
@@ -128,6 +130,8 @@ class Trace:
     slow_calls: SlowCalls | None = None
     slow_steps: SlowSteps | None = None
     call_cost: CallCost | None = None
+    recomputation: Recomputation | None = None
+    growing_rows: GrowingRows | None = None
     loader: str = ""
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
     benchmarks: bool = False
@@ -341,6 +345,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         slow_calls=slow_calls(events, linked),
         slow_steps=slow_steps(events, host, linked),
         call_cost=call_cost(events, host, linked),
+        recomputation=recomputation(events, host, linked),
+        growing_rows=growing_rows(events, linked),
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         benchmarks=0 < events.convolutions == events.benchmarked,
         worker_times=None if len(events.work) else worker_times(events, host),

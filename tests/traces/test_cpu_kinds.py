@@ -37,7 +37,7 @@ def in_turn(*operators):
             "and all recurrent layers and matrix products take 100 %",
             "all matrix",
         ),
-        ([("aten::mm", 800, "double"), ("aten::add", 200)], "Operators on FP64 tensors take 80.0 %", "and all"),
+        ([("aten::mm", 800, "double"), ("aten::add", 200)], "operators on FP64 tensors take 80.0 %", "and all"),
         ([("aten::mm", 800, "float", "float"), ("aten::add", 200)], "aten::mm takes 80.0 %", "FP64"),
         (
             [("aten::copy_", 500, "c10::BFloat16", "float"), ("aten::copy_", 200, "float", "float"), ("aten::mm", 300)],

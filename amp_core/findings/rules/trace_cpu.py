@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu
+from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
     MIN_ATTENTION_FRAC,
+    MIN_FP64_FRAC,
     CpuPart,
     attention_part,
     convolution_part,
     cpu_rows,
+    fp64_part,
     judged_rows,
     loading_part,
     optimizer_part,
@@ -23,6 +26,7 @@ from amp_core.findings.cpu_parts import (
 from amp_core.findings.host_sentences import MIN_WORKERS_FRAC, worker_part
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.repeated_work import steps_of
 from amp_core.findings.signals import facts
 from amp_core.findings.trace_findings import for_what_runs
 from amp_core.store.run import Run
@@ -39,15 +43,14 @@ def _rows(run: Run) -> pd.DataFrame:
 
 def cpu_finding(run: Run, part: CpuPart, remedy: Remedy | None = None) -> Finding:
     """The finding of a part, with its milliseconds per step."""
-    windows = window_rows(run)
-    steps = float(windows["steps"].fillna(0.0).sum()) / max(1, windows["rank"].nunique())
-    ms = part.us / max(1.0, steps) / 1e3 if part.us > 0 else None
+    steps, per_step = steps_of(run)
+    ms = part.us / steps / 1e3 if part.us > 0 else None
     what = f"{part.what[0].upper()}{part.what[1:]}"
-    unit = "" if ms is None else f"ms{' per step' * (steps > 0)}{_BEYOND.get(part.code, '')}"
+    unit = "" if ms is None else f"ms{per_step}{_BEYOND.get(part.code, '')}"
     return replace(make_finding(part.code, what, part.where, value=ms, unit=unit, remedy=remedy), win_ms=ms)
 
 
-_BEYOND = {"shared-processor": " beyond what is usual"}
+_BEYOND = {"shared-processor": " beyond what is usual", "fp64-operators": " saved at twice the rate"}
 """What the time of a finding is, where it is not all of what the title names."""
 
 
@@ -81,7 +84,16 @@ def cpu_optimizer(run: Run) -> list[Finding]:
     part = optimizer_part(run, rows) if len(rows) else None
     if part is None or not part.is_fusible:
         return []
-    return [cpu_finding(run, part, _FUSED_ON_CPU)]
+    finding = cpu_finding(run, part, _FUSED_ON_CPU)
+    if (rows["op"] == "aten::embedding_dense_backward").any() and dominant_size(rows, float(rows["total_us"].sum())):
+        finding = replace(finding, advice=f"{finding.advice} {_WHOLE_TABLES}")
+    return [finding]
+
+
+_WHOLE_TABLES = (
+    "It goes over all rows of the embeddings, of which a batch uses few: with torch.nn.Embedding(…, sparse=True) and "
+    "torch.optim.SparseAdam, without weight decay for them, backward and step take the used rows alone."
+)
 
 
 _FUSED_ON_CPU = Remedy(
@@ -239,6 +251,28 @@ def attention_in_steps(run: Run) -> list[Finding]:
     """`attention-in-steps`: attention without its operator."""
     rows = _rows(run)
     part = attention_part(rows) if len(rows) else None
+    return [cpu_finding(run, part)] if part is not None else []
+
+
+@rule(
+    Entry(
+        code="fp64-operators",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=449,
+        what="Most of an imported trace of a CPU computes in FP64.",
+        signal="The dtypes of the operators' inputs.",
+        threshold=f"{percent(MIN_FP64_FRAC)} of the operators' time.",
+        advice="FP32 has half the bytes, and twice the rate in vectors. NumPy's arrays are FP64 unless told otherwise, "
+        "and one such input makes results FP64: convert inputs, weights and constants.",
+        snippet="x = torch.from_numpy(array).float()\nmodel = model.float()",
+        page="step-cost",
+    )
+)
+def fp64_operators(run: Run) -> list[Finding]:
+    """`fp64-operators`: a CPU that computes in FP64."""
+    rows = _rows(run)
+    part = fp64_part(rows) if len(rows) else None
     return [cpu_finding(run, part)] if part is not None else []
 
 

@@ -151,6 +151,24 @@ def attention_beside_layers(into):
     import_cpu(into, trace)
 
 
+@fault("fp64-operators", "aten::mkldnn_rnn_layer")
+def recurrent_layers_of_doubles(into):
+    trace = Made()
+    for number in range(3):
+        trace.op("aten::mkldnn_rnn_layer", 400 * number, 400, **{"Input type": ["double"] * 3})
+    trace.op("aten::cat", 1200, 300, **{"Input type": ["float"]})
+    import_cpu(into, trace)
+
+
+@fault("fp64-operators", "aten::exp")
+def elementwise_operators_of_doubles(into):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#4", 0, 1000, 1)
+    for at, name in ((0, "aten::exp"), (400, "aten::mul"), (700, "aten::sum")):
+        trace.op(name, at, 400 if at == 0 else 250, **{"Input type": ["double", "double"]})
+    import_cpu(into, trace)
+
+
 @fault("idle-gpu", "Tesla T4")
 def model_left_on_the_cpu(into):
     trace = Made()

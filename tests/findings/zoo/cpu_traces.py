@@ -80,6 +80,16 @@ def softmax_beside_products_of_batches(into: Path, faulty: bool) -> None:
     import_cpu(into, trace)
 
 
+@case("fp64-operators", "aten::mm")
+def products_of_numpy_arrays(into: Path, faulty: bool) -> None:
+    """Products in FP64, or in FP32."""
+    trace = Made()
+    dtype = "double" if faulty else "float"
+    trace.op("aten::mm", 0, 900, **{"Input Dims": [[512, 512]] * 2, "Input type": [dtype] * 2})
+    trace.op("aten::relu", 900, 100, **{"Input Dims": [[512, 512]], "Input type": [dtype]})
+    import_cpu(into, trace)
+
+
 @case("idle-gpu", "NVIDIA L4")
 def gpu_without_work(into: Path, faulty: bool) -> None:
     """A convolution on the CPU of a machine with a GPU, or of one without."""

@@ -1,0 +1,57 @@
+"""What a trace shows of work that is done more than once: in words, for the first sentence and for findings.
+
+>>> growing_sentence(run)
+'56 passes, 98.1 % of the time of all operators, compute all rows so far, 200 to 255, 1 more each: keys and values of …'
+"""
+
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, numbers_of_import, on_cpu, window_rows
+from amp_core.store.run import Run
+from amp_core.text.formatting import number, percent
+
+
+def growing_sentence(run: Run) -> str:
+    """That every pass of a model computes all rows so far, as a sentence; empty where none does."""
+    passes, first, last, share = numbers_of_import(run, "growing_rows", "passes", "first", "last", "frac")
+    if passes < 2 or not is_trace(run):
+        return ""
+    each = (last - first) / (passes - 1)
+    return (
+        f"{passes:,.0f} passes, {percent(share)} of the time of all {_work(run)}, compute all rows so far, "
+        f"{first:,.0f} to {last:,.0f}, {each:,.0f} more each: keys and values of earlier tokens are not cached."
+    )
+
+
+def growing_won_us(run: Run) -> float:
+    """What a cache could save of the profiled time at most, microseconds, if a pass takes as long as it has rows; 0
+    where nothing grows."""
+    passes, first, last, share = numbers_of_import(run, "growing_rows", "passes", "first", "last", "frac")
+    if passes < 2 or last <= 0:
+        return 0.0
+    needed = last / (passes * (first + last) / 2)
+    return float(window_rows(run)["wall_us"].sum()) / _ranks(run) * share * max(0.0, 1 - needed)
+
+
+def recomputed_sentence(run: Run) -> str:
+    """That backward computes much of forward anew, as a sentence; empty where it does not."""
+    us, share = numbers_of_import(run, "recomputation", "us", "frac")
+    if us <= 0 or not is_trace(run):
+        return ""
+    steps, unit = steps_of(run)
+    return (
+        f"Activation checkpointing computes forward anew in backward for {percent(share)} of the time of all "
+        f"{_work(run)} ({number(us / steps / 1e3, 'ms')}{unit})."
+    )
+
+
+def steps_of(run: Run) -> tuple[float, str]:
+    """The steps of one rank, 1 without marks, and ` per step` where there are any."""
+    steps = float(window_rows(run)["steps"].fillna(0.0).sum()) / _ranks(run)
+    return max(1.0, steps), " per step" if steps else ""
+
+
+def _ranks(run: Run) -> int:
+    return max(1, int(window_rows(run)["rank"].nunique()))
+
+
+def _work(run: Run) -> str:
+    return "operators" if on_cpu(kernel_rows(run)) else "kernels"
