@@ -38,6 +38,7 @@ from amp_core.analysis.performance.kernels import (
     of_main,
     window_rows,
 )
+from amp_core.analysis.performance.layouts import layout_rows
 from amp_core.analysis.performance.saving import (
     MIN_SAVED_FRAC,
     Saving,
@@ -99,6 +100,10 @@ class Savings:
     flops_per_s: float | None
     """Achieved rate of the same; None if the shapes of half of them were not recorded."""
 
+    def of(self, code: str) -> Saving | None:
+        """The saving of that code, also if it is small; None without one."""
+        return next((saving for saving in (*self.ranked, *self.small) if saving.code == code), None)
+
 
 def possible_savings(run: Run) -> Savings | None:
     """Possible savings in an imported trace; None for other runs, for a CPU and without a profiled window."""
@@ -138,6 +143,7 @@ def _possible_savings(run: Run) -> Savings | None:
                 *_types(_without_stalls(counted), cost, rates, steps, unit, has_tensor_cores=has_cores),
                 *_slow(run, cost, rates, steps, unit),
                 *_memory_bound(counted, cost, steps, unit),
+                _layouts(counted, cost, steps, unit),
             )
         ),
     ]
@@ -408,6 +414,20 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, st
         f"{alone}; {why}{', and fused attention needs no softmax' if in_steps else ''}",
         longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
+    )
+
+
+def _layouts(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> Saving:
+    """What convolutions save whose inputs have the layout that their kernels compute in."""
+    turned = layout_rows(rows)
+    us = float(turned["total_us"].sum()) / steps
+    return Saving(
+        "layout-transposes",
+        us,
+        cost.step_us,
+        f"Layout conversions for convolutions take {step_share(us, cost)} of the {unit}",
+        longest_name(turned, "op") or "convolutions",
+        others=others(turned, "op"),
     )
 
 

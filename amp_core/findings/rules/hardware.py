@@ -9,7 +9,7 @@ from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product as product_of
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, on_cpu, window_rows
-from amp_core.analysis.performance.saving import Saving, is_mostly_idle
+from amp_core.analysis.performance.layouts import layout_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
@@ -335,20 +335,11 @@ def layout_transposes(run: Run) -> list[Finding]:
     rows = kernel_rows(run)
     if on_cpu(rows) or rows.empty:
         return []
-    by_name = rows["name"].str.contains("(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", regex=True)
-    # Concatenations and copies of other operators are layout changes too, but not for convolutions. MIOpen's
-    # SubTensorOp fills and casts.
-    turned = rows[
-        by_name
-        | (
-            (rows["category"] == "layout")
-            & ~rows["name"].str.startswith("SubTensorOp")
-            & rows["op"].str.contains("conv(?!ert)", regex=True)
-        )
-    ]
+    turned = layout_rows(rows)
     us = float(turned["total_us"].sum())
     share = us / float(rows["total_us"].sum())
-    saving = _saving_of_trace(run, us)
+    savings = possible_savings(run)
+    saving = savings.of("layout-transposes") if savings is not None else None
     if share < MIN_REPORTED_FRAC or (saving is not None and saving.share < MIN_STEP_FRAC):
         return []
     saved = f"; could save {saving.how_much()}" if saving else ""
@@ -365,16 +356,6 @@ def layout_transposes(run: Run) -> list[Finding]:
             remedy=_TURNED_SIGNALS if "conv1d" in longest["top_op"] else None,
         )
     ]
-
-
-def _saving_of_trace(run: Run, us: float) -> Saving | None:
-    """What these microseconds of kernel time, of all windows of a trace, would save; None for other runs."""
-    savings = possible_savings(run)
-    if savings is None:
-        return None
-    windows, cost = window_rows(run), savings.cost
-    steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
-    return Saving("layout-transposes", us / steps, cost.step_us, "", "", waits_for_idle=is_mostly_idle(cost))
 
 
 MIN_STEP_FRAC = 0.01

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tests.findings.other_forms.form import fault
-from tests.findings.zoo.cpu_traces import WORKERS, import_cpu
+from tests.findings.zoo.cpu_traces import WORKERS, backward_of, decoding, import_cpu
+from tests.findings.zoo.traces import import_into, step
+from tests.traces import made
 from tests.traces.made import Made
 
 ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -183,3 +185,33 @@ def quantized_layers_beside_a_gpu(into):
     trace.op("onednn::qlinear_pointwise", 0, 900)
     gpu = {"id": 0, "name": "NVIDIA GeForce RTX 3060", "computeMajor": 8, "computeMinor": 6}
     import_cpu(into, trace, gpu)
+
+
+@fault("missing-kv-cache", "attention")
+def batch_of_four_without_a_cache(into):
+    import_cpu(into, decoding(*range(400, 440, 4)))
+
+
+@fault("missing-kv-cache", "attention")
+def decoding_on_a_gpu(into):
+    trace, head = step(4000, "NVIDIA A100-SXM4-80GB")
+    for number in range(12):
+        dims = [[500 + number, 512], [512, 512]]
+        trace.op("aten::mm", 300 * number, 20, **{"Input Dims": dims, "Input type": ["c10::Half"] * 2})
+        trace.kernel(made.GEMM, 300 * number + 10, 285, 300 * number + 5)
+    import_into(into, trace, **head)
+
+
+@fault("activation-recomputation", "backward")
+def convolutions_computed_again(into):
+    import_cpu(into, backward_of(("aten::conv2d", 300.0), ("aten::batch_norm", 100.0), ("aten::relu_", 20.0)))
+
+
+@fault("activation-recomputation", "backward")
+def checkpoint_on_a_gpu(into):
+    trace, head = step(2000, "NVIDIA A100-SXM4-80GB")
+    trace.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", 10, 150)
+    for place, (name, us) in enumerate((("aten::layer_norm", 200), ("aten::linear", 800), ("aten::linear", 800))):
+        trace.op(name, 20 + 20 * place, 15)
+        trace.kernel(made.GEMM, 200 + 800 * place, us - 5, 25 + 20 * place)
+    import_into(into, trace, **head)

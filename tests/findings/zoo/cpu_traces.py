@@ -97,3 +97,42 @@ def gpu_without_work(into: Path, faulty: bool) -> None:
     trace.op("aten::mkldnn_convolution", 0, 1000)
     gpu: dict[str, object] = {"id": 0, "name": "NVIDIA L4", "computeMajor": 8, "computeMinor": 9}
     import_cpu(into, trace, *[gpu] * faulty)
+
+
+def decoding(*rows: int, us: float = 100.0) -> Made:
+    """Passes of two layers over as many rows each."""
+    trace, at = Made(), 0.0
+    for count in rows:
+        for weight in ([64, 256], [256, 64]):
+            dims = [[256], [count, weight[0]], weight]
+            trace.op("aten::addmm", at, us, **{"Input Dims": dims, "Input type": ["float"] * 3})
+            at += us
+    return trace
+
+
+@case("missing-kv-cache", "attention")
+def passes_over_all_tokens_so_far(into: Path, faulty: bool) -> None:
+    """Ten passes that get one row more each, or have one row each after the first."""
+    import_cpu(into, decoding(*(range(20, 30) if faulty else [20] + [1] * 9)))
+
+
+def backward_of(*forward: tuple[str, float]) -> Made:
+    """A product, and its node of autograd, in which operators of `forward` run before its own product."""
+    trace = Made()
+    trace.op("aten::linear", 0, 400)
+    trace.op("aten::addmm", 10, 380)
+    length = 500 + sum(us for _, us in forward)
+    trace.op("autograd::engine::evaluate_function: AddmmBackward0", 500, length)
+    at = 505.0
+    for name, us in forward:
+        trace.op(name, at, us)
+        at += us
+    trace.op("aten::mm", at, 480)
+    return trace
+
+
+@case("activation-recomputation", "backward", benign=True)
+def forward_within_backward(into: Path, faulty: bool) -> None:
+    """A node that computes two layers first, or its own product alone."""
+    layers = (("aten::layer_norm", 100.0), ("aten::linear", 300.0), ("aten::gelu", 50.0))
+    import_cpu(into, backward_of(*layers[: 3 * faulty]))
