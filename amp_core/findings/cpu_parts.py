@@ -161,7 +161,7 @@ def longest_operator(rows: pd.DataFrame) -> tuple[str, float]:
 def pace_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
     """That the processor is shared, or that calls cost more than what they compute; None for neither. Of
     `judged_rows`."""
-    return _slow_calls(run, float(rows["total_us"].sum())) or _slow_steps(run) or _costly_calls(run, rows)
+    return _slow_calls(run) or _slow_steps(run) or _costly_calls(run, rows)
 
 
 def _slow_steps(run: Run) -> CpuPart | None:
@@ -177,19 +177,22 @@ def _slow_steps(run: Run) -> CpuPart | None:
     return CpuPart("shared-processor", us, what, "processor")
 
 
-def _slow_calls(run: Run, total_us: float) -> CpuPart | None:
-    """That equal calls take far longer now and then."""
-    count, us, longest_us, usual_us = numbers_of_import(run, "slow_calls", "count", "us", "longest_us", "usual_us")
+def _slow_calls(run: Run) -> CpuPart | None:
+    """That equal calls take far longer now and then; of several ranks, on the first."""
+    names = ("count", "us", "of_us", "longest_us", "usual_us")
+    count, us, of_us, longest_us, usual_us = numbers_of_import(run, "slow_calls", *names)
     if count < 1 or us <= 0:
         return None
+    ranks = window_rows(run)["rank"]
+    of_rank = f" of rank {ranks.min():.0f}" if ranks.nunique() > 1 else ""
     op = str(facts(run.head.config, "slow_calls").get("op"))
     one = f"one of {op} {number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}"
     what = (
-        f"{number(us / 1e3)} of the {number(total_us / 1e3, 'ms')} of operators ({percent(us / total_us)}) are what "
+        f"{number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of operators{of_rank} ({percent(us / of_us)}) are what "
         f"{count:,.0f} calls take beyond the median of their operator and sizes, {one}: the processor is shared or "
         "throttled, or has fewer cores than the program has threads"
     )
-    return CpuPart("shared-processor", us, what, op)
+    return CpuPart("shared-processor", us, what, "processor")
 
 
 def _costly_calls(run: Run, rows: pd.DataFrame) -> CpuPart | None:

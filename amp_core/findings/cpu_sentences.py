@@ -12,6 +12,7 @@ from amp_core.analysis.performance.kernels import (
     first_calls_of,
     is_trace,
     kernel_rows,
+    numbers_of_import,
     on_cpu,
     window_rows,
 )
@@ -36,7 +37,6 @@ from amp_core.findings.cpu_parts import (
 )
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
-from amp_core.traces.collect import COMPILING
 from amp_core.traces.operators import is_range
 
 _ELSEWHERE = " This process waits for others, whose work the trace does not hold: profile these."
@@ -103,10 +103,12 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     further = f"{_attention(rows)}{dominant_size(rows, total)}"
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
     sentence = f"{sentence}{of_family}{WARM_UP if in_first else ''}.{advice}{further}"
-    compiling_us = float(us[us.index.str.endswith(COMPILING)].sum())
+    compiled, compiling_us, share = numbers_of_import(run, "compilations", "count", "us", "frac")
     if compiling_us >= longest_us:
-        share = percent(compiling_us / total)
-        return compiling_us, f"torch.compile compiles for {share} of the recorded time: profile after a warm-up."
+        several = f", {compiled:,.0f} times" if compiled > 1 else ""
+        again = ", with dynamic=True where sizes change" if compiled > 1 else ""
+        what = f"torch.compile compiles for {percent(share)} of the time{several}"
+        return compiling_us, f"{what}: profile after a warm-up{again}."
     if (fp64 := fp64_part(rows)) is not None:
         return total, f"{fp64.what}, where FP32 has half the bytes, and twice the rate in vectors; {sentence}"
     largest_us = max(longest_us, family_us)

@@ -22,6 +22,8 @@ MIN_UNEVEN_RATIO = 1.5
 """A step that takes that many times as long as the median, or that part of it, differs."""
 MIN_FIRST_RATIO = 2.5
 """The same of the first step, which begins on the host: where the host runs ahead by a step, it lasts two."""
+MIN_ALONE_RATIO = 1.5
+"""One step that takes that many times as long as all others together is what the trace tells of."""
 MIN_STEPS = 3
 
 
@@ -39,6 +41,12 @@ def uneven_steps(run: Run) -> str:
     apart = ms[(ms >= least * median) | (ms * MIN_UNEVEN_RATIO <= median)]
     if apart.empty:
         return ""
+    longest, rest_ms = ms.idxmax(), float(ms.sum() - ms.max())
+    if float(ms.max()) >= MIN_ALONE_RATIO * rest_ms:
+        return (
+            f"Step {longest:.0f} alone takes {number(float(ms.max()), 'ms')}, and the median step "
+            f"{number(median, 'ms')}, so most of this is in that one step; figures per step are means."
+        )
     farthest = (np.log(apart.clip(lower=1e-6) / median)).abs().idxmax()
     more = len(apart) - 1
     others = f", and {more} more {'differs' if more == 1 else 'differ'}" if more else ""
@@ -70,11 +78,36 @@ def unequal_sentence(run: Run) -> str:
     if count < 1 or us <= 0:
         return ""
     kernel = kernel_in_words(str(facts(run.head.config, "unequal_products").get("kernel")))
+    windows = window_rows(run)
+    held_us, wall_us = (float(windows[name].fillna(0.0).sum()) for name in ("idle_late_start_us", "wall_us"))
+    why = "the device is shared, throttled, or not warm yet"
+    if held_us >= MIN_HELD_FRAC * wall_us:
+        why = (
+            f"for another {number(held_us / 1e3, 'ms')} ({percent(held_us / wall_us)} of the time) queued work does "
+            "not start, so the device is shared: another process takes it in turn"
+        )
     return (
         f"Equal products take unequally long: {number(us / 1e3)} of the {number(kernel_us / 1e3, 'ms')} of kernels are "
         f"what {count:,.0f} launches take beyond the fastest quarter of the same kernel and sizes, one of {kernel} "
-        f"{number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}: the device is shared, throttled, or "
-        "not warm yet."
+        f"{number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}: {why}."
+    )
+
+
+MIN_HELD_FRAC = 0.1
+"""Share of the time in which queued work does not start from which a device is taken to be shared."""
+
+
+def slow_device_sentence(run: Run) -> str:
+    """A sentence on steps of the same kernels that take unequally long on the device; empty where they do not."""
+    us, of_us, least_us, most_us = numbers_of_import(run, "slow_device", "us", "of_us", "least_us", "most_us")
+    if us <= 0 or unequal_sentence(run):
+        return ""
+    ranks = window_rows(run)["rank"]
+    of_rank = f" of rank {ranks.min():.0f}" if ranks.nunique() > 1 else ""
+    return (
+        f"The same kernels{of_rank} take {number(least_us / 1e3)} to {number(most_us / 1e3, 'ms')} per step, "
+        f"{number(us / 1e3)} of {number(of_us / 1e3, 'ms')} beyond the pace of the fastest quarter of the steps: the "
+        "device is throttled by its temperature or power limit, or shared."
     )
 
 

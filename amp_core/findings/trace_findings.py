@@ -39,6 +39,7 @@ from amp_core.findings.step_sentences import (
     of_ranks,
     passes_sentence,
     profilers_part,
+    slow_device_sentence,
     unequal_sentence,
     uneven_steps,
 )
@@ -105,7 +106,8 @@ def first_sentence(run: Run) -> str:
     before, after = parts_left_out(run)
     if nothing := _nothing_to_judge(run):
         return " ".join((nothing, *before, *after))
-    largest = (unequal_sentence(run), _vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
+    uneven = unequal_sentence(run) or slow_device_sentence(run)
+    largest = (uneven, _vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
     told = (worker_sentence(run), *before, *largest)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
     figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
@@ -205,21 +207,23 @@ def _first_sentence(run: Run) -> str:
         idle = at_start and not passes_sentence(run) and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
         whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
-        whole += _scatters(run, savings)
+        scatters, scatters_frac = _scatters(run, savings)
+        first = f"{scatters} " if scatters_frac > max(largest.share, MIN_SCATTER_FIRST_FRAC) else ""
+        whole += f" {scatters}" if scatters and not first else ""
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
-                f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
+                f"{first}One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
                 f"{_unknown(run, savings)}. Profile it alone{_profiler(run)}. Beside it, the l{saving}"
             )
         work = matrix_work(run, savings)
         if largest.share < MAX_SMALL_FRAC and work.frac > MIN_MAIN_FRAC and largest.code not in _OF_PRODUCTS:
             it = "it" if len(work.kinds.fracs) == 1 else "them"
             return (
-                f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. Beside {it}, "
-                f"the l{saving}"
+                f"{first}{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. "
+                f"Beside {it}, the l{saving}"
             )
-        return f"L{saving}"
+        return f"{first}L{saving}"
     return _nothing(run, savings)
 
 
@@ -257,20 +261,24 @@ def _next(savings: Savings) -> str:
     return f" The next: {_in_sentence(second)} ({second.how_much(savings.unit)})."
 
 
-def _scatters(run: Run, savings: Savings) -> str:
-    """The operator that writes to scattered places for long, as a sentence; empty without one."""
+def _scatters(run: Run, savings: Savings) -> tuple[str, float]:
+    """The operator that writes to scattered places for long, as a sentence, and its share of the step; empty without
+    one."""
     rows = kernel_rows(run)
     rows = rows[rows["op"].str.contains(SCATTERS) & (rows["category"] != "communication")]
     us = rows.groupby("op")["total_us"].sum()
     steps = float(window_rows(run)["steps"].fillna(0.0).sum()) or float(len(window_rows(run)))
     if us.empty or us.max() / steps < MIN_SCATTER_FRAC * savings.cost.step_us:
-        return ""
+        return "", 0.0
     share = step_share(float(us.max()) / steps, savings.cost)
-    return f" {us.idxmax()} takes {share} of the {savings.unit}, as it writes to scattered places."
+    name = kernel_in_words(str(us.idxmax()))
+    told = f"{name} takes {share} of the {savings.unit}, as it writes to scattered places."
+    return told, float(us.max()) / steps / savings.cost.step_us
 
 
-MIN_SCATTER_FRAC = 0.1
-"""Share of the step from which such an operator is told."""
+MIN_SCATTER_FRAC, MIN_SCATTER_FIRST_FRAC = 0.1, 0.3
+"""Shares of the step from which such an operator is told, and from which it comes first if it takes more than the
+largest saving."""
 
 
 def _held(largest: Saving) -> str:
@@ -404,7 +412,26 @@ def _nothing(run: Run, savings: Savings) -> str:
     of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"
     parts = [part for part in (longest, of_products if work.frac > 0 or not longest else "") if part]
     told = ", and ".join(parts)
-    return f"No single change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {told}.{rest}"
+    beside = "" if longest else _beside_products(run, savings)
+    return f"No single change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {told}.{beside}{rest}"
+
+
+def _beside_products(run: Run, savings: Savings) -> str:
+    """The longest kernel that multiplies no matrices, as a sentence, and what a softmax tells; empty without a long
+    one."""
+    rows = kernel_rows(run)
+    us = rows[~is_matrix(rows)].groupby("name")["total_us"].sum()
+    share = float(us.max() / window_rows(run)["wall_us"].sum()) if len(us) else 0.0
+    if share < MIN_BESIDE_FRAC:
+        return ""
+    name = str(us.idxmax())
+    is_softmax = "softmax" in name.lower() and not savings.trains
+    why = ": attention is computed in steps, and a fused kernel keeps its scores on the chip" if is_softmax else ""
+    return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{why}."
+
+
+MIN_BESIDE_FRAC = 0.1
+"""Share of the profiled time from which a kernel other than products is named where nothing else is to be said."""
 
 
 MAIN_PRODUCT_FRAC = 0.25

@@ -34,7 +34,7 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
     if remedy is not FIRST_PASS and (share := _zeroing_frac(run)) >= MIN_ZEROING_FRAC:
         findings = [replace(f, advice=f"{f.advice} {_ZEROING.format(share=percent(share))}") for f in findings]
     findings = [
-        replace(f, advice=f"{f.advice} {_longer(run)}") if LONGER_GAPS in f.title else f
+        replace(f, advice=f"{f.advice} {_longer(run)}") if LONGER_GAPS in f.title and _is_outside(run) else f
         for f in (with_waits(run, f) for f in findings)
     ]
     return findings if remedy is None else for_what_runs(run, findings)
@@ -53,6 +53,20 @@ def with_waits(run: Run, finding: Finding) -> Finding:
     unit = "step" if steps else "profiled window"
     times = f"{mean_count(syncs / per)} times per {unit}{where}"
     return replace(finding, advice=f"{finding.advice} The host waits for the GPU {times}: no graph goes across a wait.")
+
+
+MIN_OUTSIDE_FRAC = 0.5
+"""Share of time in no operator in the longer gaps from which the host does something else there."""
+
+
+def _is_outside(run: Run) -> bool:
+    """Whether the host is in no operator for most of the longer gaps: operators that launch late are shortened by what
+    shortens launches."""
+    us = {
+        name: float(window_rows(run)[f"{name}_us"].fillna(0.0).sum())
+        for name in ("host_outside", "host", "idle_dispatch")
+    }
+    return us["host_outside"] >= MIN_OUTSIDE_FRAC * max(0.0, us["host"] - us["idle_dispatch"])
 
 
 def _longer(run: Run) -> str:

@@ -2,7 +2,7 @@
 than others, and what each call costs whatever it computes.
 
 >>> slow_calls(events, linked)
-SlowCalls(count=43, us=6100000.0, op='aten::mkldnn_convolution', longest_us=1732000.0, usual_us=23400.0)
+SlowCalls(count=43, us=6100000.0, of_us=13113000.0, op='aten::mm', longest_us=1732000.0, usual_us=23400.0)
 >>> call_cost(events, host, linked)
 CallCost(count=1532, each_us=245.0)
 """
@@ -44,6 +44,8 @@ class SlowCalls:
     count: int
     us: float
     """By how much they are longer than the median, in all."""
+    of_us: float
+    """The time of all operators."""
     op: str
     """The operator of the one that is longer by most."""
     longest_us: float
@@ -78,6 +80,7 @@ def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
     return SlowCalls(
         count=int((beyond > 0).sum()),
         us=float(beyond.sum()),
+        of_us=float(linked.own_us.sum()),
         op=events.texts[names[most]],
         longest_us=float(linked.own_us[most]),
         usual_us=float(linked.own_us[most] - beyond[most]),

@@ -33,6 +33,31 @@ def compiled_calls(events: TraceEvents) -> int:
 
 
 @dataclass(frozen=True)
+class Compilations:
+    """What torch.compile compiles."""
+
+    count: int
+    """Graphs, or pieces of one between its breaks; each compiled anew counts again."""
+    us: float
+    frac: float
+    """Share of the time from the first operator to the last."""
+
+
+def compilations(events: TraceEvents) -> Compilations | None:
+    """The compilations of a trace; None without one."""
+    ranges, spans = events.compiling, events.spans
+    if not len(ranges) or not len(spans):
+        return None
+    us = times.total(times.union(np.asarray(ranges.start), np.asarray(ranges.end)))
+    whole_us = float(np.asarray(spans.end).max() - np.asarray(spans.start).min())
+    inner = [number for number, text in enumerate(events.texts) if _ONE_COMPILATION.match(text)]
+    return Compilations(int(np.isin(np.asarray(ranges.name), inner).sum()), us, min(1.0, us / max(whole_us, 1e-3)))
+
+
+_ONE_COMPILATION = re.compile(r"_compile\.compile_inner\b")
+
+
+@dataclass(frozen=True)
 class CapturedCalls:
     """Calls of compiled code in which graphs are captured, and the others; times in microseconds, of all of a kind."""
 

@@ -280,7 +280,9 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
 
 _OF_PYTHON = re.compile(
     r"<built-in (?:method|function) (?:read\w*|write\w*|recv\w*|send\w*|poll|select|wait\w*|join|fork_exec|open|stat|"
-    r"listdir|loads?|dumps?|exec|compile|sleep)\b|"
+    r"listdir|loads?|dumps?|flush|exec|compile|sleep)\b|"
+    r"<built-in method \w+ of (?:_(?!C\b)\w+(?:\.\w+)*|(?:numpy|PIL|zlib)[\w.]*|str|bytes|bytearray|dict|list|set) "
+    r"object|"
     r"(?:[^ ]*/)?(?:subprocess|threading|selectors|socket|ssl|queue|contextlib|functools|weakref|inspect|copy|copyreg|"
     r"pickle|json/\w+|re|os|pathlib|shutil|tempfile|importlib/\w+|<frozen [\w.]+>|logging/__init__)(?:\.py)?\(\d+\): "
 )

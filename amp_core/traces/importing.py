@@ -161,7 +161,16 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
 
 _FOUND = (
     *("captured_calls", "misclocked", "unequal_products"),
-    *("slow_calls", "slow_steps", "call_cost", "worker_times", "recomputation", "growing_rows"),
+    *(
+        "slow_calls",
+        "slow_steps",
+        "call_cost",
+        "worker_times",
+        "recomputation",
+        "growing_rows",
+        "compilations",
+        "slow_device",
+    ),
 )
 """What is found in a trace as a whole, by its name in `Trace`."""
 

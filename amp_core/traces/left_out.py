@@ -37,6 +37,8 @@ PROFILER = "the profiler's own work"
 MIN_LEFT_OUT_US = 100.0
 MIN_LEFT_OUT_FRAC = 0.2
 """Share of the trace from which a part is told: a reader who compares its length would miss it."""
+MIN_STEPS_FRAC = 0.1
+"""The same of steps of a CPU, whose operators are left out too."""
 MIN_NAMED_FRAC = 0.5
 """Share of a part from which what the host is in is named."""
 MIN_CALLS_FRAC, MIN_OF_OPERATOR_FRAC = 1 / 3, 0.8
@@ -88,7 +90,8 @@ def parts_left_out(
         return () if part is None else (replace(part, kernel=_longest_queued(events, linked)),)
     if not len(events.work):
         bounds = [("first-steps", first, windows[0].start), ("last-steps", windows[-1].end, last)]
-        found = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
+        whole_us = last - first
+        found = (_part(events, host, kind, begins, ends, whole_us, MIN_STEPS_FRAC) for kind, begins, ends in bounds)
         return tuple(part for part in found if part is not None)
     if has_steps:
         bounds.append(("first-steps", first, low))
@@ -120,13 +123,22 @@ def _longest_queued(events: TraceEvents, linked: LinkedWork) -> str:
     return events.texts[int(us.argmax())] if len(us) else ""
 
 
-def _part(events: TraceEvents, host: Host, kind: str, begins: float, ends: float, wall_us: float) -> PartLeftOut | None:
-    """One part; None if it is short. Loading data before the first kernel is none: it is a wait of the device."""
+def _part(
+    events: TraceEvents,
+    host: Host,
+    kind: str,
+    begins: float,
+    ends: float,
+    wall_us: float,
+    least_frac: float = MIN_LEFT_OUT_FRAC,
+) -> PartLeftOut | None:
+    """One part; None if it is less than that share. Loading data before the first kernel is none: it is a wait of the
+    device."""
     span = (np.array([begins]), np.array([ends]))
     if kind in ("start", "wait") and begins < ends:
         span = times.without(span, marked_time(host, DATA))
     us = times.total(span)
-    if us < max(MIN_LEFT_OUT_US, MIN_LEFT_OUT_FRAC * wall_us):
+    if us < max(MIN_LEFT_OUT_US, least_frac * wall_us):
         return None
     if kind == "first-batch":
         workers = next((text for text in events.texts if WITH_WORKERS.match(text)), "")

@@ -33,7 +33,9 @@ from amp_core.traces.graphs import (
     GRAPH_BUILDS,
     GRAPH_LAUNCHES,
     CapturedCalls,
+    Compilations,
     captured_calls,
+    compilations,
     compiled_calls,
     compiled_launch_frac,
     count_calls,
@@ -52,6 +54,7 @@ from amp_core.traces.passes import Passes, equal_passes, repeated_passes
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.recomputation import Recomputation, recomputation
+from amp_core.traces.slow_device import SlowDevice, slow_device
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.thinned import is_thinned
 from amp_core.traces.timeline_rows import timeline_rows
@@ -131,6 +134,8 @@ class Trace:
     slow_steps: SlowSteps | None = None
     call_cost: CallCost | None = None
     recomputation: Recomputation | None = None
+    compilations: Compilations | None = None
+    slow_device: SlowDevice | None = None
     growing_rows: GrowingRows | None = None
     loader: str = ""
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
@@ -346,6 +351,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         slow_steps=slow_steps(events, host, linked),
         call_cost=call_cost(events, host, linked),
         recomputation=recomputation(events, host, linked),
+        compilations=compilations(events),
+        slow_device=slow_device(events, host, linked),
         growing_rows=growing_rows(events, linked),
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         benchmarks=0 < events.convolutions == events.benchmarked,

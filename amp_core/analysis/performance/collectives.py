@@ -346,6 +346,35 @@ def uneven_collectives(run: Run) -> UnevenCollectives | None:
     return UnevenCollectives(waiting_us / _steps(run), len(us), shortest_us)
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """The transfer of the collectives that take longest."""
+
+    words: str
+    """`an all-reduce of 64 MiB takes 6.81 ms, 9.85 GB/s`."""
+    message_bytes: float
+    gb_per_s: float
+    """Bytes of the message over the time: the algorithm bandwidth."""
+
+
+def longest_transfer(run: Run) -> Transfer | None:
+    """That of the kind and size with most time after all ranks have entered; None where sizes or the other ranks are
+    not known."""
+    frame = collective_rows(run)
+    frame = frame[(frame["message_bytes"] > 0) & (frame["transfer_us"] > 0)]
+    if frame.empty:
+        return None
+    us = frame.groupby(["name", "message_bytes"])["transfer_us"].agg(["sum", "median"])
+    name, bytes_ = us["sum"].idxmax()
+    each_us = float(us.loc[(name, bytes_), "median"])
+    kind, rate = str(name).replace("_", "-"), bytes_ / each_us / 1e3
+    words = (
+        f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(bytes_)} takes {number(each_us / 1e3, 'ms')}, "
+        f"{number(rate, 'GB/s')}"
+    )
+    return Transfer(words, float(bytes_), rate)
+
+
 def has_all_ranks(run: Run) -> bool:
     """Whether the traces of all ranks of a run of several are here; several devices in one file are ranks that were
     merged, or those of one process."""

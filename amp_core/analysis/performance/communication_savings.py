@@ -21,6 +21,7 @@ from amp_core.analysis.performance.collectives import (
     has_all_ranks,
     host_lag_us,
     late_ranks,
+    longest_transfer,
     rank_waiting,
     slow_collectives,
     uneven_collectives,
@@ -43,6 +44,8 @@ MIN_HELD_FRAC = 0.5
 """Share of a late rank's idle time with work queued from which its GPU, and not its host, is what is late."""
 MIN_MISSING_FRAC = 0.25
 """Share of waiting for ranks whose traces are missing in the exposed communication from which it is told."""
+MAX_WAITING_FRAC = 0.25
+"""Share of waiting in it up to which the rate of the transfer is told."""
 MAX_RANKS_NAMED = 4
 
 
@@ -71,7 +74,11 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     share = step_share(copies, cost)
     only = "copies and fills without computing" if measured else "only copies and fills"  # and may communicate
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
-    told = f"{in_launch}{apart}{missing.words or waits}"
+    transfer = longest_transfer(run) if not missing.words and not by_collective["last"].isna().all() else None
+    waited_ms = float(rank_waiting(run)["waiting_ms"].mean()) if transfer is not None else 0.0
+    is_transfer = transfer is not None and waited_ms * 1e3 < MAX_WAITING_FRAC * measured
+    carried = f"; {transfer.words}" if transfer is not None and is_transfer else ""
+    told = f"{in_launch}{apart}{missing.words or waits}{carried}"
     communicates = f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{told}"
     return [
         _late_ranks(run, unit)
@@ -149,6 +156,7 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
         f"{number((exposed_us - surely_us) / mean_ms, 'ms')} the transfer"
     )
     shown = late.head(MAX_RANKS_NAMED)
+    slower = slower_gpus(windows, named)
     at_least, of_these = _of_some_ranks(run)
     idle, held = _idle_of_late(windows, named, shown["rank"].tolist(), steps, unit)
     theirs = windows[~windows["rank"].isin(named)]
@@ -162,7 +170,8 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
         saved_us,
         their_step_us,
         f"The other ranks wait {at_least}{100 * theirs_us / their_step_us:.0f} % of the {unit} in collectives for "
-        f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}",
+        f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}"
+        f"{_as_slower(slower, len(named))}",
         f"rank {named[0]}",
         f"{idle}; the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
         f"{'' if is_sure else parts}",
@@ -170,7 +179,36 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
         all_hosts_us=hosts_us if hosts_us >= their_step_us - theirs_us / 2 else 0.0,
         late_ranks=tuple(named),
         held_ranks=held,
+        slower_ratio=slower,
     )
+
+
+MIN_SLOWER_RATIO = 1.3
+"""A GPU that takes that many times as long for as many kernels is slower: others' sizes differ by less."""
+MAX_LAUNCHES_SPREAD = 0.1
+"""Difference of the ranks' numbers of kernels, as a share of their mean, up to which they do the same."""
+
+
+def slower_gpus(windows: pd.DataFrame, late: list[int]) -> float:
+    """How many times as long as the others' the kernels of the late ranks take, without communication, if all ranks
+    launch as many; 0 where they do not, or take about as long."""
+    sums = windows.groupby("rank")[["kernel_us", "communication_us", "launches"]].sum()
+    launches, own_us = sums["launches"], sums["kernel_us"] - sums["communication_us"]
+    is_late = sums.index.isin(late)
+    if (
+        not (is_late.any() and (~is_late).any())
+        or launches.max() - launches.min() > MAX_LAUNCHES_SPREAD * launches.mean()
+    ):
+        return 0.0
+    ratio = float(own_us[is_late].min() / max(float(own_us[~is_late].mean()), 1e-3))
+    return ratio if ratio >= MIN_SLOWER_RATIO else 0.0
+
+
+def _as_slower(ratio: float, count: int) -> str:
+    """That the late ranks' GPUs are slower, as part of a sentence; empty where they are not."""
+    if not ratio:
+        return ""
+    return f": {'its GPU takes' if count == 1 else 'their GPUs take'} {ratio:.1f} × as long for as many kernels"
 
 
 def _idle_of_late(

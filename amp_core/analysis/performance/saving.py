@@ -50,6 +50,9 @@ class Saving:
     long that the late ranks alone would save less than half of `saved_us`; else 0."""
     held_ranks: tuple[int, ...] = ()
     """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
+    slower_ratio: float = 0.0
+    """How many times as long as the others' GPUs those of the late ranks take for as many kernels; 0 where they do not.
+    """
     waits_for_idle: bool = False
     """Whether it shortens kernels of a device that is idle for most of the step: most of them delay nothing, so the
     step becomes shorter only once the device no longer waits."""

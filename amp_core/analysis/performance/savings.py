@@ -123,7 +123,8 @@ def _possible_savings(run: Run) -> Savings | None:
     rates, has_cores = dense_rates(gpu.name), gpu.has_tensor_cores is not False
     alone = alone_savings(run, cost, rows, unit)
     late = next((c for c in alone if len(c.late_ranks) == 1 and c.share >= MIN_SAVED_FRAC), None)
-    if late is not None and late_host_us(windows, late) > late.saved_us:  # all wait longer for their own hosts
+    # Where all wait longer for their own hosts, a late one is not what comes first, unless its GPU is slow.
+    if late is not None and not late.slower_ratio and late_host_us(windows, late) > late.saved_us:
         late = None
     between_us = 0.0 if alone[0].late_ranks else between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     idle = (

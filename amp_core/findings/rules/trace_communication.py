@@ -6,7 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.collectives import collective_rows, collective_table, has_all_ranks
+from amp_core.analysis.performance.collectives import (
+    Transfer,
+    collective_rows,
+    collective_table,
+    has_all_ranks,
+    longest_transfer,
+)
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
@@ -55,6 +61,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
     if late is not None:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
+        if late.slower_ratio:
+            remedy = _SLOWER_GPUS
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
         elif late.all_hosts_us and remedy is _LATE_RANKS:
@@ -102,7 +110,29 @@ def exposed_communication(run: Run) -> list[Finding]:
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us > saving.saved_us / 2:
         findings = [_with_waiting(f, saving) for f in findings]
+    transfer = longest_transfer(run)
+    on_gpu = str(run.head.config.get("device")).startswith("cuda")
+    if transfer is not None and on_gpu and _is_slow(transfer) and any(transfer.words in f.title for f in findings):
+        slow = _SLOW_LINK.format(rate=number(transfer.gb_per_s, "GB/s"))
+        findings = [replace(f, advice=f"{slow} {f.advice}", snippet=_TOPOLOGY) for f in findings]
     return for_what_runs(run, findings)
+
+
+MAX_SLOW_GB_PER_S, MIN_SLOW_BYTES = 20.0, 2**20
+"""Algorithm bandwidth of messages that large which NVLink exceeds many times, from 2016 on, and PCIe hardly reaches."""
+_SLOW_LINK = (
+    "At {rate} these messages go over PCIe, the host's memory or a network, and not over links between the GPUs: where "
+    "the ranks share a machine with such links, find why they are not used."
+)
+_TOPOLOGY = (
+    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH python main.py   # the path that each pair of ranks takes\n"
+    "nvidia-smi topo -m   # the links between the GPUs; on AMD: rocm-smi --showtopo"
+)
+
+
+def _is_slow(transfer: Transfer) -> bool:
+    """Whether a message is large, and slower than links between GPUs."""
+    return transfer.message_bytes >= MIN_SLOW_BYTES and transfer.gb_per_s < MAX_SLOW_GB_PER_S
 
 
 def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
@@ -236,6 +266,11 @@ _RECORD_ALL = (
 _LATER_STILL = " A rank whose trace is missing may enter later still: import the traces of all ranks."
 
 
+_SLOWER_GPUS = Remedy(
+    "The others wait for a GPU that takes longer for as many kernels, which neither a faster network nor overlap "
+    "shortens. Look at its clocks, power limit, temperature and other processes, and whether its rank has more data.",
+    "nvidia-smi --query-gpu=index,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active --format=csv -l 1",
+)
 _LATE_RANKS = Remedy(
     "Nearly all of this is waiting for ranks that enter the collectives late, which neither a faster network nor "
     "overlap shortens. Profile those ranks with stacks, and find what they do before the collectives that the others "

@@ -46,6 +46,8 @@ def copies(run: Run) -> list[Finding]:
         remedy = replace(_CREATED, snippet=created_on_device(op))
     elif way == "to the host":
         remedy = _TO_HOST if trains(run) else _TO_HOST_OF_INFERENCE
+        if trains(run) and _mean_bytes(run, findings[0].where) >= MIN_STATE_BYTES:
+            remedy = _STATE
         if _is_pageable_both_ways(run):
             remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
         elif "Pageable" in findings[0].where and _is_in_few(run, findings[0].where):
@@ -55,6 +57,23 @@ def copies(run: Run) -> list[Finding]:
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
+MIN_STATE_BYTES = 2**20
+"""Mean size of copies to the host in a training from which they are of its state, and not of losses or metrics."""
+
+
+def _mean_bytes(run: Run, name: str) -> float:
+    """The mean size of copies of a kind; 0 where it is not known."""
+    rows = kernel_rows(run, everything=True)
+    rows = rows[(rows["name"] == name) & (rows["moved_bytes"] > 0)]
+    return float(rows["moved_bytes"].sum() / max(1.0, float(rows["count"].sum())))
+
+
+_STATE = Remedy(
+    "Large tensors are copied to the host, as those of a checkpoint. Save less often, and copy to pinned memory while "
+    "the next step runs, so that a thread or another process writes them meanwhile.",
+    "import torch.distributed.checkpoint as dcp\n\nsaving = dcp.async_save(state, checkpoint_id=path)   # returns once "
+    "the state is staged",
+)
 _WAYS = (
     ("fill", r"[Mm]emset|MEMSET|[Ff]ill_?[Bb]uffer"),
     ("between devices", r"PtoP|P2P|PeerToPeer"),

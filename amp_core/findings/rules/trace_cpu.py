@@ -64,15 +64,16 @@ def cpu_waits_for_data(run: Run) -> list[Finding]:
 
 _LOADERS = {
     "own process": Remedy(
-        "Faster operators do not help here. Do less work per sample, as by decoding and transforming once and caching "
-        "the result. Worker processes load ahead of time where processors are free beside the model's threads.",
+        "Faster operators do not help here. Do less work per sample, as by decoding once, transforming once what is "
+        "not random, and caching the result. Worker processes load ahead of time where processors are free beside the "
+        "model's threads.",
         "loader = DataLoader(data, batch_size, num_workers=2, persistent_workers=True)",
     ),
     "workers": Remedy(
         "Faster operators do not help here. The loader has worker processes, which do not keep up: do less work per "
-        "sample, as by decoding and transforming once and caching the result, and leave them processors beside the "
-        "model's threads.",
-        "cached = [transform(sample) for sample in dataset]   # once, where memory or disk allows it",
+        "sample, as by decoding once, transforming once what is not random, and caching the result, and leave them "
+        "processors beside the model's threads.",
+        "cached = [decode(sample) for sample in dataset]   # once, where memory or disk allows it",
     ),
 }
 """Advice by where the trace shows that data is loaded."""
@@ -170,8 +171,9 @@ _HAS_STACKS = Remedy(
         threshold="A fifth of the operators' time in calls of three times the median, or a quarter beyond the pace of "
         "the fastest steps.",
         advice="Other programs, a quota, or more threads than processors slow the same work now and then. Give the "
-        "program processors of its own, and no more threads than these; workers of a loader have threads too.",
-        snippet="torch.set_num_threads(len(os.sched_getaffinity(0)))   # beside: nproc; cat /sys/fs/cgroup/cpu.max",
+        "program processors of its own, and no more threads than these in all: those of each rank and of a loader's "
+        "workers count.",
+        snippet="torch.set_num_threads(len(os.sched_getaffinity(0)) // processes)   # see also /sys/fs/cgroup/cpu.max",
         page="step-cost",
     )
 )

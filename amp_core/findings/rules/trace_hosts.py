@@ -63,6 +63,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if _BUILDS.search(finding.where):
         return _BUILT_ONCE
     if finding.where in set(window_rows(run)["host_function"]):
+        if _OF_OUTPUT.search(finding.where.rpartition(": ")[2]):
+            return _IN_OUTPUT
         return _IN_FORWARD if _OF_MODEL.search(finding.where) else _IN_PYTHON
     if is_compiled_code(finding.where):
         launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
@@ -168,6 +170,13 @@ _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
     "before the loop, do the same on the device, or where it prepares batches, run it in the loader's workers.",
     "prepared = prepare(inputs)   # once, before the loop",
+)
+_OF_OUTPUT = re.compile(r"(?i)log|dump|write|save|print|report|checkpoint|export|json|pickle|serialize|emit|flush")
+"""In the names of functions that write something."""
+_IN_OUTPUT = Remedy(
+    "Between launches the host runs this function, which writes something; a timeline shows who calls it. Call it less "
+    "often, give it less to write, or have a thread or another process write while the next step runs.",
+    "if step % 100 == 0:\n    pool.submit(write, metrics)   # pool = ThreadPoolExecutor(1)",
 )
 _OF_MODEL = re.compile(r"(?:^nn\.Module: |: (?:forward|__call__|_call_impl|_wrapped_call_impl|call_size)$)")
 """Python functions of a model or a layer, which launch the device's work."""

@@ -87,7 +87,7 @@ def steps_slowed_by_another_program(into):
     import_cpu(into, trace)
 
 
-@fault("shared-processor", "aten::mkldnn_convolution")
+@fault("shared-processor", "processor")
 def convolutions_that_stall_now_and_then(into):
     trace, at = Made(), 0.0
     for number in range(30):

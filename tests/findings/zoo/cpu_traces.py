@@ -36,7 +36,7 @@ def python_between_operators(into: Path, faulty: bool) -> None:
     import_cpu(into, trace)
 
 
-@case("shared-processor", "aten::mm")
+@case("shared-processor", "processor")
 def equal_products_of_unequal_length(into: Path, faulty: bool) -> None:
     """Products of the same sizes, of which every third takes ten times as long, or none."""
     trace, at = Made(), 0.0
