@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.communication_savings import late_rank_saving
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     ZEROING,
@@ -106,6 +107,21 @@ def _outside_us(run: Run) -> float:
         float(np.nan_to_num(cpu_windows(run)[f"{name}_us"]).sum()) for name in ("idle", "idle_data", "idle_profiling")
     )
     return idle_us - idle_data_us - profiling_us
+
+
+def waiting_part(run: Run) -> CpuPart | None:
+    """Waiting of ranks for late ones, in collectives of the host; None for one rank, and where it is little."""
+    unit = "step" if float(window_rows(run)["steps"].fillna(0.0).sum()) else "profiled window"
+    saving = late_rank_saving(run, unit) if window_rows(run)["rank"].nunique() > 1 else None
+    if saving is None or saving.share < MIN_WAITING_FRAC:
+        return None
+    steps = float(cpu_windows(run)["steps"].fillna(0.0).sum())
+    what = f"{saving.what[0].lower()}{saving.what[1:]} ({saving.how_much(unit)})"
+    return CpuPart("exposed-communication", saving.saved_us * max(1.0, steps), what, saving.where)
+
+
+MIN_WAITING_FRAC = 0.1
+"""Share of the step from which such waiting comes first: other savings of the ranks that wait end at it."""
 
 
 def outside_part(run: Run) -> CpuPart | None:

@@ -31,6 +31,7 @@ from amp_core.findings.cpu_parts import (
     outside_part,
     pace_part,
     unused_gpu,
+    waiting_part,
     wall_us,
     without_loading,
     without_onednn,
@@ -54,6 +55,8 @@ def cpu_sentence(run: Run) -> str:
     if len(beside) < len(everything) and "outside of operators" not in operators:
         operators = f"outside of loading data, {operators}"
     sentence = _beside_operators(run, longest_us, operators)
+    if (waiting := waiting_part(run)) is not None:
+        sentence = f"{waiting.what}; {sentence}"
     further = f"{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
     return f"The trace contains no device activity: on the CPU, {sentence}{further}"
 

@@ -62,21 +62,24 @@ MIN_OUTSIDE_FRAC = 0.5
 def _is_outside(run: Run) -> bool:
     """Whether the host is in no operator for most of the longer gaps: operators that launch late are shortened by what
     shortens launches."""
-    us = {
-        name: float(window_rows(run)[f"{name}_us"].fillna(0.0).sum())
-        for name in ("host_outside", "host", "idle_dispatch")
-    }
-    return us["host_outside"] >= MIN_OUTSIDE_FRAC * max(0.0, us["host"] - us["idle_dispatch"])
+    windows = window_rows(run)
+    us = {name: float(windows[name].fillna(0.0).sum()) for name in ("host_outside_us", "idle_us", *_OTHER_GAPS)}
+    longer_us = us["idle_us"] - sum(us[name] for name in _OTHER_GAPS)
+    return us["host_outside_us"] >= MIN_OUTSIDE_FRAC * max(0.0, longer_us)
+
+
+_OTHER_GAPS = ("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us")
+"""What of the idle time is in no longer gap before a late launch."""
 
 
 def _longer(run: Run) -> str:
     """What to do about longer gaps, as sentences."""
     has_stacks = facts(run.head.environment, "profiler").get("with_stack")
     look = "a timeline shows its functions there" if has_stacks else "profile it with stacks"
-    return f"{_LONGER}: {look}, and move that work out of the loop."
+    return f"{_LONGER}: {look}, and move such work out of the loop."
 
 
-_LONGER = "In the longer gaps the host does something else, which neither graphs nor larger batches shorten"
+_LONGER = "In the longer gaps the host may do something else, which neither graphs nor larger batches shorten"
 _CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay")
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
 

@@ -95,6 +95,56 @@ def collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, acceler
     return rows
 
 
+_ON_HOST = re.compile(r"(?:gloo|mpi|ucc):")
+"""Ranges of the backends that communicate from the host's memory, from the call until the collective is done."""
+
+
+def host_collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, origin_us: float) -> Rows:
+    """The same of a trace without a device: one row per range of a backend, whose `alone_us` is the part in which no
+    operator runs and no other collective that began before. `linked`: the operators."""
+    spans = events.spans
+    name, start, end = (np.asarray(column) for column in (spans.name, spans.start, spans.end))
+    on_host = np.array([_ON_HOST.match(text) is not None for text in events.texts], dtype=bool)
+    chosen = np.flatnonzero(on_host[name]) if len(spans) else np.zeros(0, dtype=np.int64)
+    rows: Rows = {column: [] for column in _COLUMNS}
+    if not len(chosen):
+        return rows
+    chosen = chosen[np.argsort(start[chosen], kind="stable")]
+    computes = linked.op[(linked.op >= 0) & ~on_host[name[linked.op]]]
+    busy = times.union(start[computes], end[computes])
+    numbers: dict[int | None, int] = {}
+    for span, in_step in zip(chosen.tolist(), _steps(host, start[chosen]), strict=True):
+        when = times.without((start[[span]], end[[span]]), busy)
+        busy = times.merged(busy, when)
+        if in_step is None and host.steps:
+            continue
+        numbers[in_step] = numbers.get(in_step, -1) + 1
+        text = events.texts[name[span]]
+        types = parse_types(events.texts[spans.dtypes[span]]) if spans.dtypes[span] >= 0 else []
+        dtype = next((known for one in types if one != "Scalar" and (known := dtype_of(one))), None)
+        elements = max((_count(s) for s in json.loads(text_at(events.texts, spans.shapes[span]) or "[]")), default=0)
+        width = element_bytes(dtype) if dtype else None
+        values = (
+            in_step,
+            numbers[in_step],
+            _kind(text) or "other",
+            None,
+            None,
+            dtype,
+            elements * width if width is not None and 0 < elements * width < 2**63 else None,
+            round(float(end[span] - start[span]), 3),
+            round(times.total(when), 3),
+            None,
+            origin_us + float(end[span]),
+            PHASES[host.region_of_span[span]],
+            "cpu",
+            text,
+        )
+        for column, value in zip(_COLUMNS, values, strict=True):
+            rows[column].append(value)
+    return rows
+
+
 _COLUMNS = (
     "step",
     "number",

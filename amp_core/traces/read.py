@@ -22,7 +22,7 @@ from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import duration, number
 from amp_core.traces.collect import collect
-from amp_core.traces.collective_rows import collective_rows, named_ranks
+from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.events import OP, TraceEvents
@@ -324,7 +324,9 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         ops=op_rows(events, host, windows, of_span),
         collectives={}
         if unrecorded
-        else collective_rows(events, host, linked, accelerator, events.base_us + _origin_us(stream.head)),
+        else collective_rows(events, host, linked, accelerator, events.base_us + _origin_us(stream.head))
+        if len(events.work)
+        else host_collective_rows(events, host, linked, events.base_us + _origin_us(stream.head)),
         memory=memory,
         timeline={} if unrecorded else timeline_rows(events, host, linked, windows, times, accelerator, amd),
         accelerator=accelerator,

@@ -364,15 +364,14 @@ def longest_transfer(run: Run) -> Transfer | None:
     frame = frame[(frame["message_bytes"] > 0) & (frame["transfer_us"] > 0)]
     if frame.empty:
         return None
-    us = frame.groupby(["name", "message_bytes"])["transfer_us"].agg(["sum", "median"])
-    name, bytes_ = us["sum"].idxmax()
-    each_us = float(us.loc[(name, bytes_), "median"])
-    kind, rate = str(name).replace("_", "-"), bytes_ / each_us / 1e3
+    _, same = max(frame.groupby(["name", "message_bytes"]), key=lambda one: float(one[1]["transfer_us"].sum()))
+    bytes_, each_us = float(same["message_bytes"].iloc[0]), float(same["transfer_us"].median())
+    kind, rate = str(same["name"].iloc[0]).replace("_", "-"), bytes_ / each_us / 1e3
     words = (
         f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(bytes_)} takes {number(each_us / 1e3, 'ms')}, "
         f"{number(rate, 'GB/s')}"
     )
-    return Transfer(words, float(bytes_), rate)
+    return Transfer(words, bytes_, rate)
 
 
 def has_all_ranks(run: Run) -> bool:

@@ -81,7 +81,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     told = f"{in_launch}{apart}{missing.words or waits}{carried}"
     communicates = f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{told}"
     return [
-        _late_ranks(run, unit)
+        late_rank_saving(run, unit)
         or Saving(
             "exposed-communication",
             communication + between,
@@ -120,7 +120,7 @@ MIN_KNOWN_FRAC = 0.9
 """Share of the time of copies of a kind whose bytes are known from which their rate is told."""
 
 
-def _late_ranks(run: Run, unit: str) -> Saving | None:
+def late_rank_saving(run: Run, unit: str) -> Saving | None:
     """The saving if nearly all exposed communication is waiting for ranks that enter late, by their entering with the
     last of the others; None otherwise. It is that of the ranks that wait: the late ones would save nothing."""
     rows, late = collective_rows(run), late_ranks(run)
@@ -171,7 +171,7 @@ def _late_ranks(run: Run, unit: str) -> Saving | None:
         their_step_us,
         f"The other ranks wait {at_least}{100 * theirs_us / their_step_us:.0f} % of the {unit} in collectives for "
         f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}"
-        f"{_as_slower(slower, len(named))}",
+        f"{_as_slower(slower, len(named), on_cpu=bool(windows['device'].str.startswith('cpu').all()))}",
         f"rank {named[0]}",
         f"{idle}; the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
         f"{'' if is_sure else parts}",
@@ -204,10 +204,12 @@ def slower_gpus(windows: pd.DataFrame, late: list[int]) -> float:
     return ratio if ratio >= MIN_SLOWER_RATIO else 0.0
 
 
-def _as_slower(ratio: float, count: int) -> str:
+def _as_slower(ratio: float, count: int, *, on_cpu: bool) -> str:
     """That the late ranks' GPUs are slower, as part of a sentence; empty where they are not."""
     if not ratio:
         return ""
+    if on_cpu:
+        return f": {'its' if count == 1 else 'their'} operators take {ratio:.1f} × as long"
     return f": {'its GPU takes' if count == 1 else 'their GPUs take'} {ratio:.1f} × as long for as many kernels"
 
 

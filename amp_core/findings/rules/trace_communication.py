@@ -14,11 +14,12 @@ from amp_core.analysis.performance.collectives import (
     longest_transfer,
 )
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
+from amp_core.findings.rules.trace_cpu import cpu_waits_for_ranks
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.formats import element_bytes
 from amp_core.hardware.kernel_names import SMALL_TYPES
@@ -46,6 +47,8 @@ _OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of 
 )
 def exposed_communication(run: Run) -> list[Finding]:
     """`exposed-communication`: communication with nothing beside it."""
+    if on_cpu(kernel_rows(run)):
+        return cpu_waits_for_ranks(run)
     rows = collective_rows(run)
     exposed = rows.groupby("name")["alone_us"].sum()
     name = str(exposed.idxmax()) if exposed.sum() > 0 else ""

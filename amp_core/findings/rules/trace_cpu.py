@@ -20,6 +20,7 @@ from amp_core.findings.cpu_parts import (
     outside_part,
     pace_part,
     unused_gpu,
+    waiting_part,
     without_loading,
     without_onednn,
 )
@@ -77,6 +78,19 @@ _LOADERS = {
     ),
 }
 """Advice by where the trace shows that data is loaded."""
+
+
+def cpu_waits_for_ranks(run: Run) -> list[Finding]:
+    """`exposed-communication` of traces of a CPU: waiting for late ranks."""
+    part = waiting_part(run) if len(_rows(run)) else None
+    return [cpu_finding(run, part, _LATE_RANK)] if part is not None else []
+
+
+_LATE_RANK = Remedy(
+    "The others wait for this rank in collectives, which neither a faster network nor overlap shortens. Compare what "
+    "it does before them: more or longer samples, fewer processors, or work that it does alone.",
+    "lengths = [len(sample) for sample in shard]\nprint(rank, sum(lengths))   # as much for each rank",
+)
 
 
 def cpu_optimizer(run: Run) -> list[Finding]:
