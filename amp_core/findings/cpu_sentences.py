@@ -57,8 +57,24 @@ def cpu_sentence(run: Run) -> str:
     sentence = _beside_operators(run, longest_us, operators)
     if (waiting := waiting_part(run)) is not None:
         sentence = f"{waiting.what}; {sentence}"
-    further = f"{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
+    further = f"{_cold(run, everything)}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
     return f"The trace contains no device activity: on the CPU, {sentence}{further}"
+
+
+_VIEWS = "aten::(?:t|transpose|view|expand|permute|select|slice|as_strided|unsqueeze|squeeze|detach)$"
+MIN_COLD_FRAC = 0.05
+"""Share of the time in one call of a view, which computes nothing, from which the trace is one of first calls."""
+
+
+def _cold(run: Run, rows: pd.DataFrame) -> str:
+    """That a view takes long, as it does in its first call alone, as a further sentence; else empty."""
+    views = rows[rows["name"].str.contains(_VIEWS) & (rows["phase"] != "data")]
+    longest_us = float(views["longest_us"].max()) if len(views) else 0.0
+    if not longest_us >= MIN_COLD_FRAC * wall_us(cpu_windows(run)) > 0:
+        return ""
+    name = views["name"].iloc[int(views["longest_us"].to_numpy().argmax())]
+    took = f"One call of {name}, which computes nothing, takes {number(longest_us / 1e3, 'ms')}"
+    return f" {took}: these are first calls, so profile after a warm-up."
 
 
 def _of_gpu(run: Run) -> str:
@@ -98,7 +114,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     what += _serving(rows, longest, total)
     whole, whole_us = "the operators' time", total
     if in_range and (in_all_us := wall_us(cpu_windows(run))) > 0:
-        whole, whole_us = "the time", in_all_us
+        whole, whole_us = f"the {number(in_all_us / 1e3, 'ms')} from the first operator to the last", in_all_us
     sentence = f"{what} takes {percent(longest_us / whole_us)} of {whole} ({number(longest_us / 1e3, 'ms')})"
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])

@@ -402,7 +402,8 @@ def _nothing(run: Run, savings: Savings) -> str:
         other_frac = float(us.max() / window_rows(run)["wall_us"].sum()) if len(us) else 0.0
         is_long = other_frac >= MIN_SAVED_FRAC
         nothing = "Nothing that is looked for" if is_long else "Nothing"
-        beside = f" Beside it, {us.idxmax()} takes {percent(other_frac)}." if is_long else ""
+        name = str(us.idxmax()) if is_long else ""
+        beside = f" Beside it, {name} takes {percent(other_frac)}{_of_softmax(name, savings)}." if is_long else ""
         return (
             f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
             f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}: "
@@ -425,9 +426,13 @@ def _beside_products(run: Run, savings: Savings) -> str:
     if share < MIN_BESIDE_FRAC:
         return ""
     name = str(us.idxmax())
-    is_softmax = "softmax" in name.lower() and not savings.trains
-    why = ": attention is computed in steps, and a fused kernel keeps its scores on the chip" if is_softmax else ""
-    return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{why}."
+    return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{_of_softmax(name, savings)}."
+
+
+def _of_softmax(kernel: str, savings: Savings) -> str:
+    """What a long softmax beside products tells of a model that does not train, whose loss needs one."""
+    is_softmax = "softmax" in kernel.lower() and not savings.trains
+    return ": attention is computed in steps, and a fused kernel keeps its scores on the chip" if is_softmax else ""
 
 
 MIN_BESIDE_FRAC = 0.1

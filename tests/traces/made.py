@@ -173,14 +173,26 @@ def read(folder: Path, document: Any, name: str = "trace.json") -> tuple[Trace, 
     return trace, pd.DataFrame(trace.kernels)
 
 
-def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB", capability=(7, 0)):
-    """The run imported from a hand-written trace of that GPU; an empty name leaves the GPU out of the trace."""
+def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB", capability=(7, 0), **head):
+    """The run imported from a hand-written trace of that GPU; an empty name leaves the GPU out of the trace. `head`:
+    further entries of its head."""
     major, minor = capability
     tmp_path.mkdir(exist_ok=True)
     properties = [{"name": gpu, "computeMajor": major, "computeMinor": minor}] if gpu else []
-    return load_run(
-        import_traces([write(tmp_path / "t.json", trace.document(deviceProperties=properties))], tmp_path / "run")
-    )
+    document = trace.document(deviceProperties=properties, **head)
+    return load_run(import_traces([write(tmp_path / "t.json", document)], tmp_path / "run"))
+
+
+def runs_of(tmp_path, traces, **head):
+    """The run imported from hand-written traces, one per rank."""
+    files = [
+        write(
+            tmp_path / f"rank{rank}.json",
+            trace.document(distributedInfo={"rank": rank, "world_size": len(traces)}, **head),
+        )
+        for rank, trace in enumerate(traces)
+    ]
+    return load_run(import_traces(files, tmp_path / "run"))
 
 
 def products(*, backward=False, name=SIMT, dtype="float"):

@@ -81,7 +81,8 @@ def tf32_baseline(run: Run) -> list[Finding]:
                 "info",
             )
         unit = "share of kernel time"
-        return [make_finding("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity=severity)]
+        finding = make_finding("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity=severity)
+        return [finding if severity == "warning" else replace(finding, snippet=_tf32_switches(tf32))]
     flags = facts(run.head.environment, "flags")
     gpu = profiled_gpu(run, _device(run))
     if len(rows) or not on_gpu(run) or recipe(run) is None or not gpu.takes("tf32"):
@@ -98,6 +99,16 @@ def tf32_baseline(run: Run) -> list[Finding]:
             "tf32-baseline", "This FP32 run allows TF32", switch, value=1.0, limit=0.0, unit="settings that are on"
         )
     ]
+
+
+def _tf32_switches(tf32: pd.DataFrame) -> str:
+    """Code that switches off what these kernels show to be on: products and cuDNN have settings of their own."""
+    by_cudnn = tf32["category"] == "conv"
+    lines = [line for line, on in zip(_SWITCHES, ((~by_cudnn).any(), by_cudnn.any()), strict=True) if on]
+    return "\n".join(lines)
+
+
+_SWITCHES = ("torch.backends.cuda.matmul.allow_tf32 = False", "torch.backends.cudnn.allow_tf32 = False")
 
 
 def _tf32_kernels(rows: pd.DataFrame) -> pd.DataFrame:

@@ -46,12 +46,12 @@ def copies(run: Run) -> list[Finding]:
         remedy = replace(_CREATED, snippet=created_on_device(op))
     elif way == "to the host":
         remedy = _TO_HOST if trains(run) else _TO_HOST_OF_INFERENCE
-        if trains(run) and _mean_bytes(run, findings[0].where) >= MIN_STATE_BYTES:
-            remedy = _STATE
         if _is_pageable_both_ways(run):
             remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
         elif "Pageable" in findings[0].where and _is_in_few(run, findings[0].where):
             remedy = _TO_HOST_AT_ONCE
+        if trains(run) and _mean_bytes(run, findings[0].where) >= MIN_STATE_BYTES:
+            remedy = _STATE
     elif way == "within the device" and is_compiled_in_part(run):
         remedy = _BY_COMPILED if _is_of_compiled_code(run, findings[0].where) else _WITHIN_COMPILED
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings

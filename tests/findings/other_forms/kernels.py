@@ -391,3 +391,27 @@ def graphed_callable_after_some_steps(into):
 @fault("graphed-callable-cache", "make_graphed_callables")
 def graphed_callable_in_bf16(into):
     _graphed(into, "bfloat16")
+
+
+@fault("uneven-device", "cuda:0")
+def products_that_another_process_interrupts(into):
+    trace, done = traced(into, 4000)
+    at = 20.0
+    for number in range(12):
+        us = 900.0 if number % 4 == 2 else 120.0
+        product(trace, at, us, NVJET)
+        at += us
+    done()
+
+
+@fault("uneven-device", "cuda:0")
+def elementwise_steps_of_a_hot_gpu(into):
+    trace, done = traced(into, 0)
+    trace.events, at = [], 0.0
+    for number, us in enumerate((100, 100, 110, 130, 150, 170, 180)):
+        trace.event("mark", f"ProfilerStep#{number}", at, 10 * us + 10, 1)
+        for place in range(10):
+            trace.op("aten::gelu", at + place, 0.6)
+            trace.kernel("void GeluCUDAKernelImpl<float>", at + 12 + us * place, us - 1, at + place + 0.1, call_us=0.2)
+        at += 10 * us + 20
+    done()

@@ -167,3 +167,16 @@ def batch_norm_that_trains(into: Path, faulty: bool) -> None:
     trace.op("aten::cudnn_batch_norm", 22, 16)
     trace.kernel(f"void cudnn::{mode}<float, 512, true, 1, 2, 0>(float)", 960, 38, 25)
     import_into(into, trace, **head)
+
+
+@case("uneven-device", "cuda:0")
+def kernels_that_get_slower(into: Path, faulty: bool) -> None:
+    """Six steps of the same products, the last three of which take half as long again."""
+    trace, head = step(0)
+    trace.events, at = [], 0.0
+    for number in range(6):
+        us = 1500.0 if faulty and number > 2 else 1000.0
+        trace.event("mark", f"ProfilerStep#{number}", at, us, 1)
+        product(trace, at + 10, us - 15)
+        at += us
+    import_into(into, trace, **head)
