@@ -36,7 +36,7 @@ MIN_OPTIMIZER_FRAC = 0.25
 MAX_SMALL_US, MAX_SMALL_ROW_US, MIN_SMALL_FRAC = 5.0, 20.0, 0.75
 """Operators of less than the first on average, with that share of their time in those of less than the second, cost as
 much to call as to compute: torch takes about a microsecond to dispatch one, and Python a few to call it."""
-MAX_FUSED_CALLS = 3
+MAX_FUSED_CALLS = 8
 """Operators of an optimizer per step that fusing hardly makes fewer."""
 _LOADING = "data loading"
 _FUSED = ("aten::_fused_", "aten::_foreach_")

@@ -22,7 +22,7 @@ MIN_UNEVEN_RATIO = 1.5
 """A step that takes that many times as long as the median, or that part of it, differs."""
 MIN_FIRST_RATIO = 2.5
 """The same of the first step, which begins on the host: where the host runs ahead by a step, it lasts two."""
-MIN_ALONE_RATIO = 1.5
+MIN_ALONE_RATIO = 3.0
 """One step that takes that many times as long as all others together is what the trace tells of."""
 MIN_STEPS = 3
 
@@ -45,7 +45,7 @@ def uneven_steps(run: Run) -> str:
     if float(ms.max()) >= MIN_ALONE_RATIO * rest_ms:
         return (
             f"Step {longest:.0f} alone takes {number(float(ms.max()), 'ms')}, and the median step "
-            f"{number(median, 'ms')}, so most of this is in that one step; figures per step are means."
+            f"{number(median, 'ms')}, so most of the profiled time is that one step's; figures per step are means."
         )
     farthest = (np.log(apart.clip(lower=1e-6) / median)).abs().idxmax()
     more = len(apart) - 1

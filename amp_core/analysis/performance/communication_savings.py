@@ -156,9 +156,9 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
         f"{number((exposed_us - surely_us) / mean_ms, 'ms')} the transfer"
     )
     shown = late.head(MAX_RANKS_NAMED)
-    slower = slower_gpus(windows, named)
     at_least, of_these = _of_some_ranks(run)
     idle, held = _idle_of_late(windows, named, shown["rank"].tolist(), steps, unit)
+    slower = slower_gpus(windows, named) if set(held) != set(named) else 0.0
     theirs = windows[~windows["rank"].isin(named)]
     hosts_us = float(theirs["host_us"].sum()) / others / steps
     lag_us = host_lag_us(rows, named)
