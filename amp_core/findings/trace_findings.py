@@ -421,7 +421,7 @@ def _beside_products(run: Run, savings: Savings) -> str:
     """The longest kernel that multiplies no matrices, as a sentence, and what a softmax tells; empty without a long
     one."""
     rows = kernel_rows(run)
-    us = rows[~is_matrix(rows)].groupby("name")["total_us"].sum()
+    us = rows[~is_matrix(rows) & (rows["category"] != "communication")].groupby("name")["total_us"].sum()
     share = float(us.max() / window_rows(run)["wall_us"].sum()) if len(us) else 0.0
     if share < MIN_BESIDE_FRAC:
         return ""
