@@ -43,6 +43,12 @@ from amp_core.traces.operators import is_range
 _ELSEWHERE = " This process waits for others, whose work the trace does not hold: profile these."
 
 
+_DROPOUT = ("aten::bernoulli_", "aten::native_dropout", "aten::_fused_dropout")
+_WITHOUT_TRAINING = (
+    " It draws the masks of dropout, and the trace contains no backward: call model.eval() for inference."
+)
+
+
 def cpu_sentence(run: Run) -> str:
     """What takes longest in a trace of a CPU: loading data, the time outside operators, the optimizer, or an operator.
     Empty for other runs."""
@@ -121,6 +127,8 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     family_us, of_family = family(rows, longest, longest_us, total)
     further = f"{_attention(rows)}{dominant_size(rows, total)}"
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
+    if longest in _DROPOUT and not rows["phase"].isin(["backward", "optimizer"]).any():
+        further += _WITHOUT_TRAINING
     sentence = f"{sentence}{of_family}{WARM_UP if in_first else ''}.{advice}{further}"
     compiled, compiling_us, share = numbers_of_import(run, "compilations", "count", "us", "frac")
     if compiling_us >= longest_us:

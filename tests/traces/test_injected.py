@@ -253,3 +253,11 @@ def test_a_view_that_takes_long_is_a_first_call(tmp_path, us, told):
     trace.op("aten::t", 0, us)
     trace.op("aten::addmm", us, 2000)
     assert ("One call of aten::t, which computes nothing" in first_sentence(run_of(tmp_path, trace))) == told
+
+
+@pytest.mark.parametrize(("backward", "told"), [(False, True), (True, False)])
+def test_dropout_without_backward_is_told_to_be_left_out(tmp_path, backward, told):
+    trace = Made()
+    trace.op("aten::bernoulli_", 0, 800)
+    trace.op("autograd::engine::evaluate_function: MulBackward0" if backward else "aten::mul", 800, 100)
+    assert ("call model.eval() for inference" in first_sentence(run_of(tmp_path, trace))) == told

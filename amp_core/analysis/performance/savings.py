@@ -135,6 +135,13 @@ def _possible_savings(run: Run) -> Savings | None:
     host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
     alone = [replace(c, of_hosts_us=c.waited_us if host_us >= c.waited_us else 0.0) for c in alone]
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
+    # A transfer delays a device that is mostly idle no more than a kernel does; waiting for a late rank does.
+    alone = [
+        replace(c, waits_for_idle=is_idle and not (c.late_ranks or c.waiting_us or c.waited_us))
+        if c.code == "exposed-communication"
+        else c
+        for c in alone
+    ]
     savings = [
         *alone,
         *idle,
