@@ -20,10 +20,12 @@ _FAMILIES = {
 """By category, of which one is told: the one that takes longest. An optimizer's elementwise operators are none of the
 model's."""
 LIGHT = "light"
-_LIGHT = {"elementwise": "elementwise operators", "norm": "norms", "reduction": "reductions and pooling"}
+_LIGHT = {"elementwise": "elementwise operators", "norm": "norms", "reduction": "reductions, pooling and softmax"}
 """Kinds that read and write each value once, which are told together, each in words."""
 MIN_LIGHT_FRAC = 0.1
-"""Share of such a kind in the time of all three from which it is named."""
+"""Share of such a kind in the time of all three from which it is told."""
+VIEWS = "aten::(?:t|transpose|view|expand|permute|select|slice|as_strided|unsqueeze|squeeze|detach)$"
+"""Operators that compute nothing and move nothing."""
 _CALLERS = ("aten::linear", "aten::matmul", "aten::einsum", "aten::conv1d", "aten::conv2d", "aten::conv3d")
 """Operators that call the one that computes, whose own time is that of the call."""
 _RECURRENT = "lstm|gru|rnn"
@@ -37,16 +39,18 @@ def family(rows: pd.DataFrame, longest: str, longest_us: float, total_us: float)
     sentence."""
     of_model = (rows["category"] != "elementwise") | (rows["phase"] != "optimizer")
     calls_others = rows["name"].isin(_CALLERS)
-    kept = rows[rows["category"].isin({*_FAMILIES, *_LIGHT}) & of_model & ~calls_others]
-    us = kept.groupby(kept["category"].where(~kept["category"].isin(_LIGHT), LIGHT))["total_us"].sum()
+    calls_others |= rows["name"].str.contains(VIEWS)
+    by_category = rows[of_model & ~calls_others].groupby("category")["total_us"].sum()
+    light = by_category[by_category.index.isin(_LIGHT)].sort_values(ascending=False)
+    light = light[light >= MIN_LIGHT_FRAC * light.sum()]
+    us = by_category[by_category.index.isin(_FAMILIES)]
+    us = pd.concat([us, pd.Series({LIGHT: light.sum()}, dtype=float)]) if len(light) else us
     if us.empty or us.max() <= MIN_FAMILY_RATIO * longest_us:
         return 0.0, casts(rows, longest, longest_us)
     share, longest_family = percent(float(us.max()) / total_us), str(us.idxmax())
     recurs = rows["op"][rows["category"] == longest_family].str.contains(_RECURRENT).any()
     if longest_family == LIGHT:
-        own = kept[kept["category"].isin(_LIGHT)].groupby("category")["total_us"].sum().sort_values(ascending=False)
-        named = [_LIGHT[str(kind)] for kind in own[own >= MIN_LIGHT_FRAC * own.sum()].index]
-        return float(us.max()), f", and all {join_words(named)} take {share}"
+        return float(us.max()), f", and all {join_words([_LIGHT[str(kind)] for kind in light.index])} take {share}"
     words = _WITH_RECURRENT if longest_family == "gemm" and recurs else _FAMILIES[longest_family]
     return float(us.max()), f", and {words.format(share=share)}"
 

@@ -252,7 +252,7 @@ def fp64_part(rows: pd.DataFrame) -> CpuPart | None:
     if us < MIN_FP64_FRAC * total_us or total_us <= 0:
         return None
     what = f"operators on FP64 tensors take {percent(us / total_us)} of the operators' time"
-    return CpuPart("fp64-operators", us / 2, what, longest_name(of_fp64, "op"))
+    return CpuPart("fp64-operators", us / 2, what, "operators")
 
 
 MIN_FP64_FRAC = 0.5

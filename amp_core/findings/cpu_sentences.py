@@ -17,7 +17,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.findings.cpu_families import dominant_size, family
+from amp_core.findings.cpu_families import VIEWS, dominant_size, family
 from amp_core.findings.cpu_parts import (
     SLOW_CONVOLUTIONS,
     attention_part,
@@ -67,14 +67,13 @@ def cpu_sentence(run: Run) -> str:
     return f"The trace contains no device activity: on the CPU, {sentence}{further}"
 
 
-_VIEWS = "aten::(?:t|transpose|view|expand|permute|select|slice|as_strided|unsqueeze|squeeze|detach)$"
 MIN_COLD_FRAC = 0.05
 """Share of the time in one call of a view, which computes nothing, from which the trace is one of first calls."""
 
 
 def _cold(run: Run, rows: pd.DataFrame) -> str:
     """That a view takes long, as it does in its first call alone, as a further sentence; else empty."""
-    views = rows[rows["name"].str.contains(_VIEWS) & (rows["phase"] != "data")]
+    views = rows[rows["name"].str.contains(VIEWS) & (rows["phase"] != "data")]
     longest_us = float(views["longest_us"].max()) if len(views) else 0.0
     if not longest_us >= MIN_COLD_FRAC * wall_us(cpu_windows(run)) > 0:
         return ""

@@ -414,25 +414,37 @@ def _nothing(run: Run, savings: Savings) -> str:
     parts = [part for part in (longest, of_products if work.frac > 0 or not longest else "") if part]
     told = ", and ".join(parts)
     beside = "" if longest else _beside_products(run, savings)
+    if _IN_STEPS in beside:
+        return (
+            f"{kernel_in_words(_longest_other(run)[0])} takes {percent(_longest_other(run)[1])} of the {savings.unit}: "
+            f"{_IN_STEPS}. Products, those of attention among them, take {percent(work.frac)}{work.where}.{rest}"
+        )
     return f"No single change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {told}.{beside}{rest}"
 
 
 def _beside_products(run: Run, savings: Savings) -> str:
     """The longest kernel that multiplies no matrices, as a sentence, and what a softmax tells; empty without a long
     one."""
-    rows = kernel_rows(run)
-    us = rows[~is_matrix(rows) & (rows["category"] != "communication")].groupby("name")["total_us"].sum()
-    share = float(us.max() / window_rows(run)["wall_us"].sum()) if len(us) else 0.0
+    name, share = _longest_other(run)
     if share < MIN_BESIDE_FRAC:
         return ""
-    name = str(us.idxmax())
     return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{_of_softmax(name, savings)}."
+
+
+def _longest_other(run: Run) -> tuple[str, float]:
+    """The longest kernel that neither multiplies matrices nor communicates, and its share of the profiled time."""
+    rows = kernel_rows(run)
+    us = rows[~is_matrix(rows) & (rows["category"] != "communication")].groupby("name")["total_us"].sum()
+    return (str(us.idxmax()), float(us.max() / window_rows(run)["wall_us"].sum())) if len(us) else ("", 0.0)
 
 
 def _of_softmax(kernel: str, savings: Savings) -> str:
     """What a long softmax beside products tells of a model that does not train, whose loss needs one."""
     is_softmax = "softmax" in kernel.lower() and not savings.trains
-    return ": attention is computed in steps, and a fused kernel keeps its scores on the chip" if is_softmax else ""
+    return f": {_IN_STEPS}" if is_softmax else ""
+
+
+_IN_STEPS = "attention is computed in steps, and a fused kernel keeps its scores on the chip"
 
 
 MIN_BESIDE_FRAC = 0.1

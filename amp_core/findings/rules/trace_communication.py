@@ -271,7 +271,8 @@ _LATER_STILL = " A rank whose trace is missing may enter later still: import the
 
 _SLOWER_GPUS = Remedy(
     "The others wait for a GPU that takes longer for as many kernels, which neither a faster network nor overlap "
-    "shortens. Look at its clocks, power limit, temperature and other processes, and whether its rank has more data.",
+    "shortens. Look at its clocks, power limit, temperature and other processes; where sizes differ between ranks, it "
+    "has more data.",
     "nvidia-smi --query-gpu=index,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active --format=csv -l 1",
 )
 _LATE_RANKS = Remedy(

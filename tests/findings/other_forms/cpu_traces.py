@@ -153,7 +153,7 @@ def attention_beside_layers(into):
     import_cpu(into, trace)
 
 
-@fault("fp64-operators", "aten::mkldnn_rnn_layer")
+@fault("fp64-operators", "operators")
 def recurrent_layers_of_doubles(into):
     trace = Made()
     for number in range(3):
@@ -162,7 +162,7 @@ def recurrent_layers_of_doubles(into):
     import_cpu(into, trace)
 
 
-@fault("fp64-operators", "aten::exp")
+@fault("fp64-operators", "operators")
 def elementwise_operators_of_doubles(into):
     trace = Made()
     trace.event("mark", "ProfilerStep#4", 0, 1000, 1)

@@ -80,7 +80,7 @@ def softmax_beside_products_of_batches(into: Path, faulty: bool) -> None:
     import_cpu(into, trace)
 
 
-@case("fp64-operators", "aten::mm")
+@case("fp64-operators", "operators")
 def products_of_numpy_arrays(into: Path, faulty: bool) -> None:
     """Products in FP64, or in FP32."""
     trace = Made()
