@@ -3,7 +3,7 @@
 first_sentence(run)      # 'Largest possible saving: the GPU waits for data 51 % of the step (up to 619 of 1,211 ms).'
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -207,9 +207,10 @@ def _first_sentence(run: Run) -> str:
         idle = at_start and not passes_sentence(run) and _busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
         whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
-        scatters, scatters_frac = _scatters(run, savings)
-        first = f"{scatters} " if scatters_frac > max(largest.share, MIN_SCATTER_FIRST_FRAC) else ""
-        whole += f" {scatters}" if scatters and not first else ""
+        writes = scattered(run, savings)
+        is_first = writes is not None and writes.frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
+        first = f"{writes.sentence} " if writes is not None and is_first else ""
+        whole += f" {writes.sentence}" if writes is not None and not is_first else ""
         saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
@@ -261,19 +262,28 @@ def _next(savings: Savings) -> str:
     return f" The next: {_in_sentence(second)} ({second.how_much(savings.unit)})."
 
 
-def _scatters(run: Run, savings: Savings) -> tuple[str, float]:
-    """The operator that writes to scattered places for long, as a sentence, and its share of the step; empty without
-    one."""
+@dataclass(frozen=True)
+class ScatteredWrites:
+    """The operator that writes to scattered places for long."""
+
+    name: str
+    frac: float
+    """Its share of the step."""
+    sentence: str
+
+
+def scattered(run: Run, savings: Savings) -> ScatteredWrites | None:
+    """The operator with most of the time among those that write to scattered places; None where none takes long."""
     rows = kernel_rows(run)
     rows = rows[rows["op"].str.contains(SCATTERS) & (rows["category"] != "communication")]
     us = rows.groupby("op")["total_us"].sum()
     steps = float(window_rows(run)["steps"].fillna(0.0).sum()) or float(len(window_rows(run)))
-    if us.empty or us.max() / steps < MIN_SCATTER_FRAC * savings.cost.step_us:
-        return "", 0.0
-    share = step_share(float(us.max()) / steps, savings.cost)
-    name = kernel_in_words(str(us.idxmax()))
-    told = f"{name} takes {share} of the {savings.unit}, as it writes to scattered places."
-    return told, float(us.max()) / steps / savings.cost.step_us
+    each_us = float(us.max()) / steps if len(us) else 0.0
+    if each_us < MIN_SCATTER_FRAC * savings.cost.step_us:
+        return None
+    name, share = str(us.idxmax()), step_share(each_us, savings.cost)
+    told = f"{kernel_in_words(name)} takes {share} of the {savings.unit}, as it writes to scattered places."
+    return ScatteredWrites(name, each_us / savings.cost.step_us, told)
 
 
 MIN_SCATTER_FRAC, MIN_SCATTER_FIRST_FRAC = 0.1, 0.3

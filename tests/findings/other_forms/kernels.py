@@ -415,3 +415,21 @@ def elementwise_steps_of_a_hot_gpu(into):
             trace.kernel("void GeluCUDAKernelImpl<float>", at + 12 + us * place, us - 1, at + place + 0.1, call_us=0.2)
         at += 10 * us + 20
     done()
+
+
+@fault("scattered-writes", "aten::embedding_dense_backward")
+def padding_in_the_gradient_of_an_embedding(into):
+    trace, done = traced(into)
+    product(trace, 10, 900, NVJET)
+    trace.op("aten::embedding_dense_backward", 30, 5)
+    trace.kernel("void embedding_backward_feature_kernel<float>", 920, 1000, 32)
+    done()
+
+
+@fault("scattered-writes", "aten::scatter_add_")
+def messages_of_a_graph(into):
+    trace, done = traced(into)
+    product(trace, 10, 1500, NVJET)
+    trace.op("aten::scatter_add_", 30, 5)
+    trace.kernel("void at::native::_scatter_gather_elementwise_kernel<128, 8>(int)", 1520, 450, 32)
+    done()

@@ -180,3 +180,14 @@ def kernels_that_get_slower(into: Path, faulty: bool) -> None:
         product(trace, at + 10, us - 15)
         at += us
     import_into(into, trace, **head)
+
+
+@case("scattered-writes", "aten::_index_put_impl_")
+def writes_by_an_index(into: Path, faulty: bool) -> None:
+    """A third of the step writes rows by an index, or little of it does."""
+    trace, head = step()
+    product(trace, 10, 640 if faulty else 940)
+    trace.op("aten::_index_put_impl_", 20, 5)
+    us = 340 if faulty else 40
+    trace.kernel("void at::native::index_elementwise_kernel<128, 4>(int)", 992 - us, us, 22)
+    import_into(into, trace, **head)
