@@ -6,7 +6,7 @@
 
 import pandas as pd
 
-from amp_core.analysis.performance.gemm_shapes import tensor_shapes
+from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.text.formatting import join_words, number, percent
 
 MIN_FAMILY_RATIO = 1.1
@@ -60,6 +60,23 @@ def casts(rows: pd.DataFrame, op: str, op_us: float) -> str:
     us = float(rows["total_us"][(rows["name"] == op) & (rows["category"] == "cast")].sum())
     most = "all" if us >= op_us else f"{number(us / 1e3, 'ms')}"
     return f", {most} of that in casts between types" if us >= MIN_CASTS_FRAC * op_us > 0 else ""
+
+
+MIN_SINGLE_FRAC = 0.5
+"""Share of products of one row in the operators' time from which it is told."""
+
+
+def single_rows(rows: pd.DataFrame, total_us: float) -> str:
+    """That most of the time is in products of one row and a weight, as a further sentence; else empty."""
+    products = rows[(rows["category"] == "gemm") & (rows["name"] == rows["op"])]
+    made = [product(str(op), str(shapes)) for op, shapes in zip(products["op"], products["in_shapes"], strict=True)]
+    us = float(products["total_us"][[one is not None and one.is_vector and one.batch == 1 for one in made]].sum())
+    if us < MIN_SINGLE_FRAC * total_us:
+        return ""
+    return (
+        f" Products of a single row take {percent(us / total_us)}: each reads its whole weight for it, so that rows "
+        "which are stacked into one call cost little more than one."
+    )
 
 
 MIN_SIZE = 4096

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.communication_savings import late_rank_saving
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
@@ -21,10 +22,11 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
     without_ranges,
 )
+from amp_core.analysis.performance.layouts import layout_copies
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.signals import facts, mappings
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import number, percent, size
 from amp_core.traces.operators import is_range
 
 MAX_OUTSIDE_FRAC = 0.5
@@ -110,11 +112,11 @@ def _outside_us(run: Run) -> float:
 
 
 def waiting_part(run: Run) -> CpuPart | None:
-    """Waiting of ranks for late ones, in collectives of the host; None for one rank, and where it is little."""
+    """Waiting of ranks for late ones in collectives of the host, or else these; None where they take little."""
     unit = "step" if float(window_rows(run)["steps"].fillna(0.0).sum()) else "profiled window"
     saving = late_rank_saving(run, unit) if window_rows(run)["rank"].nunique() > 1 else None
     if saving is None or saving.share < MIN_WAITING_FRAC:
-        return None
+        return _communicating(run)
     steps = float(cpu_windows(run)["steps"].fillna(0.0).sum())
     what = f"{saving.what[0].lower()}{saving.what[1:]} ({saving.how_much(unit)})"
     return CpuPart("exposed-communication", saving.saved_us * max(1.0, steps), what, saving.where)
@@ -122,6 +124,28 @@ def waiting_part(run: Run) -> CpuPart | None:
 
 MIN_WAITING_FRAC = 0.1
 """Share of the step from which such waiting comes first: other savings of the ranks that wait end at it."""
+MIN_COMMUNICATING_FRAC = 0.2
+"""The same of collectives beside which no operator runs."""
+
+
+def _communicating(run: Run) -> CpuPart | None:
+    """Collectives of the host beside which no operator runs; None where they take little."""
+    rows, whole_us = collective_rows(run), wall_us(cpu_windows(run))
+    rows = rows[rows["alone_us"] > 0]
+    us = float(rows["alone_us"].sum()) / max(1, window_rows(run)["rank"].nunique())
+    if rows.empty or us < MIN_COMMUNICATING_FRAC * whole_us:
+        return None
+    _, most = max(
+        rows.groupby(["name", "message_bytes"], dropna=False), key=lambda one: float(one[1]["alone_us"].sum())
+    )
+    bytes_ = float(most["message_bytes"].iloc[0])
+    kind = str(most["name"].iloc[0]).replace("_", "-") + (f" of {size(bytes_)}" if bytes_ > 0 else "")
+    share = percent(float(most["alone_us"].sum() / rows["alone_us"].sum()))
+    what = (
+        f"collectives take {percent(us / whole_us)} of the time, with no operator beside them, {share} of that in "
+        f"{kind}"
+    )
+    return CpuPart("exposed-communication", us, what, str(most["kernel"].iloc[0]))
 
 
 def outside_part(run: Run) -> CpuPart | None:
@@ -257,6 +281,21 @@ def fp64_part(rows: pd.DataFrame) -> CpuPart | None:
 
 MIN_FP64_FRAC = 0.5
 _ANY_DTYPE = r'"(?:double|float|c10::\w+|__half)"'
+
+
+def layout_part(rows: pd.DataFrame) -> CpuPart | None:
+    """Copies into another layout; None where they take little. Of `judged_rows`."""
+    copies, total_us = layout_copies(rows), float(rows["total_us"].sum())
+    us = float(copies["total_us"].sum())
+    if not us >= MIN_LAYOUT_FRAC * total_us > 0:
+        return None
+    op = longest_name(copies, "top_op")
+    what = f"copies into another layout take {percent(us / total_us)} of the operators' time, most in {op}"
+    return CpuPart("layout-copies", us, what, op)
+
+
+MIN_LAYOUT_FRAC = 0.1
+"""Share of such copies in the operators' time from which they are told."""
 
 
 def attention_part(rows: pd.DataFrame) -> CpuPart | None:

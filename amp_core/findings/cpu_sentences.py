@@ -17,7 +17,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.findings.cpu_families import VIEWS, dominant_size, family
+from amp_core.findings.cpu_families import VIEWS, dominant_size, family, single_rows
 from amp_core.findings.cpu_parts import (
     SLOW_CONVOLUTIONS,
     attention_part,
@@ -25,6 +25,7 @@ from amp_core.findings.cpu_parts import (
     cpu_windows,
     fp64_part,
     judged_rows,
+    layout_part,
     loading_part,
     longest_operator,
     optimizer_part,
@@ -124,7 +125,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
-    further = f"{_attention(rows)}{dominant_size(rows, total)}"
+    further = f"{_attention(rows)}{_layouts(rows)}{single_rows(rows, total)}{dominant_size(rows, total)}"
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
     if longest in _DROPOUT and not rows["phase"].isin(["backward", "optimizer"]).any():
         further += _WITHOUT_TRAINING
@@ -142,9 +143,16 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     if optimizer is not None and optimizer.us > largest_us:
         fuse = ": fused=True, from PyTorch 2.4 on, makes them one" if optimizer.is_fusible else ""
         return optimizer.us, f"{optimizer.what}{fuse}; {sentence}"
-    if (pace := pace_part(run, rows)) is not None:
+    pace = pace_part(run, rows)
+    if pace is not None and (pace.us == 0 or pace.us >= MIN_PACE_FRAC * total):
         return total, f"{pace.what}; {sentence}"
+    if pace is not None:
+        return largest_us, f"{sentence} {pace.what[0].upper()}{pace.what[1:]}."
     return largest_us, sentence
+
+
+MIN_PACE_FRAC = 0.25
+"""Share of the operators' time that an uneven processor costs from which that comes before the longest operator."""
 
 
 def _attention(rows: pd.DataFrame) -> str:
@@ -155,6 +163,12 @@ def _attention(rows: pd.DataFrame) -> str:
         f" {part.what[0].upper()}{part.what[1:]}: F.scaled_dot_product_attention computes it in one operator, without "
         "the matrix of scores in memory."
     )
+
+
+def _layouts(rows: pd.DataFrame) -> str:
+    """That copies into another layout take long, as a further sentence; else empty."""
+    part = layout_part(rows)
+    return f" {part.what[0].upper()}{part.what[1:]}." if part is not None else ""
 
 
 def _serving(rows: pd.DataFrame, product: str, total_us: float) -> str:

@@ -261,3 +261,57 @@ def test_dropout_without_backward_is_told_to_be_left_out(tmp_path, backward, tol
     trace.op("aten::bernoulli_", 0, 800)
     trace.op("autograd::engine::evaluate_function: MulBackward0" if backward else "aten::mul", 800, 100)
     assert ("call model.eval() for inference" in first_sentence(run_of(tmp_path, trace))) == told
+
+
+@pytest.mark.parametrize(("busiest_us", "told"), [(900, True), (330, False)])
+def test_a_rank_that_computes_far_longer_is_told_where_collectives_do_not_tell_who_waits(tmp_path, busiest_us, told):
+    """Ranks do not leave the halves of low-latency kernels together, so that these are not compared."""
+    traces = []
+    for rank in range(4):
+        trace = Made()
+        us = busiest_us if rank == 2 else 300
+        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+        trace.op("aten::mm", 2, 1)
+        trace.kernel(made.GEMM, 10, us, 3)
+        trace.op("deep_ep::combine", 5, 1)
+        trace.kernel("void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*)", 10 + us, 980 - us, 6)
+        traces.append(trace)
+    run = runs_of(tmp_path, traces)
+    late = "wait 60 % of the step in collectives for rank 2, whose GPU computes for 0.900 instead of 0.300 ms"
+    assert (late in first_sentence(run)) == told
+    assert ("Replicate its hot experts" in finding_of(run, "exposed-communication").advice) == told
+
+
+@pytest.mark.parametrize(("rows", "told"), [(1, True), (64, False)])
+def test_products_of_a_single_row_on_a_cpu_are_told(tmp_path, rows, told):
+    trace = Made()
+    for number in range(8):
+        trace.op("aten::addmm", 500 * number, 490, **{"Input Dims": [[4000], [rows, 512], [512, 4000], [], []]})
+    assert ("Products of a single row take 100 %" in first_sentence(run_of(tmp_path, trace))) == told
+
+
+def test_collectives_beside_which_no_operator_runs_are_told(tmp_path):
+    traces = []
+    for _ in range(2):
+        trace = Made()
+        for at in range(0, 3000, 1000):
+            trace.op("aten::mm", at, 600)
+            trace.event(
+                "mark", "gloo:all_gather", at + 600, 400, 9, **{"Input Dims": [[2**20]], "Input type": ["float"]}
+            )
+        traces.append(trace)
+    run = runs_of(tmp_path, traces, deviceProperties=[])
+    assert "of the time, with no operator beside them, 100 % of that in all-gather of 4.00 MiB" in first_sentence(run)
+    assert finding_of(run, "exposed-communication").where == "gloo:all_gather"
+
+
+@pytest.mark.parametrize(("slow", "first"), [(2, True), (1, False)])
+def test_an_uneven_processor_comes_first_only_where_it_costs_much(tmp_path, slow, first):
+    trace, at = Made(), 0.0
+    for number in range(40):
+        us = 2600.0 if number in (11, 25)[:slow] else 250.0
+        trace.op("aten::bernoulli_", at, us, **{"Input Dims": [[512, 512]]})
+        at += us
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("on the CPU, 4.70 of the 14.7 ms of operators" in sentence) == first
+    assert "aten::bernoulli_ takes 100 % of the operators' time" in sentence

@@ -82,6 +82,7 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     communicates = f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{told}"
     return [
         late_rank_saving(run, unit)
+        or (_busiest_rank(run, unit) if not waits else None)
         or Saving(
             "exposed-communication",
             communication + between,
@@ -202,6 +203,47 @@ def slower_gpus(windows: pd.DataFrame, late: list[int]) -> float:
         return 0.0
     ratio = float(own_us[is_late].min() / max(float(own_us[~is_late].mean()), 1e-3))
     return ratio if ratio >= MIN_SLOWER_RATIO else 0.0
+
+
+MIN_BUSIER_RATIO, MAX_BUSIEST_FRAC = 1.5, 0.5
+"""A rank computes that many times as long as the others, and communicates for no more than that part of their time."""
+
+
+def _busiest_rank(run: Run, unit: str) -> Saving | None:
+    """The saving where one rank computes far longer than the others, which only communicate meanwhile, and the
+    collectives themselves do not tell who waits, as those of experts; None otherwise."""
+    windows = window_rows(run)
+    ranks = windows["rank"].nunique()
+    if ranks < MIN_RANKS or not has_all_ranks(run):
+        return None
+    steps = max(1.0, float(windows["steps"].fillna(1.0).sum()) / ranks)
+    sums = windows.groupby("rank")[["kernel_us", "communication_us", "wall_us"]].sum() / steps
+    sums = sums.assign(own_us=sums["kernel_us"] - sums["communication_us"]).sort_values("own_us")
+    busiest, others = sums.iloc[-1], sums.iloc[:-1]
+    own_us, theirs_us = float(busiest["own_us"]), float(others["own_us"].mean())
+    waited_us = float((others["communication_us"] - busiest["communication_us"]).clip(lower=0.0).mean())
+    beside_us = own_us - theirs_us
+    if (
+        own_us < MIN_BUSIER_RATIO * float(others["own_us"].max())
+        or busiest["communication_us"] > MAX_BUSIEST_FRAC * others["communication_us"].min()
+        or waited_us < MIN_WAITING_FRAC * beside_us
+    ):
+        return None
+    rank, step_us = int(float(str(busiest.name))), float(others["wall_us"].mean())
+    return Saving(
+        "exposed-communication",
+        min(waited_us, beside_us * (ranks - 1) / ranks),  # shared out, all compute the mean
+        step_us,
+        f"The other ranks wait {100 * waited_us / step_us:.0f} % of the {unit} in collectives for rank {rank}, whose "
+        f"GPU computes for {number(own_us / 1e3)} instead of {number(theirs_us / 1e3, 'ms')}",
+        f"rank {rank}",
+        late_ranks=(rank,),
+        slower_ratio=own_us / max(theirs_us, 1e-3),
+    )
+
+
+MIN_RANKS = 3
+"""Ranks from which one of them is an exception."""
 
 
 def _as_slower(ratio: float, count: int, *, on_cpu: bool) -> str:

@@ -1,4 +1,4 @@
-"""Kernels that convert the layout of convolutions' inputs and outputs.
+"""Kernels that convert the layout of convolutions' inputs and outputs, and copies into another layout.
 
 >>> layout_rows(kernel_rows(run))["total_us"].sum()
 68500.0
@@ -14,3 +14,11 @@ def layout_rows(rows: pd.DataFrame) -> pd.DataFrame:
     layout too, but not for convolutions; MIOpen's SubTensorOp fills and casts."""
     of_convolution = rows["op"].str.contains("conv(?!ert)", regex=True) & ~rows["name"].str.startswith("SubTensorOp")
     return rows[rows["name"].str.contains(_TURNING) | ((rows["category"] == "layout") & of_convolution)]
+
+
+_LAYING_OUT = ("aten::contiguous", "aten::clone")
+
+
+def layout_copies(rows: pd.DataFrame) -> pd.DataFrame:
+    """Those of `kernel_rows` that copy a tensor as it is but for the order of its elements, or keep a copy of it."""
+    return rows[(rows["op"] == "aten::copy_") & rows["top_op"].isin(_LAYING_OUT) & (rows["category"] != "cast")]

@@ -38,7 +38,7 @@ from amp_core.analysis.performance.kernels import (
     of_main,
     window_rows,
 )
-from amp_core.analysis.performance.layouts import layout_rows
+from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.saving import (
     MIN_SAVED_FRAC,
     Saving,
@@ -152,6 +152,7 @@ def _possible_savings(run: Run) -> Savings | None:
                 *_slow(run, cost, rates, steps, unit),
                 *_memory_bound(counted, cost, steps, unit),
                 _layouts(counted, cost, steps, unit),
+                _layout_copies(counted, cost, steps, unit),
             )
         ),
     ]
@@ -437,6 +438,15 @@ def _layouts(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> Sav
         longest_name(turned, "op") or "convolutions",
         others=others(turned, "op"),
     )
+
+
+def _layout_copies(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> Saving:
+    """What tensors save that have the layout in which they are read."""
+    copies = layout_copies(rows)
+    us = float(copies["total_us"].sum()) / steps
+    op = longest_name(copies, "top_op")
+    what = f"Copies into another layout take {step_share(us, cost)} of the {unit}, most in {op}"
+    return Saving("layout-copies", us, cost.step_us, what, op or "aten::contiguous")
 
 
 def _optimizer(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> Saving:

@@ -65,7 +65,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     if late is not None:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
         if late.slower_ratio:
-            remedy = _SLOWER_GPUS
+            of_experts = rows["kernel"].str.contains(_EXPERT_KERNELS).any()
+            remedy = _HOT_EXPERTS if of_experts else _SLOWER_GPUS
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
         elif late.all_hosts_us and remedy is _LATE_RANKS:
@@ -269,6 +270,11 @@ _RECORD_ALL = (
 _LATER_STILL = " A rank whose trace is missing may enter later still: import the traces of all ranks."
 
 
+_HOT_EXPERTS = Remedy(
+    "The others wait for the rank whose experts get most of the tokens, which no faster network shortens. Replicate "
+    "its hot experts, or place them on other ranks, by the tokens that each expert gets.",
+    "tokens = torch.bincount(expert_of_token.flatten(), minlength=experts)   # per layer, summed over ranks",
+)
 _SLOWER_GPUS = Remedy(
     "The others wait for a GPU that takes longer for as many kernels, which neither a faster network nor overlap "
     "shortens. Look at its clocks, power limit, temperature and other processes; where sizes differ between ranks, it "

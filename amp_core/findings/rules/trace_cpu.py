@@ -15,6 +15,7 @@ from amp_core.findings.cpu_parts import (
     cpu_rows,
     fp64_part,
     judged_rows,
+    layout_part,
     loading_part,
     optimizer_part,
     outside_part,
@@ -29,7 +30,7 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.repeated_work import steps_of
 from amp_core.findings.signals import facts
-from amp_core.findings.trace_findings import for_what_runs
+from amp_core.findings.trace_findings import for_what_runs, saving_finding
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
 
@@ -83,7 +84,16 @@ _LOADERS = {
 def cpu_waits_for_ranks(run: Run) -> list[Finding]:
     """`exposed-communication` of traces of a CPU: waiting for late ranks."""
     part = waiting_part(run) if len(_rows(run)) else None
-    return [cpu_finding(run, part, _LATE_RANK)] if part is not None else []
+    if part is None:
+        return []
+    return [cpu_finding(run, part, _LATE_RANK if part.where.startswith("rank") else _COLLECTIVES)]
+
+
+_COLLECTIVES = Remedy(
+    "Nothing is computed meanwhile. Exchange less, as counts instead of what they are counted from, and less often; "
+    "let gradients be reduced beside backward, in buckets, and not after each small step.",
+    "torch.distributed.all_reduce(torch.tensor([correct, total]))   # two numbers, instead of gathered objects",
+)
 
 
 _LATE_RANK = Remedy(
@@ -272,6 +282,28 @@ def attention_in_steps(run: Run) -> list[Finding]:
 
 @rule(
     Entry(
+        code="layout-copies",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=422,
+        what="An imported trace copies tensors into another layout again and again.",
+        signal="Copies without a change of type within `contiguous` and `clone`.",
+        threshold="5 % of a GPU's step, 10 % of the operators' time on a CPU.",
+        advice="The elements lie in another order than the next operator takes. Lay weights out once, keep one memory "
+        "format for model and input, and leave out contiguous() where the next operator takes strides.",
+        snippet="weight = weight.transpose(-2, -1).contiguous()   # once, before the loop",
+        page="step-cost",
+    )
+)
+def layout_copies(run: Run) -> list[Finding]:
+    """`layout-copies`: tensors that are copied for their layout."""
+    rows = _rows(run)
+    part = layout_part(rows) if len(rows) else None
+    return [cpu_finding(run, part)] if part is not None else saving_finding(run, "layout-copies")
+
+
+@rule(
+    Entry(
         code="fp64-operators",
         severity="warning",
         family=SPEED_AND_MEMORY,
@@ -279,9 +311,9 @@ def attention_in_steps(run: Run) -> list[Finding]:
         what="Most of an imported trace of a CPU computes in FP64.",
         signal="The dtypes of the operators' inputs.",
         threshold=f"{percent(MIN_FP64_FRAC)} of the operators' time.",
-        advice="FP32 has half the bytes, and twice the rate in vectors. NumPy's arrays are FP64 unless told otherwise, "
-        "and one such input makes results FP64: convert inputs, weights and constants.",
-        snippet="x = torch.from_numpy(array).float()\nmodel = model.float()",
+        advice="FP32 has half the bytes, and twice the rate in vectors. Where that is not meant, find what makes "
+        "tensors FP64: arrays of NumPy are unless told otherwise, and one such input makes results FP64.",
+        snippet="x = torch.from_numpy(array).float()   # and dtype=torch.float32 where tensors are made",
         page="step-cost",
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.findings.other_forms.form import fault
 from tests.findings.zoo.cpu_traces import WORKERS, backward_of, decoding, import_cpu
-from tests.findings.zoo.traces import import_into, step
+from tests.findings.zoo.traces import import_into, product, step
 from tests.traces import made
 from tests.traces.made import Made
 
@@ -215,3 +215,28 @@ def checkpoint_on_a_gpu(into):
         trace.op(name, 20 + 20 * place, 15)
         trace.kernel(made.GEMM, 200 + 800 * place, us - 5, 25 + 20 * place)
     import_into(into, trace, **head)
+
+
+@fault("layout-copies", "aten::clone")
+def clones_before_each_layer(into):
+    trace, at = Made(), 0.0
+    for _ in range(8):
+        for name, start, us in (("aten::clone", 0, 120), ("aten::copy_", 5, 110), ("aten::addmm", 120, 300)):
+            trace.op(name, at + start, us)
+        at += 420
+    import_cpu(into, trace)
+
+
+@fault("layout-copies", "aten::contiguous")
+def weights_copied_on_a_gpu(into):
+    trace, head = step(2000, "NVIDIA A100-SXM4-80GB")
+    trace.op("aten::contiguous", 10, 30)
+    trace.op("aten::copy_", 14, 20)
+    trace.kernel(DIRECT_COPY, 60, 500, 18)
+    product(trace, 565, 1400)
+    import_into(into, trace, **head)
+
+
+DIRECT_COPY = (
+    "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>"
+)

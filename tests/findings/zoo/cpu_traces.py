@@ -136,3 +136,16 @@ def forward_within_backward(into: Path, faulty: bool) -> None:
     """A node that computes two layers first, or its own product alone."""
     layers = (("aten::layer_norm", 100.0), ("aten::linear", 300.0), ("aten::gelu", 50.0))
     import_cpu(into, backward_of(*layers[: 3 * faulty]))
+
+
+@case("layout-copies", "aten::contiguous")
+def input_made_contiguous_in_every_call(into: Path, faulty: bool) -> None:
+    """A transposed input that is copied before each product, or not."""
+    trace, at = Made(), 0.0
+    for _ in range(5):
+        if faulty:
+            for name, us in (("aten::contiguous", 300), ("aten::clone", 295), ("aten::copy_", 290)):
+                trace.op(name, at + (300 - us) / 2, us)
+        trace.op("aten::mm", at + 300 * faulty, 600)
+        at += 600 + 300 * faulty
+    import_cpu(into, trace)
