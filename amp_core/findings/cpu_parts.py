@@ -226,10 +226,12 @@ def _slow_calls(run: Run) -> CpuPart | None:
     ranks = window_rows(run)["rank"]
     of_rank = f" of rank {ranks.min():.0f}" if ranks.nunique() > 1 else ""
     op = str(facts(run.head.config, "slow_calls").get("op"))
+    by_passes = facts(run.head.config, "slow_calls").get("by_passes") is True
+    than = "the fastest quarter of the same call" if by_passes else "the median of their operator and sizes"
     one = f"one of {op} {number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}"
     what = (
         f"{number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of operators{of_rank} ({percent(us / of_us)}) are what "
-        f"{count:,.0f} calls take beyond the median of their operator and sizes, {one}: the processor is shared or "
+        f"{count:,.0f} calls take beyond {than}, {one}: the processor is shared or "
         "throttled, or has fewer cores than the program has threads"
     )
     return CpuPart("shared-processor", us, what, "processor")

@@ -36,8 +36,9 @@ KINDS = {
 }
 """Names of collectives by what their many spellings contain, longer ones first."""
 
-_EXPERTS = re.compile(r"deep_?ep::\w+::(?:dispatch|combine)\b", re.IGNORECASE)
-"""Kernels of DeepEP, in which ranks send tokens to the experts of other ranks, and their results back."""
+_EXPERTS = re.compile(r"(?:deep_?|\b)ep::\w+::(?:dispatch|combine|notify_dispatch|cached_notify)\b", re.IGNORECASE)
+"""Kernels of DeepEP, also before it was published, in which ranks send tokens to the experts of other ranks, and their
+results back."""
 _EXPERT_TYPES = {"internode_ll::dispatch<true": "float8_e4m3fn", "internode_ll::dispatch<false": "bfloat16"} | {
     "internode_ll::combine": "bfloat16"
 }

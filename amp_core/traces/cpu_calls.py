@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -51,28 +52,39 @@ class SlowCalls:
     longest_us: float
     usual_us: float
     """The time of that one, and the median of its sizes."""
+    by_passes: bool = False
+    """Whether they are compared with the same call of other passes, for sizes are not recorded: `usual_us` is then what
+    the fastest quarter takes."""
 
 
 def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
-    """Such calls of a trace of a CPU that records shapes; None for few of them, and for other traces."""
+    """Such calls of a trace of a CPU that records shapes, or repeats the same operators; None for few of them, and for
+    other traces."""
     if events.uses_device or not len(linked):
         return None
     names, shapes = np.asarray(events.spans.name)[linked.op], np.asarray(events.spans.shapes)[linked.op]
     unequal = np.array([bool(_HIDES_SIZES.match(text)) for text in events.texts], dtype=bool)
     unequal |= np.array([operator_category(text) == "communication" for text in events.texts], dtype=bool)
     known = np.flatnonzero((shapes >= 0) & ~unequal[names])
-    if not len(known):
+    in_time = np.argsort(linked.start_us, kind="stable")
+    passes = None if len(known) else _equal_passes(names[in_time][~unequal[names[in_time]]])
+    if passes is not None:
+        known = np.flatnonzero(~unequal[names])
+    elif not len(known):
         return None
     known = known[np.argsort(linked.start_us[known], kind="stable")]
-    _, kind = np.unique(np.stack([names[known], shapes[known]]), axis=1, return_inverse=True)
-    kind = kind.reshape(-1)
-    by_kind = np.split(known[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
+    if passes is not None:
+        by_kind = list(known.reshape(passes, -1).T)
+    else:
+        _, kind = np.unique(np.stack([names[known], shapes[known]]), axis=1, return_inverse=True)
+        kind = kind.reshape(-1)
+        by_kind = np.split(known[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
     beyond = np.zeros(len(linked))
     for equal in by_kind:
-        later = equal[1:]  # the first one may set something up
+        later = equal if passes is not None else equal[1:]  # the first one may set something up
         if len(later) >= MIN_EQUAL:
-            usual_us = float(np.median(linked.own_us[later]))
-            slow = later[linked.own_us[later] > MIN_SLOW_RATIO * usual_us]
+            usual_us = float(np.quantile(linked.own_us[later], PACE_QUANTILE if passes is not None else 0.5))
+            slow = equal[1:][linked.own_us[equal[1:]] > MIN_SLOW_RATIO * usual_us]
             beyond[slow] = linked.own_us[slow] - usual_us
     if beyond.sum() < MIN_SLOW_FRAC * linked.own_us.sum() or not beyond.any():
         return None
@@ -84,7 +96,25 @@ def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
         op=events.texts[names[most]],
         longest_us=float(linked.own_us[most]),
         usual_us=float(linked.own_us[most] - beyond[most]),
+        by_passes=passes is not None,
     )
+
+
+MIN_PASS_CALLS = 20
+"""Calls of a pass from which it is one, and not an operator that is called in a loop."""
+
+
+def _equal_passes(names: npt.NDArray[np.int64]) -> int | None:
+    """How often the same operators follow one another in the same order, by their `names` in the order of time; None
+    if fewer than `MIN_EQUAL` times. Without sizes, calls of one place in these do the same."""
+    counts = np.unique(names, return_counts=True)[1]
+    passes = int(np.gcd.reduce(counts)) if len(counts) else 0
+    for often in range(MIN_EQUAL, passes + 1):
+        if passes % often == 0 and len(names) >= MIN_PASS_CALLS * often:
+            by_pass = names.reshape(often, -1)
+            if (by_pass == by_pass[0]).all():
+                return often
+    return None
 
 
 @dataclass(frozen=True)

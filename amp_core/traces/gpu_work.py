@@ -79,11 +79,13 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
     # Some versions write the correlation there too, which would name an arbitrary operator.
     unlinked = op < 0 if events.accelerator == "npu" else ~known  # an NPU's work is launched outside of its operator
     by_id = unlinked & (external >= 0) & ((external != np.asarray(work.correlation)) | known)
-    if by_id.any():
+    if by_id.any() and len(events.spans):
         is_op = np.asarray(events.spans.kind) == OP
         match = _matching(external[by_id], np.where(is_op, np.asarray(events.spans.external), -1))
-        where = np.flatnonzero(by_id)[match >= 0]
-        span = match[match >= 0]
+        # Work that begins before an operator is none of its own: the number is another one's.
+        follows = (match >= 0) & (np.asarray(events.spans.start)[match] <= start[by_id])
+        where = np.flatnonzero(by_id)[follows]
+        span = match[follows]
         op[where], module[where], region[where] = span, host.module_of_span[span], host.region_of_span[span]
         unknown = ~known[where]
         launched[where[unknown]] = returned[where[unknown]] = np.asarray(events.spans.start)[span[unknown]]

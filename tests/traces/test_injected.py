@@ -315,3 +315,18 @@ def test_an_uneven_processor_comes_first_only_where_it_costs_much(tmp_path, slow
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("on the CPU, 4.70 of the 14.7 ms of operators" in sentence) == first
     assert "aten::bernoulli_ takes 100 % of the operators' time" in sentence
+
+
+@pytest.mark.parametrize(("passes", "told"), [(6, True), (3, False)])
+def test_calls_without_sizes_are_compared_with_those_of_other_passes(tmp_path, passes, told):
+    """Layers of several widths, so that calls of one operator do unequally much; now and then one stalls."""
+    trace, at = Made(), 0.0
+    for number in range(passes):
+        for place in range(30):
+            us = 100.0 + 40 * (place % 7)
+            us *= 20 if (number, place) in ((2, 3), (2, 19), (1, 27)) else 1
+            trace.op("aten::addmm" if place % 2 else "aten::relu", at, us)
+            at += us
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("are what 3 calls take beyond the fastest quarter of the same call" in sentence) == told
+    assert ("the processor is shared or throttled" in sentence) == told

@@ -65,8 +65,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     if late is not None:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
         if late.slower_ratio:
-            of_experts = rows["kernel"].str.contains(_EXPERT_KERNELS).any()
-            remedy = _HOT_EXPERTS if of_experts else _SLOWER_GPUS
+            is_of_experts = rows["kernel"].str.contains(_EXPERT_KERNELS).any()
+            remedy = _HOT_EXPERTS if is_of_experts else _SLOWER_GPUS
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
         elif late.all_hosts_us and remedy is _LATE_RANKS:
@@ -404,7 +404,8 @@ def _exchange(dtype: str, *, of_experts: bool, transfers: bool) -> Remedy:
     if of_experts:
         return Remedy(
             "Ranks exchange tokens here. Where dispatch and combine are one kernel each, split them into sending and "
-            f"receiving, and compute what does not depend on the tokens in between{narrower}.{_OTHER_RANKS}",
+            "receiving, or let them finish asynchronously (async_finish=True), and compute what does not depend on the "
+            f"tokens meanwhile, as the other micro-batch{narrower}.{_OTHER_RANKS}",
             _BUFFER,
         )
     return Remedy(
@@ -417,7 +418,7 @@ def _exchange(dtype: str, *, of_experts: bool, transfers: bool) -> Remedy:
 MAX_NARROW_BYTES = 2
 """Elements of more bytes can be exchanged in 16 bits."""
 _EXCHANGES = ("all_to_all", "send_recv", "send", "recv")
-_EXPERT_KERNELS = r"(?i:deep_?ep::)"
+_EXPERT_KERNELS = r"(?i:deep_?ep::|\bep::(?:inter|intra)node)"
 _ALL_TO_ALL = "work = torch.distributed.all_to_all_single(out, x, async_op=True)\n...   # the dense layers\nwork.wait()"
 _BUFFER = (
     "tokens, counts, handle, event, receive = buffer.low_latency_dispatch(\n"
