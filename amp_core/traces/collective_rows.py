@@ -101,8 +101,9 @@ _ON_HOST = re.compile(r"(?:gloo|mpi|ucc):")
 
 
 def host_collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, origin_us: float) -> Rows:
-    """The same of a trace without a device: one row per range of a backend, whose `alone_us` is the part in which no
-    operator runs and no other collective that began before. `linked`: the operators."""
+    """The same of a trace without a device: one row per range of a backend. Its time counts from when the collectives
+    have ended that began before, as of buckets of gradients, and `alone_us` is the part of it in which no operator
+    runs. `linked`: the operators."""
     spans = events.spans
     name, start, end = (np.asarray(column) for column in (spans.name, spans.start, spans.end))
     on_host = np.array([_ON_HOST.match(text) is not None for text in events.texts], dtype=bool)
@@ -114,6 +115,8 @@ def host_collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, or
     computes = linked.op[(linked.op >= 0) & ~on_host[name[linked.op]]]
     busy = times.union(start[computes], end[computes])
     numbers: dict[int | None, int] = {}
+    earlier = np.maximum.accumulate(np.concatenate([[-np.inf], end[chosen][:-1]]))
+    began = dict(zip(chosen.tolist(), np.maximum(start[chosen], earlier).tolist(), strict=True))
     for span, in_step in zip(chosen.tolist(), _steps(host, start[chosen]), strict=True):
         when = times.without((start[[span]], end[[span]]), busy)
         busy = times.merged(busy, when)
@@ -133,7 +136,7 @@ def host_collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, or
             None,
             dtype,
             elements * width if width is not None and 0 < elements * width < 2**63 else None,
-            round(float(end[span] - start[span]), 3),
+            round(max(0.0, float(end[span]) - began[span]), 3),
             round(times.total(when), 3),
             None,
             origin_us + float(end[span]),
