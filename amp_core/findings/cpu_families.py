@@ -74,8 +74,8 @@ def single_rows(rows: pd.DataFrame, total_us: float) -> str:
     if us < MIN_SINGLE_FRAC * total_us:
         return ""
     return (
-        f" Products of a single row take {percent(us / total_us)}: each reads its whole weight for it, so that rows "
-        "which are stacked into one call cost little more than one."
+        f" Products of a single row take {percent(us / total_us)}: each reads its whole weight for it, and one call "
+        "for several rows reads it once."
     )
 
 

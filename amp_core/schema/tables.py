@@ -444,7 +444,7 @@ TABLES: dict[str, Table] = {
         ),
         Table(
             "collectives",
-            "one row per communication kernel of a profiled window",
+            "one row per communication kernel of a profiled window, or without a device per collective of the host",
             "communication between devices",
             ("step", "rank", "number"),
             (

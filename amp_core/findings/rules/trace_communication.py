@@ -59,8 +59,9 @@ def exposed_communication(run: Run) -> list[Finding]:
     narrower = ", and 16-bit activations" if is_wide and transfers else ""
     own = rows[rows["name"] == name]
     of_experts = bool(own["kernel"].str.contains(_EXPERT_KERNELS).any())
-    exchange = _exchange(dtype, of_experts=of_experts, transfers=transfers)
     savings = possible_savings(run)
+    in_training = savings is not None and savings.trains
+    exchange = _exchange(dtype, of_experts=of_experts, transfers=transfers, in_training=in_training)
     late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
     if late is not None:
         remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
@@ -395,9 +396,9 @@ def _transfers(rows: pd.DataFrame) -> bool:
 MIN_TRANSFER_FRAC = 0.1
 
 
-def _exchange(dtype: str, *, of_experts: bool, transfers: bool) -> Remedy:
+def _exchange(dtype: str, *, of_experts: bool, transfers: bool, in_training: bool) -> Remedy:
     """Advice for ranks that exchange values of `dtype`, "" for an unknown one; `of_experts`: by DeepEP's kernels;
-    `transfers`: whether fewer bytes would help."""
+    `transfers`: whether fewer bytes would help; `in_training`: low-latency kernels are for decoding."""
     width = element_bytes(dtype) if dtype else None
     narrow = width is not None and (width <= MAX_NARROW_BYTES or dtype.startswith(("int", "uint", "bool", "long")))
     narrower = "" if narrow or not transfers else ", and exchange 16 bits or fewer"
@@ -406,7 +407,7 @@ def _exchange(dtype: str, *, of_experts: bool, transfers: bool) -> Remedy:
             "Ranks exchange tokens here. Where dispatch and combine are one kernel each, split them into sending and "
             "receiving, or let them finish asynchronously (async_finish=True), and compute what does not depend on the "
             f"tokens meanwhile, as the other micro-batch{narrower}.{_OTHER_RANKS}",
-            _BUFFER,
+            _ASYNC_BUFFER if in_training else _BUFFER,
         )
     return Remedy(
         "Ranks exchange tokens or embedding rows here. Compute what does not depend on them in the meantime"
@@ -424,6 +425,10 @@ _BUFFER = (
     "tokens, counts, handle, event, receive = buffer.low_latency_dispatch(\n"
     "    x, experts_of_tokens, max_tokens, num_experts, return_recv_hook=True\n)\n"
     "...   # the other half of the batch, or the shared expert\nreceive()"
+)
+_ASYNC_BUFFER = (
+    "out, _, event = buffer.combine(x, handle, async_finish=True)\n"
+    "...   # the other micro-batch\nevent.current_stream_wait()"
 )
 _GATHER = Remedy(
     "Sharded weights are gathered before the layers that need them. Prefetch them, or shard less." + _OTHER_RANKS,

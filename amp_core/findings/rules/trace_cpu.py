@@ -90,8 +90,7 @@ def cpu_waits_for_ranks(run: Run) -> list[Finding]:
 
 
 _COLLECTIVES = Remedy(
-    "Nothing is computed meanwhile. Exchange less, as counts instead of what they are counted from, and less often; "
-    "let gradients be reduced beside backward, in buckets, and not after each small step.",
+    "Nothing is computed meanwhile. Exchange less, as counts instead of what they are counted from, and less often.",
     "torch.distributed.all_reduce(torch.tensor([correct, total]))   # two numbers, instead of gathered objects",
 )
 

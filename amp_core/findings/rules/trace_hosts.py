@@ -183,7 +183,7 @@ _OF_MODEL = re.compile(r"(?:^nn\.Module: |: (?:forward|__call__|_call_impl|_wrap
 _IN_FORWARD = Remedy(
     "The host is in this function of the model before it launches: checks, hooks, guards of compiled code, or the "
     "profiler, which records each call with its stack. Time the same steps without stacks. If the time remains, look "
-    "for what this function does on each call.",
+    "for what this function does then, and whether something stops the process.",
     "with torch.profiler.profile(with_stack=False) as prof:\n    train_step(batch)",
 )
 _COPIES_AGAIN = Remedy(
