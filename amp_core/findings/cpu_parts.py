@@ -187,6 +187,8 @@ def optimizer_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
 
 def judged_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows without those of the program's ranges, unless one of them is the longest of all."""
+    if rows.empty:
+        return rows
     name, _ = longest_operator(rows)
     return rows if is_range(name) and rows["op"].str.contains("::").any() else without_ranges(rows)
 
@@ -201,7 +203,7 @@ def longest_operator(rows: pd.DataFrame) -> tuple[str, float]:
 def pace_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
     """That the processor is shared, or that calls cost more than what they compute; None for neither. Of
     `judged_rows`."""
-    return _slow_calls(run) or _slow_steps(run) or _costly_calls(run, rows)
+    return _slow_calls(run, float(rows["total_us"].sum())) or _slow_steps(run) or _costly_calls(run, rows)
 
 
 def _slow_steps(run: Run) -> CpuPart | None:
@@ -217,11 +219,13 @@ def _slow_steps(run: Run) -> CpuPart | None:
     return CpuPart("shared-processor", us, what, "processor")
 
 
-def _slow_calls(run: Run) -> CpuPart | None:
-    """That equal calls take far longer now and then; of several ranks, on the first."""
+def _slow_calls(run: Run, total_us: float) -> CpuPart | None:
+    """That equal calls take far longer now and then; of several ranks, on the first. `total_us`: the time of all, for
+    runs that older versions imported."""
     names = ("count", "us", "of_us", "longest_us", "usual_us")
     count, us, of_us, longest_us, usual_us = numbers_of_import(run, "slow_calls", *names)
-    if count < 1 or us <= 0:
+    of_us = of_us if of_us > 0 else total_us
+    if count < 1 or us <= 0 or of_us <= 0:
         return None
     ranks = window_rows(run)["rank"]
     of_rank = f" of rank {ranks.min():.0f}" if ranks.nunique() > 1 else ""
@@ -241,10 +245,11 @@ def _costly_calls(run: Run, rows: pd.DataFrame) -> CpuPart | None:
     """That calls of operators cost most of the time, whatever they compute."""
     count, each_us = numbers_of_import(run, "call_cost", "count", "each_us")
     total_us, calls = float(rows["total_us"].sum()), float(rows["count"].sum())
-    if count >= 1 and each_us > 0:
+    own_us = float(without_ranges(rows)["total_us"].sum())
+    if count >= 1 and each_us > 0 and own_us > 0:
         what = (
             f"{count:,.0f} calls of operators by others cost {number(each_us, 'µs')} each, "
-            f"{percent(count * each_us / float(without_ranges(rows)['total_us'].sum()))} of the operators' time, "
+            f"{percent(count * each_us / own_us)} of the operators' time, "
             "whatever they compute: time the program without the profiler, and call fewer operators, on more data each"
         )
         return CpuPart("costly-calls", count * each_us, what, "operators")

@@ -57,6 +57,8 @@ def cpu_sentence(run: Run) -> str:
     if not is_trace(run) or rows.empty or not on_cpu(rows):
         return ""
     everything = cpu_rows(run)
+    if everything.empty:  # all of it is AMPscope's own work
+        return ""
     beside = without_loading(run, everything)
     longest_us, operators = _operators(run, beside)
     if len(beside) < len(everything) and "outside of operators" not in operators:

@@ -25,7 +25,7 @@ def growing_won_us(run: Run) -> float:
     """What a cache could save of the profiled time at most, microseconds, if a pass takes as long as it has rows; 0
     where nothing grows."""
     passes, first, last, share = numbers_of_import(run, "growing_rows", "passes", "first", "last", "frac")
-    if passes < 2 or last <= 0:
+    if passes < 2 or not last >= first > 0:
         return 0.0
     needed = last / (passes * (first + last) / 2)
     return float(window_rows(run)["wall_us"].sum()) / _ranks(run) * share * max(0.0, 1 - needed)

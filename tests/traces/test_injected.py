@@ -330,3 +330,17 @@ def test_calls_without_sizes_are_compared_with_those_of_other_passes(tmp_path, p
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("are what 3 calls take beyond the fastest quarter of the same call" in sentence) == told
     assert ("the processor is shared or throttled" in sentence) == told
+
+
+def test_runs_of_older_versions_and_damaged_heads_still_have_a_sentence(tmp_path):
+    """`slow_calls` had no time of all operators, and anything may stand in a head."""
+    trace, at = Made(), 0.0
+    for number in range(40):
+        us = 2600.0 if number in (11, 25) else 250.0
+        trace.op("aten::mm", at, us, **{"Input Dims": [[512, 512]] * 2})
+        at += us
+    run = run_of(tmp_path, trace)
+    del run.head.config["slow_calls"]["of_us"]
+    run.head.config["growing_rows"] = {"passes": 9, "first": -4, "last": 4, "frac": 0.9}
+    assert "4.70 of the 14.7 ms of operators (32.0 %)" in first_sentence(run)
+    assert finding_of(run, "shared-processor").win_ms == pytest.approx(4.7)
