@@ -4,9 +4,9 @@
     scaler_enabled(run)
 
 With several ranks or optimizers the table `steps` has several rows per step. `attempts` merges them: a step is skipped
-if any row is; its time is that of the slowest rank; samples of the ranks are summed, and so are squares of gradient
-norms where each rank has a shard of each gradient; the loss is the first one recorded; everything else is from the
-first optimizer of rank 0.
+if any row is; its time and phases are those of the slowest rank; samples of the ranks are summed, and so are squares of
+gradient norms where each rank has a shard of each gradient; the loss is the first one recorded; everything else is from
+the first optimizer of rank 0.
 """
 
 from dataclasses import dataclass
@@ -50,8 +50,10 @@ def _attempts(run: Run) -> pd.DataFrame:
     losses = frame[frame["has_loss"]].drop_duplicates("step").set_index("step")["loss"]
     whole["loss"], whole["has_loss"] = whole["step"].map(losses), whole["step"].isin(losses.index)
     whole["skipped"] = by_step["skipped"].any().to_numpy()
-    for column in TIMES:  # the optimizers of a step run one after another, the ranks concurrently
-        whole[column] = by_rank[column].sum(min_count=1).groupby("step").max().to_numpy()
+    times = by_rank[list(TIMES)].sum(min_count=1)  # the optimizers of a step run one after another, the ranks at a time
+    slowest = times["step_ms"].fillna(times[list(phases.COLUMNS)].sum(axis=1)).groupby("step").idxmax()
+    for column in TIMES:  # phases of different ranks would add up to more than the step
+        whole[column] = times.loc[slowest, column].to_numpy()
     whole["samples"] = by_rank["samples"].max().groupby("step").sum(min_count=1).to_numpy()
     shards = whole_number(run.head.config.get("shards")) or 1
     if shards > 1:  # each rank's norm is that of its shards, and each shard counts once per replica

@@ -1,10 +1,12 @@
 """What the first sentence says of what its figures are of: of which steps and ranks, and without the profiler's work.
 
+few_long_steps(run)   # 'Steps 4, 9 and 14, every 5 steps, take 390 to 410 ms, the median step 144 ms: 41.2 % of …'
 uneven_steps(run)     # 'The steps differ: step 4 takes 397 ms, the median 144 ms; figures per step are means.'
 of_ranks(run)         # 'Where no rank is named, figures are means over 8 ranks.'
 """
 
 import numpy as np
+import pandas as pd
 
 from amp_core.analysis.performance.kernels import (
     is_trace,
@@ -22,38 +24,90 @@ MIN_UNEVEN_RATIO = 1.5
 """A step that takes that many times as long as the median, or that part of it, differs."""
 MIN_FIRST_RATIO = 2.5
 """The same of the first step, which begins on the host: where the host runs ahead by a step, it lasts two."""
-MIN_ALONE_RATIO = 3.0
-"""One step that takes that many times as long as all others together is what the trace tells of."""
 MIN_STEPS = 3
 
 
+def few_long_steps(run: Run) -> str:
+    """A sentence on a few steps that take so much more than the others that they come first; empty for others."""
+    ms = _step_ms(run)
+    _, longer = _apart(ms)
+    is_main = len(longer) and _beyond_frac(ms, longer) >= MIN_FIRST_FRAC
+    return _of_longer(ms, longer) if is_main else ""
+
+
 def uneven_steps(run: Run) -> str:
-    """A sentence on the steps of a trace, of which at least one is far from the median; empty for others."""
-    if not is_trace(run):
+    """A sentence on the steps of a trace, of which at least one is far from the median; empty for others, and where
+    `few_long_steps` tells of them."""
+    ms = _step_ms(run)
+    apart, longer = _apart(ms)
+    if apart.empty or few_long_steps(run):
         return ""
-    frame = run.steps
-    frame = frame[np.isfinite(frame["step_ms"].astype(float))]
-    ms = frame.groupby("step")["step_ms"].mean()
-    median = float(ms.median()) if len(ms) >= MIN_STEPS else 0.0
-    if median <= 0:
-        return ""
-    least = np.where(np.arange(len(ms)) == 0, MIN_FIRST_RATIO, MIN_UNEVEN_RATIO)
-    apart = ms[(ms >= least * median) | (ms * MIN_UNEVEN_RATIO <= median)]
-    if apart.empty:
-        return ""
-    longest, rest_ms = ms.idxmax(), float(ms.sum() - ms.max())
-    if float(ms.max()) >= MIN_ALONE_RATIO * rest_ms:
-        return (
-            f"Step {longest:.0f} alone takes {number(float(ms.max()), 'ms')}, and the median step "
-            f"{number(median, 'ms')}, so most of the profiled time is that one step's; figures per step are means."
-        )
-    farthest = (np.log(apart.clip(lower=1e-6) / median)).abs().idxmax()
+    if len(longer) == len(apart) > 1 and _beyond_frac(ms, longer) >= MIN_SAVED_FRAC:
+        return _of_longer(ms, longer)
+    farthest = (np.log(apart.clip(lower=1e-6) / ms.median())).abs().idxmax()
     more = len(apart) - 1
     others = f", and {more} more {'differs' if more == 1 else 'differ'}" if more else ""
     return (
         f"The steps differ: step {farthest:.0f} takes {number(float(ms[farthest]), 'ms')}, the median "
-        f"{number(median, 'ms')}{others}; figures per step are means."
+        f"{number(float(ms.median()), 'ms')}{others}; figures per step are means."
     )
+
+
+MIN_FIRST_FRAC = 0.4
+"""Share of the time of all steps that a few take beyond the median from which they come first."""
+MAX_FEW_FRAC = 1 / 3
+"""Up to that share of the steps is a few of them."""
+MAX_NAMED_STEPS = 4
+
+
+def _step_ms(run: Run) -> "pd.Series[float]":
+    """The time of each step of a trace, the mean over its ranks in milliseconds; none for few steps."""
+    if not is_trace(run):
+        return pd.Series(dtype=float)
+    frame = run.steps
+    frame = frame[np.isfinite(frame["step_ms"].astype(float))]
+    ms = frame.groupby("step")["step_ms"].mean()
+    return ms if len(ms) >= MIN_STEPS and float(ms.median()) > 0 else ms[:0]
+
+
+def _apart(ms: "pd.Series[float]") -> "tuple[pd.Series[float], pd.Series[float]]":
+    """The steps that are far from the median; and those of them that take longer, if they are a few."""
+    least = np.where(np.arange(len(ms)) == 0, MIN_FIRST_RATIO, MIN_UNEVEN_RATIO)
+    longer = ms[ms >= least * ms.median()]
+    apart = ms[ms.index.isin(longer.index) | (ms * MIN_UNEVEN_RATIO <= ms.median())]
+    return apart, longer if len(longer) <= max(1.0, MAX_FEW_FRAC * len(ms)) else longer[:0]
+
+
+def _beyond_frac(ms: "pd.Series[float]", longer: "pd.Series[float]") -> float:
+    """What these steps take beyond the median, as a share of the time of all."""
+    return float((longer - ms.median()).sum() / ms.sum())
+
+
+def _of_longer(ms: "pd.Series[float]", longer: "pd.Series[float]") -> str:
+    """That a few steps take longer, which, and how regularly."""
+    steps = longer.index.to_numpy(dtype=np.int64)
+    every = np.unique(np.diff(steps)) if len(steps) >= MIN_REGULAR else np.zeros(0)
+    period = f", every {every[0]} steps" if len(every) == 1 and every[0] > 1 else ""
+    names = [f"{step}" for step in steps.tolist()]
+    if len(names) > MAX_NAMED_STEPS:
+        names[MAX_NAMED_STEPS:] = [f"{len(names) - MAX_NAMED_STEPS} more"]
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    least, most = number(float(longer.min())), number(float(longer.max()), "ms")
+    each = most if least == number(float(longer.max())) else f"{least} to {most}"
+    one = len(longer) == 1
+    setup = (
+        "; the first step often sets things up, so profile after a warm-up" if one and steps[0] == ms.index[0] else ""
+    )
+    subject, verb, they = ("Step", "takes", "it takes") if one else ("Steps", "take", "they take")
+    return (
+        f"{subject} {listed}{f'{period},' if period else ''} {verb} {each}, the median step "
+        f"{number(float(ms.median()), 'ms')}: {percent(_beyond_frac(ms, longer))} of the time is what {they} beyond "
+        f"that{setup}. Figures per step are means."
+    )
+
+
+MIN_REGULAR = 3
+"""Steps from which equal distances between them are told."""
 
 
 def captured_anew(run: Run) -> str:

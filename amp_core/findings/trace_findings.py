@@ -36,6 +36,7 @@ from amp_core.findings.repeated_work import growing_sentence, recomputed_sentenc
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import (
     captured_anew,
+    few_long_steps,
     of_ranks,
     passes_sentence,
     profilers_part,
@@ -108,7 +109,7 @@ def first_sentence(run: Run) -> str:
         return " ".join((nothing, *before, *after))
     uneven = unequal_sentence(run) or slow_device_sentence(run)
     largest = (uneven, _vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
-    told = (worker_sentence(run), *before, *largest)
+    told = (worker_sentence(run), *before, few_long_steps(run), *largest)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
     figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))

@@ -131,26 +131,66 @@ def test_a_gap_ends_with_work_whose_length_is_rounded_to_zero(tmp_path):
 
 
 @pytest.mark.parametrize(("last_us", "told"), [(9_000, True), (1_200, False)])
-def test_a_step_that_is_far_from_the_median_is_told(tmp_path, last_us, told):
+def test_one_step_that_takes_most_of_the_time_is_told_first(tmp_path, last_us, told):
     trace = Made()
     for number, at in enumerate((0, 1_000, 2_000, 3_000)):
         us = last_us if number == 3 else 1_000
         trace.event("mark", f"ProfilerStep#{number}", at, us - 5, 1)
         trace.kernel(made.GEMM, at + 10, us - 10, at + 2)
     text = first_sentence(run_of(tmp_path, trace))
-    alone = "Step 3 alone takes 9.00 ms, and the median step 1.00 ms, so most of the profiled time is that one step's"
-    assert (alone in text) == told
-    assert ("figures per step are means" in text) == told
+    alone = (
+        "Step 3 takes 9.00 ms, the median step 1.00 ms: 66.7 % of the time is what it takes beyond that. Figures per"
+    )
+    assert text.startswith(alone) == told
+    assert ("Figures per step are means" in text) == told
 
 
-def test_steps_of_which_several_differ_are_told_by_the_farthest(tmp_path):
+def test_a_first_step_that_takes_most_of_the_time_sets_things_up(tmp_path):
     trace, at = Made(), 0
-    for number, us in enumerate((1_000, 1_000, 1_000, 2_500, 1_000, 2_000)):
+    for number, us in enumerate((9_000, 1_000, 1_000, 1_000)):
         trace.event("mark", f"ProfilerStep#{number}", at, us - 5, 1)
-        trace.kernel(made.GEMM, at + 10, 980, at + 2)
+        trace.kernel(made.GEMM, at + 10, us - 20, at + 2)
         at += us
     text = first_sentence(run_of(tmp_path, trace))
-    assert "The steps differ: step 3 takes 2.50 ms, the median 0.995 ms, and 1 more differs; figures per step" in text
+    assert text.startswith("Step 0 takes 8.99 ms, the median step 0.995 ms: ")
+    assert "beyond that; the first step often sets things up, so profile after a warm-up. Figures" in text
+
+
+@pytest.mark.parametrize(
+    ("long", "told"),
+    [
+        (
+            (2, 5, 8),
+            "Steps 2, 5 and 8, every 3 steps, take 5.00 ms, the median step 0.995 ms: 54.7 % of the time is what they",
+        ),
+        (
+            (1, 5, 6),
+            "Steps 1, 5 and 6 take 5.00 ms, the median step 0.995 ms: 54.7 % of the time is what they take beyond",
+        ),
+        (
+            (4, 7),
+            "Steps 4 and 7 take 5.00 ms, the median step 0.995 ms: 44.6 % of the time is what they take beyond that.",
+        ),
+    ],
+)
+def test_a_few_long_steps_are_told_first_with_how_regular_they_are(tmp_path, long, told):
+    trace, at = Made(), 0
+    for number in range(10):
+        us = 5_000 if number in long else 1_000
+        trace.event("mark", f"ProfilerStep#{number}", at, us - 5, 1)
+        trace.kernel(made.GEMM, at + 10, us - 20, at + 2)
+        at += us
+    assert first_sentence(run_of(tmp_path, trace)).startswith(told)
+
+
+def test_steps_of_which_many_differ_are_told_by_the_farthest(tmp_path):
+    trace, at = Made(), 0
+    for number, us in enumerate((1_000, 1_000, 1_000, 2_500, 1_000, 400)):
+        trace.event("mark", f"ProfilerStep#{number}", at, us - 5, 1)
+        trace.kernel(made.GEMM, at + 10, min(us, 1_000) - 20, at + 2)
+        at += us
+    text = first_sentence(run_of(tmp_path, trace))
+    assert "The steps differ: step 5 takes 0.395 ms, the median 0.995 ms, and 1 more differs; figures per step" in text
 
 
 @pytest.mark.parametrize(("captures", "told"), [(3, True), (1, False)])
@@ -219,7 +259,7 @@ def test_a_first_step_that_begins_on_the_host_ahead_of_the_device_is_no_longer_o
         trace.op("aten::mm", 1000 * n + 885, 8)
         begins = 1000 * n + 900 + (longer_us if n else 0)
         trace.kernel(made.GEMM, begins, 990 + (0 if n else longer_us), 1000 * n + 890)
-    assert ("The steps differ: step 3" in first_sentence(run_of(tmp_path, trace))) == told
+    assert ("Step 3 takes 6.89 ms" in first_sentence(run_of(tmp_path, trace))) == told
 
 
 @pytest.mark.parametrize("us", [600, 100])

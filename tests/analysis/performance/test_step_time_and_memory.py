@@ -77,6 +77,19 @@ def test_the_slowest_rank_determines_the_time_and_samples_add_up(tmp_path: Path)
     assert summary.samples_per_s == pytest.approx(np.median([16 / 0.014, 14 / 0.020]))
 
 
+def test_phases_are_those_of_the_slowest_rank_and_never_exceed_the_step(tmp_path: Path) -> None:
+    columns = {
+        "step": [0, 0, 1, 1],
+        "rank": [0, 1, 0, 1],
+        "step_ms": [20.0, 21.0, None, None],
+        "data_ms": [15.0, 1.0, 1.0, 9.0],
+        "forward_ms": [5.0, 20.0, 5.0, 6.0],
+    }
+    times = phase_times(load_run(write_rows(tmp_path / "run", steps=columns)), window=1)
+    assert times["data_ms"].tolist() == [1.0, 9.0] and times["forward_ms"].tolist() == [20.0, 6.0]
+    assert times["other_ms"].iloc[0] == 0.0
+
+
 def test_times_of_several_optimizers_in_a_step_add_up(tmp_path: Path) -> None:
     columns = {
         "step": [0, 0, 1, 1],
