@@ -124,7 +124,16 @@ def captured_anew(run: Run) -> str:
     )
 
 
-def unequal_sentence(run: Run) -> str:
+def uneven_device(run: Run) -> tuple[str, float]:
+    """A sentence on a device that takes unequally long for the same kernels, and what they take beyond what is usual,
+    in all and in microseconds; empty and 0 for others."""
+    for entry, sentence in (("unequal_products", _unequal_sentence(run)), ("slow_device", _slow_device_sentence(run))):
+        if sentence:
+            return sentence, numbers_of_import(run, entry, "us")[0]
+    return "", 0.0
+
+
+def _unequal_sentence(run: Run) -> str:
     """A sentence on products that take unequally long though kernel and sizes are equal; empty where few do."""
     count, us, kernel_us, longest_us, usual_us = numbers_of_import(
         run, "unequal_products", "count", "us", "kernel_us", "longest_us", "usual_us"
@@ -151,10 +160,10 @@ MIN_HELD_FRAC = 0.1
 """Share of the time in which queued work does not start from which a device is taken to be shared."""
 
 
-def slow_device_sentence(run: Run) -> str:
+def _slow_device_sentence(run: Run) -> str:
     """A sentence on steps of the same kernels that take unequally long on the device; empty where they do not."""
     us, of_us, least_us, most_us = numbers_of_import(run, "slow_device", "us", "of_us", "least_us", "most_us")
-    if us <= 0 or unequal_sentence(run):
+    if us <= 0:
         return ""
     ranks = window_rows(run)["rank"]
     of_rank = f" of rank {ranks.min():.0f}" if ranks.nunique() > 1 else ""

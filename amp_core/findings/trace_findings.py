@@ -40,8 +40,7 @@ from amp_core.findings.step_sentences import (
     of_ranks,
     passes_sentence,
     profilers_part,
-    slow_device_sentence,
-    unequal_sentence,
+    uneven_device,
     uneven_steps,
 )
 from amp_core.hardware.gpus import core_names, is_amd
@@ -107,9 +106,13 @@ def first_sentence(run: Run) -> str:
     before, after = parts_left_out(run)
     if nothing := _nothing_to_judge(run):
         return " ".join((nothing, *before, *after))
-    uneven = unequal_sentence(run) or slow_device_sentence(run)
-    largest = (uneven, _vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
-    told = (worker_sentence(run), *before, few_long_steps(run), *largest)
+    (uneven, us), savings = uneven_device(run), possible_savings(run)
+    windows = window_rows(run)
+    each_us = float(windows["wall_us"].sum()) / max(1, windows["rank"].nunique())  # `us` is of one rank
+    is_main = us >= each_us * (savings.largest_frac if savings else 0.0)
+    largest = (_vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
+    first, then = (uneven, "") if is_main else ("", uneven)
+    told = (worker_sentence(run), *before, few_long_steps(run), first, *largest, then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
     figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))

@@ -36,6 +36,7 @@ from amp_core.traces.events import (
     TraceEvents,
     Work,
 )
+from amp_core.traces.rocprof import torchs_event
 
 MAX_EVENTS = 40_000_000
 
@@ -130,6 +131,9 @@ class _Collector:
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
         events.metric_ranges += category == METRIC_RANGE
         if kind is None and "cat" not in event:
+            if (made := torchs_event(event, events.process_names)) is not None:
+                self.add(made)
+                return
             kind = _npu_kind(self._npu, event)
         if kind is None or event.get("name") == DISPATCH_MODE:
             return

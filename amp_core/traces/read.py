@@ -21,6 +21,7 @@ from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import duration, number
+from amp_core.traces import rocprof
 from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
@@ -426,7 +427,9 @@ def _device_ids(head: Mapping[str, Any]) -> list[int]:
 
 def _listed(head: Mapping[str, Any]) -> list[dict[str, Any]]:
     listed = head.get("deviceProperties")
-    return [one for one in listed[:1024] if isinstance(one, dict)] if isinstance(listed, list) else []
+    if not isinstance(listed, list):
+        return rocprof.devices(head.get(rocprof.AGENTS))
+    return [one for one in listed[:1024] if isinstance(one, dict)]
 
 
 def _count(value: Any) -> int | None:

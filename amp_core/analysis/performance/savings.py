@@ -100,6 +100,11 @@ class Savings:
     flops_per_s: float | None
     """Achieved rate of the same; None if the shapes of half of them were not recorded."""
 
+    @property
+    def largest_frac(self) -> float:
+        """The largest saving as a share of the step; 0 without one."""
+        return self.ranked[0].share if self.ranked else 0.0
+
     def of(self, code: str) -> Saving | None:
         """The saving of that code, also if it is small; None without one."""
         return next((saving for saving in (*self.ranked, *self.small) if saving.code == code), None)

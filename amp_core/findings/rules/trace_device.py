@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from amp_core.analysis.performance.kernels import numbers_of_import
+from amp_core.findings import step_sentences
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.repeated_work import steps_of
-from amp_core.findings.step_sentences import slow_device_sentence, unequal_sentence
 from amp_core.store.run import Run
 
 
@@ -29,11 +28,9 @@ from amp_core.store.run import Run
 )
 def uneven_device(run: Run) -> list[Finding]:
     """`uneven-device`: a device that is throttled or shared."""
-    sentence = unequal_sentence(run) or slow_device_sentence(run)
+    sentence, us = step_sentences.uneven_device(run)
     if not sentence:
         return []
-    entry = "unequal_products" if unequal_sentence(run) else "slow_device"
-    (us,) = numbers_of_import(run, entry, "us")
     device, (steps, per_step) = str(run.head.config.get("device") or ""), steps_of(run)
     ms = us / steps / 1e3
     finding = make_finding(

@@ -240,6 +240,17 @@ def of_aiter(name: str) -> str | None:
     return of_token(name) or of_rocm(name)
 
 
+_AITER_TRITON = re.compile(r"gemm_a(fp)?(\d+)_?w(?:fp)?(\d+)")
+
+
+def of_aiter_triton(name: str) -> str | None:
+    """`_gemm_afp4_wfp4_kernel`: bits of A and of W, the first of which it multiplies in. 8 bits may be integers."""
+    match = _AITER_TRITON.search(name)
+    if match is None or match[2] not in ("4", "8"):
+        return None
+    return "fp4" if match[2] == "4" else "fp8" if match[1] or match[3] == "4" else None
+
+
 _ATOM = re.compile(
     r"SM\d+_(?:MMA_)?(?:\d+x\d+x\d+_)?(?:F32|F16|S32|F64)?(TF32|BF16|F16|E4M3|E5M2|E2M1|S8|U8|F64)", flags=re.ASCII
 )

@@ -481,6 +481,21 @@ RULES = (
         words="gemm_ fmoe_",
     ),
     _rule(
+        r"gemm_a(?:fp)?\d+_?w(?:fp)?\d+\w*?_reduce",
+        "no",
+        None,
+        "AITER in Triton: adds parts of a product",
+        words="gemm_a",
+        category="reduction",
+    ),
+    _rule(
+        r"(?<![A-Za-z])gemm_a(?:fp)?\d+_?w(?:fp)?\d+\w*_kernel",
+        "yes",
+        types.of_aiter_triton,
+        "AITER in Triton: products of 16 bits or fewer, which the name counts",
+        words="gemm_a",
+    ),
+    _rule(
         r"enable_(?:2x|3x)_kernel_for_sm(?:89|9x|10|12)|enable_sm(?:89|9\d|1\d\d)\w*<",
         "yes",
         types.of_template,

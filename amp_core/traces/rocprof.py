@@ -1,0 +1,67 @@
+"""Kernels, copies and calls in traces that AMD's `rocprof` writes for Chrome (`results.json`).
+
+    >>> torchs_event({"name": "gemm [clone .kd]", "pid": 7, "args": {"BeginNs": "12345", ...}, ...}, {"7": "GPU1"})
+    {'cat': 'kernel', 'name': 'gemm', 'ts': 12.345, ...}
+
+Its events have no category: the names of their processes tell what they are (`GPU0`, `COPY`, `CPU HIP API`), and their
+arguments when they began and ended, in nanoseconds as text. It records no operators of torch.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_DEVICE = re.compile(r"(?:\d+ )?GPU ?(\d{1,3})$")
+_COPIES, _CALLS = re.compile(r"(?:\d+ )?COPY$"), re.compile(r"(?:\d+ )?CPU HIP API$")
+_SUFFIX = re.compile(r"(?:\.kd)?(?: \[clone \.kd\])?$")
+"""What it adds to the name of a kernel: the symbol of its descriptor."""
+_NUMBER = re.compile(r"\d{1,20}", flags=re.ASCII)
+_GFX = re.compile(r"gfx(\d{1,2})([0-9a-f])[0-9a-f]$")
+AGENTS = "otherData"
+"""The key beside the events under which it lists the processors and GPUs of the machine."""
+MAX_AGENTS = 256
+
+
+def torchs_event(event: Mapping[str, Any], processes: Mapping[str, str]) -> dict[str, Any] | None:
+    """An event as torch.profiler would write it; None if it is not one of rocprof's. `processes`: their names."""
+    arguments, name = event.get("args"), event.get("name")
+    if not isinstance(arguments, dict) or not isinstance(name, str) or "BeginNs" not in arguments:
+        return None
+    began, ended = (_number(arguments.get(key)) for key in ("BeginNs", "EndNs"))
+    process = processes.get(str(event.get("pid"))[:40], "")
+    if began is None or ended is None:
+        return None
+    made = dict(event) | {"ts": began / 1e3, "dur": (ended - began) / 1e3}
+    if (device := _DEVICE.match(process)) is not None:
+        stream = {"device": int(device[1]), "stream": _number(arguments.get("queue-id"))}
+        return made | {"cat": "kernel", "name": _SUFFIX.sub("", name), "args": stream}
+    if _COPIES.match(process):
+        return made | {"cat": "gpu_memcpy", "args": {"device": _number(arguments.get("dev-id"))}}
+    return made | {"cat": "hip_runtime", "args": {}} if _CALLS.match(process) else None
+
+
+def devices(agents: object) -> list[dict[str, Any]]:
+    """The GPUs among the `AGENTS` of a trace, as torch.profiler lists them."""
+    if not isinstance(agents, dict):
+        return []
+    found: list[dict[str, Any]] = []
+    for number in range(1, MAX_AGENTS):
+        if agents.get(f"Agent{number}.DeviceType") == "GPU":
+            version = _GFX.match(str(agents.get(f"Agent{number}.Name")))
+            found.append(
+                {
+                    "id": len(found),
+                    "warpSize": _number(str(agents.get(f"Agent{number}.MemoryProperties.WavefrontSize")).split("(")[0]),
+                    "computeMajor": int(version[1]) if version else None,
+                    "computeMinor": int(version[2], 16) if version else None,
+                    "numSms": _number(agents.get(f"Agent{number}.ComputeUnit")),
+                }
+            )
+    return found
+
+
+def _number(value: object) -> int | None:
+    """A number that is written as one or as text."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else None
