@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         on_cpu = kernels["device"].str.startswith("cpu").all()
-        kernels = without_ranges(kernel_rows(imported)) if on_cpu else kernels
+        kernels = without_ranges(kernel_rows(imported, everything=True)) if on_cpu else kernels
         what = "operators on the CPU" if on_cpu else "copies and fills"
         print(f"no kernels of a GPU; {formatting.number(float(kernels['total_us'].sum()) / 1e3, 'ms')} of {what}")
     return 0

@@ -71,7 +71,7 @@ def _sentence(part: Mapping[str, Any], unknown: str) -> tuple[str, bool]:
         return "", False
     kind, name, ms = str(part.get("kind")), str(part.get("name") or ""), number(us / 1e3, "ms")
     if kind == "first-batch":
-        workers = ", with the start of the loader's workers," if name else ""
+        workers = " of the loader's workers" if name else ""
         batch = f"The first batch{workers} took {ms} ({percent(frac)} of the trace) and is left out: "
         later_us = part.get("later_us")
         if isinstance(later_us, int | float) and later_us > 0:

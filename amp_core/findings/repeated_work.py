@@ -5,8 +5,10 @@
 """
 
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, numbers_of_import, on_cpu, window_rows
+from amp_core.findings.signals import facts
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
+from amp_core.traces.loops import MIN_PASSES
 
 
 def growing_sentence(run: Run) -> str:
@@ -41,6 +43,26 @@ def recomputed_sentence(run: Run) -> str:
         f"Activation checkpointing computes forward anew in backward for {percent(share)} of the time of all "
         f"{_work(run)} ({number(us / steps / 1e3, 'ms')}{unit})."
     )
+
+
+def loop_sentence(run: Run) -> str:
+    """That a loop of Python over small operators takes long, as a sentence; empty where none does."""
+    passes, operators, us, of_us = numbers_of_import(run, "operator_loop", "passes", "operators", "us", "of_us")
+    names = facts(run.head.config, "operator_loop").get("names")
+    if passes < MIN_PASSES or not 0 < us <= of_us or not isinstance(names, list) or not is_trace(run):
+        return ""
+    most = f", most in {names[0]}," if len(names) > 1 else f", {names[0]},"
+    each = f"the same {operators:,.0f} operators{most}" if operators > 1 else str(names[0])
+    return (
+        f"A loop of Python runs {each} {passes:,.0f} times{steps_of(run)[1]}, for {number(us / 1e3)} of "
+        f"{number(of_us / 1e3, 'ms')} ({percent(us / of_us)}): compute its passes at once, or each in fewer operators."
+    )
+
+
+def loop_frac(run: Run) -> float:
+    """The share of that loop; 0 without one."""
+    us, of_us = numbers_of_import(run, "operator_loop", "us", "of_us")
+    return us / of_us if loop_sentence(run) else 0.0
 
 
 def steps_of(run: Run) -> tuple[float, str]:

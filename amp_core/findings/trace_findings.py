@@ -32,7 +32,7 @@ from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
-from amp_core.findings.repeated_work import growing_sentence, recomputed_sentence
+from amp_core.findings.repeated_work import growing_sentence, loop_frac, loop_sentence, recomputed_sentence
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import (
     captured_anew,
@@ -109,15 +109,21 @@ def first_sentence(run: Run) -> str:
     (uneven, us), savings = uneven_device(run), possible_savings(run)
     windows = window_rows(run)
     each_us = float(windows["wall_us"].sum()) / max(1, windows["rank"].nunique())  # `us` is of one rank
-    is_main = us >= each_us * (savings.largest_frac if savings else 0.0)
-    largest = (_vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
-    first, then = (uneven, "") if is_main else ("", uneven)
-    told = (worker_sentence(run), *before, few_long_steps(run), first, *largest, then)
+    largest = savings.ranked[0] if savings and savings.ranked else None
+    # What is shorter with faster kernels is known only where these take equally long.
+    is_main = largest is None or largest.code not in _IDLE or us >= each_us * largest.share
+    is_loop = savings is None and loop_frac(run) >= MIN_LOOP_FIRST_FRAC
+    main = (_vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
+    first = [text for text, comes_first in ((uneven, is_main), (loop_sentence(run), is_loop)) if comes_first]
+    then = [text for text in (uneven, loop_sentence(run)) if text not in first]
+    told = (worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
     figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
 
 
+MIN_LOOP_FIRST_FRAC = 0.5
+"""Share of the host's time in a loop of Python from which that comes first where no work of a device is known."""
 MAX_NO_WORK_FRAC = 0.001
 """Share of a window with less device activity than which there is nothing to save on the device."""
 
@@ -203,7 +209,8 @@ def _first_sentence(run: Run) -> str:
     largest = savings.ranked[0] if savings.ranked else None
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
         # Short gaps all along are those of a loop.
-        at_start = savings.unit != "step" and not savings.trains
+        is_start = not savings.trains or _busy_frac(savings) < MAX_STARTING_FRAC
+        at_start = savings.unit != "step" and is_start
         of_trace = 1 - _left_out_frac(run) if largest.code == "launch-bound" else 1.0
         at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
         repeats = run.head.config.get("equal_passes")
@@ -328,8 +335,9 @@ MAIN_KERNEL_FRAC = 0.2
 """An unclassified kernel with more of the step than this, and than the largest saving, is named first."""
 
 
-MOSTLY_IDLE_FRAC = 0.1
-"""A window without steps with less work than this share is hardly one of training."""
+MOSTLY_IDLE_FRAC, MAX_STARTING_FRAC = 0.1, 0.01
+"""A window without steps with less work than the first share is hardly one of training; with less than the second it
+shows first calls, also where backward runs."""
 
 
 def _left_out_frac(run: Run) -> float:

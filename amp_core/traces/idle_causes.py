@@ -42,7 +42,10 @@ class IdleCauses:
     """After the host waited for the device: no more than it waited, since it would have launched that much earlier."""
     wait_us: float
     """Launched work did not begin, for longer than it takes to start a kernel: it waits for other work, of this device
-    or another."""
+    or another. Without `absorbed_us`."""
+    absorbed_us: float
+    """The same before work that the host launches later than the device could have begun it otherwise, so that the
+    wait delays nothing: the host launches too late."""
     graph_us: float
     """Part of `wait_us` that ends with the work of a captured graph, which starts later than a kernel."""
     latency_us: float
@@ -103,10 +106,22 @@ def idle_causes(
     began = idle[0] + sync
     some, rest = late_us > 0, ~dispatch
     waiting = ~queued | long_wait
+    held_us = np.where(waiting, length - late, 0.0)
+    absorbed_us = 0.0
+    if known.any() and held_us.sum() > 0:
+        slack_us = np.where(np.isfinite(returned), starts - returned, np.inf)[order].clip(min=0.0)
+        ends_gap = following[known]
+        slack_us[ends_gap] = np.where(queued, idle[0] - launch_end, 0.0)[known].clip(min=0.0)
+        held_of_work = np.zeros(len(starts))
+        np.add.at(held_of_work, ends_gap, held_us[known])
+        waits = (wait_ends[by_end], (wait_ends - wait_starts)[by_end])
+        absorbed_us = _absorbed(held_of_work, slack_us, launched[order], waits)
+    kept = 1 - absorbed_us / max(float(held_us.sum()), 1e-9)
     return IdleCauses(
         sync_us=float(sync.sum()),
-        wait_us=float((length - late)[waiting].sum()),
-        graph_us=float((length - late)[waiting & of_graph].sum()),
+        wait_us=float(held_us.sum()) * kept,
+        absorbed_us=absorbed_us,
+        graph_us=float(held_us[of_graph].sum()) * kept,
         latency_us=float(length[queued & ~long_wait].sum()),
         dispatch_us=float(late_us[dispatch].sum()),
         host=(began[rest], (began + late_us)[rest]),
@@ -116,6 +131,27 @@ def idle_causes(
         between_waits=_between_waits(launch, late_us, launched, np.sort(wait_ends), few),
         after_wait_us=_after_each(idle, sync, waited_us, wait_starts, wait_ends),
     )
+
+
+def _absorbed(
+    held_us: times.Floats, slack_us: times.Floats, launched: times.Floats, waits: tuple[times.Floats, times.Floats]
+) -> float:
+    """How much of the time in which launched work does not begin delays nothing, microseconds.
+
+    By work in order of its start: how long it is held, and how much sooner than it starts otherwise it was launched.
+    Without being held, work starts sooner, what follows it too, by no more than its slack, and so does what the host
+    launches after a wait for it. `waits`: when they end, in order, and their lengths.
+    """
+    ends, lengths = (column.tolist() for column in waits)
+    sooner, host_sooner, absorbed, at = 0.0, 0.0, 0.0, 0
+    for held, slack, launch in zip(held_us.tolist(), slack_us.tolist(), launched.tolist(), strict=True):
+        while at < len(ends) and ends[at] <= launch:
+            host_sooner = min(sooner, host_sooner + lengths[at])
+            at += 1
+        possible = min(sooner, slack + host_sooner)
+        absorbed += sooner - possible
+        sooner = possible + held
+    return absorbed
 
 
 def _between_waits(

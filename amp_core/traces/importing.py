@@ -168,6 +168,7 @@ _FOUND = (
         "worker_times",
         "recomputation",
         "growing_rows",
+        "operator_loop",
         "compilations",
         "slow_device",
     ),

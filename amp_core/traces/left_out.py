@@ -117,10 +117,10 @@ def parts_left_out(
 
 
 def _longest_queued(events: TraceEvents, linked: LinkedWork) -> str:
-    """The kernel with most of the work from before the trace; "" without such work."""
+    """The kernel with most of the work from before the trace; "" where none has half of it."""
     queued = np.isneginf(linked.launched_us)
     us = np.bincount(linked.name[queued], linked.own_us[queued])
-    return events.texts[int(us.argmax())] if len(us) else ""
+    return events.texts[int(us.argmax())] if len(us) and us.max() >= us.sum() / 2 else ""
 
 
 def _part(

@@ -48,6 +48,7 @@ from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace
 from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link, optimizer_names
 from amp_core.traces.loader_workers import WITH_WORKERS, WorkerTimes, worker_times
+from amp_core.traces.loops import OperatorLoop, operator_loop
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.misclocked import Misclocked, drop_misclocked
@@ -137,6 +138,8 @@ class Trace:
     recomputation: Recomputation | None = None
     compilations: Compilations | None = None
     slow_device: SlowDevice | None = None
+    operator_loop: OperatorLoop | None = None
+    """A loop of Python over small operators that takes long."""
     growing_rows: GrowingRows | None = None
     loader: str = ""
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
@@ -286,6 +289,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     without_work = launches_without_work(events)
     # Operators of an NPU's work are numbered here, where work is linked to them.
     thinned = events.accelerator != "npu" and is_thinned(np.asarray(events.spans.external, dtype=np.int64))
+    loop = operator_loop(events, host)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     times = step_times(events, host, clock)
@@ -357,6 +361,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compilations=compilations(events),
         slow_device=slow_device(events, host, linked),
         growing_rows=growing_rows(events, linked),
+        operator_loop=loop,
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         benchmarks=0 < events.convolutions == events.benchmarked,
         worker_times=None if len(events.work) else worker_times(events, host),

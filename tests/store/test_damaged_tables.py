@@ -99,7 +99,7 @@ def test_commands_show_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixtur
     named = "2 tables cannot be read: tensors/00000.parquet, ops/00000.parquet are damaged: it is cut off"
     assert text.count(named) == 1 and "skipped" in text
     assert main(["report", str(folder), "--out", str(tmp_path / "a.html")]) == 0
-    assert named in (tmp_path / "a.html").read_text()
+    assert named in (tmp_path / "a.html").read_text(encoding="utf-8")
 
 
 def test_impossible_values_are_damage_too(tmp_path: Path) -> None:

@@ -281,17 +281,43 @@ def test_a_device_that_waits_while_torch_compile_compiles_is_told_so(tmp_path, u
 
 @pytest.mark.parametrize(("queued_us", "told"), [(200, True), (20, False)])
 def test_idle_time_of_several_causes_is_told_in_all(tmp_path, queued_us, told):
-    """The second kernel is launched with the first and starts late, the third is launched late."""
+    """The second kernel is launched late, the third with it, and starts late."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("aten::mm", 0, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 10, 190, 2)
-    trace.kernel(made.GEMM, 200 + queued_us, 400 - queued_us, 4)
-    trace.op("aten::mm", 890, 8, **{"Input type": ["c10::Half"] * 2})
-    trace.kernel(made.GEMM, 900, 100, 892)
+    trace.op("aten::mm", 490, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 500, 100, 492)
+    trace.kernel(made.GEMM, 600 + queued_us, 400 - queued_us, 494)
     sentence = first_sentence(run_of(tmp_path, trace))
     assert "the GPU is idle for 31 % of the step because the host launches too late" in sentence
     assert ("In all, the GPU is idle for 51 % of the step." in sentence) == told
+
+
+def test_a_kernel_that_starts_late_before_a_late_launch_delays_nothing(tmp_path):
+    """The second kernel is launched with the first and starts late, the third is launched late in any case."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 0, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 190, 2)
+    trace.kernel(made.GEMM, 400, 200, 4)
+    trace.op("aten::mm", 890, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 900, 100, 892)
+    run = run_of(tmp_path, trace)
+    assert "the GPU is idle for 51 % of the step because the host launches too late" in first_sentence(run)
+    assert not [f for f in diagnose(run) if f.code == "kernel-wait"]
+
+
+def test_a_kernel_that_starts_late_before_the_host_waits_for_it_delays_what_is_launched_then(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 0, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 10, 190, 2)
+    trace.kernel(made.GEMM, 400, 200, 4)
+    trace.event("call", "cudaDeviceSynchronize", 10, 595, 1, correlation=99)
+    trace.op("aten::mm", 890, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 900, 100, 892)
+    assert [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "kernel-wait"]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_the_only_batch_before_the_window_is_the_start_of_its_loader(tmp_path):
     run = run_of(tmp_path, trace)
     text = first_sentence(run)
     assert text.startswith(
-        "The first batch, with the start of the loader's workers, took 60.0 ms (54.5 % of the trace) and is left out: "
+        "The first batch of the loader's workers took 60.0 ms (54.5 % of the trace) and is left out: "
         "profile further ones."
     )
     assert "40.0 ms of the trace (36.4 %) come before the first device activity" in text

@@ -100,11 +100,6 @@ class Savings:
     flops_per_s: float | None
     """Achieved rate of the same; None if the shapes of half of them were not recorded."""
 
-    @property
-    def largest_frac(self) -> float:
-        """The largest saving as a share of the step; 0 without one."""
-        return self.ranked[0].share if self.ranked else 0.0
-
     def of(self, code: str) -> Saving | None:
         """The saving of that code, also if it is small; None without one."""
         return next((saving for saving in (*self.ranked, *self.small) if saving.code == code), None)
@@ -369,6 +364,8 @@ _POOLS = r"(?i)pool"
 SCATTERS = r"::_?index_(?:put|add|copy)|(?<!reduce_)scatter|embedding_dense_backward"
 """In the names of operators that write to places that a tensor gives: random access bounds them, and no pass over
 memory is saved."""
+_AT_RANDOM = r"::(?:normal|uniform|random|exponential|cauchy|log_normal|geometric)_?$"
+"""Operators that fill tensors at random: their time goes to computing, and what reads them comes later."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
@@ -398,7 +395,7 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, st
     """What fusing saves of the rows that torch launches operator by operator, without the optimizer."""
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & by_torch]
     bound = bound[bound["phase"] != "optimizer"]
-    bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(f"{_POOLS}|{SCATTERS}")]
+    bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
     bound = bound.assign(op=_without_twins(bound["op"]))
     apart = ""

@@ -254,9 +254,9 @@ _PADDED_PRODUCTS = Remedy(
 )
 _NARROW_PRODUCTS = Remedy(
     "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. What the "
-    "product sums over is aligned: give each call more rows and columns, make operands contiguous, and use newer "
-    "libraries.",
-    "y = torch.matmul(rows.contiguous(), x.contiguous())   # and more rows, where several calls share x",
+    "product sums over is aligned: give each call more rows and columns, use newer libraries, and look whether an "
+    "operand is a view that is not contiguous.",
+    "y = torch.cat(rows) @ x   # one call with more rows, where several share x",
 )
 _OF_TWO_TENSORS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul", "aten::dot")
 """Products of which neither factor needs to be a layer's weight."""

@@ -370,7 +370,7 @@ MIN_SMALL_COUNT, MAX_SMALL_BYTES, MAX_SMALL_US = 50, 2**20, 500.0
 """All-reduces per step, and bytes and time of each, by which gradients are taken to be reduced one by one. A bucket of
 DistributedDataParallel holds 25 MB."""
 _BUCKETS = Remedy(
-    "Gradients are reduced one by one in many small calls, and little runs beside them. Reduce them in buckets while "
+    "Gradients are reduced one by one in many calls, and little runs beside them. Reduce them in buckets while "
     "backward goes on, as DistributedDataParallel does." + _OTHER_RANKS,
     "model = DistributedDataParallel(model, gradient_as_bucket_view=True)   # no all_reduce of one's own",
 )

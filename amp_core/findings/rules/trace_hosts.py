@@ -249,8 +249,9 @@ _CALLS = {
         "loader = DataLoader(data, batch_size, pin_memory=True)\nx = x.to(device, non_blocking=True)",
     ),
     "setup": Remedy(
-        "Streams, events, contexts or communicators are set up between launches. Create them once, before the loop, "
-        "and profile after a warm-up.",
+        "The first calls of a process make the device's context, load libraries and kernels, and create streams. All "
+        "of this happens once: profile after a warm-up. If it happens again and again, create streams, events and "
+        "communicators before the loop.",
         _WARM_UP,
     ),
 }

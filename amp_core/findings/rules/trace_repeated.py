@@ -3,11 +3,19 @@
 from dataclasses import replace
 
 from amp_core.analysis.performance.kernels import numbers_of_import
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.repeated_work import growing_sentence, growing_won_us, recomputed_sentence, steps_of
+from amp_core.findings.repeated_work import (
+    growing_sentence,
+    growing_won_us,
+    loop_sentence,
+    recomputed_sentence,
+    steps_of,
+)
+from amp_core.findings.signals import facts
 from amp_core.store.run import Run
-from amp_core.traces.growing_rows import MIN_PASSES
+from amp_core.traces import growing_rows, loops
 from amp_core.traces.recomputation import MIN_FRAC
 
 
@@ -19,7 +27,8 @@ from amp_core.traces.recomputation import MIN_FRAC
         order=426,
         what="Every pass of an imported trace computes all tokens so far: keys and values are not cached.",
         signal="Rows of the same product in successive passes.",
-        threshold=f"{MIN_PASSES} passes, each with as many rows more than the one before, and most of the time.",
+        threshold=f"{growing_rows.MIN_PASSES} passes, each with as many rows more than the one before, and most of "
+        "the time.",
         advice="Keep keys and values of earlier tokens, so that a pass has the new ones alone. Models of transformers "
         "do so with use_cache=True, which checkpointing and some configurations switch off.",
         snippet="model.config.use_cache = True\ntokens = model.generate(prompt, use_cache=True)",
@@ -62,3 +71,32 @@ def activation_recomputation(run: Run) -> list[Finding]:
     ms = us / steps / 1e3
     finding = make_finding("activation-recomputation", sentence.rstrip("."), "backward", value=ms, unit=f"ms{unit}")
     return [replace(finding, win_ms=ms)]
+
+
+@rule(
+    Entry(
+        code="operator-loop",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=427,
+        what="A loop of Python over small operators takes much of the host's time in an imported trace.",
+        signal="The same series of operators without weights, again and again in one step.",
+        threshold=f"{loops.MIN_PASSES} passes of operators of {loops.MAX_MEAN_US:.0f} µs at most on average, and "
+        f"{100 * loops.MIN_FRAC:.0f} % of the time.",
+        advice="Each pass costs the calls of Python and of its operators, and on a device their launches, whatever "
+        "they compute. Make what the passes differ in a dimension of the tensors, and compute them at once; where a "
+        "pass needs the result of the one before, compute it in fewer operators, or compile the loop.",
+        snippet="inside = (x >= low[:, None]) & (x < high[:, None])   # all bounds at once, not in a loop over them",
+        page="step-cost",
+    )
+)
+def operator_loop(run: Run) -> list[Finding]:
+    """`operator-loop`: the same small operators, again and again."""
+    sentence = loop_sentence(run)
+    if not sentence:
+        return []
+    (us,) = numbers_of_import(run, "operator_loop", "us")
+    where = ", ".join(map(str, facts(run.head.config, "operator_loop")["names"]))
+    finding = make_finding("operator-loop", sentence.rpartition(": ")[0], where, value=us / 1e3, unit="ms")
+    # On a device, what it makes the device wait for is a finding of its own.
+    return [finding if possible_savings(run) is not None else replace(finding, win_ms=us / 1e3)]

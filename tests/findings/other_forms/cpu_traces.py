@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.findings.other_forms.form import fault
-from tests.findings.zoo.cpu_traces import WORKERS, backward_of, decoding, import_cpu
+from tests.findings.zoo.cpu_traces import WORKERS, backward_of, decoding, import_cpu, looping
 from tests.findings.zoo.traces import import_into, product, step
 from tests.traces import made
 from tests.traces.made import Made
@@ -200,6 +200,24 @@ def decoding_on_a_gpu(into):
         trace.op("aten::mm", 300 * number, 20, **{"Input Dims": dims, "Input type": ["c10::Half"] * 2})
         trace.kernel(made.GEMM, 300 * number + 10, 285, 300 * number + 5)
     import_into(into, trace, **head)
+
+
+@fault("operator-loop", "aten::bmm, aten::sigmoid, aten::mul")
+def recurrence_of_small_products(into):
+    trace = looping("aten::sigmoid", "aten::mul", passes=1, us=2.0)
+    for number in range(40):
+        at = 5000.0 + 100 * number
+        for place, (name, us) in enumerate((("aten::bmm", 40.0), ("aten::sigmoid", 9.0), ("aten::mul", 8.0))):
+            trace.op(name, at + 30 * place, us)
+    import_cpu(into, trace)
+
+
+@fault("operator-loop", "aten::select")
+def heads_one_by_one_beside_a_gpu_that_was_not_recorded(into):
+    trace = looping("aten::select", passes=300, us=4.0)
+    for call in range(20):
+        trace.event("call", "cudaLaunchKernel", 3000 + 20 * call, 6, 1, correlation=call + 1)
+    import_cpu(into, trace)
 
 
 @fault("activation-recomputation", "backward")

@@ -116,6 +116,23 @@ def passes_over_all_tokens_so_far(into: Path, faulty: bool) -> None:
     import_cpu(into, decoding(*(range(20, 30) if faulty else [20] + [1] * 9)))
 
 
+def looping(*ops: str, passes: int, us: float = 10.0, rest_us: float = 1000.0) -> Made:
+    """The same operators as often as `passes` says, and a product after them."""
+    trace, at = Made(), 0.0
+    for _ in range(passes):
+        for name in ops:
+            trace.op(name, at, us)
+            at += us + 5
+    trace.op("aten::mm", at, rest_us)
+    return trace
+
+
+@case("operator-loop", "aten::ge, aten::lt, aten::nonzero")
+def bounds_one_by_one(into: Path, faulty: bool) -> None:
+    """Sixty intervals, of which each is looked for alone, or all at once."""
+    import_cpu(into, looping("aten::ge", "aten::lt", "aten::nonzero", passes=60 if faulty else 1))
+
+
 def backward_of(*forward: tuple[str, float]) -> Made:
     """A product, and its node of autograd, in which operators of `forward` run before its own product."""
     trace = Made()
