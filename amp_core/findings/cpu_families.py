@@ -4,10 +4,13 @@
 (3609.0, ', and all elementwise operators take 96.0 %')
 """
 
+import math
+
 import pandas as pd
 
-from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
-from amp_core.text.formatting import join_words, number, percent
+from amp_core.analysis.performance.gemm_shapes import dtypes_of, product, tensor_shapes
+from amp_core.formats import element_bytes
+from amp_core.text.formatting import join_words, number, percent, size
 
 MIN_FAMILY_RATIO = 1.1
 """All operators of a kind are told with the longest operator if they take that many times as long."""
@@ -62,6 +65,41 @@ def casts(rows: pd.DataFrame, op: str, op_us: float) -> str:
     return f", {most} of that in casts between types" if us >= MIN_CASTS_FRAC * op_us > 0 else ""
 
 
+def second_operator(rows: pd.DataFrame, longest: str, total_us: float) -> str:
+    """The operator with most of the time after the longest one, as a further sentence; empty if it takes little."""
+    us = rows.groupby("op")["total_us"].sum().drop(longest, errors="ignore")
+    if us.empty or us.max() < MIN_SECOND_FRAC * total_us:
+        return ""
+    return f" {us.idxmax()} takes {percent(float(us.max()) / total_us)}."
+
+
+MIN_SECOND_FRAC = 0.25
+"""Share of the operators' time from which the second longest operator is told."""
+
+
+def large_tensors(rows: pd.DataFrame, total_us: float) -> str:
+    """That most of the time is on tensors that no cache holds, as a further sentence; empty for others, for training,
+    where a step needs all of its batch at once, and without shapes."""
+    if rows["phase"].isin(["backward", "optimizer"]).any():
+        return ""
+    sums = rows.groupby(["in_shapes", "in_dtypes"])["total_us"].sum()
+    large_us, largest = 0.0, 0
+    for (shapes, dtypes), us in sums.items():
+        width = next((n for n in map(element_bytes, dtypes_of(str(dtypes))) if n is not None), 4)
+        bytes_ = max((math.prod(shape) for shape in tensor_shapes(str(shapes))), default=0) * width
+        if bytes_ >= LARGE_BYTES:
+            large_us, largest = large_us + us, max(largest, bytes_)
+    if large_us < MIN_LARGE_FRAC * total_us or total_us <= 0:
+        return ""
+    return (
+        f" Operators on tensors of up to {size(largest)} take {percent(large_us / total_us)}: memory bounds them, "
+        "since no cache holds these, so compute them in parts of fewer rows."
+    )
+
+
+LARGE_BYTES, MIN_LARGE_FRAC = 2**30, 0.5
+"""Size of a tensor that is larger than any cache, and share of the operators' time on such ones from which that is
+told."""
 MIN_SINGLE_FRAC = 0.5
 """Share of products of one row in the operators' time from which it is told."""
 
@@ -92,15 +130,15 @@ def dominant_size(rows: pd.DataFrame, total_us: float) -> str:
     calls_of: dict[int, float] = {}
     sums = rows.groupby("in_shapes")[["total_us", "count"]].sum()
     for text, us, calls in sums.itertuples():
-        for size in {size for shape in tensor_shapes(str(text)) for size in shape if size >= MIN_SIZE}:
-            us_of[size] = us_of.get(size, 0.0) + us
-            calls_of[size] = calls_of.get(size, 0.0) + calls
+        for one in {length for shape in tensor_shapes(str(text)) for length in shape if length >= MIN_SIZE}:
+            us_of[one] = us_of.get(one, 0.0) + us
+            calls_of[one] = calls_of.get(one, 0.0) + calls
     all_calls = float(sums["count"].sum())
     told = {n: us for n, us in us_of.items() if calls_of[n] <= MAX_SIZE_CALLS_FRAC * all_calls}
-    size = max(told, key=lambda n: (told[n], n), default=0)
-    if not size or told[size] < MIN_SIZE_FRAC * total_us:
+    one = max(told, key=lambda n: (told[n], n), default=0)
+    if not one or told[one] < MIN_SIZE_FRAC * total_us:
         return ""
     return (
-        f" Operators on tensors with a size of {size:,} take {percent(told[size] / total_us)}, in "
-        f"{percent(calls_of[size] / all_calls)} of the calls."
+        f" Operators on tensors with a size of {one:,} take {percent(told[one] / total_us)}, in "
+        f"{percent(calls_of[one] / all_calls)} of the calls."
     )

@@ -17,7 +17,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.findings.cpu_families import VIEWS, dominant_size, family, single_rows
+from amp_core.findings.cpu_families import VIEWS, dominant_size, family, large_tensors, second_operator, single_rows
 from amp_core.findings.cpu_parts import (
     SLOW_CONVOLUTIONS,
     attention_part,
@@ -127,7 +127,9 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
-    further = f"{_attention(rows)}{_layouts(rows)}{single_rows(rows, total)}{dominant_size(rows, total)}"
+    second = second_operator(rows, longest, total) if not family_us else ""
+    further = f"{second}{_attention(rows)}{_layouts(rows)}{single_rows(rows, total)}"
+    further += large_tensors(rows, total) or dominant_size(rows, total)
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
     if longest in _DROPOUT and not rows["phase"].isin(["backward", "optimizer"]).any():
         further += _WITHOUT_TRAINING

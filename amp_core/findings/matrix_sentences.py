@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import MIN_KIND_FRAC, MatrixKinds, is_matrix, kernel_rows, matrix_kinds
+from amp_core.analysis.performance.kernels import (
+    MIN_KIND_FRAC,
+    MatrixKinds,
+    counted_once,
+    is_matrix,
+    kernel_rows,
+    matrix_kinds,
+)
 from amp_core.analysis.performance.savings import Savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.hardware.gpus import core_names
@@ -37,7 +44,7 @@ class MatrixWork:
 
 def matrix_work(run: Run, savings: Savings) -> MatrixWork:
     """What products take of a step of a trace."""
-    cost, rows = savings.cost, kernel_rows(run)
+    cost, rows = savings.cost, counted_once(kernel_rows(run))
     us = float(np.nan_to_num(cost.us(*MATRIX_PARTS)))
     rows = rows[is_matrix(rows)]
     kinds = matrix_kinds(rows["total_us"], rows["category"] == "attention")

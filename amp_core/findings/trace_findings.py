@@ -448,6 +448,9 @@ def _beside_products(run: Run, savings: Savings) -> str:
     """The longest kernel that multiplies no matrices, as a sentence, and what a softmax tells; empty without a long
     one."""
     name, share = _longest_other(run)
+    memory_frac = float(np.nan_to_num(savings.cost.us("memory_bound", "cast", "layout"))) / savings.cost.step_us
+    if share < MIN_BESIDE_FRAC and memory_frac >= MIN_MEMORY_FRAC:
+        return f" Memory-bound kernels take {percent(memory_frac)}, in many short or already fused ones."
     if share < MIN_BESIDE_FRAC:
         return ""
     return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{_of_softmax(name, savings)}."
@@ -469,6 +472,8 @@ def _of_softmax(kernel: str, savings: Savings) -> str:
 _IN_STEPS = "attention is computed in steps, and a fused kernel keeps its scores on the chip"
 
 
+MIN_MEMORY_FRAC = 0.2
+"""Share of the step in memory-bound kernels, none of them long, from which they are told together."""
 MIN_BESIDE_FRAC = 0.1
 """Share of the profiled time from which a kernel other than products is named where nothing else is to be said."""
 
