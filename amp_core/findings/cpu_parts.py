@@ -31,6 +31,8 @@ from amp_core.traces.operators import is_range
 
 MAX_OUTSIDE_FRAC = 0.5
 """With more of the time outside operators, that is told, before the longest operator."""
+MIN_ONE_GAP_FRAC = 0.5
+"""Share of that time in one piece from which that is told where no function is."""
 MIN_FUNCTION_FRAC = 0.2
 """Share of the time outside of operators from which the function with most of it is named."""
 MIN_OPTIMIZER_FRAC = 0.25
@@ -157,6 +159,9 @@ def outside_part(run: Run) -> CpuPart | None:
     us = windows[windows["host_function"] != ""].groupby("host_function")["host_function_us"].sum()
     named = len(us) > 0 and us.max() >= MIN_FUNCTION_FRAC * outside_us
     within = f", {number(float(us.max()) / 1e3, 'ms')} of it in {us.idxmax()}" if named else ""
+    gap_us = float(window_rows(run)["longest_idle_us"].fillna(0.0).max())
+    if not named and gap_us >= MIN_ONE_GAP_FRAC * outside_us:
+        within = f", {number(gap_us / 1e3, 'ms')} of it in one gap"
     what = (
         f"no operator runs for {percent(outside_us / whole_us)} of the {number(whole_us / 1e3, 'ms')}"
         f"{', beside loading data' if data_us > 0 else ''}, in which Python or other code does{within}"

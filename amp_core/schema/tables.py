@@ -284,6 +284,9 @@ TABLES: dict[str, Table] = {
                     "busy_us", "f", "part of wall_us with a kernel, copy or fill running; on a CPU with an operator"
                 ),
                 _column("idle_us", "f", "the rest of wall_us: busy_us + idle_us = wall_us"),
+                _column(
+                    "longest_idle_us", "f", "the longest part of idle_us in one piece, without that within data_us"
+                ),
                 _column("data_us", "f", "host time spent loading data; null if nothing marks it"),
                 _column("idle_data_us", "f", "part of idle_us within data_us"),
                 _column(

@@ -73,6 +73,11 @@ def total(spans: Intervals) -> float:
     return float((spans[1] - spans[0]).sum())
 
 
+def longest(spans: Intervals) -> float:
+    """Length of the longest interval; 0 without any."""
+    return float((spans[1] - spans[0]).max(initial=0.0))
+
+
 def overlap_of_each(starts: Floats, ends: Floats, spans: Intervals) -> Floats:
     """How much of each time from start to end `spans` cover, which are not empty."""
     edges = np.stack(spans, axis=1).reshape(-1)

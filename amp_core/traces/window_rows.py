@@ -232,6 +232,7 @@ def _busy_columns(
         "wall_us": spans.high - spans.low,
         "busy_us": times.total(spans.busy),
         "idle_us": times.total(spans.idle),
+        "longest_idle_us": times.longest(times.without(spans.idle, spans.data)),
         "data_us": times.total(spans.data) if len(trace.data[0]) else None,
         "idle_data_us": times.overlap(spans.idle, spans.data) if len(trace.data[0]) else None,
         "optimizer_us": None,

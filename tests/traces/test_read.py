@@ -65,6 +65,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "wall_us": 1990,
         "busy_us": 2 * (300 + 490),
         "idle_us": 1990 - 2 * 790,
+        "longest_idle_us": 50,
         "data_us": 200,
         "idle_data_us": 200,
         "optimizer_us": None,

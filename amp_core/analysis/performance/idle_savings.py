@@ -105,6 +105,7 @@ def idle_savings(
         code, why = "unexplained-idle", ", and the trace has no launches that would show why"
         if len(rows) and (rows["category"] == "communication").all():
             why = ", or does what the trace lacks: it holds collectives alone"
+    why += "" if unit == "step" or in_calls or in_op or marked else _one_gap(windows, host * steps)
     or_waits = " or waits in collectives" if loading_us >= MIN_SAVED_FRAC * cost.step_us else ""
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
@@ -128,6 +129,15 @@ def unknown_host(run: Run) -> str:
     return ""
 
 
+def _one_gap(windows: pd.DataFrame, idle_us: float) -> str:
+    """That most of the idle time of a trace without steps is in one piece, as part of a sentence; else empty."""
+    us = float(windows["longest_idle_us"].fillna(0.0).max())
+    if us < MIN_ONE_GAP_FRAC * idle_us or us >= NEARLY_ALL_FRAC * idle_us:
+        return ""
+    return f", {number(us / 1e3, 'ms')} of it in one gap"
+
+
+MIN_ONE_GAP_FRAC = 0.5
 MIN_LONGER_FRAC = 0.3
 """Share of longer gaps in the idle time of short ones from which they are told apart."""
 LONGER_GAPS = "gaps of 0.3 ms and more"

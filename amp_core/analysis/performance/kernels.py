@@ -73,6 +73,7 @@ _WINDOW_NUMBERS = (
     "idle_wait_op_us",
     "host_outside_us",
     "alone_loading_us",
+    "longest_idle_us",
 )
 
 
