@@ -94,6 +94,7 @@ class Tab:
         """Wait until no script runs: elements of an earlier pass that are still drawn ignore input."""
         self.page.wait_for_timeout(1000)  # on a busy machine the indicator of a running script appears late
         self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')")
+        self.page.wait_for_selector('[data-test-script-state="notRunning"][data-test-connection-state="CONNECTED"]')
 
     def reads(self, *texts: str) -> None:
         """Wait until the page shows each text."""
