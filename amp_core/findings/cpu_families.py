@@ -86,7 +86,8 @@ def large_tensors(rows: pd.DataFrame, total_us: float) -> str:
     large_us, largest = 0.0, 0
     for (shapes, dtypes), us in sums.items():
         width = next((n for n in map(element_bytes, dtypes_of(str(dtypes))) if n is not None), 4)
-        bytes_ = max((math.prod(shape) for shape in tensor_shapes(str(shapes))), default=0) * width
+        of_rows = (shape for shape in tensor_shapes(str(shapes)) if shape[0] >= shape[-1])  # no weight of a large table
+        bytes_ = max((math.prod(shape) for shape in of_rows), default=0) * width
         if bytes_ >= LARGE_BYTES:
             large_us, largest = large_us + us, max(largest, bytes_)
     if large_us < MIN_LARGE_FRAC * total_us or total_us <= 0:

@@ -185,3 +185,32 @@ def test_a_device_of_which_one_call_of_the_optimizer_waits(tmp_path):
     run = run_of(tmp_path, trace)
     assert "device-not-recorded" in {f.code for f in diagnose(run)}
     assert "0.700 ms of it in one call of aten::addcdiv_, which waits" in first_sentence(run)
+
+
+@pytest.mark.parametrize(
+    ("rows", "trains", "told"), [(60_000_000, False, True), (60_000_000, True, False), (60_000, False, False)]
+)
+def test_tensors_that_no_cache_holds_are_told_to_be_computed_in_parts(tmp_path, rows, trains, told):
+    trace = Made()
+    for at, name in ((0, "aten::relu"), (500, "aten::exp")):
+        trace.op(name, at, 480, **{"Input Dims": [[rows, 16]], "Input type": ["float"]})
+    if trains:
+        trace.op("autograd::engine::evaluate_function: ExpBackward0", 1000, 500)
+        trace.op("aten::mul", 1005, 480, **{"Input Dims": [[rows, 16]], "Input type": ["float"]})
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("on tensors of up to 3.58 GiB take 100 %: memory bounds them" in sentence) == told
+
+
+def test_a_large_weight_is_no_tensor_of_rows(tmp_path):
+    trace = Made()
+    dims = [[10_000_000], [10, 1024], [1024, 10_000_000]]
+    trace.op("aten::addmm", 0, 480, **{"Input Dims": dims, "Input type": ["float"] * 3})
+    assert "no cache holds" not in first_sentence(run_of(tmp_path, trace))
+
+
+@pytest.mark.parametrize(("us", "told"), [(400, True), (200, False)])
+def test_the_second_operator_is_told_where_it_takes_long(tmp_path, us, told):
+    trace = Made()
+    trace.op("aten::addmm", 0, 1000)
+    trace.op("aten::clamp_min", 1000, us)
+    assert ("aten::clamp_min takes 28.6 %." in first_sentence(run_of(tmp_path, trace))) == told
