@@ -84,7 +84,7 @@ def large_tensors(rows: pd.DataFrame, total_us: float) -> str:
         return ""
     sums = rows.groupby(["in_shapes", "in_dtypes"])["total_us"].sum()
     large_us, largest = 0.0, 0
-    for (shapes, dtypes), us in sums.items():
+    for shapes, dtypes, us in sums.reset_index().itertuples(index=False):
         width = next((n for n in map(element_bytes, dtypes_of(str(dtypes))) if n is not None), 4)
         of_rows = (shape for shape in tensor_shapes(str(shapes)) if shape[0] >= shape[-1])  # no weight of a large table
         bytes_ = max((math.prod(shape) for shape in of_rows), default=0) * width

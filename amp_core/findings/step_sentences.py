@@ -44,7 +44,8 @@ def uneven_steps(run: Run) -> str:
         return ""
     if len(longer) == len(apart) > 1 and _beyond_frac(ms, longer) >= MIN_SAVED_FRAC:
         return _of_longer(ms, longer)
-    farthest = (np.log(apart.clip(lower=1e-6) / ms.median())).abs().idxmax()
+    ratio = apart.clip(lower=1e-6) / float(ms.median())
+    farthest = apart.index[int(np.abs(np.log(ratio.to_numpy())).argmax())]
     more = len(apart) - 1
     others = f", and {more} more {'differs' if more == 1 else 'differ'}" if more else ""
     return (

@@ -285,6 +285,12 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("idle_us", "f", "the rest of wall_us: busy_us + idle_us = wall_us"),
                 _column(
+                    "reach_frac",
+                    "f",
+                    "share of the time by which all work is shorter that the window ends sooner, while the host "
+                    "launches as it does; null on a CPU and without launches",
+                ),
+                _column(
                     "longest_idle_us", "f", "the longest part of idle_us in one piece, without that within data_us"
                 ),
                 _column("data_us", "f", "host time spent loading data; null if nothing marks it"),

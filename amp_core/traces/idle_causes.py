@@ -24,6 +24,7 @@ from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.link import EVALUATE, Host
 from amp_core.traces.operators import COMPILED_CODE, is_compiled_code
+from amp_core.traces.replay import Replay
 
 LATENCY_US = 10.0
 """Gaps up to this between kernels that were both launched are the time to start a kernel."""
@@ -76,10 +77,11 @@ def idle_causes(
     wait_starts: times.Floats,
     wait_ends: times.Floats,
     few: int = 0,
+    replay: Replay | None = None,
 ) -> IdleCauses:
     """The causes of `idle` times of a device. Of its work: `starts`, and when the calls that launched it began
     and `returned`, and whether they are a graph's. The waits are the host's. `few`: the most launches between two
-    waits that are told apart."""
+    waits that are told apart. `replay` of the same work tells which waits of it delay nothing."""
     order = np.argsort(starts, kind="stable")
     idle = _cut(idle, starts[order])
     following = np.searchsorted(starts[order], idle[1], side="left")
@@ -107,15 +109,9 @@ def idle_causes(
     some, rest = late_us > 0, ~dispatch
     waiting = ~queued | long_wait
     held_us = np.where(waiting, length - late, 0.0)
-    absorbed_us = 0.0
-    if known.any() and held_us.sum() > 0:
-        slack_us = np.where(np.isfinite(returned), starts - returned, np.inf)[order].clip(min=0.0)
-        ends_gap = following[known]
-        slack_us[ends_gap] = np.where(queued, idle[0] - launch_end, 0.0)[known].clip(min=0.0)
-        held_of_work = np.zeros(len(starts))
-        np.add.at(held_of_work, ends_gap, held_us[known])
-        waits = (wait_ends[by_end], (wait_ends - wait_starts)[by_end])
-        absorbed_us = _absorbed(held_of_work, slack_us, launched[order], waits)
+    held_of_work = np.zeros(len(starts))
+    np.add.at(held_of_work, order[following[known]], held_us[known])
+    absorbed_us = replay.lost_us(held_of_work) if replay is not None else 0.0
     kept = 1 - absorbed_us / max(float(held_us.sum()), 1e-9)
     return IdleCauses(
         sync_us=float(sync.sum()),
@@ -131,27 +127,6 @@ def idle_causes(
         between_waits=_between_waits(launch, late_us, launched, np.sort(wait_ends), few),
         after_wait_us=_after_each(idle, sync, waited_us, wait_starts, wait_ends),
     )
-
-
-def _absorbed(
-    held_us: times.Floats, slack_us: times.Floats, launched: times.Floats, waits: tuple[times.Floats, times.Floats]
-) -> float:
-    """How much of the time in which launched work does not begin delays nothing, microseconds.
-
-    By work in order of its start: how long it is held, and how much sooner than it starts otherwise it was launched.
-    Without being held, work starts sooner, what follows it too, by no more than its slack, and so does what the host
-    launches after a wait for it. `waits`: when they end, in order, and their lengths.
-    """
-    ends, lengths = (column.tolist() for column in waits)
-    sooner, host_sooner, absorbed, at = 0.0, 0.0, 0.0, 0
-    for held, slack, launch in zip(held_us.tolist(), slack_us.tolist(), launched.tolist(), strict=True):
-        while at < len(ends) and ends[at] <= launch:
-            host_sooner = min(sooner, host_sooner + lengths[at])
-            at += 1
-        possible = min(sooner, slack + host_sooner)
-        absorbed += sooner - possible
-        sooner = possible + held
-    return absorbed
 
 
 def _between_waits(

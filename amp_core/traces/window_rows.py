@@ -29,6 +29,7 @@ from amp_core.traces.link import DATA, EVALUATE, OPTIMIZER, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
 from amp_core.traces.own_ranges import range_of
 from amp_core.traces.products import product_numbers
+from amp_core.traces.replay import Replay, reach_frac
 
 WAITING = (
     "Synchronize",
@@ -315,6 +316,15 @@ def _idle_columns(
 ) -> dict[str, Any]:
     """Why the device was idle, and what the host did then. `alone`: nothing in the trace holds its work up."""
     events, host, linked = trace.events, trace.host, trace.linked
+    long = trace.waits | (trace.call_end - trace.call_start >= LONG_CALL_US)
+    replay = Replay.of(
+        linked.start_us[selected],
+        linked.end_us[selected],
+        linked.launched_us[selected],
+        linked.returned_us[selected],
+        linked.stream[selected],
+        (trace.call_start[long], trace.call_end[long]),
+    )
     causes = idle_causes(
         times.without(spans.idle, spans.data),
         linked.start_us[selected],
@@ -324,6 +334,7 @@ def _idle_columns(
         trace.call_start[trace.waits],
         trace.call_end[trace.waits],
         few,
+        replay,
     )
     late, unfed = times.merged(causes.late, lead), times.intersection(spans.idle, spans.data)
     loading = _loading_alone(trace, selected, spans)
@@ -365,6 +376,7 @@ def _idle_columns(
         "host_call_us": in_calls.us if in_calls else 0.0,
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
+        "reach_frac": reach_frac(replay, linked.own_us[selected]),
     }
 
 

@@ -187,9 +187,9 @@ def test_overview_and_the_page_of_the_evidence_of_a_fault_of_each_module(module,
 @pytest.mark.whole
 @pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
 def test_report_and_command_of_each_fault(case, tmp_path, capsys):
-    """Commands of every fault; a report, which draws all charts too, of one fault of each code."""
+    """Commands of every fault; a report, which draws all charts too, of one fault of each module of rules."""
     case.write(tmp_path / "run", True)
-    check_texts(tmp_path / "run", capsys, in_report=ONE_PER_CODE[case.code] is case)
+    check_texts(tmp_path / "run", capsys, in_report=ONE_PER_MODULE[MODULES[case.code]] is case)
 
 
 def test_every_place_names_the_cause_of_an_imported_trace(home, open_app, capsys):

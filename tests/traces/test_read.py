@@ -66,6 +66,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "busy_us": 2 * (300 + 490),
         "idle_us": 1990 - 2 * 790,
         "longest_idle_us": 50,
+        "reach_frac": 1.0,
         "data_us": 200,
         "idle_data_us": 200,
         "optimizer_us": None,

@@ -74,6 +74,7 @@ _WINDOW_NUMBERS = (
     "host_outside_us",
     "alone_loading_us",
     "longest_idle_us",
+    "reach_frac",
 )
 
 

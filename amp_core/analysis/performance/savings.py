@@ -135,6 +135,7 @@ def _possible_savings(run: Run) -> Savings | None:
     host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
     alone = [replace(c, of_hosts_us=c.waited_us if host_us >= c.waited_us else 0.0) for c in alone]
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
+    is_idle |= _is_behind_host(windows, cost)
     # A transfer delays a device that is mostly idle no more than a kernel does; waiting for a late rank does.
     alone = [
         replace(c, waits_for_idle=is_idle and not (c.late_ranks or c.waiting_us or c.waited_us))
@@ -182,6 +183,19 @@ def _possible_savings(run: Run) -> Savings | None:
     )
 
 
+def _is_behind_host(windows: pd.DataFrame, cost: StepCost) -> bool:
+    """Whether a step hardly ends sooner with shorter kernels, since the host launches them just before they start."""
+    known = windows[windows["reach_frac"].notna()]
+    wall_us = float(known["wall_us"].sum())
+    idle_frac = float(np.nan_to_num(cost.us("gaps", "data"))) / cost.step_us
+    if known.empty or wall_us <= 0 or idle_frac < MIN_BEHIND_IDLE_FRAC:
+        return False
+    return float((known["reach_frac"] * known["wall_us"]).sum()) / wall_us < MAX_REACH_FRAC
+
+
+MIN_BEHIND_IDLE_FRAC, MAX_REACH_FRAC = 0.15, 0.3
+"""Share of the step that a device is idle from which its host may be the one that others wait for, and share of shorter
+kernels that reaches the end of the step below which it is."""
 MIN_CAPTURE_FRAC = 0.5
 MAX_CAPTURE_BUSY_FRAC = 0.05
 """A trace with that much of capturing and so little of the device's work, and without a launch of a graph, shows how

@@ -1,0 +1,68 @@
+"""What shorter work changes while the host launches as it did."""
+
+import numpy as np
+import pytest
+
+from amp_core.traces.replay import Replay, reach_frac
+
+
+def replay_of(*work, waits=()):
+    """Work as start, end, launch and stream; launches return at once. Waits as start and end."""
+    starts, ends, launched = (np.array([one[place] for one in work], dtype=float) for place in range(3))
+    streams = np.array([one[3] if len(one) > 3 else 7 for one in work])
+    calls = np.array(waits, dtype=float).reshape(-1, 2)
+    return Replay.of(starts, ends, launched, launched + 1, streams, (calls[:, 0], calls[:, 1]))
+
+
+def lost(replay, *shorter):
+    return replay.lost_us(np.array(shorter, dtype=float))
+
+
+QUEUED = ((10, 110, 0), (110, 210, 2), (210, 310, 4))
+JUST_IN_TIME = ((10, 110, 0), (150, 210, 148), (250, 310, 248))
+
+
+def test_what_a_queue_holds_begins_sooner():
+    assert lost(replay_of(*QUEUED), 30, 20, 10) == 0
+    assert reach_frac(replay_of(*QUEUED), np.array([100.0, 100.0, 100.0])) == 1
+
+
+def test_what_is_gained_before_a_late_launch_is_lost():
+    assert lost(replay_of(*JUST_IN_TIME), 30, 20, 10) == 50
+    assert reach_frac(replay_of(*JUST_IN_TIME), np.array([100.0, 60.0, 60.0])) == pytest.approx(60 / 220)
+
+
+def test_work_begins_no_sooner_than_it_was_launched():
+    """The second is launched 40 us before the first ends, and so begins no more than 39 us sooner."""
+    assert lost(replay_of((10, 110, 0), (110, 210, 70)), 60, 0) == 60 - 39
+
+
+def test_what_the_host_launches_after_a_wait_comes_sooner():
+    waited = replay_of((10, 110, 0), (150, 210, 148), waits=[(20, 112)])
+    assert lost(waited, 30, 0) == 0
+    short = replay_of((10, 110, 0), (150, 210, 148), waits=[(102, 112)])  # the host waits for 10 us only
+    assert lost(short, 30, 0) == 20
+
+
+def test_streams_do_not_hold_up_one_another():
+    """Copies on a stream of their own are launched just in time, beside kernels that a queue holds."""
+    beside = replay_of((10, 110, 0), (60, 80, 58, 9), (110, 210, 2), (160, 180, 158, 9), (210, 310, 4))
+    assert lost(beside, 30, 0, 20, 0, 10) == 0
+
+
+def test_work_whose_launch_is_not_known_holds_nothing_up():
+    unknown = Replay.of(
+        np.array([10.0, 150.0]),
+        np.array([110.0, 210.0]),
+        np.array([-np.inf, 150.0]),
+        np.array([-np.inf, 150.0]),
+        np.array([7, 7]),
+        (np.zeros(0), np.zeros(0)),
+    )
+    assert lost(unknown, 30, 0) == 0
+
+
+def test_nothing_is_lost_of_nothing():
+    assert lost(replay_of(*QUEUED), 0, 0, 0) == 0
+    empty = Replay.of(*(np.zeros(0) for _ in range(5)), (np.zeros(0), np.zeros(0)))
+    assert empty.lost_us(np.zeros(0)) == 0 and reach_frac(empty, np.zeros(0)) == 1
