@@ -339,6 +339,11 @@ TABLES: dict[str, Table] = {
                     "part of idle_wait_us with nothing in the trace to wait for: in a window with work on one device "
                     "alone, and without host functions; without idle_graph_us",
                 ),
+                _column(
+                    "idle_wait_lost_us",
+                    "f",
+                    "part of idle_wait_us that delays nothing, since what follows is launched too late in any case",
+                ),
                 _column("idle_graph_us", "f", "part of idle_wait_us that ends with the work of a captured graph"),
                 _column(
                     "idle_dispatch_us",

@@ -43,10 +43,9 @@ class IdleCauses:
     """After the host waited for the device: no more than it waited, since it would have launched that much earlier."""
     wait_us: float
     """Launched work did not begin, for longer than it takes to start a kernel: it waits for other work, of this device
-    or another. Without `absorbed_us`."""
-    absorbed_us: float
-    """The same before work that the host launches later than the device could have begun it otherwise, so that the
-    wait delays nothing: the host launches too late."""
+    or another."""
+    lost_us: float
+    """Part of `wait_us` that delays nothing: what follows is launched too late in any case."""
     graph_us: float
     """Part of `wait_us` that ends with the work of a captured graph, which starts later than a kernel."""
     latency_us: float
@@ -111,13 +110,11 @@ def idle_causes(
     held_us = np.where(waiting, length - late, 0.0)
     held_of_work = np.zeros(len(starts))
     np.add.at(held_of_work, order[following[known]], held_us[known])
-    absorbed_us = replay.lost_us(held_of_work) if replay is not None else 0.0
-    kept = 1 - absorbed_us / max(float(held_us.sum()), 1e-9)
     return IdleCauses(
         sync_us=float(sync.sum()),
-        wait_us=float(held_us.sum()) * kept,
-        absorbed_us=absorbed_us,
-        graph_us=float(held_us[of_graph].sum()) * kept,
+        wait_us=float(held_us.sum()),
+        lost_us=replay.lost_us(held_of_work) if replay is not None else 0.0,
+        graph_us=float(held_us[of_graph].sum()),
         latency_us=float(length[queued & ~long_wait].sum()),
         dispatch_us=float(late_us[dispatch].sum()),
         host=(began[rest], (began + late_us)[rest]),

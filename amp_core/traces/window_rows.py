@@ -356,8 +356,6 @@ def _idle_columns(
     if len(causes.held[0]):
         held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
     longest |= {"idle_sync_op": _longest_in(trace, after_us), "idle_wait_op": _longest_in(trace, held_us)}
-    late_us = times.total(causes.late)
-    dispatch_frac = min(1.0, causes.dispatch_us / late_us) if late_us > 0 else 1.0
     columns: dict[str, Any] = {}
     for column, (name, us) in longest.items():
         columns |= {column: name, f"{column}_us": us}
@@ -365,10 +363,11 @@ def _idle_columns(
         "idle_sync_us": causes.sync_us,
         "idle_profiling_us": profiling_us(events, held),
         "idle_wait_us": causes.wait_us,
+        "idle_wait_lost_us": causes.lost_us,
         "idle_latency_us": causes.latency_us,
         "idle_late_start_us": causes.wait_us - causes.graph_us if alone else 0.0,
         "idle_graph_us": causes.graph_us,
-        "idle_dispatch_us": causes.dispatch_us + causes.absorbed_us * dispatch_frac,
+        "idle_dispatch_us": causes.dispatch_us,
         "idle_between_waits_us": causes.between_waits[0],
         "launches_between_waits": causes.between_waits[1],
         "host_call": in_calls.names if in_calls else None,

@@ -63,6 +63,8 @@ def idle_savings(
         if float(windows["sync_us"].fillna(0.0).sum()) / steps >= wait / 2:  # otherwise the host runs ahead of it
             waited_for += f"; the host waits meanwhile, in {number_of}{in_waits}"
     gpu, held, its_share = _held(windows, wait, cost, unit)
+    lost_us = float(windows["idle_wait_lost_us"].fillna(0.0).sum())
+    held *= max(0.0, 1 - lost_us / max(float(windows["idle_wait_us"].fillna(0.0).sum()), 1e-3))
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data

@@ -50,6 +50,7 @@ _WINDOW_NUMBERS = (
     "rank",
     "idle_sync_us",
     "idle_wait_us",
+    "idle_wait_lost_us",
     "idle_latency_us",
     "idle_late_start_us",
     "idle_graph_us",
