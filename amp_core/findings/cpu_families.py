@@ -77,6 +77,25 @@ MIN_SECOND_FRAC = 0.25
 """Share of the operators' time from which the second longest operator is told."""
 
 
+def light_beside(rows: pd.DataFrame, longest: str, total_us: float) -> str:
+    """What reads and writes each value once beside products, as a further sentence; empty if it takes little."""
+    if rows["category"][rows["op"] == longest].mode().iloc[0] not in ("gemm", "conv"):
+        return ""
+    of_model = rows[(rows["phase"] != "optimizer") & (rows["op"] != longest) & ~rows["name"].isin(_CALLERS)]
+    us = of_model.groupby("category")["total_us"].sum()
+    us = us[us.index.isin(_LIGHT)].sort_values(ascending=False)
+    us = us[us >= MIN_LIGHT_FRAC * us.sum()]
+    if us.sum() < MIN_BESIDE_FRAC * total_us:
+        return ""
+    kinds = join_words([_LIGHT[str(kind)].partition(",")[0] for kind in us.index])
+    share = percent(float(us.sum()) / total_us)
+    return f" {kinds[0].upper()}{kinds[1:]} take {share}, which torch.compile makes fewer."
+
+
+MIN_BESIDE_FRAC = 0.2
+"""Share of the operators' time from which such operators are told beside products."""
+
+
 def large_tensors(rows: pd.DataFrame, total_us: float) -> str:
     """That most of the time is on tensors that no cache holds, as a further sentence; empty for others, for training,
     where a step needs all of its batch at once, and without shapes."""

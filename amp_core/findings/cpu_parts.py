@@ -334,11 +334,16 @@ def convolution_part(rows: pd.DataFrame) -> CpuPart | None:
     """Convolutions that oneDNN does not compute; None where they take little. Of `cpu_rows`."""
     slow, total_us = rows[rows["op"].str.startswith(SLOW_CONVOLUTIONS)], float(rows["total_us"].sum())
     us = float(slow["total_us"].sum())
-    if not us >= MIN_SAVED_FRAC * total_us > 0:
+    if not us >= MIN_SAVED_FRAC * total_us > 0 or has_onednn(rows):
         return None
     op = longest_name(slow, "op")
     what = f"convolutions without oneDNN take {percent(us / total_us)} of the operators' time, most in {op}"
     return CpuPart("fallback-convolution", us, what, op)
+
+
+def has_onednn(rows: pd.DataFrame) -> bool:
+    """Whether oneDNN computes other convolutions of the trace: torch computes single, small inputs without it."""
+    return bool(rows["op"].eq("aten::mkldnn_convolution").any() or rows["name"].eq("aten::mkldnn_convolution").any())
 
 
 def without_onednn(rows: pd.DataFrame, op: str) -> str:

@@ -17,13 +17,22 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.findings.cpu_families import VIEWS, dominant_size, family, large_tensors, second_operator, single_rows
+from amp_core.findings.cpu_families import (
+    VIEWS,
+    dominant_size,
+    family,
+    large_tensors,
+    light_beside,
+    second_operator,
+    single_rows,
+)
 from amp_core.findings.cpu_parts import (
     SLOW_CONVOLUTIONS,
     attention_part,
     cpu_rows,
     cpu_windows,
     fp64_part,
+    has_onednn,
     judged_rows,
     layout_part,
     loading_part,
@@ -75,7 +84,13 @@ MIN_COLD_FRAC = 0.05
 
 
 def _cold(run: Run, rows: pd.DataFrame) -> str:
-    """That a view takes long, as it does in its first call alone, as a further sentence; else empty."""
+    """That first calls take long, or a view, as it does in its first call alone, as a further sentence; else empty."""
+    count, us, of_us = numbers_of_import(run, "first_sizes", "count", "us", "of_us")
+    if count >= 1 and 0 < us <= of_us and not numbers_of_import(run, "slow_calls", "us")[0] > 0:
+        return (
+            f" First calls on {count:,.0f} sizes take {number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of "
+            "operators beyond later ones on the same sizes: profile after a warm-up."
+        )
     views = rows[rows["name"].str.contains(VIEWS) & (rows["phase"] != "data")]
     longest_us = float(views["longest_us"].max()) if len(views) else 0.0
     if not longest_us >= MIN_COLD_FRAC * wall_us(cpu_windows(run)) > 0:
@@ -117,7 +132,8 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     us = rows.groupby("op")["total_us"].sum()
     rows = judged_rows(rows)
     in_range, total = is_range(longest) and us.index.str.contains("::").any(), float(rows["total_us"].sum())
-    advice = f" {without_onednn(rows, longest)}" if longest.startswith(SLOW_CONVOLUTIONS) else ""
+    is_fallback = longest.startswith(SLOW_CONVOLUTIONS) and not has_onednn(rows)
+    advice = f" {without_onednn(rows, longest)}" if is_fallback else ""
     what = f"Python or other code in {longest}, outside of operators," if in_range else longest
     what += _serving(rows, longest, total)
     whole, whole_us = "the operators' time", total
@@ -127,7 +143,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
-    second = second_operator(rows, longest, total) if not family_us else ""
+    second = (second_operator(rows, longest, total) or light_beside(rows, longest, total)) if not family_us else ""
     further = f"{second}{_attention(rows)}{_layouts(rows)}{single_rows(rows, total)}"
     further += large_tensors(rows, total) or dominant_size(rows, total)
     further += _ELSEWHERE if longest.startswith("rpc_") else ""

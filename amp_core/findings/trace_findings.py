@@ -403,7 +403,8 @@ def _nothing(run: Run, savings: Savings) -> str:
     cores, _ = core_names(cost.device_name)
     off = rows[is_matrix(rows) & (rows["tensor_core"] == "no") & rows["precision"].isin(["fp16", "bf16"])]
     off_frac = float(off["total_us"].sum() / max(rows["total_us"].sum(), MIN_KERNEL_US))
-    if off_frac > MAIN_OP_FRAC:
+    off_share = float(off["total_us"].sum()) / max(float(window_rows(run)["wall_us"].sum()), MIN_KERNEL_US)
+    if off_frac > MAIN_OP_FRAC or off_share >= MIN_SAVED_FRAC:
         kinds = matrix_kinds(off["total_us"], off["category"] == "attention")
         return (
             f"{kinds.subject} in 16 bits {kinds.verb} {percent(off_frac)} of the kernel time without using {cores}. "

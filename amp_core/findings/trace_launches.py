@@ -104,7 +104,10 @@ def launch_remedy(run: Run) -> Remedy | None:
     if passes_sentence(run):
         return FIRST_PASS
     rows, savings = kernel_rows(run), possible_savings(run)
-    on_cuda = str(run.head.config.get("device")).startswith("cuda")  # AMD's GPUs too
+    device = str(run.head.config.get("device"))
+    if device.startswith("npu"):
+        return _ON_NPU
+    on_cuda = device.startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
     fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
     launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
@@ -123,8 +126,13 @@ def launch_remedy(run: Run) -> Remedy | None:
         )
     if on_cuda and graphs and _replays_one_graph(run):
         return _BESIDE_GRAPH
+    if on_cuda and compiled and rows["op"].str.startswith(_ENGINES).any():
+        of_vllm = rows["op"].str.startswith("vllm::").any()
+        remedy = IN_PIECES if graphs and is_in_pieces(run) else _OF_ENGINE if not graphs else None
+        if remedy is not None:
+            return remedy if of_vllm else replace(remedy, snippet=_ENGINE_GRAPHS)
     if on_cuda and graphs and compiled and is_in_pieces(run):
-        return IN_PIECES
+        return replace(IN_PIECES, snippet=_ENGINE_GRAPHS)
     if on_cuda and graphs:
         return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
     if is_compiled_without_fusion(run):
@@ -204,6 +212,19 @@ IN_PIECES = Remedy(
     "which what is not captured is launched, as attention in serving engines: nothing breaks the graph, it is split on "
     "purpose. Capture whole passes where the engine can, split at fewer places, or use larger batches.",
     '# vLLM: --compilation-config \'{"cudagraph_mode": "FULL"}\'   # where the attention backend allows it',
+)
+_ENGINES = ("vllm::", "sglang::")
+"""Namespaces of the operators at which serving engines split what they compile."""
+_ENGINE_GRAPHS = "graph = torch.cuda.CUDAGraph()   # of whole passes: see the engine's options for CUDA graphs"
+_OF_ENGINE = Remedy(
+    "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
+    "purpose, and replays no graph: let it capture CUDA graphs, or use larger batches.",
+    '# vLLM: without --enforce-eager, and --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
+)
+_ON_NPU = Remedy(
+    "Faster arithmetic does not help while the device waits. Use larger batches, torch_npu's fused operators and "
+    "optimizers, and for inference its graphs.",
+    "import torchair\n\nmodel = torch.compile(model, backend=torchair.get_npu_backend())   # inference",
 )
 MIN_NODES = 100
 """Kernels per graph from which it holds a whole pass of a model, and not a piece between two breaks."""

@@ -169,6 +169,7 @@ _FOUND = (
         "recomputation",
         "growing_rows",
         "operator_loop",
+        "first_sizes",
         "compilations",
         "slow_device",
     ),

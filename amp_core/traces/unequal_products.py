@@ -30,7 +30,7 @@ class UnequalProducts:
     us: float
     """By how much they are longer than what is usual, in all, microseconds."""
     kernel_us: float
-    """The time of all kernels and copies."""
+    """The time of all kernels and copies that are launched in the trace."""
     kernel: str
     """The kernel of the one that is longer by most."""
     longest_us: float
@@ -57,7 +57,7 @@ def unequal_products(events: TraceEvents, linked: LinkedWork) -> UnequalProducts
         usual_us = float(np.quantile(linked.own_us[equal], USUAL_QUANTILE))
         slow = equal[linked.own_us[equal] > MIN_SLOW_RATIO * usual_us]
         beyond[slow] = linked.own_us[slow] - usual_us
-    kernel_us = float(linked.own_us.sum())
+    kernel_us = float(linked.own_us[np.isfinite(linked.launched_us)].sum())  # of others no sizes are known
     if beyond.sum() < MIN_SLOW_FRAC * kernel_us or not beyond.any():
         return None
     most = int(beyond.argmax())

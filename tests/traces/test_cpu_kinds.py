@@ -214,3 +214,51 @@ def test_the_second_operator_is_told_where_it_takes_long(tmp_path, us, told):
     trace.op("aten::addmm", 0, 1000)
     trace.op("aten::clamp_min", 1000, us)
     assert ("aten::clamp_min takes 28.6 %." in first_sentence(run_of(tmp_path, trace))) == told
+
+
+@pytest.mark.parametrize(("first_us", "shapes", "told"), [(900, 4, True), (900, 2, False), (130, 4, False)])
+def test_first_calls_on_their_sizes_are_told_where_they_take_longer(tmp_path, first_us, shapes, told):
+    trace, at = Made(), 0.0
+    for call in range(3):
+        for size in range(shapes):
+            us = float(first_us if call == 0 else 100)
+            trace.op("aten::mkldnn_convolution", at, us, **{"Input Dims": [[1, 64 * size + 3, 8, 8]]})
+            at += us
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("First calls on 4 sizes take 3.20 of the 4.40 ms of operators beyond later ones" in sentence) == told
+
+
+@pytest.mark.parametrize(
+    ("longest", "us", "told"),
+    [
+        ("aten::addmm", 300, True),
+        ("_C::onednn_mm", 300, True),
+        ("aten::addmm", 50, False),
+        ("aten::sort", 300, False),
+    ],
+)
+def test_what_reads_each_value_once_is_told_beside_products(tmp_path, longest, us, told):
+    trace = Made()
+    trace.op(longest, 0, 1000)
+    for place, name in enumerate(("aten::native_layer_norm", "aten::gelu", "aten::mul", "aten::relu")):
+        trace.op(name, 1000 + us * place, us / 2)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("Elementwise operators and norms take 37.5 %, which torch.compile makes fewer." in sentence) == told
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_small_convolutions_beside_those_of_onednn_are_no_fallback(tmp_path, others):
+    trace = Made()
+    trace.op("aten::_slow_conv2d_forward", 0, 1000)
+    trace.op("aten::mkldnn_convolution" if others else "aten::relu", 1000, 300)
+    run = run_of(tmp_path, trace)
+    assert ("where oneDNN is" in first_sentence(run)) != others
+    assert any(f.code == "fallback-convolution" for f in diagnose(run)) != others
+
+
+@pytest.mark.parametrize(("op", "model"), [("aten::rand", False), ("aten::addmm", True)])
+def test_a_gpu_without_work_is_advised_on_by_what_the_cpu_computes(tmp_path, op, model):
+    trace = Made()
+    trace.op(op, 0, 1000)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "idle-gpu"]
+    assert ("model.to" in finding.snippet) == model and ("Create tensors on the GPU" in finding.advice) != model

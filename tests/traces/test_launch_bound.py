@@ -157,3 +157,22 @@ def test_a_step_of_the_optimizer_alone_is_named_with_what_makes_it_fewer_kernels
     (finding,) = [f for f in diagnose(run) if f.code == "launch-bound"]
     assert says in finding.snippet and refuted not in finding.snippet
     assert run.head.config["optimizers"] == marks
+
+
+@pytest.mark.parametrize(
+    ("op", "device", "says", "not_says"),
+    [
+        ("vllm::unified_attention_with_output", "cuda", "vLLM", "graph_breaks"),
+        ("sglang::unified_attention_with_output", "cuda", "CUDAGraph", "vLLM"),
+        ("aten::relu", "cuda", "graph_breaks", "vLLM"),
+    ],
+)
+def test_engines_split_their_compiled_code_on_purpose(tmp_path, op, device, says, not_says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
+    for n in range(40):
+        region = n % 2 == 0
+        trace.op("Torch-Compiled Region: 0/0" if region else op, 100 * n, 20)
+        trace.kernel(f"triton_poi_fused_add_{n % 4}" if region else made.RELU, 100 * n + 20, 5, 100 * n + 10)
+    finding = next(f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound")
+    assert says in finding.snippet and not_says not in finding.snippet

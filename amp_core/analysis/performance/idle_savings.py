@@ -95,7 +95,7 @@ def idle_savings(
     calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
     named = windows["host_function_us"].sum() > 0 and not in_calls
     outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
-    longer = host - dispatch
+    longer = host - dispatch - loading_us - (lead if lead >= SHORT_LEAD_US else 0.0)  # the lead is told apart
     if launch_bound and longer >= max(MIN_LONGER_FRAC * host, MIN_SAVED_FRAC * cost.step_us):
         outside = f", {number(longer / 1e3, 'ms')} of it in {LONGER_GAPS}"
     if unknown := unknown_host(run):
@@ -111,9 +111,11 @@ def idle_savings(
     or_waits = " or waits in collectives" if loading_us >= MIN_SAVED_FRAC * cost.step_us else ""
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
-               f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data),
+               f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data,
+               before_us=lead + lead_data),
         Saving(code, host, cost.step_us, f"The GPU is idle{or_waits} for {_when(host - lead, lead, cost, unit)}{why}",
                (calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * host else "") or "host", lead_us=lead,
+               before_us=lead + lead_data,
                is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * host),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
                f"after {number_of} with the host{in_syncs}", where or "synchronizing calls"),

@@ -37,6 +37,8 @@ class Saving:
     """Of slow products: what one call of the slowest operator would take at a good share of the peak rate."""
     lead_us: float = 0.0
     """Part of `saved_us` before the first kernel, with which the step begins where the device marks it; beside it."""
+    before_us: float = 0.0
+    """All time before the first kernel, of which `lead_us` is a part; the same where that is all."""
     blocks_per_sm: float | None = None
     """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
     late_ranks: tuple[int, ...] = ()
@@ -76,8 +78,8 @@ class Saving:
 
     @property
     def share(self) -> float:
-        """The saving as a share of the step; with `lead_us`, of the step and that time."""
-        return self.saved_us / (self.step_us + self.lead_us)
+        """The saving as a share of the step; with `lead_us`, of the step and the time before it."""
+        return self.saved_us / (self.step_us + (max(self.before_us, self.lead_us) if self.lead_us else 0.0))
 
     def how_much(self, unit: str = "") -> str:
         """`up to 21.3 of 33.1 ms`, of one `unit` if that is given. What comes before the step is told apart."""

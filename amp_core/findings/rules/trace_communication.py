@@ -151,7 +151,9 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
     is_captured = captured_us >= MIN_CAPTURED_FRAC * float(kernels["total_us"].sum()) > 0
     has_operators = run.head.config.get("without_operators") is not True  # otherwise no kernel has one
     if is_captured and has_operators and run.head.config.get("graph_launches"):
-        return _IN_GRAPHS
+        has_own = kernels["name"].str.contains(_ENGINES_OWN).any()
+        advice = _IN_GRAPHS.advice.replace(_USE_OWN, "") if has_own else _IN_GRAPHS.advice
+        return replace(_IN_GRAPHS, advice=advice)
     tiny_us = float(rows["alone_us"][rows["message_bytes"] <= MAX_TINY_BYTES].sum())
     if tiny_us >= MIN_TINY_FRAC * alone_us > 0:
         largest = float(rows["message_bytes"][rows["message_bytes"] <= MAX_TINY_BYTES].max())
@@ -164,10 +166,13 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
 MIN_CAPTURED_FRAC, MIN_TINY_FRAC, MAX_ALONE_FRAC = 0.9, 0.5, 0.6
 MAX_TINY_BYTES = 512
 """Messages up to this hold a few values, as sizes, and are bound by latency."""
+_ENGINES_OWN = r"(?i)allreduce_fusion|one_?shot|two_?shot|cross_device_reduce|multimem|quick_?reduce"
+"""In the names of kernels that serving engines have for collectives of small messages."""
+_USE_OWN = "use its own kernels where the messages are small, "
 _IN_GRAPHS = Remedy(
     "These collectives are launched by captured graphs, so what runs beside them is set where the graph is captured: "
-    "let the engine overlap them with products there, use its kernels for small messages, or shard the model "
-    "differently." + _OTHER_RANKS,
+    "let the engine overlap them with products there, use its own kernels where the messages are small, or shard the "
+    "model differently." + _OTHER_RANKS,
     "nvidia-smi topo -m   # the links between the GPUs; on AMD: rocm-smi --showtopo",
 )
 _TINY = Remedy(
@@ -239,8 +244,10 @@ def _with_waiting(finding: Finding, saving: Saving) -> Finding:
     transfer = finding.advice.replace(f" Here: {saving.here}.", "")
     advice = (
         f"At least {number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks "
-        f"that enter the collectives late, which overlap does not shorten: {saving.here}. For the rest: {transfer}"
+        f"that enter the collectives late, which overlap does not shorten: {saving.here}."
     )
+    if saving.saved_us - saving.waited_us >= MIN_SAVED_FRAC * saving.saved_us:
+        advice += f" For the rest: {transfer}"
     one_is_late = saving.here.startswith("rank ")
     return replace(finding, advice=advice, snippet=_LATE_RANKS.snippet if one_is_late else finding.snippet)
 

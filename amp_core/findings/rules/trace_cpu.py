@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
     MIN_ATTENTION_FRAC,
@@ -341,4 +341,10 @@ def fp64_operators(run: Run) -> list[Finding]:
 def idle_gpu(run: Run) -> list[Finding]:
     """`idle-gpu`: a GPU of which the trace has nothing."""
     part = unused_gpu(run) if len(_rows(run)) else None
-    return [cpu_finding(run, part)] if part is not None else []
+    if part is None:
+        return []
+    finding = cpu_finding(run, part)
+    if not is_matrix(kernel_rows(run)).any():  # no model: what is computed on the CPU may only be inputs
+        advice = "What the trace computes is on the CPU, or the GPU was not recorded. Create tensors on the GPU."
+        return [replace(finding, advice=advice, snippet='x = torch.rand(shape, device="cuda")')]
+    return [finding]
