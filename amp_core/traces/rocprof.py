@@ -50,7 +50,7 @@ def devices(agents: object) -> list[dict[str, Any]]:
             version = _GFX.match(str(agents.get(f"Agent{number}.Name")))
             found.append(
                 {
-                    "id": len(found),
+                    "id": _number(agents.get(f"Agent{number}.Node")),  # a GPU's number counts processors, too
                     "warpSize": _number(str(agents.get(f"Agent{number}.MemoryProperties.WavefrontSize")).split("(")[0]),
                     "computeMajor": int(version[1]) if version else None,
                     "computeMinor": int(version[2], 16) if version else None,

@@ -9,7 +9,7 @@ from amp_core.findings import first_sentence
 from amp_core.schema import RunError
 from amp_core.traces import import_traces, read_trace
 
-COPIES, CALLS, GPU = 1, 2, 6
+COPIES, CALLS, GPU = 1, 2, 7
 GEMM = "_gemm_afp4_wfp4_kernel"
 
 
@@ -30,6 +30,7 @@ def trace_of(folder, *events):
         "Agent1.DeviceType": "CPU",
         "Agent2.DeviceType": "GPU",
         "Agent2.Name": "gfx942",
+        "Agent2.Node": "1",
         "Agent2.ComputeUnit": "304",
         "Agent2.MemoryProperties.WavefrontSize": "64(0x40)",
     }
@@ -54,7 +55,8 @@ def test_kernels_are_those_of_the_processes_named_as_gpus_in_nanoseconds(tmp_pat
     trace = read_trace(trace_of(tmp_path, *kernels()))
     assert trace.kernels["name"] == [GEMM] and trace.kernels["count"] == [10]
     assert trace.kernels["total_us"] == [pytest.approx(905.0)] and trace.kernels["tensor_core"] == ["yes"]
-    assert trace.kernels["device"] == ["cuda:0"] and trace.windows["wall_us"] == [pytest.approx(990.5)]
+    assert trace.kernels["device"] == ["cuda:1"] and trace.windows["wall_us"] == [pytest.approx(990.5)]
+    assert trace.windows["device_name"] == ["AMD Instinct MI300X"]
     assert trace.gpus[0]["name"] == "AMD Instinct MI300X" and trace.gpus[0]["multiprocessors"] == 304
 
 
