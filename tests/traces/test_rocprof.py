@@ -37,7 +37,7 @@ def trace_of(folder, *events):
     names = [
         process(COPIES, "COPY"),
         process(CALLS, "CPU HIP API"),
-        process(GPU, "GPU0"),
+        process(GPU, "GPU1"),
         process(518, "GPU Barriers0"),
     ]
     folder.mkdir(exist_ok=True)
