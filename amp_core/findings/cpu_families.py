@@ -84,12 +84,12 @@ def light_beside(rows: pd.DataFrame, longest: str, total_us: float) -> str:
     of_model = rows[(rows["phase"] != "optimizer") & (rows["op"] != longest) & ~rows["name"].isin(_CALLERS)]
     us = of_model.groupby("category")["total_us"].sum()
     us = us[us.index.isin(_LIGHT)].sort_values(ascending=False)
-    us = us[us >= MIN_LIGHT_FRAC * us.sum()]
     if us.sum() < MIN_BESIDE_FRAC * total_us:
         return ""
-    kinds = join_words([_LIGHT[str(kind)].partition(",")[0] for kind in us.index])
-    share = percent(float(us.sum()) / total_us)
-    return f" {kinds[0].upper()}{kinds[1:]} take {share}, which torch.compile makes fewer."
+    return (
+        f" Operators that read and write each value once, most of them {_LIGHT[str(us.index[0])]}, take "
+        f"{percent(float(us.sum()) / total_us)}: torch.compile fuses those that follow one another."
+    )
 
 
 MIN_BESIDE_FRAC = 0.2

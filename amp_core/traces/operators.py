@@ -18,7 +18,10 @@ _CATEGORY_PATTERNS = tuple(
         ("communication", r"c10d|record_param_comms|nccl|gloo|all_?reduce|^rpc_"),  # before "scatter"
         ("attention", r"scaled_dot_product|_flash_attention|_efficient_attention|multi_head_attention|mha"),
         ("conv", r"conv(?!ert)"),
-        ("gemm", r"::(?:addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|einsum|_scaled_mm|mkldnn_linear|onednn_\w*mm|addr)"),
+        (
+            "gemm",
+            r"::(?:addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|einsum|_scaled_mm|mkldnn_linear|onednn_\w*mm|addr)",
+        ),
         ("gemm", r"lstm|gru|rnn|mkldnn_rnn"),
         ("reduction", r"vector_norm|_foreach_norm"),
         ("norm", r"norm(?!al)"),

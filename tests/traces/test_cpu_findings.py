@@ -25,7 +25,7 @@ def test_a_cpu_that_loads_data_or_runs_no_operator_is_told_so(tmp_path):
 
     assert "on the CPU, loading data takes 50.0 % of the time (0.500 ms); aten::addmm" in sentence("data", 500, 0)
     assert (
-        "Elementwise operators take 20.0 %, which torch.compile makes fewer. Loading data takes 16.7 % of the time. The"
+        "take 20.0 %: torch.compile fuses those that follow one another. Loading data takes 16.7 % of the time. The"
         in sentence("little", 100, 0)
     )
     of_python = sentence("python", 100, 900)

@@ -348,3 +348,14 @@ def test_a_host_that_is_slow_in_every_operator_is_told_apart_from_one_that_does_
             trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", at - 1, 1, at - 9)
     (finding,) = (f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-bound")
     assert says in finding.advice and refuted not in finding.advice
+
+
+@pytest.mark.parametrize(("longest_us", "told"), [(4_000, True), (1_000, False)])
+def test_one_gap_that_holds_most_of_the_idle_time_is_told_where_nothing_else_is(tmp_path, longest_us, told):
+    trace = Made()
+    at = 0
+    for number in range(6):
+        at += longest_us if number == 3 else 1_000
+        trace.kernel(made.GEMM, at, 200, at - 10)
+        at += 200
+    assert ("4.00 ms of it in one gap; what the host does" in first_sentence(run_of(tmp_path, trace))) == told

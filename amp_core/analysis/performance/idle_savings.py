@@ -102,12 +102,13 @@ def idle_savings(
         outside = "" if launch_bound or in_calls or named or in_op else unknown
     before = "" if launch_bound or in_calls else _before(windows, op, steps)
     marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, host, cost, steps)
-    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{outside}"
+    is_told = unit == "step" or in_calls or in_op or marked or outside.startswith(",")
+    gap = "" if is_told else _one_gap(windows, host * steps)
+    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{gap}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
-        code, why = "unexplained-idle", ", and the trace has no launches that would show why"
+        code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
         if len(rows) and (rows["category"] == "communication").all():
             why = ", or does what the trace lacks: it holds collectives alone"
-    why += "" if unit == "step" or in_calls or in_op or marked else _one_gap(windows, host * steps)
     or_waits = " or waits in collectives" if loading_us >= MIN_SAVED_FRAC * cost.step_us else ""
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
