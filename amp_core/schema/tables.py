@@ -288,7 +288,7 @@ TABLES: dict[str, Table] = {
                     "reach_frac",
                     "f",
                     "share of the time by which all work is shorter that the window ends sooner, while the host "
-                    "launches as it does; null on a CPU and without launches",
+                    "launches as it does; null on a CPU, without launches, and where less than a tenth is idle",
                 ),
                 _column(
                     "longest_idle_us", "f", "the longest part of idle_us in one piece, without that within data_us"

@@ -356,6 +356,7 @@ def _idle_columns(
     if len(causes.held[0]):
         held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
     longest |= {"idle_sync_op": _longest_in(trace, after_us), "idle_wait_op": _longest_in(trace, held_us)}
+    is_idle = times.total(spans.idle) >= MIN_IDLE_FRAC * (spans.high - spans.low)
     columns: dict[str, Any] = {}
     for column, (name, us) in longest.items():
         columns |= {column: name, f"{column}_us": us}
@@ -375,8 +376,12 @@ def _idle_columns(
         "host_call_us": in_calls.us if in_calls else 0.0,
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
-        "reach_frac": reach_frac(replay, linked.own_us[selected]),
+        "reach_frac": reach_frac(replay, linked.own_us[selected]) if is_idle else None,
     }
+
+
+MIN_IDLE_FRAC = 0.1
+"""Share of a window that its device is idle from which its host may be what shorter work waits for."""
 
 
 def _op_of_calls(trace: _Trace, calling: times.Intervals) -> tuple[str | None, float]:
