@@ -90,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(printable(f"note: {note}"))
     kernels = imported.kernels
     if "launches_without_kernels" in imported.head.config:
-        print("the trace has no device activity; ampscope diagnose explains how to record it")
+        lacks = "kernels of the device" if "timed_op" in imported.head.config else "device activity"
+        print(f"the trace has no {lacks}; ampscope diagnose explains how to record it")
         return 0
     use = tensor_core_use(imported)
     cores, _ = core_names(use.device_name)

@@ -82,16 +82,16 @@ def light_beside(rows: pd.DataFrame, longest: str, total_us: float) -> str:
     if rows["category"][rows["op"] == longest].mode().iloc[0] not in ("gemm", "conv"):
         return ""
     of_model = rows[(rows["phase"] != "optimizer") & (rows["op"] != longest) & ~rows["name"].isin(_CALLERS)]
-    us = of_model.groupby("category")["total_us"].sum()
-    us = us[us.index.isin(_LIGHT)].sort_values(ascending=False)
+    us = of_model[~of_model["name"].str.contains("pool")].groupby("category")["total_us"].sum()
+    us = us[us.index.isin(_FUSED)].sort_values(ascending=False)
+    us = us[us >= MIN_LIGHT_FRAC * us.sum()]
     if us.sum() < MIN_BESIDE_FRAC * total_us:
         return ""
-    return (
-        f" Operators that read and write each value once, most of them {_LIGHT[str(us.index[0])]}, take "
-        f"{percent(float(us.sum()) / total_us)}: torch.compile fuses those that follow one another."
-    )
+    kinds, share = join_words([_FUSED[str(kind)] for kind in us.index]), percent(float(us.sum()) / total_us)
+    return f" {kinds[0].upper()}{kinds[1:]} take {share}: torch.compile fuses those that follow one another."
 
 
+_FUSED = {"elementwise": "elementwise operators", "norm": "norms", "reduction": "reductions"}
 MIN_BESIDE_FRAC = 0.2
 """Share of the operators' time from which such operators are told beside products."""
 

@@ -31,6 +31,7 @@ from amp_core.traces.operators import is_range
 
 MAX_OUTSIDE_FRAC = 0.5
 """With more of the time outside operators, that is told, before the longest operator."""
+IN_ONE_GAP = "of it in one gap"
 MIN_ONE_GAP_FRAC = 0.5
 """Share of that time in one piece from which that is told where no function is."""
 MIN_FUNCTION_FRAC = 0.2
@@ -161,7 +162,7 @@ def outside_part(run: Run) -> CpuPart | None:
     within = f", {number(float(us.max()) / 1e3, 'ms')} of it in {us.idxmax()}" if named else ""
     gap_us = float(window_rows(run)["longest_idle_us"].fillna(0.0).max())
     if not named and gap_us >= MIN_ONE_GAP_FRAC * outside_us:
-        within = f", {number(gap_us / 1e3, 'ms')} of it in one gap"
+        within = f", {number(gap_us / 1e3, 'ms')} {IN_ONE_GAP}"
     what = (
         f"no operator runs for {percent(outside_us / whole_us)} of the {number(whole_us / 1e3, 'ms')}"
         f"{', beside loading data' if data_us > 0 else ''}, in which Python or other code does{within}"
@@ -360,11 +361,12 @@ def unused_gpu(run: Run) -> CpuPart | None:
     if not name:
         return None
     if kernel_rows(run)["op"].str.contains(_OF_THE_CPU).any():
-        return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, is not used: move the model to it", name)
+        return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {NOT_USED}: move the model to it", name)
     computes = is_matrix(kernel_rows(run)).any()
     do = "record its activity, or move the model to it" if computes else "record its activity, if the program uses it"
     return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, has nothing in the trace: {do}", name)
 
 
+NOT_USED = "is not used"
 _OF_THE_CPU = r"mkldnn|onednn|_for_cpu$"
 """In the names of operators that run on a CPU alone."""

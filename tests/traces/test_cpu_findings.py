@@ -375,3 +375,13 @@ def test_metrics_instead_of_kernels_are_no_missing_permission(tmp_path, ranges, 
             trace.event("cuda_profiler_range", "volta_sgemm", 100 * number + 20, 30, 1)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "device-not-recorded"]
     assert says in finding.advice
+
+
+@pytest.mark.parametrize(("gaps", "says"), [((9_000,), "one gap"), ((3_000, 3_000, 3_000), "Record Python's stacks")])
+def test_time_outside_operators_in_one_gap_is_told_to_be_set_up(tmp_path, gaps, says):
+    trace, at = Made(), 0.0
+    for gap in (*gaps, 0):
+        trace.op("aten::mm", at, 900)
+        at += 900 + gap
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "python-outside-operators"]
+    assert says in finding.advice and (("of it in one gap" in finding.title) == (len(gaps) == 1))

@@ -7,8 +7,10 @@ import pandas as pd
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
+    IN_ONE_GAP,
     MIN_ATTENTION_FRAC,
     MIN_FP64_FRAC,
+    NOT_USED,
     CpuPart,
     attention_part,
     convolution_part,
@@ -121,7 +123,7 @@ _WHOLE_TABLES = (
 
 
 _FUSED_ON_CPU = Remedy(
-    "Each of its operators reads and writes one parameter or all of them. From PyTorch 2.4 on, the fused "
+    "Its operators read and write each parameter several times, one by one. From PyTorch 2.4 on, the fused "
     "implementation of Adam, AdamW, SGD and Adagrad makes one pass on a CPU too.",
     "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)",
 )
@@ -170,11 +172,18 @@ def python_outside_operators(run: Run) -> list[Finding]:
     if part is None:
         return []
     finding = cpu_finding(run, part)
-    if facts(run.head.environment, "profiler").get("with_stack"):
+    if IN_ONE_GAP in part.what:
+        finding = replace(finding, advice=_ONE_GAP.advice, snippet=_ONE_GAP.snippet)
+    elif facts(run.head.environment, "profiler").get("with_stack"):
         finding = replace(finding, advice=_HAS_STACKS.advice, snippet=_HAS_STACKS.snippet)
     return for_what_runs(run, [finding])
 
 
+_ONE_GAP = Remedy(
+    "Faster operators do not help here. Most of it is one gap: something is set up, as by the first backward, or the "
+    "program waits once. Profile several passes after a warm-up.",
+    "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
+)
 _HAS_STACKS = Remedy(
     "Faster operators do not help here. The trace has Python's stacks: a timeline shows the functions in which no "
     "operator runs. Recording them slows Python, so time the program without the profiler first.",
@@ -347,4 +356,6 @@ def idle_gpu(run: Run) -> list[Finding]:
     if not is_matrix(kernel_rows(run)).any():  # no model: what is computed on the CPU may only be inputs
         advice = "What the trace computes is on the CPU, or the GPU was not recorded. Create tensors on the GPU."
         return [replace(finding, advice=advice, snippet='x = torch.rand(shape, device="cuda")')]
+    if NOT_USED in part.what:
+        return [replace(finding, advice="The model and its inputs are on the CPU. Move both to the GPU.")]
     return [finding]

@@ -53,9 +53,12 @@ def device_not_recorded(run: Run) -> list[Finding]:
         seen, unit = "allocations of its memory", "allocations and frees of its memory"
     counted = launches or operators or allocations
     entry_snippet = PROFILE.format(activity=_ACTIVITIES.get(device, "CUDA"))
+    title = f"The device ({device}) was not recorded: the trace contains {seen} but no kernel"
+    if "timed_op" in run.head.config:
+        title = f"The device's kernels ({device}) were not recorded: the trace has times of its operators alone"
     finding = make_finding(
         "device-not-recorded",
-        f"The device ({device}) was not recorded: the trace contains {seen} but no kernel",
+        title,
         device,
         value=float(counted) if counted else None,
         unit=unit.format(s="s" * (counted != 1), es="es" * (counted != 1)),
