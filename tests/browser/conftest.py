@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Error, Page, Playwright, sync_playwright
+from playwright.sync_api import TimeoutError as BrowserTimeout
 
 from tests.serve.running import Server, app
 from tests.waiting import DEADLINE_S
@@ -28,6 +29,8 @@ PROBES = ("/_stcore/health", "/_stcore/host-config")
 """Streamlit's page looks for its server below each part of the address; those that are not there are 404."""
 SEEN_MS, MAX_LOG_CHARS = 10_000, 4000
 """How long a failed test waits for a page's text, and how much of the server's log it shows."""
+UPLOAD_TRIES, UPLOAD_MS = 4, 30_000
+"""How often a file is chosen at most, and how long its upload takes to begin on a busy machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,6 +98,20 @@ class Tab:
         self.page.wait_for_timeout(1000)  # on a busy machine the indicator of a running script appears late
         self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')")
         self.page.wait_for_selector('[data-test-script-state="notRunning"][data-test-connection-state="CONNECTED"]')
+
+    def upload(self, place: str, path: Path) -> None:
+        """Choose a file, or a folder, in the `first` or `last` upload field; again if no upload begins.
+
+        A field that is drawn anew at that moment ignores it, as it would ignore a user.
+        """
+        for left in reversed(range(UPLOAD_TRIES)):
+            try:
+                with self.page.expect_request("**/upload_file/**", timeout=UPLOAD_MS):
+                    getattr(self.page.locator('input[type="file"]'), place).set_input_files(path)
+                return
+            except BrowserTimeout:
+                if not left:
+                    raise
 
     def reads(self, *texts: str) -> None:
         """Wait until the page shows each text."""

@@ -145,19 +145,19 @@ def test_charts_of_two_live_runs_grow_and_pause_keeps_the_zoom(server, new_tab):
 def test_upload_a_zip_and_a_folder(server, new_tab, tmp_path):
     packed = pack(write(tmp_path / "colleague", "overflowing"))
     tab = new_tab().open(f"{server.base}/").open(f"{server.base}/library")
-    tab.page.locator('input[type="file"]').first.set_input_files(packed)
+    tab.upload("first", packed)
     tab.page.wait_for_selector("text=colleague is in the library and chosen")
     tab.rest()
     assert load_run(server.runs / "uploads" / "colleague").head.name == "colleague"
     tab.page.get_by_role("button", name="Other sources").click()
-    tab.page.locator('input[type="file"]').last.set_input_files(write(tmp_path / "as-folder", "fp32"))
+    tab.upload("last", write(tmp_path / "as-folder", "fp32"))
     tab.page.wait_for_selector("text=as-folder is in the library and chosen")
     tab.rest()
     assert len(load_run(server.runs / "uploads" / "as-folder").steps) == 120
 
     damaged = tmp_path / "damaged.zip"
     damaged.write_bytes(packed.read_bytes()[:5000])
-    tab.page.locator('input[type="file"]').first.set_input_files(damaged)
+    tab.upload("first", damaged)
     tab.page.wait_for_selector('[data-testid="stAlert"]:has-text("damaged")')
     assert sorted(p.name for p in (server.runs / "uploads").iterdir()) == ["as-folder", "colleague"]
     assert not tab.exceptions() and not tab.wrong

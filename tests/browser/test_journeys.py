@@ -113,7 +113,7 @@ def test_dropped_traces_become_a_run_whose_answer_stands_beside_the_field(librar
     trace = tmp_path / "step.pt.trace.json"
     trace.write_text(json.dumps(training()))
     tab = new_tab().open(f"{library.base}/library")
-    tab.page.locator('input[type="file"]').first.set_input_files(trace)
+    tab.upload("first", trace)
     answer = tab.page.get_by_text("step is in the library and chosen")
     answer.wait_for()
     assert answer.bounding_box()["y"] < 900
@@ -130,7 +130,7 @@ def test_dropped_traces_become_a_run_whose_answer_stands_beside_the_field(librar
     noise = tmp_path / "noise.json"
     noise.write_text("no trace")
     tab.open(f"{library.base}/library")
-    tab.page.locator('input[type="file"]').first.set_input_files(noise)
+    tab.upload("first", noise)
     tab.reads("noise.json is not a profiler trace")
     assert not tab.exceptions() and not tab.wrong
 

@@ -78,7 +78,7 @@ def activation_recomputation(run: Run) -> list[Finding]:
         code="operator-loop",
         severity="warning",
         family=SPEED_AND_MEMORY,
-        order=427,
+        order=425,
         what="A loop of Python over small operators takes much of the host's time in an imported trace.",
         signal="The same series of operators without weights, again and again in one step.",
         threshold=f"{loops.MIN_PASSES} passes of operators of {loops.MAX_MEAN_US:.0f} µs at most on average, and "
