@@ -11,6 +11,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.communication_savings import late_rank_saving
+from amp_core.analysis.performance.idle_savings import IN_ONE_GAP, MIN_ONE_GAP_FRAC
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     ZEROING,
@@ -31,9 +32,6 @@ from amp_core.traces.operators import is_range
 
 MAX_OUTSIDE_FRAC = 0.5
 """With more of the time outside operators, that is told, before the longest operator."""
-IN_ONE_GAP = "of it in one gap"
-MIN_ONE_GAP_FRAC = 0.5
-"""Share of that time in one piece from which that is told where no function is."""
 MIN_FUNCTION_FRAC = 0.2
 """Share of the time outside of operators from which the function with most of it is named."""
 MIN_OPTIMIZER_FRAC = 0.25

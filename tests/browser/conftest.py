@@ -102,7 +102,8 @@ class Tab:
     def upload(self, place: str, path: Path) -> None:
         """Choose a file, or a folder, in the `first` or `last` upload field; again if no upload begins.
 
-        A field that is drawn anew at that moment ignores it, as it would ignore a user.
+        On a busy machine a field ignored a file now and then, and nothing of it reached the server: presumably the
+        field was drawn anew at that moment.
         """
         for left in reversed(range(UPLOAD_TRIES)):
             try:

@@ -294,7 +294,7 @@ def test_idle_time_of_several_causes_is_told_in_all(tmp_path, queued_us, told):
     assert ("In all, the GPU is idle for 51 % of the step." in sentence) == told
 
 
-def test_a_kernel_that_starts_late_before_a_late_launch_delays_nothing(tmp_path):
+def of_a_late_start():
     """The second kernel is launched with the first and starts late, the third is launched late in any case."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
@@ -303,7 +303,11 @@ def test_a_kernel_that_starts_late_before_a_late_launch_delays_nothing(tmp_path)
     trace.kernel(made.GEMM, 400, 200, 4)
     trace.op("aten::mm", 890, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 900, 100, 892)
-    run = run_of(tmp_path, trace)
+    return trace
+
+
+def test_a_kernel_that_starts_late_before_a_late_launch_delays_nothing(tmp_path):
+    run = run_of(tmp_path, of_a_late_start())
     sentence = first_sentence(run)
     assert "the GPU is idle for 31 % of the step because the host launches too late" in sentence
     assert "In all, the GPU is idle for 51 % of the step." in sentence
@@ -311,15 +315,22 @@ def test_a_kernel_that_starts_late_before_a_late_launch_delays_nothing(tmp_path)
 
 
 def test_a_kernel_that_starts_late_before_the_host_waits_for_it_delays_what_is_launched_then(tmp_path):
+    trace = of_a_late_start()
+    trace.event("call", "cudaDeviceSynchronize", 10, 595, 1, correlation=99)
+    assert [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "kernel-wait"]
+
+
+@pytest.mark.parametrize(("ahead", "told"), [(False, True), (True, False)])
+def test_shorter_kernels_of_a_host_that_launches_just_in_time_come_once_it_no_longer_does(tmp_path, ahead, told):
+    """Products of 75 us, each launched 10 us before it starts, or all of them before the first."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
-    trace.op("aten::mm", 0, 8, **{"Input type": ["c10::Half"] * 2})
-    trace.kernel(made.GEMM, 10, 190, 2)
-    trace.kernel(made.GEMM, 400, 200, 4)
-    trace.event("call", "cudaDeviceSynchronize", 10, 595, 1, correlation=99)
-    trace.op("aten::mm", 890, 8, **{"Input type": ["c10::Half"] * 2})
-    trace.kernel(made.GEMM, 900, 100, 892)
-    assert [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "kernel-wait"]
+    for number in range(10):
+        launched = 2 * number if ahead else 100 * number
+        trace.op("aten::mm", launched, 2, **{"Input type": ["float"] * 2})
+        trace.kernel(made.SIMT, 100 * number + 22, 75, launched + 1)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "fp32-products"]
+    assert ("once the device no longer waits" in finding.title) == told
 
 
 @pytest.mark.parametrize(

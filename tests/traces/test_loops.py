@@ -4,20 +4,11 @@ import pytest
 
 from amp_core import diagnose
 from amp_core.findings import first_sentence
+from tests.findings.zoo.cpu_traces import looping
 from tests.traces import made
 from tests.traces.made import Made, run_of
 
 BOUNDS = ("aten::ge", "aten::lt", "aten::nonzero")
-
-
-def looping(*ops, passes, us=10.0, rest_us=1000.0, at=0.0, trace=None):
-    trace = trace or Made()
-    for _ in range(passes):
-        for name in ops:
-            trace.op(name, at, us)
-            at += us + 5
-    trace.op("aten::mm", at, rest_us)
-    return trace
 
 
 def is_loop(tmp_path, trace):

@@ -139,10 +139,12 @@ def _one_gap(windows: pd.DataFrame, idle_us: float) -> str:
     us = float(windows["longest_idle_us"].fillna(0.0).max())
     if us < MIN_ONE_GAP_FRAC * idle_us or us >= NEARLY_ALL_FRAC * idle_us:
         return ""
-    return f", {number(us / 1e3, 'ms')} of it in one gap"
+    return f", {number(us / 1e3, 'ms')} {IN_ONE_GAP}"
 
 
+IN_ONE_GAP = "of it in one gap"
 MIN_ONE_GAP_FRAC = 0.5
+"""Share of idle time in one piece from which that is told where nothing else accounts for it."""
 MIN_LONGER_FRAC = 0.3
 """Share of longer gaps in the idle time of short ones from which they are told apart."""
 LONGER_GAPS = "gaps of 0.3 ms and more"

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.idle_savings import IN_ONE_GAP
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
-    IN_ONE_GAP,
     MIN_ATTENTION_FRAC,
     MIN_FP64_FRAC,
     NOT_USED,

@@ -116,9 +116,11 @@ def passes_over_all_tokens_so_far(into: Path, faulty: bool) -> None:
     import_cpu(into, decoding(*(range(20, 30) if faulty else [20] + [1] * 9)))
 
 
-def looping(*ops: str, passes: int, us: float = 10.0, rest_us: float = 1000.0) -> Made:
-    """The same operators as often as `passes` says, and a product after them."""
-    trace, at = Made(), 0.0
+def looping(
+    *ops: str, passes: int, us: float = 10.0, rest_us: float = 1000.0, at: float = 0.0, trace: Made | None = None
+) -> Made:
+    """The same operators as often as `passes` says from `at` on, and a product after them."""
+    trace = trace or Made()
     for _ in range(passes):
         for name in ops:
             trace.op(name, at, us)
